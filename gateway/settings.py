@@ -1,0 +1,152 @@
+"""The gateway's settings: what `gateway.toml` may say, with every default and every bound.
+
+`config_file` reads the file and says what is wrong with it; here stands only what a setting is.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Port = Annotated[int, Meta(ge=1, le=65535, description="a TCP port, 1 to 65535")]
+Seconds = Annotated[float, Meta(gt=0, le=86_400, description="seconds, above 0 and at most 86400")]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+        description="1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
+    ),
+]
+
+
+class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[gateway]`: who this box is and which clock it trusts."""
+
+    id: Name
+    namespace: Name = "default"
+    """The site or customer: keeps two sites' device `42` apart."""
+    key: Literal["name", "namespace/name"] = "name"
+    """What the Kafka key is: the device's name as it knows it, or with its namespace."""
+    clock: Literal["kernel", "system"] = "kernel"
+    """`kernel`: wall time counts once adjtimex says that it is synced. `system`: it is trusted as it is."""
+    hold_unsynced_s: Annotated[
+        float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")
+    ] = 600.0
+    """How long forwarding waits for the clock to be learnt."""
+
+
+class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[buffer]`: the SQLite file and its bounds."""
+
+    path: Path = Path("/var/lib/sluice/buffer.db")
+    bytes_max: Annotated[
+        int, Meta(ge=1_000_000, le=2**40, description="bytes, 1000000 (1 MB) to 1 TiB")
+    ] = 1_000_000_000
+    """Pages in use beyond which readings are refused."""
+    commit_delay_ms: Annotated[
+        float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")
+    ] = 0.0
+    """How long a commit waits for company: longer spares the card and delays acknowledgements."""
+    queue_bytes_max: Annotated[
+        int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")
+    ] = 16_000_000
+    """Readings waiting in memory for their commit, beyond which new ones are refused."""
+    quarantine_rows_max: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")
+    ] = 10_000
+
+
+class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[mqtt_listener]`: sensors connect here; MQTT 3.1.1."""
+
+    host: str = "127.0.0.1"
+    port: Port = 1883
+    anonymous: bool = False
+    """Whether anybody who reaches the port may write as any device. Without it, `users` says who."""
+    users: dict[str, str] = field(default_factory=dict)
+    """Device name to the SHA-256 of its secret, in hex. A device writes under its own topics only."""
+    connections_max: Annotated[
+        int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")
+    ] = 5_000
+    packet_bytes_max: Annotated[
+        int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")
+    ] = 65_536
+    connect_timeout_s: Seconds = 10.0
+    """How long a connection may take to send its CONNECT."""
+
+
+class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[serial]`: sensors on serial lines."""
+
+    ports: tuple[str, ...] = ()
+    """Paths or globs; looked at again every `scan_interval_s`, so that ports may come and go."""
+    baud: Literal[9600, 19200, 38400, 57600, 115200, 250000] = 38400
+    topic: str = "device/{device}/{stream}"
+    """The topic that the routes see, made from HELLO's device name and stream name."""
+    probe_interval_s: Seconds = 10.0
+    scan_interval_s: Seconds = 1.0
+
+
+class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[routes]]`: which topics go to which Kafka topic, under which key, and what their payload is."""
+
+    topic: str
+    """A template: `device/{device}/{stream}`. `+` stands for one level, `#` at the end for any number."""
+    kafka: str
+    """The Kafka topic's template: `device-{stream}`."""
+    content_type: str = "application/json"
+    identity: Literal["none", "json"] = "none"
+    """`json`: the payload is a JSON object that carries the sensor's `boot` and `seq`."""
+
+
+class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[kafka]`: where readings go."""
+
+    bootstrap: tuple[str, ...]
+    """`host:port` of one or more brokers."""
+    create_topics: bool = False
+    """Whether the daemon may create a missing topic (with LogAppendTime)."""
+    partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions, 1 to 10000")] = 3
+    """Partitions of a topic that is created."""
+    replicas: Annotated[
+        int, Meta(ge=-1, le=32, description="replicas, 1 to 32, or -1 for the broker's default")
+    ] = -1
+    """Replicas of a topic that is created."""
+    compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
+    events_topic: str = "gateway-events"
+    quarantine_topic: str = "gateway-quarantine"
+    record_bytes_max: Annotated[
+        int, Meta(ge=1_024, le=100_000_000, description="bytes, 1024 to 100000000")
+    ] = 900_000
+    """Largest record that is sent, headers included; a larger one goes to the quarantine."""
+    batch_rows_max: Annotated[
+        int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")
+    ] = 5_000
+    request_timeout_s: Seconds = 30.0
+    backoff_s_max: Seconds = 10.0
+    """The longest pause between two attempts to reach Kafka."""
+    heartbeat_interval_s: Seconds = 10.0
+
+
+class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[log]`: what the daemon says of itself on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+DEFAULT_ROUTE = RouteSettings(topic="device/{device}/{stream}", kafka="device-{stream}")
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole of `gateway.toml`. A source whose section is missing is not started."""
+
+    gateway: GatewaySettings
+    kafka: KafkaSettings
+    buffer: BufferSettings = BufferSettings()
+    mqtt_listener: ListenerSettings | None = None
+    serial: SerialSettings | None = None
+    routes: tuple[RouteSettings, ...] = (DEFAULT_ROUTE,)
+    fallback_topic: str | None = None
+    """Kafka topic for MQTT topics that no route matches; without it they go to the quarantine."""
+    log: LogSettings = LogSettings()
