@@ -29,31 +29,27 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What the Kafka key is: the device's name as it knows it, or with its namespace."""
     clock: Literal["kernel", "system"] = "kernel"
     """`kernel`: wall time counts once adjtimex says that it is synced. `system`: it is trusted as it is."""
-    hold_unsynced_s: Annotated[
-        float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")
-    ] = 600.0
+    hold_unsynced_s: Annotated[float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")] = 600.0
     """How long forwarding waits for the clock to be learnt."""
+    system_clock_error_ms: Annotated[float, Meta(ge=0, le=86_400_000, description="milliseconds, 0 to 86400000")] = (
+        1_000.0
+    )
+    """The bound that the installer vouches for where `clock = "system"`."""
 
 
 class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[buffer]`: the SQLite file and its bounds."""
 
     path: Path = Path("/var/lib/sluice/buffer.db")
-    bytes_max: Annotated[
-        int, Meta(ge=1_000_000, le=2**40, description="bytes, 1000000 (1 MB) to 1 TiB")
-    ] = 1_000_000_000
+    bytes_max: Annotated[int, Meta(ge=1_000_000, le=2**40, description="bytes, 1000000 (1 MB) to 1 TiB")] = (
+        1_000_000_000
+    )
     """Pages in use beyond which readings are refused."""
-    commit_delay_ms: Annotated[
-        float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")
-    ] = 0.0
+    commit_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 0.0
     """How long a commit waits for company: longer spares the card and delays acknowledgements."""
-    queue_bytes_max: Annotated[
-        int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")
-    ] = 16_000_000
+    queue_bytes_max: Annotated[int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")] = 16_000_000
     """Readings waiting in memory for their commit, beyond which new ones are refused."""
-    quarantine_rows_max: Annotated[
-        int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")
-    ] = 10_000
+    quarantine_rows_max: Annotated[int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")] = 10_000
 
 
 class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,12 +61,8 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether anybody who reaches the port may write as any device. Without it, `users` says who."""
     users: dict[str, str] = field(default_factory=dict)
     """Device name to the SHA-256 of its secret, in hex. A device writes under its own topics only."""
-    connections_max: Annotated[
-        int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")
-    ] = 5_000
-    packet_bytes_max: Annotated[
-        int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")
-    ] = 65_536
+    connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 5_000
+    packet_bytes_max: Annotated[int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")] = 65_536
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take to send its CONNECT."""
 
@@ -108,20 +100,16 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the daemon may create a missing topic (with LogAppendTime)."""
     partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions, 1 to 10000")] = 3
     """Partitions of a topic that is created."""
-    replicas: Annotated[
-        int, Meta(ge=-1, le=32, description="replicas, 1 to 32, or -1 for the broker's default")
-    ] = -1
-    """Replicas of a topic that is created."""
+    replicas: Annotated[int, Meta(ge=1, le=32, description="replicas, 1 to 32")] = 3
+    """Replicas of a topic that is created; as many as there are brokers where these are fewer."""
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     events_topic: str = "gateway-events"
     quarantine_topic: str = "gateway-quarantine"
-    record_bytes_max: Annotated[
-        int, Meta(ge=1_024, le=100_000_000, description="bytes, 1024 to 100000000")
-    ] = 900_000
+    record_bytes_max: Annotated[int, Meta(ge=1_024, le=100_000_000, description="bytes, 1024 to 100000000")] = 900_000
     """Largest record that is sent, headers included; a larger one goes to the quarantine."""
-    batch_rows_max: Annotated[
-        int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")
-    ] = 5_000
+    batch_rows_max: Annotated[int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")] = 5_000
+    linger_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0
+    """How long a live reading waits for company before it is sent."""
     request_timeout_s: Seconds = 30.0
     backoff_s_max: Seconds = 10.0
     """The longest pause between two attempts to reach Kafka."""

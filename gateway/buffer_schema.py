@@ -1,0 +1,128 @@
+"""The buffer file's schema, and how it is opened, migrated and set aside when SQLite finds it corrupt."""
+
+import secrets
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        # Wall time of a boot is offset_us + CLOCK_BOOTTIME; error_us is NULL while no bound is known.
+        """CREATE TABLE boot (
+            boot_id TEXT PRIMARY KEY, offset_us INTEGER NOT NULL, error_us INTEGER
+        ) WITHOUT ROWID""",
+        # AUTOINCREMENT, here and below: a number never comes back once its row is gone.
+        """CREATE TABLE lane (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, boot_id TEXT NOT NULL,
+            event_from_us INTEGER
+        )""",
+        """CREATE TABLE series (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT NOT NULL, key TEXT NOT NULL, device TEXT NOT NULL,
+            subject TEXT NOT NULL, type TEXT NOT NULL, content_type TEXT NOT NULL,
+            UNIQUE (topic, key, device, subject, type, content_type)
+        )""",
+        """CREATE TABLE reading (
+            lane INTEGER NOT NULL, sequence INTEGER NOT NULL, series INTEGER NOT NULL,
+            received_us INTEGER NOT NULL, event_us INTEGER, event_error_us INTEGER NOT NULL, tick_ms INTEGER,
+            device_boot TEXT, device_sequence INTEGER, payload BLOB NOT NULL,
+            PRIMARY KEY (lane, sequence)
+        ) WITHOUT ROWID""",
+        # A run is one boot of a device; its window tells retransmissions, across our restarts too.
+        """CREATE TABLE device_run (
+            device TEXT NOT NULL, boot TEXT NOT NULL, seen_us INTEGER NOT NULL, window BLOB NOT NULL,
+            PRIMARY KEY (device, boot)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE quarantine (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, boot_id TEXT NOT NULL, received_us INTEGER NOT NULL,
+            device TEXT NOT NULL, subject TEXT NOT NULL, reason TEXT NOT NULL, payload BLOB NOT NULL
+        )""",
+    ),
+)
+"""Statements by version: `PRAGMA user_version` counts how many of these a file has."""
+
+
+class BufferFileError(Exception):
+    """The buffer file cannot be used; the message says whose fault it is and what to do."""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file for its one writer, durable at every COMMIT, at the current schema.
+
+    A file that SQLite finds corrupt is renamed, never deleted, and a new one is begun. Raises BufferFileError where
+    the file cannot be opened or is of a newer version.
+    """
+    try:
+        return _open(path)
+    except sqlite3.DatabaseError as error:
+        if not is_corruption(error):
+            raise BufferFileError(
+                f"buffer.path: {path} cannot be opened ({error}): the directory must exist and be writable "
+                "by the user that sluice runs as, with space left"
+            ) from error
+        set_aside(path)
+        return _open(path)
+
+
+def buffer_id(connection: sqlite3.Connection) -> str:
+    """The file's own random name: 16 hex digits, made with the file."""
+    (value,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
+    return str(value)
+
+
+def count_rows(connection: sqlite3.Connection) -> int:
+    """How many readings wait. Lanes are numbered densely and deleted from the front: their ends tell, no scan."""
+    (rows,) = connection.execute(
+        """SELECT coalesce(sum(
+            (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence DESC LIMIT 1)
+            - (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence LIMIT 1) + 1
+        ), 0) FROM lane"""
+    ).fetchone()
+    return int(rows)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a corrupt file and its WAL by date, so that nothing in it is lost; give the new name."""
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
+    for suffix in ("-wal", "-shm", ""):
+        part = path.with_name(path.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    return aside
+
+
+def is_corruption(error: sqlite3.Error) -> bool:
+    """Whether SQLite says that the file itself is damaged, rather than that the disk is full or failing."""
+    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # Transactions are begun and ended by hand: what is in one commit is the point of this file.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(MIGRATIONS):
+        raise BufferFileError(
+            f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}): "
+            "install that version again, or set buffer.path to a new file"
+        )
+    for number in range(version, len(MIGRATIONS)):
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in MIGRATIONS[number]:
+            connection.execute(statement)
+        if number == 0:
+            connection.execute("INSERT INTO meta VALUES ('buffer_id', ?)", (secrets.token_hex(8),))
+        # A migration and its record share one transaction; the pragma takes no parameters.
+        connection.execute(f"PRAGMA user_version = {number + 1:d}")
+        connection.execute("COMMIT")

@@ -1,0 +1,74 @@
+"""`sluice check`: asks Kafka what the forwarder will need of it."""
+
+import asyncio
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from msgspec import Struct
+
+from gateway.kafka_topics import TopicVerdict, create_topics, inspect_topics
+from gateway.settings import Settings
+
+
+class Finding(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    subject: str
+    ok: bool
+    words: str
+
+
+async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
+    """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones."""
+    kafka = settings.kafka
+    address = ",".join(kafka.bootstrap)
+    admin = AIOKafkaAdminClient(
+        bootstrap_servers=list(kafka.bootstrap),
+        client_id=settings.gateway.id,
+        request_timeout_ms=int(kafka.request_timeout_s * 1000),
+    )
+    try:
+        async with asyncio.timeout(kafka.request_timeout_s):
+            await admin.start()
+            existing = set(await admin.list_topics())
+            topics = wanted_topics(settings, existing)
+            if create and (missing := topics - existing):
+                created = {verdict.topic: verdict for verdict in await create_topics(admin, sorted(missing), kafka)}
+            else:
+                created = {}
+            verdicts = await inspect_topics(admin, sorted(topics))
+    except (KafkaError, OSError, TimeoutError) as error:
+        words = f"cannot be reached ({error or type(error).__name__}): is kafka.bootstrap right, and is the broker up?"
+        return [Finding(f"Kafka at {address}", ok=False, words=words)]
+    finally:
+        await admin.close()
+    findings = [Finding(f"Kafka at {address}", ok=True, words="answers")]
+    return findings + [_finding(verdict, created.get(verdict.topic)) for verdict in verdicts]
+
+
+def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
+    """Topics that this gateway is known to write to.
+
+    Its own, those of routes without variables, and of the rest those that exist.
+    """
+    kafka = settings.kafka
+    topics = {kafka.events_topic, kafka.quarantine_topic}
+    if settings.fallback_topic is not None:
+        topics.add(settings.fallback_topic)
+    for route in settings.routes:
+        if "{" not in route.kafka:
+            topics.add(route.kafka)
+        else:
+            prefix, _, rest = route.kafka.partition("{")
+            suffix = rest.rpartition("}")[2]
+            topics |= {topic for topic in existing if topic.startswith(prefix) and topic.endswith(suffix)}
+    return topics
+
+
+def _finding(verdict: TopicVerdict, created: TopicVerdict | None) -> Finding:
+    if created is not None and not created.usable:
+        verdict = created
+    if not verdict.usable:
+        return Finding(f"topic {verdict.topic}", ok=False, words=f"{verdict.reason}; {verdict.hint}")
+    words = "created, with LogAppendTime" if created is not None else "stamps records itself (LogAppendTime)"
+    return Finding(f"topic {verdict.topic}", ok=True, words=words)

@@ -1,0 +1,427 @@
+"""The forwarder: buffered rows to Kafka in batches, confirmed only when all in-sync replicas have them."""
+
+import asyncio
+import random
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    CorruptRecordException,
+    InvalidTimestampError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
+from aiokafka.partitioner import murmur2
+
+from gateway.buffer import Buffer
+from gateway.buffer_rows import START, Lane, Position, Row, Series
+from gateway.buffer_schema import BufferFileError
+from gateway.clock_gateway import WallClock, boottime_us
+from gateway.intake import FrontDoor
+from gateway.kafka_record import Headers, RecordFrame, record_bytes, record_frame, record_headers, rfc3339
+from gateway.kafka_topics import TopicVerdict, create_topics, inspect_topics
+from gateway.settings import GatewaySettings, KafkaSettings
+
+BATCH_BYTES_MAX = 1_000_000
+"""Just below what a broker takes by default (`message.max.bytes`)."""
+VERDICT_S = 60.0
+"""A topic that was refused is looked at again after this: somebody may have mended it."""
+BACKOFF_S_MIN = 0.25
+CLOSE_TIMEOUT_S = 5.0
+CLOCK_POLL_S = 0.5
+CACHE_MAX = 50_000
+
+# What a broker says of a record, rather than of itself. aiokafka reports codes it does not know, among them
+# INVALID_RECORD (87), as UnknownError.
+REFUSALS = (
+    CorruptRecordException,
+    InvalidTimestampError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    RecordTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class UplinkState:
+    """What the forwarder says of itself."""
+
+    up: bool = False
+    error: str | None = None
+    """Why it is down, in words; None before the first attempt and while it is up."""
+    since_us: int = field(default_factory=boottime_us)
+    sent: int = 0
+    offsets: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """By topic and partition: the offset after the last record that was acknowledged to this daemon."""
+
+
+class _RefusedError(Exception):
+    """The broker took the request and refused a record of it."""
+
+    def __init__(self, error: KafkaError) -> None:
+        super().__init__(str(error) or type(error).__name__)
+        self.reason = f"broker-refused: {type(error).__name__}"
+
+
+@dataclass(slots=True)
+class _Session:
+    """One producer's life, with what was looked up through it."""
+
+    producer: AIOKafkaProducer
+    admin: AIOKafkaAdminClient
+    buffer_id: str
+    verdicts: dict[str, tuple[TopicVerdict, float]] = field(default_factory=dict)
+    frames: dict[tuple[int, int], RecordFrame] = field(default_factory=dict)
+    series: dict[int, Series] = field(default_factory=dict)
+    lanes: dict[int, Lane] = field(default_factory=dict)
+    partitions: dict[tuple[str, bytes], int] = field(default_factory=dict)
+    judging: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Drain and heartbeat must not both create the same topic."""
+
+
+_Record = tuple[RecordFrame, Row, Headers]
+
+
+class Forwarder:
+    """Drains the buffer into Kafka, for ever, and comes back by itself whatever the uplink does."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        front_door: FrontDoor,
+        gateway: GatewaySettings,
+        kafka: KafkaSettings,
+        clock: Callable[[], WallClock],
+    ) -> None:
+        self._buffer = buffer
+        self._front_door = front_door
+        self._gateway = gateway
+        self._kafka = kafka
+        self._clock = clock
+        self._started_s = time.monotonic()
+        self._rows_max = kafka.batch_rows_max
+        self._position = START
+        self._position_of = ""
+        """The buffer file that `_position` belongs to."""
+        self._heartbeat_lane = Lane(0, secrets.token_hex(6), "")
+        self._heartbeats = 0
+        self.state = UplinkState()
+
+    async def run(self) -> None:
+        """Forward until cancelled."""
+        backoff_s = BACKOFF_S_MIN
+        while True:
+            sent = self.state.sent
+            try:
+                async with self._session() as session:
+                    await self._forward(session)
+            except _RefusedError as refused:
+                log.warning("kafka refused a batch: narrowing it down", error=str(refused), rows=self._rows_max)
+                continue
+            except (KafkaError, OSError, TimeoutError, BufferFileError) as error:
+                self._note_down(error)
+            if self.state.sent > sent:
+                backoff_s = BACKOFF_S_MIN
+            # Full jitter: gateways whose broker comes back must not knock at once.
+            await asyncio.sleep(random.uniform(backoff_s / 2, backoff_s))  # noqa: S311
+            backoff_s = min(backoff_s * 2, self._kafka.backoff_s_max)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[_Session]:
+        timeout_ms = int(self._kafka.request_timeout_s * 1000)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=list(self._kafka.bootstrap),
+            client_id=self._gateway.id,
+            acks="all",
+            enable_idempotence=True,
+            compression_type=None if self._kafka.compression == "none" else self._kafka.compression,
+            max_batch_size=BATCH_BYTES_MAX,
+            request_timeout_ms=timeout_ms,
+        )
+        admin = AIOKafkaAdminClient(
+            bootstrap_servers=list(self._kafka.bootstrap), client_id=self._gateway.id, request_timeout_ms=timeout_ms
+        )
+        try:
+            async with asyncio.timeout(self._kafka.request_timeout_s):
+                await producer.start()
+                await admin.start()
+            yield _Session(producer, admin, self._buffer.id)
+        finally:
+            await _close(producer, admin)
+
+    async def _forward(self, session: _Session) -> None:
+        heartbeat = asyncio.create_task(self._heartbeat(session), name="heartbeat")
+        drain = asyncio.create_task(self._drain(session), name="drain")
+        try:
+            done, _ = await asyncio.wait((heartbeat, drain), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (heartbeat, drain):
+                task.cancel()
+            await asyncio.gather(heartbeat, drain, return_exceptions=True)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    async def _drain(self, session: _Session) -> None:
+        if self._position_of != session.buffer_id:
+            self._position, self._position_of = START, session.buffer_id
+        while True:
+            self._buffer.committed.clear()
+            if self._buffer.id != session.buffer_id:
+                raise BufferFileError("the buffer file was replaced: starting over with the new one")
+            rows = await self._buffer.read(self._position, self._rows_max)
+            if not rows:
+                self._note_up()
+                await self._buffer.committed.wait()
+                await asyncio.sleep(self._kafka.linger_ms / 1000)
+                continue
+            if await self._clock_is_awaited(session, rows):
+                continue
+            await self._send_rows(session, rows)
+            self._settled(session, rows)
+            self._rows_max = min(self._rows_max * 2, self._kafka.batch_rows_max)
+            self._note_up()
+
+    def _settled(self, session: _Session, rows: Sequence[Row]) -> None:
+        """Kafka or the quarantine has these rows: the buffer may delete them."""
+        self._position = Position(rows[-1].lane, rows[-1].sequence)
+        self._buffer.confirm(session.buffer_id, self._position)
+        self.state.sent += len(rows)
+
+    async def _clock_is_awaited(self, session: _Session, rows: Sequence[Row]) -> bool:
+        """Wait a little if a time for these rows may still be learnt (`gateway.hold_unsynced_s`)."""
+        lane = await self._lane(session, rows[-1].lane)
+        if lane.boot_id != self._buffer.boot_id or self._clock().synced or self._hold_is_over():
+            return False
+        await asyncio.sleep(CLOCK_POLL_S)
+        return True
+
+    async def _send_rows(self, session: _Session, rows: Sequence[Row]) -> None:
+        """Have all of them in Kafka or in the quarantine. Raises _RefusedError, KafkaError, TimeoutError."""
+        clocks: dict[str, WallClock] = {}
+        by_partition: dict[tuple[str, int], list[_Record]] = defaultdict(list)
+        aside: list[tuple[Row, str]] = []
+        for row in rows:
+            frame = await self._frame(session, row)
+            verdict = await self._verdict(session, frame.topic)
+            if not verdict.usable:
+                aside.append((row, verdict.reason))
+                continue
+            clock = clocks.get(frame.boot_id)
+            if clock is None:
+                clock = clocks[frame.boot_id] = await self._buffer.boot_clock(frame.boot_id)
+            headers = record_headers(frame, row, clock)
+            if record_bytes(frame, row, headers) > self._kafka.record_bytes_max:
+                # An oversized record would spoil the producer for its partition: it is never handed over.
+                aside.append((row, "record-too-large"))
+                continue
+            by_partition[frame.topic, await self._partition(session, frame)].append((frame, row, headers))
+        results = await asyncio.gather(
+            *(self._send_partition(session, *partition, records) for partition, records in by_partition.items()),
+            return_exceptions=True,
+        )
+        errors = [result for result in results if isinstance(result, BaseException)]
+        refused = [error for error in errors if isinstance(error, REFUSALS)]
+        if refused:
+            await self._narrow_down(session, rows, refused[0])
+        elif errors:
+            raise errors[0]
+        # Last: what is sent again after an error is set aside once.
+        for row, reason in aside:
+            await self._set_aside(session, row, reason)
+
+    async def _send_partition(self, session: _Session, topic: str, partition: int, records: Sequence[_Record]) -> None:
+        """Send one partition's records in order: a batch goes out when the one before it is acknowledged."""
+        start = 0
+        while start < len(records):
+            batch = session.producer.create_batch()
+            end = start
+            while end < len(records):
+                frame, row, headers = records[end]
+                if batch.append(timestamp=None, key=frame.key, value=row.payload, headers=headers) is None:
+                    break
+                end += 1
+            batch.close()
+            # aiokafka's idempotent producer retries for ever: this is what notices that it is stuck.
+            async with asyncio.timeout(2 * self._kafka.request_timeout_s):
+                metadata = await (await session.producer.send_batch(batch, topic, partition=partition))
+            if metadata.offset >= 0:
+                self.state.offsets[topic][partition] = metadata.offset + (end - start)
+            start = end
+
+    async def _narrow_down(self, session: _Session, rows: Sequence[Row], error: KafkaError) -> None:
+        """Halve what is sent at a time until the refused record stands alone, then set it aside."""
+        refused = _RefusedError(error)
+        if len(rows) == 1:
+            await self._set_aside(session, rows[0], refused.reason)
+            self._settled(session, rows)
+        self._rows_max = max(1, len(rows) // 2)
+        # Whatever the producer still believes of this partition's sequence is void: a new one takes over.
+        raise refused
+
+    async def _set_aside(self, session: _Session, row: Row, reason: str) -> None:
+        series = await self._series(session, row.series)
+        report = self._front_door.quarantine_entry(reason, series.device, series.subject, boottime_us(), row.payload)
+        # A report that cannot be sent is not reported again.
+        own = series.topic == self._kafka.quarantine_topic
+        await self._buffer.quarantine(row, reason, report, announce=not own)
+        log.warning("reading quarantined", reason=reason, topic=series.topic, device=series.device)
+
+    # -- look-ups -------------------------------------------------------------------------------
+
+    async def _series(self, session: _Session, number: int) -> Series:
+        series = session.series.get(number)
+        if series is None:
+            series = session.series[number] = await self._buffer.series(number)
+        return series
+
+    async def _lane(self, session: _Session, number: int) -> Lane:
+        lane = session.lanes.get(number)
+        if lane is None:
+            lane = session.lanes[number] = await self._buffer.lane(number)
+        return lane
+
+    async def _frame(self, session: _Session, row: Row) -> RecordFrame:
+        frame = session.frames.get((row.lane, row.series))
+        if frame is None:
+            if len(session.frames) >= CACHE_MAX:
+                session.frames.clear()
+                session.series.clear()
+                session.partitions.clear()
+            lane = await self._lane(session, row.lane)
+            series = await self._series(session, row.series)
+            frame = session.frames[row.lane, row.series] = record_frame(self._gateway, session.buffer_id, lane, series)
+        return frame
+
+    async def _verdict(self, session: _Session, topic: str) -> TopicVerdict:
+        known = session.verdicts.get(topic)
+        if known is not None and (known[0].usable or time.monotonic() < known[1]):
+            return known[0]
+        async with session.judging:
+            return await self._judge(session, topic)
+
+    async def _judge(self, session: _Session, topic: str) -> TopicVerdict:
+        (verdict,) = await inspect_topics(session.admin, [topic])
+        if verdict.reason == "topic-unknown" and self._kafka.create_topics:
+            (verdict,) = await create_topics(session.admin, [topic], self._kafka)
+            if verdict.usable:
+                log.info("topic created", topic=topic)
+                (verdict,) = await inspect_topics(session.admin, [topic])
+        if not verdict.usable:
+            log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
+        session.verdicts[topic] = (verdict, time.monotonic() + VERDICT_S)
+        return verdict
+
+    async def _partition(self, session: _Session, frame: RecordFrame) -> int:
+        """The partition of a key as every Kafka client computes it."""
+        partition = session.partitions.get((frame.topic, frame.key))
+        if partition is None:
+            async with asyncio.timeout(self._kafka.request_timeout_s):
+                partitions = await session.producer.partitions_for(frame.topic)
+            partition = (murmur2(frame.key) & 0x7FFFFFFF) % len(partitions)
+            session.partitions[frame.topic, frame.key] = partition
+        return partition
+
+    # -- the gateway's own words ----------------------------------------------------------------
+
+    async def _heartbeat(self, session: _Session) -> None:
+        """Say every `heartbeat_interval_s` how far this gateway has come; a missed one is never made up for."""
+        key = self._front_door.key(self._gateway.id)
+        topic = self._kafka.events_topic
+        series = Series(topic, key, "", "heartbeat", "sluice.gateway.heartbeat", "application/json")
+        while True:
+            clock = self._clock()
+            if (await self._verdict(session, topic)).usable and (clock.synced or self._hold_is_over()):
+                now_us = boottime_us()
+                lane = Lane(0, self._heartbeat_lane.name, self._buffer.boot_id)
+                row = Row(0, self._heartbeats, 0, now_us, None, 0, None, None, None, b"")
+                self._heartbeats += 1
+                frame = record_frame(self._gateway, session.buffer_id, lane, series)
+                async with asyncio.timeout(2 * self._kafka.request_timeout_s):
+                    await session.producer.send_and_wait(
+                        topic,
+                        value=msgspec.json.encode(await self._heartbeat_body(now_us, clock)),
+                        key=frame.key,
+                        partition=await self._partition(session, frame),
+                        headers=record_headers(frame, row, clock),
+                    )
+            await asyncio.sleep(self._kafka.heartbeat_interval_s)
+
+    async def _heartbeat_body(self, now_us: int, clock: WallClock) -> dict[str, object]:
+        pending = []
+        low_us: int | None = clock.at(now_us) if clock.synced else None
+        for lane in await self._buffer.pending():
+            lane_clock = await self._buffer.boot_clock(lane.boot_id)
+            span: dict[str, object] = {"lane": lane.lane, "from": None, "to": None}
+            if lane_clock.synced:
+                span["from"] = rfc3339(lane_clock.at(lane.event_from_us)).decode()
+                span["to"] = rfc3339(lane_clock.at(lane.event_to_us)).decode()
+                if low_us is not None:
+                    low_us = min(low_us, lane_clock.at(lane.event_from_us))
+            else:
+                # A lane without a time may reach back any distance: nothing can be promised past it.
+                low_us = None
+            pending.append(span)
+        return {
+            "offsets": self.state.offsets,
+            "pending": pending,
+            "low_watermark": None if low_us is None else rfc3339(low_us).decode(),
+            "depth_rows": self._buffer.state.rows,
+            "buffer_bytes": self._buffer.state.bytes_used,
+            "counts": {**self._front_door.counts, **self._buffer.counts},
+        }
+
+    def _hold_is_over(self) -> bool:
+        return time.monotonic() - self._started_s >= self._gateway.hold_unsynced_s
+
+    def _note_up(self) -> None:
+        if not self.state.up:
+            self.state.up = True
+            self.state.error = None
+            self.state.since_us = boottime_us()
+            log.info("uplink is up", bootstrap=",".join(self._kafka.bootstrap), rows_waiting=self._buffer.state.rows)
+
+    def _note_down(self, error: BaseException) -> None:
+        words = str(error) or type(error).__name__
+        if self.state.up or self.state.error is None:
+            self.state.up = False
+            self.state.since_us = boottime_us()
+            log.warning(
+                "uplink is down: readings are kept on disk",
+                error=words,
+                bootstrap=",".join(self._kafka.bootstrap),
+                since=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+        self.state.error = words
+
+
+async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient) -> None:
+    """Let go of both without waiting for what cannot be delivered.
+
+    A bare `producer.stop()` flushes first, and an undeliverable batch of an idempotent producer is retried for ever.
+    The sender and the client are closed by themselves instead; both are private or half-public in aiokafka 0.14,
+    which is why that version is pinned and a test covers this.
+    """
+    producer._closed = True  # noqa: SLF001
+    for close in (producer._sender.close, producer.client.close, admin.close):  # noqa: SLF001
+        with suppress(KafkaError, OSError, TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await close()

@@ -1,0 +1,521 @@
+"""MQTT 3.1.1 as a server speaks it, without I/O: bytes in as they come, packets out, every size capped.
+
+Statement numbers such as [MQTT-3.1.0-1] are those of the OASIS standard of 29 October 2014.
+"""
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+CLIENT_ID_BYTES_MAX: Final = 256
+"""Longer client identifiers are refused; the standard asks for 23 at least [MQTT-3.1.3-5]."""
+
+PINGRESP: Final = b"\xd0\x00"
+
+_CONNECT: Final = 0x10
+_SUBSCRIBE: Final = 0x80
+_UNSUBSCRIBE: Final = 0xA0
+_PINGREQ: Final = 0xC0
+_DISCONNECT: Final = 0xE0
+
+_PUBLISH_PLAIN: Final = frozenset({0x30, 0x31, 0x32, 0x33, 0x3A, 0x3B})
+"""First bytes of the PUBLISH packets that are taken: QoS 0, or QoS 1 with or without DUP; RETAIN or not."""
+
+_FIRST_BYTES: Final = frozenset({_CONNECT, _SUBSCRIBE | 2, _UNSUBSCRIBE | 2, _PINGREQ, _DISCONNECT})
+"""Type and flags of the other packets that a client may send here; the flags are fixed [MQTT-2.2.2-2]."""
+
+_CLIENT_TYPES: Final = frozenset({_CONNECT, _SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ, _DISCONNECT})
+
+
+class ConnectReturnCode(IntEnum):
+    """What a CONNACK says (section 3.2.2.3, table 3.1)."""
+
+    ACCEPTED = 0
+    UNACCEPTABLE_PROTOCOL_LEVEL = 1
+    IDENTIFIER_REJECTED = 2
+    SERVER_UNAVAILABLE = 3
+    BAD_USER_NAME_OR_PASSWORD = 4
+    NOT_AUTHORIZED = 5
+
+
+class Publish(Struct, frozen=True, gc=False):
+    """An application message (section 3.3). `packet_id` is 0 with QoS 0, which has none."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    packet_id: int
+    dup: bool
+    retain: bool
+
+
+class Will(Struct, frozen=True, gc=False):
+    """What a client wants said when it ends without DISCONNECT (section 3.1.2.5)."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+
+
+class Connect(Struct, frozen=True):
+    """A client's request to connect (section 3.1). `client_id` may be empty: then the server makes one."""
+
+    client_id: str
+    clean_session: bool
+    keep_alive_s: int
+    will: Will | None
+    user_name: str | None
+    password: bytes | None
+
+
+class Subscribe(Struct, frozen=True):
+    """Section 3.8; `filters` are never empty."""
+
+    packet_id: int
+    filters: tuple[tuple[str, int], ...]
+    """Topic filter and the QoS asked for."""
+
+
+class Unsubscribe(Struct, frozen=True):
+    """Section 3.10; `filters` are never empty."""
+
+    packet_id: int
+    filters: tuple[str, ...]
+
+
+class PingRequest(Struct, frozen=True):
+    """Section 3.12."""
+
+
+class Disconnect(Struct, frozen=True):
+    """A clean end (section 3.14): the will is discarded, and nothing after it counts."""
+
+
+class Violation(Struct, frozen=True):
+    """What the client sent breaks a rule: the connection must be closed [MQTT-4.8.0-1]."""
+
+    reason: str
+    """A short stable name to count by."""
+    rule: str
+    """The statement of the standard, or the setting, that says so."""
+    message: str
+    answer: bytes = b""
+    """What to send before closing; mostly nothing."""
+
+
+Event: TypeAlias = Connect | Publish | Subscribe | Unsubscribe | PingRequest | Disconnect | Violation
+
+
+class ProtocolError(Exception):
+    """A rule was broken; carries the `Violation`."""
+
+    def __init__(self, reason: str, rule: str, message: str, answer: bytes = b"") -> None:
+        super().__init__(f"{message} [{rule}]")
+        self.violation = Violation(reason, rule, message, answer)
+
+
+class ServerProtocol:
+    """The packets of one connection, out of bytes that come in any split.
+
+    Keeps at most `packet_bytes_max` bytes plus what one `receive` brought. Copies an unfinished packet once,
+    when it is complete, so that a large packet in small pieces costs no more than a large packet.
+    """
+
+    __slots__ = ("_connected", "_ended", "_needed", "_packet_bytes_max", "_pending")
+
+    def __init__(self, packet_bytes_max: int) -> None:
+        self._packet_bytes_max = packet_bytes_max
+        self._pending = bytearray()
+        self._needed = 0
+        self._connected = False
+        self._ended = False
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes; give the packets that they complete, in order.
+
+        Never raises: a broken rule is a `Violation`, always the last event. After it, and after
+        `Disconnect`, whatever comes is ignored. What comes behind a CONNECT is parsed although the server
+        may yet refuse that CONNECT: it must then not be acted upon [MQTT-3.1.4-5].
+        """
+        if self._ended:
+            return []
+        if self._pending:
+            self._pending += data
+            if len(self._pending) < self._needed:
+                return []
+            data = bytes(self._pending)
+            self._pending.clear()
+        events: list[Event] = []
+        try:
+            at = self._parse(data, events)
+        except ProtocolError as error:
+            self._ended = True
+            events.append(error.violation)
+        else:
+            if not self._ended:
+                self._pending += data[at:]
+        return events
+
+    def _parse(self, data: bytes, events: list[Event]) -> int:
+        """Append the complete packets of `data`; give the offset of the first byte that is not in one.
+
+        What is judged before a packet is complete (its first byte, then its length) is judged in that order
+        however the bytes were split, so the split never changes the outcome.
+        """
+        at, end = 0, len(data)
+        while at < end and not self._ended:
+            if self._connected:
+                at = parse_publishes(data, at, self._packet_bytes_max, events)
+                if at == end:
+                    break
+            first = data[at]
+            self._check_first_byte(first)
+            header = _remaining_length(data, at + 1)
+            if header is None:
+                self._needed = end - at + 1
+                break
+            length, body = header
+            if body + length - at > self._packet_bytes_max:
+                raise ProtocolError(
+                    "packet-too-large",
+                    "packet_bytes_max",
+                    f"a packet of {body + length - at} bytes; the most taken is {self._packet_bytes_max}",
+                )
+            if body + length > end:
+                self._needed = body + length - at
+                break
+            at = body + length
+            events.append(self._packet(first, data[body:at]))
+        return at
+
+    def _check_first_byte(self, first: int) -> None:
+        kind = first & 0xF0
+        if not self._connected:
+            if first == 0x16:
+                raise ProtocolError(
+                    "tls-on-plain-port",
+                    "MQTT-2.2.2-2",
+                    "the client begins with TLS, which this port does not speak: let it connect without",
+                )
+            if kind != _CONNECT:
+                raise ProtocolError(
+                    "first-packet-not-connect",
+                    "MQTT-3.1.0-1",
+                    f"the first packet has type {kind >> 4}; it must be CONNECT (1)",
+                )
+        elif kind == _CONNECT:
+            raise ProtocolError("second-connect", "MQTT-3.1.0-2", "a second CONNECT on one connection")
+        if first in _FIRST_BYTES or first in _PUBLISH_PLAIN:
+            return
+        if kind == 0x30:
+            raise _publish_flags_error(first)
+        if kind in {0x00, 0xF0}:
+            raise ProtocolError("reserved-packet-type", "2.2.1", f"packet type {kind >> 4} is reserved")
+        if kind in _CLIENT_TYPES:
+            raise ProtocolError(
+                "reserved-flags", "MQTT-2.2.2-2", f"flags {first & 0x0F:04b} of packet type {kind >> 4}"
+            )
+        raise ProtocolError(
+            "unexpected-packet",
+            "2.2.1",
+            f"packet type {kind >> 4}: this server sends no PUBLISH, and only a server sends the others",
+        )
+
+    def _packet(self, first: int, body: bytes) -> Event:
+        """Parse one complete packet that is not a PUBLISH."""
+        if first == _CONNECT:
+            connect = _parse_connect(body)
+            self._connected = True
+            return connect
+        if first == _SUBSCRIBE | 2:
+            return _parse_subscribe(body)
+        if first == _UNSUBSCRIBE | 2:
+            return _parse_unsubscribe(body)
+        if body:
+            raise ProtocolError(
+                "packet-too-long", "3.12, 3.14", "a PINGREQ or DISCONNECT with something behind its header"
+            )
+        if first == _PINGREQ:
+            return PingRequest()
+        self._ended = True
+        return Disconnect()
+
+
+def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Event]) -> int:
+    """Append the run of complete PUBLISH packets that begins at `at`; give the offset behind it.
+
+    This is the hot path: one loop over all that a read brought. It stops at whatever is not a complete
+    PUBLISH of QoS 0 or 1 with a sound header, and leaves that to its caller. Raises `ProtocolError` for a
+    complete one that breaks a rule (sections 3.3.2 and 4.7.3); those before it have been appended.
+    """
+    end = len(data)
+    append = events.append
+    while at + 1 < end:
+        first = data[at]
+        if first not in _PUBLISH_PLAIN:
+            break
+        length = data[at + 1]
+        body = at + 2
+        if length > 0x7F:
+            try:
+                header = _remaining_length(data, at + 1)
+            except ProtocolError:
+                break
+            if header is None:
+                break
+            length, body = header
+        following = body + length
+        if following > end or following - at > packet_bytes_max:
+            break
+        payload_at = body + 2 + (data[body] << 8 | data[body + 1]) if length > 1 else following + 1
+        qos = first >> 1 & 1
+        if payload_at + 2 * qos > following:
+            raise ProtocolError("packet-too-short", "3.3", "a PUBLISH that ends inside its topic or packet id")
+        raw = data[body + 2 : payload_at]
+        topic = _known_topic_name(raw) if len(raw) <= 128 else _topic_name(raw)
+        packet_id = 0
+        if qos:
+            packet_id = data[payload_at] << 8 | data[payload_at + 1]
+            payload_at += 2
+            if not packet_id:
+                raise _packet_id_zero()
+        append(Publish(topic, data[payload_at:following], qos, packet_id, first & 0x08 != 0, first & 0x01 != 0))
+        at = following
+    return at
+
+
+def connack(code: ConnectReturnCode) -> bytes:
+    """CONNACK (section 3.2). Session present is 0: this server keeps no session [MQTT-3.2.2-3]."""
+    return bytes((0x20, 0x02, 0x00, code))
+
+
+def pubacks(packet_ids: Sequence[int]) -> bytes:
+    """The PUBACKs of many PUBLISHes, in their order [MQTT-4.6.0-2], to be written at once (section 3.4)."""
+    return struct.pack(f"!{len(packet_ids)}I", *[0x40020000 | packet_id for packet_id in packet_ids])
+
+
+def suback_refused(subscribe: Subscribe) -> bytes:
+    """A SUBACK that refuses each filter, in their order (section 3.9.3) [MQTT-3.8.4-5]."""
+    rest = subscribe.packet_id.to_bytes(2, "big") + b"\x80" * len(subscribe.filters)
+    return b"\x90" + _encode_remaining_length(len(rest)) + rest
+
+
+def unsuback(packet_id: int) -> bytes:
+    """UNSUBACK (section 3.11) [MQTT-3.10.4-4]."""
+    return b"\xb0\x02" + packet_id.to_bytes(2, "big")
+
+
+def _encode_remaining_length(length: int) -> bytes:
+    """Section 2.2.3: seven bits a byte, least significant first."""
+    encoded = bytearray()
+    while length > 0x7F:
+        encoded.append(length & 0x7F | 0x80)
+        length >>= 7
+    encoded.append(length)
+    return bytes(encoded)
+
+
+def _remaining_length(data: bytes, at: int) -> tuple[int, int] | None:
+    """Give the remaining length at `at` and the offset behind it; None where bytes are missing (2.2.3)."""
+    length = 0
+    for index, byte in enumerate(data[at : at + 4]):
+        length |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return length, at + index + 1
+    if len(data) - at >= 4:
+        raise ProtocolError("remaining-length-too-long", "2.2.3", "a remaining length of more than four bytes")
+    return None
+
+
+def _publish_flags_error(first: int) -> ProtocolError:
+    qos = first >> 1 & 3
+    if qos == 3:
+        return ProtocolError("qos-3", "MQTT-3.3.1-4", "a PUBLISH with both QoS bits set")
+    if qos == 2:
+        return ProtocolError(
+            "qos2-unsupported", "4.3.3", "a PUBLISH with QoS 2, which this version does not take: use QoS 1"
+        )
+    return ProtocolError("dup-with-qos-0", "MQTT-3.3.1-2", "a PUBLISH with DUP and QoS 0")
+
+
+def _packet_id_zero() -> ProtocolError:
+    return ProtocolError("packet-id-zero", "MQTT-2.3.1-1", "packet identifier 0")
+
+
+def _text(raw: bytes) -> str:
+    """Section 1.5.3. Python's strict decoder refuses surrogates and keeps U+FEFF, as the standard wants."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError("bad-utf8", "MQTT-1.5.3-1", f"a string that is not UTF-8: {error}") from None
+    if "\0" in text:
+        raise ProtocolError("null-character", "MQTT-1.5.3-2", "a string with U+0000")
+    return text
+
+
+def _topic_name(raw: bytes) -> str:
+    topic = _text(raw)
+    if not topic:
+        raise ProtocolError("empty-topic", "MQTT-4.7.3-1", "an empty topic name")
+    if "+" in topic or "#" in topic:
+        raise ProtocolError("wildcard-in-topic-name", "MQTT-3.3.2-2", f"a wildcard in the topic name {topic[:80]!r}")
+    return topic
+
+
+# Devices write to few topics, over and over: a look-up is cheaper than decoding and checking, and readings
+# of one topic share one string. Bounded by count and, at the caller, by length: 2 MB at most.
+_known_topic_name = lru_cache(maxsize=8192)(_topic_name)
+
+
+class _Fields:
+    """Reads a packet's fields one after another; a field that does not fit is a violation."""
+
+    __slots__ = ("_at", "_body", "_packet")
+
+    def __init__(self, packet: str, body: bytes) -> None:
+        self._packet = packet
+        self._body = body
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        start, self._at = self._at, self._at + count
+        if self._at > len(self._body):
+            raise ProtocolError("packet-too-short", "2.2.3", f"a {self._packet} that ends inside a field")
+        return self._body[start : self._at]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(2), "big")
+
+    def binary(self) -> bytes:
+        return self.take(self.number())
+
+    def text(self) -> str:
+        return _text(self.binary())
+
+    def packet_id(self) -> int:
+        packet_id = self.number()
+        if not packet_id:
+            raise _packet_id_zero()
+        return packet_id
+
+    def topic_filter(self) -> str:
+        topic_filter = self.text()
+        if not topic_filter:
+            raise ProtocolError("empty-topic", "MQTT-4.7.3-1", "an empty topic filter")
+        levels = topic_filter.split("/")
+        if any("#" in level for level in levels[:-1]) or ("#" in levels[-1] and levels[-1] != "#"):
+            raise ProtocolError("bad-topic-filter", "MQTT-4.7.1-2", "'#' that is not a last level of its own")
+        if any("+" in level and level != "+" for level in levels):
+            raise ProtocolError("bad-topic-filter", "MQTT-4.7.1-3", "'+' that is not a level of its own")
+        return topic_filter
+
+    @property
+    def left(self) -> int:
+        return len(self._body) - self._at
+
+
+def _parse_connect(body: bytes) -> Connect:
+    """Section 3.1.2 and 3.1.3: variable header and payload of a CONNECT."""
+    fields = _Fields("CONNECT", body)
+    _check_protocol(fields)
+    flags = fields.byte()
+    keep_alive_s = fields.number()
+    _check_connect_flags(flags)
+    clean_session = flags & 0x02 != 0
+    client_id_raw = fields.binary()
+    if len(client_id_raw) > CLIENT_ID_BYTES_MAX:
+        raise ProtocolError(
+            "client-id-too-long",
+            "MQTT-3.1.3-9",
+            f"a client identifier of {len(client_id_raw)} bytes; the most taken is {CLIENT_ID_BYTES_MAX}",
+            connack(ConnectReturnCode.IDENTIFIER_REJECTED),
+        )
+    client_id = _text(client_id_raw)
+    if not client_id and not clean_session:
+        raise ProtocolError(
+            "empty-client-id",
+            "MQTT-3.1.3-8",
+            "an empty client identifier without clean session",
+            connack(ConnectReturnCode.IDENTIFIER_REJECTED),
+        )
+    will = None
+    if flags & 0x04:
+        topic = _topic_name(fields.binary())
+        will = Will(topic, fields.binary(), flags >> 3 & 3, flags & 0x20 != 0)
+    user_name = fields.text() if flags & 0x80 else None
+    password = fields.binary() if flags & 0x40 else None
+    if fields.left:
+        raise ProtocolError(
+            "packet-too-long", "MQTT-3.1.3-1", f"a CONNECT with {fields.left} bytes behind its last field"
+        )
+    return Connect(client_id, clean_session, keep_alive_s, will, user_name, password)
+
+
+def _check_protocol(fields: _Fields) -> None:
+    """Check protocol name and level, which say how to read the rest (sections 3.1.2.1 and 3.1.2.2)."""
+    name, level = fields.binary(), fields.byte()
+    if name == b"MQTT" and level == 4:
+        return
+    if name == b"MQTT" and level == 5:
+        # A version 5 client need not understand a CONNACK without properties: MQTT 5, section 3.1.2.2, has
+        # reason code 0x84 for this, in its own form.
+        answer = b"\x20\x03\x00\x84\x00"
+    elif name in {b"MQTT", b"MQIsdp"}:
+        answer = connack(ConnectReturnCode.UNACCEPTABLE_PROTOCOL_LEVEL)
+    else:
+        raise ProtocolError("bad-protocol-name", "MQTT-3.1.2-1", f"protocol name {name[:16]!r}")
+    raise ProtocolError(
+        "unsupported-protocol-level",
+        "MQTT-3.1.2-2",
+        f"protocol {name.decode()} level {level}; this server speaks MQTT 3.1.1, level 4",
+        answer,
+    )
+
+
+def _check_connect_flags(flags: int) -> None:
+    """Section 3.1.2.3 to 3.1.2.9."""
+    if flags & 0x01:
+        raise ProtocolError("reserved-connect-flag", "MQTT-3.1.2-3", "the reserved connect flag is set")
+    if not flags & 0x04 and flags & 0x38:
+        raise ProtocolError(
+            "bad-will-flags", "MQTT-3.1.2-13, MQTT-3.1.2-15", "a will QoS or will retain without a will"
+        )
+    if flags & 0x18 == 0x18:
+        raise ProtocolError("bad-will-flags", "MQTT-3.1.2-14", "a will QoS of 3")
+    if flags & 0x40 and not flags & 0x80:
+        raise ProtocolError("password-without-user-name", "MQTT-3.1.2-22", "a password without a user name")
+
+
+def _parse_subscribe(body: bytes) -> Subscribe:
+    """Section 3.8."""
+    fields = _Fields("SUBSCRIBE", body)
+    packet_id = fields.packet_id()
+    filters = []
+    while fields.left:
+        topic_filter, qos = fields.topic_filter(), fields.byte()
+        if qos > 2:
+            raise ProtocolError("bad-requested-qos", "MQTT-3.8.3-4", f"requested QoS byte 0x{qos:02x}")
+        filters.append((topic_filter, qos))
+    if not filters:
+        raise ProtocolError("no-topic-filter", "MQTT-3.8.3-3", "a SUBSCRIBE without a topic filter")
+    return Subscribe(packet_id, tuple(filters))
+
+
+def _parse_unsubscribe(body: bytes) -> Unsubscribe:
+    """Section 3.10."""
+    fields = _Fields("UNSUBSCRIBE", body)
+    packet_id = fields.packet_id()
+    filters = []
+    while fields.left:
+        filters.append(fields.topic_filter())
+    if not filters:
+        raise ProtocolError("no-topic-filter", "MQTT-3.10.3-2", "an UNSUBSCRIBE without a topic filter")
+    return Unsubscribe(packet_id, tuple(filters))

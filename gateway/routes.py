@@ -1,0 +1,135 @@
+"""Which Kafka topic and key a reading gets, from the topic it came in on."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.settings import RouteSettings
+
+DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+"""What Kafka takes as a topic's name."""
+_VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+
+
+class RouteError(ValueError):
+    """A template that cannot work; the message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the readings of one topic go."""
+
+    kafka_topic: str
+    device: str
+    content_type: str
+    identity: Literal["none", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a topic has no destination; its readings go to the quarantine."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One compiled template."""
+
+    settings: RouteSettings
+    pattern: re.Pattern[str]
+
+    def match(self, topic: str) -> Destination | Refusal | None:
+        """The destination of a topic; None where the template does not match it."""
+        found = self.pattern.fullmatch(topic)
+        if found is None:
+            return None
+        variables = found.groupdict()
+        device = variables["device"]
+        if DEVICE_NAME.fullmatch(device) is None:
+            return Refusal("device-name-invalid")
+        kafka_topic = _VARIABLE.sub(lambda variable: variables[variable[1]], self.settings.kafka)
+        if KAFKA_TOPIC.fullmatch(kafka_topic) is None:
+            return Refusal("kafka-topic-name-invalid")
+        return Destination(kafka_topic, device, self.settings.content_type, self.settings.identity)
+
+
+def compile_route(settings: RouteSettings) -> Route:
+    """Check and compile a template. Raises RouteError.
+
+    A level is literal text, `{name}` for a variable, `+` for any one level, or a last `#` for any that follow
+    (wildcards as in MQTT 3.1.1, section 4.7).
+    """
+    levels = settings.topic.split("/")
+    names = [found[1] for level in levels if (found := _VARIABLE.fullmatch(level))]
+    if "#" in levels[:-1]:
+        raise RouteError(f"topic {settings.topic!r}: '#' may only be the last level")
+    pattern = "/".join(_level_pattern(settings.topic, level) for level in levels)
+    if levels[-1] == "#" and len(levels) > 1:
+        # As in MQTT, 'a/#' matches 'a' too.
+        pattern = pattern.removesuffix("/.*") + "(?:/.*)?"
+    if names.count("device") != 1:
+        raise RouteError(f"topic {settings.topic!r} must hold the variable {{device}} once: it becomes the Kafka key")
+    if len(set(names)) != len(names):
+        raise RouteError(f"topic {settings.topic!r} holds a variable twice")
+    for name in _VARIABLE.findall(settings.kafka):
+        if name not in names:
+            raise RouteError(f"kafka {settings.kafka!r} uses {{{name}}}, which topic {settings.topic!r} does not hold")
+    if KAFKA_TOPIC.fullmatch(_VARIABLE.sub("x", settings.kafka)) is None:
+        raise RouteError(
+            f"kafka {settings.kafka!r} is no topic name: letters, digits, '.', '_', '-' and {{variables}}, at most 249"
+        )
+    return Route(settings, re.compile(pattern, re.DOTALL))
+
+
+def _level_pattern(topic: str, level: str) -> str:
+    variable = _VARIABLE.fullmatch(level)
+    if variable is not None:
+        return f"(?P<{variable[1]}>[^/]+)"
+    if level == "+":
+        return "[^/]*"
+    if level == "#":
+        return ".*"
+    if any(character in level for character in "{}+#"):
+        raise RouteError(
+            f"topic {topic!r}: level {level!r} mixes text with a variable or wildcard; "
+            "a level is plain text, '{name}', '+' or '#'"
+        )
+    return re.escape(level)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTable:
+    """All routes of a gateway."""
+
+    routes: tuple[Route, ...]
+    fallback_topic: str | None
+    reserved_topics: frozenset[str]
+    """The gateway's own topics: no sensor may speak for it."""
+
+    def resolve(self, topic: str, writer: str | None) -> Destination | Refusal:
+        """The one destination of a topic, for a sender that may write as `writer` only (None: as anybody)."""
+        found = {match for route in self.routes if (match := route.match(topic)) is not None}
+        if not found and self.fallback_topic is not None:
+            # No variable names the device: the sender's credential does, or else the whole topic.
+            return Destination(self.fallback_topic, writer or topic, "application/octet-stream", "none")
+        if not found:
+            return Refusal("no-route")
+        if len(found) > 1:
+            return Refusal("ambiguous-route")
+        (match,) = found
+        if isinstance(match, Destination):
+            if match.kafka_topic in self.reserved_topics:
+                return Refusal("kafka-topic-reserved")
+            if writer is not None and writer != match.device:
+                return Refusal("not-the-writers-device")
+        return match
+
+
+def compile_routes(
+    routes: Sequence[RouteSettings], fallback_topic: str | None, reserved_topics: frozenset[str]
+) -> RouteTable:
+    """Compile all templates. Raises RouteError for the first that cannot work."""
+    return RouteTable(tuple(compile_route(route) for route in routes), fallback_topic, reserved_topics)

@@ -1,0 +1,361 @@
+"""The gateway's side of one serial line as a state machine without I/O: bytes and time in; events, bytes out.
+
+The rules are those of firmware-sim/FRAMES.md, "Who does what".
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from typing import get_args
+
+from gateway.clock_device import DeviceClock
+from gateway.reading import Reading
+from gateway.serial_frames import (
+    Ack,
+    Data,
+    Frame,
+    FrameDecoder,
+    Hello,
+    HelloRequest,
+    Probe,
+    Reply,
+    encode_frame,
+)
+from gateway.settings import Name, SerialSettings
+
+BITMAP_BITS = 32
+"""How far past `next` an ACK can speak: DATA beyond is left to be sent again."""
+SEQUENCE_MAX = 2**32 - 2
+"""The last sequence that an ACK's `next` can get past."""
+PROBES_FIRST = 5
+"""Probes soon after a HELLO, so that the first readings get a time too."""
+PROBE_FIRST_INTERVAL_US = 700_000
+HELLO_REQUEST_INTERVAL_US = 200_000
+"""A burst of DATA from an unknown boot is one question, and its answer takes 35 ms of the line."""
+SILENT_OPEN_US = 2_000_000
+"""How long a newly opened line may be silent (a sensor that opening has reset sends HELLO) until we ask."""
+
+_NAME = re.compile(get_args(Name)[1].pattern)
+_NAME_RULE = get_args(Name)[1].description
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """A HELLO of a run (one boot of one sensor) that this link did not know."""
+
+    device: str
+    boot: str
+    """Boot counter and incarnation: `7-1a2b3c4d`."""
+    firmware: str
+    reset_cause: int
+    streams: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HelloRefused:
+    """A HELLO that cannot be accepted; `reason` is for the installer. Given once for the same HELLO."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Readings to be stored; hand this back to `stored` or `refused`."""
+
+    sequences: tuple[int, ...]
+    readings: tuple[Reading, ...]
+    run: "_Run"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The sensor's ring dropped `first` to `last` before they reached us."""
+
+    device: str
+    boot: str
+    first: int
+    last: int
+
+
+LinkEvent = Identified | HelloRefused | Received | Lost
+
+
+class SerialLink:
+    """One line from the opening of its port to its closing.
+
+    Feed it by `receive`; after that, after `stored` and `refused`, and when `due_us` has come, write what
+    `data_to_send` gives. All times are CLOCK_BOOTTIME in microseconds. No input raises.
+    """
+
+    __slots__ = (
+        "_ack_wanted",
+        "_decoder",
+        "_hello_requested_us",
+        "_hello_wanted",
+        "_ignored",
+        "_port",
+        "_probe",
+        "_probe_due_us",
+        "_probe_interval_us",
+        "_probes_first",
+        "_refused_hello",
+        "_run",
+        "_topic",
+    )
+
+    def __init__(self, port: str, settings: SerialSettings, opened_us: int) -> None:
+        self._port = port
+        self._topic = settings.topic
+        self._probe_interval_us = round(settings.probe_interval_s * 1e6)
+        self._decoder = FrameDecoder()
+        self._ignored: Counter[str] = Counter()
+        self._run: _Run | None = None
+        self._refused_hello: Hello | None = None
+        self._ack_wanted = False
+        self._hello_wanted = False
+        self._hello_requested_us: int | None = None
+        self._probe: tuple[int, int] | None = None
+        self._probes_first = 0
+        self._probe_due_us = opened_us + SILENT_OPEN_US
+
+    @property
+    def device(self) -> str | None:
+        """Who is at the other end; None before a HELLO was accepted."""
+        return self._run.hello.device if self._run else None
+
+    @property
+    def due_us(self) -> int:
+        """When `data_to_send` has something to say of itself: a PROBE, or a HELLO_REQUEST into silence."""
+        return self._probe_due_us
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How often what was received could not be used, by cause. The sensor sends such frames again."""
+        return self._ignored + Counter({defect.value: n for defect, n in self._decoder.defects.items()})
+
+    def receive(self, data: bytes, now_us: int) -> list[LinkEvent]:
+        """Take in the next bytes, split anywhere."""
+        events: list[LinkEvent] = []
+        arrived: list[tuple[int, Reading]] = []
+        for frame in self._decoder.feed(data):
+            events += self._receive_frame(frame, now_us, arrived)
+        return events + self._hand_over(arrived)
+
+    def stored(self, received: Received) -> list[LinkEvent]:
+        """The readings are on disk: acknowledge them."""
+        # A sensor that has restarted since does not wait for the ACK of its former run.
+        self._ack_wanted = self._ack_wanted or received.run is self._run
+        return received.run.settle(received.sequences, received.sequences)
+
+    def refused(self, received: Received) -> list[LinkEvent]:
+        """The readings were not stored: they are taken in again when the sensor sends them again."""
+        return received.run.settle(received.sequences, ())
+
+    def data_to_send(self, now_us: int, nonce: int) -> bytes:
+        """What to write now: at most one PROBE (with `nonce`, 32 random bits), ACK and HELLO_REQUEST."""
+        frames: list[Frame] = []
+        run = self._run
+        if now_us >= self._probe_due_us:
+            if run is None:
+                self._hello_wanted = True
+            else:
+                # Before the ACK, which sets the sensor sending: readings then find a fitted clock.
+                frames.append(Probe(nonce))
+                self._probe = (nonce, now_us)
+            self._probes_first = max(0, self._probes_first - 1)
+            interval_us = PROBE_FIRST_INTERVAL_US if self._probes_first else self._probe_interval_us
+            self._probe_due_us = now_us + interval_us
+        if self._ack_wanted and run is not None:
+            frames.append(run.ack())
+        self._ack_wanted = False
+        if self._hello_wanted and self._may_request_hello(now_us):
+            frames.append(HelloRequest())
+            self._hello_requested_us = now_us
+        self._hello_wanted = False
+        return b"".join(encode_frame(frame) for frame in frames)
+
+    def _may_request_hello(self, now_us: int) -> bool:
+        last_us = self._hello_requested_us
+        return last_us is None or now_us - last_us >= HELLO_REQUEST_INTERVAL_US
+
+    def _hand_over(self, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
+        if not arrived or self._run is None:
+            return []
+        sequences, readings = zip(*arrived, strict=True)
+        arrived.clear()
+        return [Received(sequences, readings, self._run)]
+
+    def _receive_frame(self, frame: Frame, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
+        match frame:
+            case Hello():
+                # A new run begins behind what its predecessor sent.
+                return self._hand_over(arrived) + self._receive_hello(frame, now_us)
+            case Data():
+                return self._receive_data(frame, now_us, arrived)
+            case Reply():
+                self._receive_reply(frame, now_us)
+            case _:
+                # Our own frames come back where receive and transmit are shorted, or two gateways are wired.
+                self._ignored["gateway-frame"] += 1
+        return []
+
+    def _receive_hello(self, hello: Hello, now_us: int) -> list[LinkEvent]:
+        reason = _why_refused(hello)
+        if reason is not None:
+            self._ignored["refused-hello"] += 1
+            known = self._refused_hello is not None and _identity(self._refused_hello) == _identity(hello)
+            self._refused_hello = hello
+            # Whoever spoke before, this one is connected now, and its DATA must not pass for the other's.
+            self._run = None
+            return [] if known else [HelloRefused(reason)]
+        self._refused_hello = None
+        self._ack_wanted = True
+        if self._run is not None and self._run.goes_on_with(hello):
+            return self._run.drop_below(hello.oldest)
+        self._run = _Run(hello, self._topic)
+        self._probe = None
+        self._probes_first = PROBES_FIRST
+        self._probe_due_us = now_us
+        return [Identified(hello.device, self._run.boot, hello.firmware, hello.reset_cause, hello.streams)]
+
+    def _receive_data(self, data: Data, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
+        run = self._run
+        if run is None or data.boot != run.hello.boot:
+            refused = self._refused_hello
+            if refused is None or data.boot != refused.boot:
+                self._hello_wanted = True
+            return []
+        # A sensor that sends a sequence still held it, whatever it says of the oldest.
+        losses = run.drop_below(min(data.oldest, data.sequence))
+        match run.judge(data.sequence):
+            case _Place.NEW:
+                run.committing.add(data.sequence)
+                arrived.append((data.sequence, self._reading(run, data, now_us)))
+            case _Place.ON_DISK:
+                self._ack_wanted = True
+            case _Place.BEYOND:
+                self._ignored["beyond-window"] += 1
+                self._ack_wanted = True
+            case _Place.COMMITTING:
+                # Its ACK follows the commit.
+                pass
+        return losses
+
+    def _reading(self, run: "_Run", data: Data, now_us: int) -> Reading:
+        estimate = run.clock.estimate(data.tick_ms, now_us)
+        event_us, event_error_us = (None, 0) if estimate is None else estimate
+        return Reading(
+            topic=run.topic(data.stream),
+            subject=self._port,
+            payload=data.payload,
+            received_us=now_us,
+            device_boot=run.boot,
+            device_sequence=data.sequence,
+            tick_ms=data.tick_ms,
+            # No sample is taken after its receipt, so the true time is nearer to that than to anything later.
+            event_us=None if event_us is None else min(event_us, now_us),
+            event_error_us=event_error_us,
+        )
+
+    def _receive_reply(self, reply: Reply, now_us: int) -> None:
+        if self._run is None or self._probe is None or reply.nonce != self._probe[0]:
+            self._ignored["unexpected-reply"] += 1
+            return
+        _, sent_us = self._probe
+        self._probe = None
+        if not self._run.clock.observe(sent_us, now_us, reply.tick_ms, reply.tick_us):
+            # The tick jumped: most likely the sensor has restarted and its HELLO was lost.
+            self._hello_wanted = True
+
+
+class _Place(Enum):
+    NEW = "new"
+    COMMITTING = "committing"
+    ON_DISK = "on-disk"
+    """Or known to be lost: acknowledged again, not stored again."""
+    BEYOND = "beyond"
+
+
+class _Run:
+    """One boot of one sensor as this link knows it: which sequences are on disk, and its clock."""
+
+    __slots__ = ("_device_topic", "_oldest", "_on_disk", "_topics", "boot", "clock", "committing", "hello", "next")
+
+    def __init__(self, hello: Hello, topic: str) -> None:
+        self.hello = hello
+        self.boot = f"{hello.boot}-{hello.incarnation:08x}"
+        self.clock = DeviceClock()
+        self._device_topic = topic.replace("{device}", hello.device)
+        self._topics = tuple(self._device_topic.replace("{stream}", name) for name in hello.streams)
+        # What came before is unknown here: an earlier link, or an earlier start of the gateway, may have it.
+        self.next = self._oldest = hello.oldest
+        self._on_disk: set[int] = set()
+        self.committing: set[int] = set()
+
+    def goes_on_with(self, hello: Hello) -> bool:
+        """Whether this HELLO is of the same run.
+
+        Not if the sensor's sequence has gone back: then its boot counter failed, and what it sends is new.
+        """
+        behind = max((self.next - 1, *self._on_disk, *self.committing))
+        return _identity(hello) == _identity(self.hello) and hello.next > behind
+
+    def topic(self, stream: int) -> str:
+        """The topic of a stream; one that HELLO did not name is called `stream-7`, by its number."""
+        if stream < len(self._topics):
+            return self._topics[stream]
+        return self._device_topic.replace("{stream}", f"stream-{stream}")
+
+    def judge(self, sequence: int) -> _Place:
+        if sequence < self.next or sequence in self._on_disk:
+            return _Place.ON_DISK
+        if sequence in self.committing:
+            return _Place.COMMITTING
+        if sequence > min(self.next + BITMAP_BITS, SEQUENCE_MAX):
+            return _Place.BEYOND
+        return _Place.NEW
+
+    def settle(self, sequences: tuple[int, ...], on_disk: tuple[int, ...]) -> list[LinkEvent]:
+        """The commit of `sequences` has ended, and `on_disk` of them are stored."""
+        self.committing.difference_update(sequences)
+        self._on_disk.update(on_disk)
+        return self._advance()
+
+    def drop_below(self, oldest: int) -> list[LinkEvent]:
+        """The sensor holds nothing below `oldest` any more: what is neither here nor under way is lost."""
+        self._oldest = max(self._oldest, oldest)
+        return self._advance()
+
+    def ack(self) -> Ack:
+        bitmap = sum(1 << (sequence - self.next - 1) for sequence in self._on_disk)
+        return Ack(self.hello.boot, self.next, bitmap)
+
+    def _advance(self) -> list[LinkEvent]:
+        """Move `next` past what is on disk or lost; give what is found lost. In steps of ranges, not of ones."""
+        losses: list[LinkEvent] = []
+        while self.next not in self.committing:
+            if self.next in self._on_disk:
+                self._on_disk.remove(self.next)
+                self.next += 1
+            elif self.next < self._oldest:
+                end = min((s for s in self._on_disk | self.committing if s < self._oldest), default=self._oldest)
+                losses.append(Lost(self.hello.device, self.boot, self.next, end - 1))
+                self.next = end
+            else:
+                break
+        return losses
+
+
+def _identity(hello: Hello) -> tuple[object, ...]:
+    return hello.device, hello.boot, hello.incarnation, hello.streams
+
+
+def _why_refused(hello: Hello) -> str | None:
+    for what, name in (("device", hello.device), *(("stream", stream) for stream in hello.streams)):
+        if not _NAME.fullmatch(name):
+            return (
+                f"its HELLO names the {what} {name!r}, but a name is {_NAME_RULE}: nothing of it is taken in "
+                "until it is flashed with such a name"
+            )
+    return None
