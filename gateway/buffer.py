@@ -8,22 +8,24 @@ import asyncio
 import fcntl
 import secrets
 import sqlite3
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as dataclass_replace
 from typing import IO, TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from gateway import buffer_schema
 from gateway.buffer_rows import Entry, Lane, PendingLane, Position, Row, Series
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.duplicate_window import DuplicateWindow, Verdict
+from gateway.event_floor import NOTHING_US, EventFloor
 from gateway.settings import BufferSettings
 
 DELETE_DELAY_S = 1.0
@@ -32,6 +34,8 @@ ENTRY_BYTES = 300
 """What an entry takes in memory beside its payload, for `buffer.queue_bytes_max`."""
 RUNS_PER_DEVICE = 2
 """Runs whose duplicate window is kept: the present boot's, and the one before for stragglers."""
+FLOOR_SAVE_S = 10.0
+"""A risen floor of pending event times is written down no more often than this: it is a page for the card."""
 SERIES_MAX = 10_000
 """Series that are kept although no row needs them, so that devices need not be stored anew each time."""
 RUNS_MAX = 20_000
@@ -110,7 +114,9 @@ class Buffer:
         self._runs: dict[tuple[str, str], DuplicateWindow] = {}
         self._lane = Lane(0, "", boot_id)
         self._next_sequence = 0
-        self._lane_event_from_us: int | None = None
+        self._floor = EventFloor()
+        self._floor_saved_us = NOTHING_US
+        self._floor_due_s = 0.0
 
     # -- the event loop's side ------------------------------------------------------------------
 
@@ -252,7 +258,8 @@ class Buffer:
         assert number is not None  # noqa: S101 - an INSERT always has one
         self._lane = Lane(number, name, self.boot_id)
         self._next_sequence = 0
-        self._lane_event_from_us = None
+        self._floor = EventFloor()
+        self._floor_saved_us = NOTHING_US
         self._attached = True
         self.state.rows = buffer_schema.count_rows(self._connection)
         self._measure()
@@ -291,22 +298,22 @@ class Buffer:
         if not self._attached:
             self._begin_anew()
         first_sequence = self._next_sequence
-        event_from_us = self._lane_event_from_us
+        floor = dataclass_replace(self._floor)
         known_series = len(self._series_numbers)
         confirmed = self._confirmed
         counts = self.counts.copy()
         deleted = 0
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._insert(appends)
             if confirmed is not None and confirmed[0] == self.id:
                 deleted = self._delete(confirmed[1])
+            self._insert(appends)
             self._save_clock()
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
             self._next_sequence = first_sequence
-            self._lane_event_from_us = event_from_us
+            self._floor = floor
             self.counts.clear()
             self.counts.update(counts)
             while len(self._series_numbers) > known_series:
@@ -335,7 +342,6 @@ class Buffer:
     def _insert(self, appends: Sequence[_Append]) -> None:
         rows: list[tuple[object, ...]] = []
         touched: dict[tuple[str, str], DuplicateWindow] = {}
-        earliest_us = sys.maxsize
         for append in appends:
             for entry in append.entries:
                 if self._is_duplicate(entry, touched):
@@ -357,11 +363,11 @@ class Buffer:
                     )
                 )
                 self._next_sequence += 1
-                earliest_us = min(earliest_us, _event_us(entry))
+                self._floor.add(_event_us(entry))
         if not rows:
             return
         self._connection.executemany(_INSERT, rows)
-        self._note_event_time(earliest_us)
+        self._save_floor()
         seen_us = self._clock().at(boottime_us())
         self._connection.executemany(_SAVE_RUN, [(*run, seen_us, window.to_bytes()) for run, window in touched.items()])
 
@@ -437,21 +443,25 @@ class Buffer:
             self._series_numbers[series] = number
         return number
 
-    def _note_event_time(self, earliest_us: int) -> None:
-        """Keep from when on the lane's pending rows may be; it reaches back until the buffer is drained."""
-        if self._lane_event_from_us is None or earliest_us < self._lane_event_from_us:
-            self._lane_event_from_us = earliest_us
+    def _save_floor(self) -> None:
+        """Keep the lane's floor for the next start: at once where it fell, now and then where it rose."""
+        floor_us = self._floor.value_us
+        now_s = time.monotonic()
+        risen = floor_us > self._floor_saved_us and now_s >= self._floor_due_s
+        if floor_us < self._floor_saved_us or risen:
             self._connection.execute(
-                "UPDATE lane SET event_from_us = ? WHERE number = ?", (earliest_us, self._lane.number)
+                "UPDATE lane SET event_from_us = ? WHERE number = ?", (floor_us, self._lane.number)
             )
+            self._floor_saved_us = floor_us
+            self._floor_due_s = now_s + FLOOR_SAVE_S
 
     def _delete(self, confirmed: Position) -> int:
         deleted = self._connection.execute("DELETE FROM reading WHERE (lane, sequence) <= (?, ?)", confirmed).rowcount
-        if self._connection.execute("SELECT 1 FROM reading LIMIT 1").fetchone() is None:
-            self._lane_event_from_us = None
-            if len(self._series_numbers) > SERIES_MAX:
-                self._connection.execute("DELETE FROM series")
-                self._series_numbers.clear()
+        if confirmed.lane == self._lane.number:
+            self._floor.settle(confirmed.sequence, self._next_sequence)
+        if len(self._series_numbers) > SERIES_MAX and deleted == self.state.rows:
+            self._connection.execute("DELETE FROM series")
+            self._series_numbers.clear()
         return deleted
 
     def _keep_quarantined(self, entry: Entry, boot_id: str, reason: str, payload: bytes) -> None:
@@ -478,11 +488,15 @@ class Buffer:
             self._roll_back()
             self._next_sequence = first_sequence
             raise BufferFileError(f"the quarantine cannot be written: {error}") from error
-        self.state.rows += self._next_sequence - first_sequence
+        if announce:
+            self.state.rows += 1
+            self._loop.call_soon_threadsafe(self.committed.set)
 
     def _pending(self) -> list[PendingLane]:
         lanes = {
-            name: PendingLane(name, event_from_us, received_us, boot_id)
+            name: PendingLane(
+                name, self._floor.value_us if name == self._lane.name else event_from_us, received_us, boot_id
+            )
             for name, boot_id, event_from_us, received_us in self._connection.execute(
                 """SELECT lane.name, lane.boot_id, lane.event_from_us,
                     (SELECT received_us FROM reading WHERE lane = lane.number ORDER BY sequence DESC LIMIT 1) AS last
@@ -493,10 +507,7 @@ class Buffer:
         with self._wake:
             queued = [entry for append in self._appends for entry in append.entries]
         if queued:
-            event_from_us = min(_event_us(entry) for entry in queued)
-            stored = lanes.get(self._lane.name)
-            if stored is not None:
-                event_from_us = min(event_from_us, stored.event_from_us)
+            event_from_us = min(self._floor.value_us, *(_event_us(entry) for entry in queued))
             lanes[self._lane.name] = PendingLane(self._lane.name, event_from_us, queued[-1].received_us, self.boot_id)
         return list(lanes.values())
 

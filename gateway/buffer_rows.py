@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from msgspec import Struct
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -27,8 +29,7 @@ class Quarantined:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True, gc=False):
     """One row to be stored. Times are microseconds of this gateway boot's CLOCK_BOOTTIME."""
 
     series: Series

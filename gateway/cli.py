@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,14 +39,10 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(epilog="Example: sluice run --config gateway.toml")
 @_config
 def run(config: Path) -> None:
-    r"""Run the gateway until it is stopped (SIGTERM or Ctrl-C).
-
-    \b
-    Example: sluice run --config gateway.toml
-    """
+    """Run the gateway until it is stopped (SIGTERM or Ctrl-C)."""
     from gateway import logs, pipeline  # noqa: PLC0415 - the other commands need none of it
 
     settings = _load(config)
@@ -56,17 +53,14 @@ def run(config: Path) -> None:
         raise click.ClickException("; ".join(str(error) for error in _leaves(errors))) from None
 
 
-@main.command()
+@main.command(epilog="Example: sluice check --config gateway.toml --create-topics")
 @_config
 @click.option("--create-topics", is_flag=True, help="Create the topics that are missing, with LogAppendTime.")
 @_json
 def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    r"""Check the configuration and the topics in Kafka; say what is wrong and what to do.
+    """Check the configuration and the topics in Kafka; say what is wrong and what to do.
 
     Topics that routes make from variables (device-{stream}) are judged once they exist.
-
-    \b
-    Example: sluice check --config gateway.toml --create-topics
     """
     from gateway.check import check_kafka  # noqa: PLC0415
 
@@ -80,15 +74,11 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
     sys.exit(0 if all(finding.ok for finding in findings) else FINDING)
 
 
-@main.command()
+@main.command(epilog="Example: sluice status --config gateway.toml")
 @_config
 @_json
 def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    r"""Show what waits in the buffer; works on a running gateway and on a stopped one.
-
-    \b
-    Example: sluice status --config gateway.toml
-    """
+    """Show what waits in the buffer; works on a running gateway and on a stopped one."""
     from gateway.buffer_status import read_status  # noqa: PLC0415
 
     settings = _load(config)
@@ -125,8 +115,8 @@ def _load(path: Path) -> Settings:
         sys.exit(2)
 
 
-async def _until_stopped(daemon: asyncio.Future[None] | object) -> None:
-    task = asyncio.ensure_future(daemon)  # type: ignore[arg-type]
+async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:
+    task = asyncio.ensure_future(daemon)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)

@@ -4,6 +4,7 @@ Pure: observations come in, times and bounds come out, all in microseconds.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 OBSERVATIONS_MAX = 64
@@ -37,7 +38,7 @@ class _Observation:
 class _Line:
     """Gateway time = `origin_us` + `rate` * (tick - `origin_tick_us`)."""
 
-    origin_tick_us: int
+    origin_tick_us: float
     origin_us: float
     rate: float
     rate_error: float
@@ -51,15 +52,14 @@ class DeviceClock:
 
     The bound that `estimate` gives holds as long as the clock keeps within RATE_ERROR_PPM_MAX of true, and its
     rates over the window within RATE_SPREAD_PPM of one another. It is made of: the tick's own resolution, half
-    the round trip of the nearest observation, that observation's distance from the line, and the distance in time
-    to it multiplied by what is not known of the rate.
+    the round trip of an observation, that observation's distance from the line, and the distance in time to it
+    multiplied by what is not known of the rate.
     """
 
-    __slots__ = ("_line", "_observations", "_trusted")
+    __slots__ = ("_line", "_observations")
 
     def __init__(self) -> None:
         self._observations: deque[_Observation] = deque(maxlen=OBSERVATIONS_MAX)
-        self._trusted: list[_Observation] = []
         self._line: _Line | None = None
 
     def observe(self, sent_us: int, received_us: int, tick_ms: int, tick_us: int) -> bool:
@@ -94,15 +94,13 @@ class DeviceClock:
             return None
         # The sample was taken at some point of its millisecond.
         tick_us = self._unwrap(tick_ms * 1000, now_us) + _HALF_TICK_US
-        nearest = min(self._trusted, key=lambda seen: abs(seen.tick_us - tick_us))
-        event_us = line.at(tick_us)
-        error_us = (
-            _HALF_TICK_US * (1 + _RATE_ERROR_MAX)
-            + nearest.half_us
-            + abs(line.at(nearest.tick_us) - nearest.middle_us)
-            + abs(tick_us - nearest.tick_us) * line.rate_error
+        # From each observation follows a bound; the tightest of them holds too.
+        line_error_us = min(
+            seen.half_us + abs(line.at(seen.tick_us) - seen.middle_us) + abs(tick_us - seen.tick_us) * line.rate_error
+            for seen in self._observations
         )
-        return round(event_us), int(error_us) + 2
+        error_us = line_error_us + _HALF_TICK_US * (1 + _RATE_ERROR_MAX)
+        return round(line.at(tick_us)), int(error_us) + 2
 
     def _unwrap(self, wrapped_us: int, now_us: float) -> int:
         """The tick of this value, modulo its wrap, that is nearest to what the clock says at `now_us`."""
@@ -112,28 +110,30 @@ class DeviceClock:
         return expected_us - (behind_us - _TICK_US_MODULUS // 2)
 
     def _fit(self) -> None:
+        """Choose the line whose rate is known best: fitted to the short round trips, to all, or at nominal rate."""
         half_us_max = min(seen.half_us for seen in self._observations) + ROUND_TRIP_SLACK_US / 2
-        self._trusted = [seen for seen in self._observations if seen.half_us <= half_us_max]
-        last = self._trusted[-1]
-        # At nominal rate through the last observation, until the observations know the rate better than that.
-        self._line = _Line(last.tick_us, last.middle_us, 1.0, _RATE_ERROR_MAX)
-        # Relative to the last one, for the squares of absolute microseconds exceed a float's precision.
-        ticks = [seen.tick_us - last.tick_us for seen in self._trusted]
-        times = [seen.middle_us - last.middle_us for seen in self._trusted]
-        tick_mean = sum(ticks) / len(ticks)
-        time_mean = sum(times) / len(times)
-        squares = sum((tick - tick_mean) ** 2 for tick in ticks)
-        if squares == 0:
-            return
-        products = sum((tick - tick_mean) * (time - time_mean) for tick, time in zip(ticks, times, strict=True))
-        # The slope's error is largest where every observation errs by its whole half, to the slope's worst. A
-        # slope fitted to rates that vary is a weighted mean of them, so it is off by their spread at most.
-        moments = sum(abs(tick - tick_mean) * seen.half_us for tick, seen in zip(ticks, self._trusted, strict=True))
-        rate_error = moments / squares + _RATE_SPREAD
-        if rate_error < self._line.rate_error:
-            self._line = _Line(
-                last.tick_us + round(tick_mean),
-                last.middle_us + time_mean,
-                products / squares,
-                rate_error,
-            )
+        short = [seen for seen in self._observations if seen.half_us <= half_us_max]
+        last = short[-1]
+        nominal = _Line(last.tick_us, last.middle_us, 1.0, _RATE_ERROR_MAX)
+        fitted = [line for line in (_least_squares(short), _least_squares(self._observations)) if line]
+        self._line = min((*fitted, nominal), key=lambda line: line.rate_error)
+
+
+def _least_squares(observations: Collection[_Observation]) -> _Line | None:
+    """The line through observations, and the bound of its rate's error; None where they are all at one tick."""
+    # Relative to the first, for the squares of absolute microseconds exceed a float's precision.
+    first = next(iter(observations))
+    ticks = [seen.tick_us - first.tick_us for seen in observations]
+    times = [seen.middle_us - first.middle_us for seen in observations]
+    tick_mean = sum(ticks) / len(ticks)
+    time_mean = sum(times) / len(times)
+    squares = sum((tick - tick_mean) ** 2 for tick in ticks)
+    if squares == 0:
+        return None
+    products = sum((tick - tick_mean) * (time - time_mean) for tick, time in zip(ticks, times, strict=True))
+    # The slope errs most where every observation errs by its whole half, each to the slope's worst. And a slope
+    # fitted to rates that vary is a weighted mean of them, so that it is off by their spread at most.
+    moments = sum(abs(tick - tick_mean) * seen.half_us for tick, seen in zip(ticks, observations, strict=True))
+    return _Line(
+        first.tick_us + tick_mean, first.middle_us + time_mean, products / squares, moments / squares + _RATE_SPREAD
+    )

@@ -32,7 +32,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.intake import FrontDoor
 from gateway.kafka_record import Headers, RecordFrame, record_bytes, record_frame, record_headers, rfc3339
-from gateway.kafka_topics import TopicVerdict, create_topics, inspect_topics
+from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics
 from gateway.settings import GatewaySettings, KafkaSettings
 
 BATCH_BYTES_MAX = 1_000_000
@@ -316,15 +316,15 @@ class Forwarder:
         if known is not None and (known[0].usable or time.monotonic() < known[1]):
             return known[0]
         async with session.judging:
-            return await self._judge(session, topic)
+            again = session.verdicts.get(topic)
+            return again[0] if again is not None and again is not known else await self._judge(session, topic)
 
     async def _judge(self, session: _Session, topic: str) -> TopicVerdict:
         (verdict,) = await inspect_topics(session.admin, [topic])
-        if verdict.reason == "topic-unknown" and self._kafka.create_topics:
+        if verdict.reason == UNKNOWN and self._kafka.create_topics:
             (verdict,) = await create_topics(session.admin, [topic], self._kafka)
             if verdict.usable:
                 log.info("topic created", topic=topic)
-                (verdict,) = await inspect_topics(session.admin, [topic])
         if not verdict.usable:
             log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
         session.verdicts[topic] = (verdict, time.monotonic() + VERDICT_S)

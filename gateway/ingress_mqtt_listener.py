@@ -37,10 +37,6 @@ from gateway.mqtt_protocol import (
 from gateway.reading import Intake, Reading
 from gateway.settings import ListenerSettings
 
-INFLIGHT_BYTES_MAX: Final = 4 * 2**20
-"""What one connection may have waiting for its commit; beyond it, it is not read from."""
-INFLIGHT_BYTES_MAX_TOTAL: Final = 8 * 2**20
-"""What all may have waiting; beyond it, each is read from again when nothing of its own waits."""
 READING_BYTES: Final = 200
 """What a reading weighs in memory beside the bytes that it came in."""
 REFUSAL_HOLD_S: Final = 1.0
@@ -349,8 +345,7 @@ class _Connection(asyncio.Protocol):
             case Unsubscribe():
                 answers.append(unsuback(event.packet_id))
             case Disconnect():
-                self._clean = True
-                self._will = None  # [MQTT-3.14.4-3]
+                self._clean = True  # and so the will is discarded [MQTT-3.14.4-3]
                 self.end("disconnected")
             case Violation():
                 self._listener.refused(event.reason, event.message, self.peer, self._client_id)
@@ -454,8 +449,10 @@ class _Connection(asyncio.Protocol):
         if self._cause is not None:
             return
         waited_for_commit = self._waits_for_commit
-        self._waits_for_commit = self._inflight_bytes > INFLIGHT_BYTES_MAX or (
-            self._inflight_bytes > 0 and self._listener.inflight_bytes > INFLIGHT_BYTES_MAX_TOTAL
+        settings = self._listener.settings
+        # Beyond the total, each connection is read from again when nothing of its own waits.
+        self._waits_for_commit = self._inflight_bytes > settings.inflight_bytes_max or (
+            self._inflight_bytes > 0 and self._listener.inflight_bytes > settings.inflight_bytes_total_max
         )
         if waited_for_commit and not self._waits_for_commit:
             self._heard = self._loop.time()  # its silence was our doing and does not count

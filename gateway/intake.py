@@ -18,8 +18,12 @@ TOPICS_CACHED_MAX = 20_000
 """Resolved topics that are remembered; a sender of ever new ones makes the cache begin again."""
 LOSSES_MAX = 10_000
 """(device, reason) pairs counted apart between two flushes; beyond it they are counted without the device."""
-QUARANTINE_REPORT_BYTES = 65_536
+REPORT_BYTES_MAX = 65_536
 """Raw bytes that go to Kafka with a quarantine report; the whole input stays on this box."""
+REPORT_SUBJECT_MAX = 256
+"""Characters of the topic that a report repeats: a hostile one may have 65,535."""
+REPORT_REST_BYTES = 3_000
+"""What a report needs beside the raw bytes, headers included."""
 READING_TYPE = "sluice.reading"
 
 
@@ -56,6 +60,8 @@ class FrontDoor:
         self._resolved: dict[tuple[str, str, str | None], tuple[Destination, Series] | Refusal] = {}
         self._identity = msgspec.json.Decoder(_Identity)
         self._losses: dict[tuple[str | None, str], _Loss] = {}
+        # Base64 takes four bytes for three.
+        self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
         """`readings`, `identity-missing`, and quarantine reasons, since the start."""
 
@@ -102,13 +108,14 @@ class FrontDoor:
     def quarantine_entry(self, reason: str, device: str, subject: str, received_us: int, payload: bytes) -> Entry:
         """The report on input that cannot be forwarded, for `gateway-quarantine`; it carries the input itself."""
         self.counts[reason] += 1
+        subject = subject[:REPORT_SUBJECT_MAX]
         report = {
             "reason": reason,
             "device": device,
             "subject": subject,
             "sha256": hashlib.sha256(payload).hexdigest(),
             "bytes": len(payload),
-            "payload_base64": base64.b64encode(payload[:QUARANTINE_REPORT_BYTES]).decode(),
+            "payload_base64": base64.b64encode(payload[: self._report_bytes]).decode(),
         }
         return Entry(
             self._own_series(self._kafka.quarantine_topic, "quarantined", device, subject),

@@ -1,5 +1,7 @@
 """Whether a Kafka topic may be written to: it must stamp records itself, or retention would delete readings early."""
 
+import asyncio
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +11,9 @@ from aiokafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionErro
 
 from gateway.settings import KafkaSettings
 
+CREATION_S_MAX = 10.0
+"""How long a created topic may take to be known everywhere."""
+UNKNOWN = "topic-unknown"
 TIMESTAMP_TYPE = "message.timestamp.type"
 TOPIC_CONFIG = {TIMESTAMP_TYPE: "LogAppendTime"}
 """What a topic is created with. Brokers delete by a record's timestamp and refuse far-future ones: it must be theirs,
@@ -48,7 +53,20 @@ async def create_topics(
     replicas = min(settings.replicas, brokers)
     new = [NewTopic(topic, settings.partitions, replicas, topic_configs=dict(TOPIC_CONFIG)) for topic in topics]
     response = await admin.create_topics(new)
-    return [_creation_verdict(topic, code, rest) for topic, code, *rest in response.topic_errors]
+    verdicts = [_creation_verdict(topic, code, rest) for topic, code, *rest in response.topic_errors]
+    created = [verdict.topic for verdict in verdicts if verdict.usable]
+    refused = [verdict for verdict in verdicts if not verdict.usable]
+    return refused + await _inspect_created(admin, created)
+
+
+async def _inspect_created(admin: AIOKafkaAdminClient, topics: list[str]) -> list[TopicVerdict]:
+    """A broker may not know yet what the controller has just made."""
+    deadline_s = time.monotonic() + CREATION_S_MAX
+    while True:
+        verdicts = await inspect_topics(admin, topics)
+        if all(verdict.reason != UNKNOWN for verdict in verdicts) or time.monotonic() > deadline_s:
+            return verdicts
+        await asyncio.sleep(0.05)
 
 
 def _creation_verdict(topic: str, code: int, rest: list[str | None]) -> TopicVerdict:
@@ -64,7 +82,7 @@ def _judge(topic: str, code: int, message: str | None, config: Mapping[str, str 
         error = for_code(code)
         if error is UnknownTopicOrPartitionError:
             return TopicVerdict(
-                topic, "topic-unknown", "create it: `sluice check --create-topics`, or set kafka.create_topics = true"
+                topic, UNKNOWN, "create it: `sluice check --create-topics`, or set kafka.create_topics = true"
             )
         return TopicVerdict(topic, "topic-refused", message or error.__name__)
     stamped_by = config.get(TIMESTAMP_TYPE)

@@ -1,12 +1,12 @@
 """What an ingress hands over: one reading with what was seen of its time and identity."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+
+class Reading(Struct, frozen=True, gc=False):
     """One reading as it came in, before it is routed.
 
     Times are microseconds of this gateway boot's CLOCK_BOOTTIME: wall time is derived when forwarding.

@@ -280,7 +280,18 @@ class _Place(Enum):
 class _Run:
     """One boot of one sensor as this link knows it: which sequences are on disk, and its clock."""
 
-    __slots__ = ("_device_topic", "_oldest", "_on_disk", "_topics", "boot", "clock", "committing", "hello", "next")
+    __slots__ = (
+        "_device_topic",
+        "_oldest",
+        "_on_disk",
+        "_topics",
+        "_unsure_below",
+        "boot",
+        "clock",
+        "committing",
+        "hello",
+        "next",
+    )
 
     def __init__(self, hello: Hello, topic: str) -> None:
         self.hello = hello
@@ -290,6 +301,8 @@ class _Run:
         self._topics = tuple(self._device_topic.replace("{stream}", name) for name in hello.streams)
         # What came before is unknown here: an earlier link, or an earlier start of the gateway, may have it.
         self.next = self._oldest = hello.oldest
+        # So may it have what its bitmaps named, which the sensor then let go: that is not for us to call lost.
+        self._unsure_below = min(hello.next, hello.oldest + 1 + BITMAP_BITS)
         self._on_disk: set[int] = set()
         self.committing: set[int] = set()
 
@@ -340,7 +353,9 @@ class _Run:
                 self.next += 1
             elif self.next < self._oldest:
                 end = min((s for s in self._on_disk | self.committing if s < self._oldest), default=self._oldest)
-                losses.append(Lost(self.hello.device, self.boot, self.next, end - 1))
+                first = max(self.next, self._unsure_below)
+                if first < end:
+                    losses.append(Lost(self.hello.device, self.boot, first, end - 1))
                 self.next = end
             else:
                 break

@@ -63,6 +63,10 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Device name to the SHA-256 of its secret, in hex. A device writes under its own topics only."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 5_000
     packet_bytes_max: Annotated[int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")] = 65_536
+    inflight_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
+    """What one connection may have waiting for its commit; beyond it, it is not read from."""
+    inflight_bytes_total_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 8_000_000
+    """What all connections together may have waiting."""
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take to send its CONNECT."""
 
@@ -105,7 +109,7 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     events_topic: str = "gateway-events"
     quarantine_topic: str = "gateway-quarantine"
-    record_bytes_max: Annotated[int, Meta(ge=1_024, le=100_000_000, description="bytes, 1024 to 100000000")] = 900_000
+    record_bytes_max: Annotated[int, Meta(ge=4_096, le=100_000_000, description="bytes, 4096 to 100000000")] = 900_000
     """Largest record that is sent, headers included; a larger one goes to the quarantine."""
     batch_rows_max: Annotated[int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")] = 5_000
     linger_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0

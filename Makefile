@@ -1,0 +1,75 @@
+# make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
+# make test   all tests            make test-fast   those that need neither Kafka nor Spark nor simavr
+# make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
+#
+# What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
+# of Kafka and Spark's connectors into build/jars by Maven.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
+PACKAGES := python3.11 python3-venv openjdk-17-jdk-headless maven $(FIRMWARE_PACKAGES)
+TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients
+
+.PHONY: demo test test-fast check lock install jars clean
+
+demo: build/apt-demo install jars
+	@exec $(BIN)/python -m demo
+
+test: build/apt-test install jars
+	$(BIN)/pytest
+
+test-fast: build/apt-test install
+	$(BIN)/pytest -m "not kafka and not spark and not avr"
+
+check: build/apt-demo install
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+install: $(VENV)/installed
+
+jars: build/jars/kafka.done build/jars/spark.done
+
+build/apt-demo:
+	@demo/install_packages.sh $(PACKAGES)
+	@mkdir -p build && touch $@
+
+build/apt-test:
+	@demo/install_packages.sh $(TEST_PACKAGES)
+	@mkdir -p build && touch $@
+
+# Every package at the version and hash that constraints.txt pins; the project itself is installed by reference.
+$(VENV)/installed: constraints.txt pyproject.toml | build/apt-demo
+	@echo "installing Python packages into $(VENV) (a minute or two: Spark is large)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+build/jars/kafka.done: demo/kafka_pom.xml | build/apt-demo
+	@echo "fetching the Kafka broker's jars into build/jars/kafka"
+	@rm -rf build/jars/kafka
+	@mvn --quiet --batch-mode -Dstyle.color=never --file demo/kafka_pom.xml dependency:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory=$(CURDIR)/build/jars/kafka
+	@touch $@
+
+build/jars/spark.done: spark/pom.xml | build/apt-demo
+	@echo "fetching Spark's Kafka and Delta connectors into build/jars/spark"
+	@rm -rf build/jars/spark
+	@mvn --quiet --batch-mode -Dstyle.color=never --file spark/pom.xml dependency:copy-dependencies
+	@touch $@
+
+lock: install
+	@test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet uv; }
+	build/uv/bin/uv pip compile --quiet --all-extras --generate-hashes --no-header --no-emit-index-url \
+		--no-emit-find-links --python-version 3.11 pyproject.toml --output-file constraints.txt
+
+clean:
+	rm -rf build $(VENV)

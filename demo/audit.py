@@ -1,0 +1,337 @@
+"""Compare, sensor by sensor, what was acknowledged with what stands in Kafka and in the table.
+
+`audit` is pure; the functions below it gather what it compares.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from aiokafka import AIOKafkaConsumer
+
+from demo.kafka_ends import KafkaEnds
+
+LATE_US = 10_000_000
+"""A reading that reached Kafka this long after it was taken counts as late."""
+
+EXAMPLES_MAX = 20
+"""So many missing or doubled readings are named one by one; all are counted."""
+
+Identity = tuple[str, str, int]
+"""Device, device boot, sequence: one reading, wherever it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What one sensor knows of one of its boots."""
+
+    device: str
+    boot: str
+    sent: int
+    """Readings that it sent at least once."""
+    acknowledged: tuple[tuple[int, int], ...]
+    """Ranges of sequences, both ends included."""
+    dropped: tuple[tuple[int, int], ...] = ()
+    """Ranges that it gave up for lack of room, before they were acknowledged."""
+    taken: int = 0
+
+    @property
+    def acknowledged_count(self) -> int:
+        return _count(self.acknowledged)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing waits: all that was taken was acknowledged, or dropped."""
+        return self.acknowledged_count + _count(self.dropped) >= self.taken
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaReading:
+    """One record of a `device-*` topic."""
+
+    id: str
+    """`ce_id`: the same for every copy that the forwarder sent."""
+    device: str
+    boot: str
+    sequence: int
+    event_us: int
+    """`ce_time`, microseconds since 1970."""
+    appended_us: int
+    """When the broker appended it: the record's own timestamp, in microseconds since 1970."""
+
+    @property
+    def identity(self) -> Identity:
+        return (self.device, self.boot, self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class TableReading:
+    """One row of `readings`."""
+
+    device: str
+    boot: str
+    sequence: int
+    metric: str
+    event_us: int
+    value: float
+
+    @property
+    def identity(self) -> Identity:
+        return (self.device, self.boot, self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class SensorAudit:
+    """One sensor's line, or the line of all."""
+
+    device: str
+    sent: int
+    acknowledged: int
+    in_kafka: int
+    """Distinct readings."""
+    in_readings: int
+    """Distinct readings."""
+    missing: int
+    """Acknowledged, and not in `readings`."""
+    doubled: int
+    """Standing more than once in `readings`, with the same metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The outcome."""
+
+    sensors: tuple[SensorAudit, ...]
+    """By device name, numbers in it counted as numbers."""
+    late_readings: int
+    """Distinct readings appended to Kafka more than `LATE_US` after their event time."""
+    copies: int
+    """Records that Kafka holds beyond the first of their identity."""
+    strangers: int
+    """Distinct readings in Kafka or in the table of a sensor's boot that no ledger knows."""
+    examples: tuple[str, ...]
+    """Some of the missing and doubled ones, in words."""
+
+    @property
+    def total(self) -> SensorAudit:
+        return SensorAudit(
+            "all sensors",
+            sum(each.sent for each in self.sensors),
+            sum(each.acknowledged for each in self.sensors),
+            sum(each.in_kafka for each in self.sensors),
+            sum(each.in_readings for each in self.sensors),
+            sum(each.missing for each in self.sensors),
+            sum(each.doubled for each in self.sensors),
+        )
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What is wrong, in words; empty where all is well."""
+        total = self.total
+        found = []
+        if total.missing:
+            found.append(f"{total.missing} acknowledged readings are not in `readings`")
+        if total.doubled:
+            found.append(f"{total.doubled} readings stand more than once in `readings`")
+        if not total.acknowledged:
+            found.append("no reading was acknowledged, so this run shows nothing")
+        if self.strangers:
+            found.append(f"{self.strangers} readings belong to no boot of a sensor that was started")
+        return tuple(found)
+
+
+def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: Iterable[TableReading]) -> Audit:
+    """Compare. That an unacknowledged reading is in Kafka is well: its acknowledgement was lost, not the reading."""
+    sent: Counter[str] = Counter()
+    acknowledged: defaultdict[str, set[Identity]] = defaultdict(set)
+    boots: set[tuple[str, str]] = set()
+    for ledger in ledgers:
+        sent[ledger.device] += ledger.sent
+        boots.add((ledger.device, ledger.boot))
+        acknowledged[ledger.device].update(
+            (ledger.device, ledger.boot, sequence)
+            for first, last in ledger.acknowledged
+            for sequence in range(first, last + 1)
+        )
+
+    in_kafka: defaultdict[str, set[Identity]] = defaultdict(set)
+    late: set[Identity] = set()
+    seen: set[Identity] = set()
+    count = 0
+    for record in sorted(records, key=lambda record: record.appended_us):
+        count += 1
+        if record.identity not in seen and record.appended_us - record.event_us > LATE_US:
+            late.add(record.identity)
+        seen.add(record.identity)
+        in_kafka[record.device].add(record.identity)
+
+    in_table: defaultdict[str, set[Identity]] = defaultdict(set)
+    rows: Counter[tuple[Identity, str]] = Counter()
+    for reading in readings:
+        in_table[reading.device].add(reading.identity)
+        rows[(reading.identity, reading.metric)] += 1
+    doubled: defaultdict[str, set[Identity]] = defaultdict(set)
+    for (identity, _), times in rows.items():
+        if times > 1:
+            doubled[identity[0]].add(identity)
+
+    missing = {device: acknowledged[device] - in_table[device] for device in acknowledged}
+    known = set().union(*in_kafka.values(), *in_table.values())
+    return Audit(
+        sensors=tuple(
+            SensorAudit(
+                device,
+                sent[device],
+                len(acknowledged[device]),
+                len(in_kafka[device]),
+                len(in_table[device]),
+                len(missing.get(device, ())),
+                len(doubled[device]),
+            )
+            for device in sorted({*sent, *in_kafka, *in_table}, key=_natural)
+        ),
+        late_readings=len(late),
+        copies=count - len(seen),
+        strangers=sum(1 for identity in known if identity[:2] not in boots),
+        examples=tuple(_examples(missing, in_kafka, doubled)),
+    )
+
+
+def _examples(
+    missing: dict[str, set[Identity]],
+    in_kafka: dict[str, set[Identity]],
+    doubled: dict[str, set[Identity]],
+) -> Iterator[str]:
+    for identity in sorted(set().union(*missing.values()))[:EXAMPLES_MAX]:
+        device, boot, sequence = identity
+        where = "is in Kafka but not in `readings`" if identity in in_kafka[device] else "is not even in Kafka"
+        yield f"{device}, boot {boot}, sequence {sequence}: acknowledged, {where}"
+    for device, boot, sequence in sorted(set().union(*doubled.values()))[:EXAMPLES_MAX]:
+        yield f"{device}, boot {boot}, sequence {sequence}: more than once in `readings`"
+
+
+def _natural(device: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key by which `t-9` comes before `t-10`."""
+    parts: list[str] = []
+    for character in device:
+        if parts and parts[-1][-1].isdecimal() == character.isdecimal():
+            parts[-1] += character
+        else:
+            parts.append(character)
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
+
+
+def audit_lines(shown: Sequence[SensorAudit], total: SensorAudit) -> list[str]:
+    """The table for people, as plain text."""
+    head = ("sensor", "sent", "acknowledged", "in Kafka", "in readings", "missing", "doubled")
+    body = [_cells(sensor) for sensor in (*shown, total)]
+    widths = [max(len(row[column]) for row in (head, *body)) for column in range(len(head))]
+    rule = "  ".join("-" * width for width in widths)
+    return [_line(head, widths), rule, *(_line(row, widths) for row in body[:-1]), rule, _line(body[-1], widths)]
+
+
+def _cells(sensor: SensorAudit) -> tuple[str, ...]:
+    numbers = (
+        sensor.sent,
+        sensor.acknowledged,
+        sensor.in_kafka,
+        sensor.in_readings,
+        sensor.missing,
+        sensor.doubled,
+    )
+    return (sensor.device, *(f"{number:,}" for number in numbers))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    name, *numbers = (
+        cell.ljust(width) if column == 0 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return "  ".join((name, *numbers))
+
+
+def shown_sensors(result: Audit, serial: Iterable[str], fleet_count: int = 5) -> list[SensorAudit]:
+    """For the screen: every serial sensor, then of the fleet those with findings, else the first few."""
+    on_lines = set(serial)
+    fleet = [sensor for sensor in result.sensors if sensor.device not in on_lines]
+    # A stable sort: sensors without a finding keep their order.
+    fleet.sort(key=lambda sensor: sensor.missing + sensor.doubled, reverse=True)
+    return [sensor for sensor in result.sensors if sensor.device in on_lines] + fleet[:fleet_count]
+
+
+def read_ledgers(path: Path) -> list[Ledger]:
+    """Ledgers of one JSON-lines file, as the fleet and the firmware runners write them, in its order."""
+    ledgers = []
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        ledgers.append(
+            Ledger(
+                entry["device"],
+                entry["boot"],
+                int(entry["sent"]),
+                _ranges(entry["acknowledged"]),
+                _ranges(entry["dropped"]),
+                int(entry["taken"]),
+            )
+        )
+    return ledgers
+
+
+def _ranges(pairs: Iterable[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((first, last) for first, last in pairs)
+
+
+def _count(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+async def read_kafka(bootstrap: str, topic_prefix: str = "device-") -> list[KafkaReading]:
+    """Every record of the topics so named, from the beginning to the end as it stands at the call.
+
+    Raises:
+        KeyError, ValueError: a record without what the contract of DESIGN section 4 demands of it.
+    """
+    records: list[KafkaReading] = []
+    async with KafkaEnds(bootstrap, topic_prefix) as kafka:
+        ends = await kafka.read()
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        pending = {partition for partition, end in ends.items() if end > 0}
+        consumer.assign(pending)
+        while pending:
+            fetched = await consumer.getmany(*pending, timeout_ms=1_000, max_records=10_000)
+            for partition, batch in fetched.items():
+                records.extend(
+                    _kafka_reading(record.key, record.headers, record.timestamp)
+                    for record in batch
+                    if record.offset < ends[partition]
+                )
+            pending = {partition for partition in pending if await consumer.position(partition) < ends[partition]}
+    return records
+
+
+def _kafka_reading(key: bytes, headers: Sequence[tuple[str, bytes]], timestamp_ms: int) -> KafkaReading:
+    header = {name: value.decode() for name, value in headers}
+    return KafkaReading(
+        id=header["ce_id"],
+        device=key.decode(),
+        boot=header["ce_deviceboot"],
+        sequence=int(header["ce_devicesequence"]),
+        event_us=_microseconds(datetime.fromisoformat(header["ce_time"])),
+        appended_us=timestamp_ms * 1_000,
+    )
+
+
+def _microseconds(time: datetime) -> int:
+    """Since 1970, exactly: a float of seconds has no room for all of them."""
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def read_table(path: Path) -> list[TableReading]:
+    """The rows of `readings` as `demo.readings_export` wrote them."""
+    return [TableReading(*json.loads(line)) for line in path.read_text().splitlines()]

@@ -1,0 +1,154 @@
+"""Charts as HTML and SVG that fit any width: the labels are text, only the marks are stretched."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+SPAN = 1000
+"""The drawing is so many units wide and high, whatever its size on the screen."""
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis: its ends, where its labels stand, and what is measured along it."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    decimals: int
+    title: str
+    unit: str
+
+    def share(self, value: float) -> float:
+        """Where a value lies, 0 at the low end and 1 at the high end; beyond them it is kept at the edge."""
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
+    def label(self, value: float) -> str:
+        """A value as it stands at the axis."""
+        return f"{value:,.{self.decimals}f}"
+
+
+def axis(values: Iterable[float], title: str, unit: str, *, count: int = 5, whole_from_zero: bool = False) -> Axis:
+    """An axis over all values, ending at round numbers, with about `count` labels.
+
+    `whole_from_zero` is for counts: it begins at 0 and labels no fractions.
+    """
+    known = [*values, 0.0] if whole_from_zero else list(values)
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    step = _round_step((high - low) / count or 1.0)
+    if whole_from_zero:
+        step = max(1.0, step)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    last = max(last, first + 1)
+    decimals = max(0, -math.floor(math.log10(step)))
+    ticks = tuple(number * step for number in range(first, last + 1))
+    return Axis(ticks[0], ticks[-1], ticks, decimals, title, unit)
+
+
+def span_axis(low: float, high: float, title: str, unit: str, *, count: int = 8) -> Axis:
+    """An axis that ends exactly where it is told to, with labels at round numbers between."""
+    step = _round_step((high - low) / count)
+    ticks = tuple(number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1))
+    return Axis(low, high, ticks, max(0, -math.floor(math.log10(step))), title, unit)
+
+
+def _round_step(step: float) -> float:
+    """The next of 1, 2, 5, 10, 20, ... that is not smaller."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Points of one kind, drawn as `line`, `area` or `dots` in the colour of `style`."""
+
+    shape: str
+    name: str
+    style: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A span of the x axis that is shaded and named."""
+
+    first: float
+    last: float
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment on the x axis, drawn as a line and named."""
+
+    at: float
+    name: str
+
+
+def chart(x: Axis, y: Axis, marks: Sequence[Marks], bands: Sequence[Band] = (), moments: Sequence[Moment] = ()) -> str:
+    """The HTML of one chart."""
+    drawn = [_grid(y)]
+    drawn += [_rectangle(x.share(band.first), x.share(band.last)) for band in bands]
+    drawn += [_vertical(x.share(moment.at)) for moment in moments]
+    drawn += [_path(x, y, each) for each in marks if each.points]
+    names = [_note(x.share(band.first), 0, "band", band.name) for band in bands]
+    names += [_note(x.share(moment.at), row, "moment", moment.name) for row, moment in enumerate(moments, start=1)]
+    y_labels = "".join(f'<span style="bottom:{100 * y.share(tick):.2f}%">{y.label(tick)}</span>' for tick in y.ticks)
+    x_labels = "".join(f'<span style="left:{100 * x.share(tick):.2f}%">{x.label(tick)}</span>' for tick in x.ticks)
+    return (
+        f'<div class="chart" data-x="{x.low} {x.high} {escape(x.unit)}"'
+        f' data-y="{y.low} {y.high} {escape(y.unit)}">'
+        f'<div class="y-title">{escape(y.title)}</div>'
+        f'<div class="y-labels">{y_labels}</div>'
+        f'<div class="plot"><svg viewBox="0 0 {SPAN} {SPAN}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(drawn)}</svg>{''.join(names)}</div>"
+        f'<div class="x-labels">{x_labels}</div>'
+        f'<div class="x-title">{escape(x.title)}</div></div>'
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Styles and what they mean."""
+    items = "".join(f'<li><i class="{style}"></i>{escape(words)}</li>' for style, words in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _grid(y: Axis) -> str:
+    return "".join(f'<path class="grid" d="M0 {_down(y.share(tick))}H{SPAN}"/>' for tick in y.ticks)
+
+
+def _rectangle(first: float, last: float) -> str:
+    return f'<rect class="band" x="{SPAN * first:.1f}" y="0" width="{SPAN * (last - first):.1f}" height="{SPAN}"/>'
+
+
+def _vertical(share: float) -> str:
+    return f'<path class="moment" d="M{SPAN * share:.1f} 0V{SPAN}"/>'
+
+
+def _note(share: float, row: int, kind: str, name: str) -> str:
+    # Each in a row of its own, for on a phone neighbours would overlap; and beyond the middle to the left of its
+    # line, so that the words stay inside.
+    side = f"left:{100 * share:.2f}%" if share < 0.6 else f"right:{100 * (1 - share):.2f}%"
+    return f'<span class="note {kind}" style="{side};top:{row * 1.4:.1f}em">{escape(name)}</span>'
+
+
+def _path(x: Axis, y: Axis, marks: Marks) -> str:
+    places = [f"{SPAN * x.share(at):.1f} {_down(y.share(value))}" for at, value in marks.points]
+    name = f'data-name="{escape(marks.name)}"'
+    if marks.shape == "dots":
+        # A line of no length with round ends is a dot that stays round when the drawing is stretched.
+        return f'<path class="dots {marks.style}" {name} d="{"".join(f"M{place}h0" for place in places)}"/>'
+    line = "M" + "L".join(places)
+    drawn = f'<path class="line {marks.style}" {name} d="{line}"/>'
+    if marks.shape == "area":
+        first, last = SPAN * x.share(marks.points[0][0]), SPAN * x.share(marks.points[-1][0])
+        drawn = f'<path class="area {marks.style}" d="{line}L{last:.1f} {SPAN}L{first:.1f} {SPAN}Z"/>' + drawn
+    return drawn
+
+
+def _down(share: float) -> str:
+    """SVG counts from the top."""
+    return f"{SPAN * (1 - share):.1f}"

@@ -1,0 +1,88 @@
+"""Start programs that die with us: whatever ends the demo, even `kill -9`, ends its children too.
+
+Run as a file, it is the small step between: it asks the kernel for a signal on its parent's death and then
+becomes the program.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def spawn(
+    command: Sequence[str | Path],
+    log: Path,
+    *,
+    output: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own; what it says is appended to `log`, its results to `output` if given.
+
+    It gets SIGKILL when the calling *thread* ends (that is how the kernel counts, prctl(2)): call from a thread
+    that lives as long as the program shall. A terminal's Ctrl-C does not reach it: who started it stops it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as errors, (output or log).open("ab") as results:
+        return subprocess.Popen(
+            # -I and -S: the step between needs nothing from site-packages and starts in 20 ms.
+            [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=results,
+            stderr=errors,
+            env=None if env is None else dict(env),
+            start_new_session=True,
+        )
+
+
+def stop(process: subprocess.Popen[bytes], patience_s: float = 10.0) -> int:
+    """SIGTERM, then after `patience_s` SIGKILL to it and to all that it started. Returns its exit code."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    code = process.wait()
+    kill_group(process)
+    return code
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to whatever of the program's process group is still there, and wait for the program itself."""
+    # Its process group has its own pid as number, and outlives it while one member lives.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def log_tail(log: Path, lines: int = 15) -> str:
+    """The last lines of a log, for a person who has to know why."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 16_384))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+
+
+def _become(parent: int, command: Sequence[str]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        sys.exit(f"prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent:  # it died before we could ask: nobody would ever stop us
+        sys.exit(1)
+    try:
+        os.execvp(command[0], list(command))  # noqa: S606 - becoming the program is what this step is for
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+if __name__ == "__main__":
+    _become(int(sys.argv[1]), sys.argv[2:])

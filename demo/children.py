@@ -1,0 +1,94 @@
+"""The programs that the demo has started: which of them must be running, and how they are stopped."""
+
+import asyncio
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from demo import child_process
+
+
+class DemoError(Exception):
+    """The demo cannot go on."""
+
+    def __init__(self, words: str, advice: str, log: Path | None = None) -> None:
+        super().__init__(words)
+        self.advice = advice
+        self.log = log
+        """Where more stands, if anywhere."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One program."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    advice: str
+    """What a person can do when it ends by itself."""
+    expected: bool = True
+    """Whether it must be running now."""
+
+
+class Children:
+    """All of them; leaving the `async with` stops every one that still runs."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._all: list[Child] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After a failure nobody waits for farewells.
+        patience_s = 5.0 if error is None else 2.0
+        await asyncio.shield(asyncio.gather(*(self.stop(child, patience_s) for child in reversed(self._all))))
+
+    def start(self, name: str, command: Sequence[str | Path], advice: str, *, output: Path | None = None) -> Child:
+        """Start a program from the event loop's thread (see `child_process.spawn`); its log is `name`.log."""
+        log = self._logs / f"{name}.log"
+        return self.adopt(Child(name, child_process.spawn(command, log, output=output), log, advice))
+
+    def adopt(self, child: Child) -> Child:
+        """Take over a program that was started elsewhere."""
+        self._all.append(child)
+        return child
+
+    def check(self) -> None:
+        """Raises DemoError when a program that must be running has ended."""
+        for child in self._all:
+            if child.expected and child.process.poll() is not None:
+                raise ended(child)
+
+    async def stop(self, child: Child, patience_s: float = 20.0) -> int:
+        """SIGTERM, SIGKILL after `patience_s` to it and its children; returns its exit code."""
+        child.expected = False
+        if child.process.poll() is None:
+            child.process.terminate()
+        code = await self.finish(child, patience_s)
+        child_process.kill_group(child.process)
+        return child.process.returncode if code is None else code
+
+    async def finish(self, child: Child, patience_s: float) -> int | None:
+        """Wait for a program to end by itself; its exit code, or None when it takes longer."""
+        child.expected = False
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while child.process.poll() is None:
+            if asyncio.get_running_loop().time() > deadline:
+                return None
+            await asyncio.sleep(0.05)
+        return child.process.returncode
+
+
+def ended(child: Child) -> DemoError:
+    """What to say of a program that ended and should not have."""
+    code = child.process.returncode
+    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return DemoError(f"{child.name} {how}", child.advice, child.log)

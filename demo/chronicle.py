@@ -1,0 +1,33 @@
+"""What happened when in a run, and what was measured on the way: the report's raw material."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The figures at one moment; None is what was not known."""
+
+    at_us: int
+    """Microseconds since 1970."""
+    buffered: int | None
+    in_kafka: int | None
+    in_table: int | None
+
+
+@dataclass(slots=True)
+class Chronicle:
+    """Moments in microseconds since 1970, filled in as they come; 0 is what has not happened."""
+
+    sampling_from_us: int = 0
+    sampling_until_us: int = 0
+    cut_us: int = 0
+    restored_us: int = 0
+    killed_us: int = 0
+    restarted_us: int = 0
+    drained_us: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def buffer_peak(self) -> int:
+        """The most rows that waited in the buffer at once."""
+        return max((sample.buffered or 0 for sample in self.samples), default=0)

@@ -1,0 +1,83 @@
+"""The size of the demo, from the environment: `make demo DEMO_SECONDS=120`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+BEFORE_S_MIN = 5
+"""The sensors run at least so long before the outage, and as long after it: else there is nothing to compare."""
+KILL_OUTAGE_S_MIN = 8
+"""Time to kill the daemon in the outage and to start it again before its end."""
+
+
+class DemoSettingsError(ValueError):
+    """What is wrong with the settings, one line each, with what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What a run does."""
+
+    seconds: int
+    """How long the sensors measure."""
+    outage_seconds: int
+    """How long the uplink is cut, in the middle of `seconds`."""
+    sensors: int
+    """MQTT sensors of the fleet."""
+    serial_sensors: int
+    """AVR boards on serial lines."""
+    kill: bool
+    """Whether the daemon is ended by `kill -9` in the outage and started again."""
+
+    @property
+    def before_s(self) -> float:
+        """How long the sensors run before the outage."""
+        return (self.seconds - self.outage_seconds) / 2
+
+    def in_words(self) -> str:
+        """What is going to happen."""
+        killed = ", with the gateway killed in it" if self.kill else ""
+        return (
+            f"{self.serial_sensors} AVR boards and {self.sensors} MQTT sensors for {self.seconds} s, "
+            f"{self.outage_seconds} s of them without a path to Kafka{killed}"
+        )
+
+
+def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
+    """Read the settings.
+
+    Raises:
+        DemoSettingsError: names every one that is wrong.
+    """
+    wrong: list[str] = []
+
+    def number(name: str, default: int, lowest: int, highest: int) -> int:
+        text = environment.get(name, "").strip()
+        if not text:
+            return default
+        if not text.isascii() or not text.isdecimal() or not lowest <= int(text) <= highest:
+            wrong.append(f"{name}={text}: write a whole number from {lowest} to {highest} (default {default}).")
+            return default
+        return int(text)
+
+    seconds = number("DEMO_SECONDS", 60, 15, 3_600)
+    # 20 s of 60; a shorter run keeps the proportion.
+    outage_default = min(20, seconds // 3)
+    outage_seconds = number("DEMO_OUTAGE_SECONDS", outage_default, 1, 3_600)
+    sensors = number("DEMO_SENSORS", 200, 0, 4_000)
+    serial_sensors = number("DEMO_SERIAL_SENSORS", 4, 0, 64)
+    kill = bool(number("DEMO_KILL", 0, 0, 1))
+    if outage_seconds > seconds - 2 * BEFORE_S_MIN:
+        wrong.append(
+            f"DEMO_OUTAGE_SECONDS={outage_seconds} leaves less than {BEFORE_S_MIN} s before and after the outage: "
+            f"write at most {seconds - 2 * BEFORE_S_MIN}, or DEMO_SECONDS={outage_seconds + 2 * BEFORE_S_MIN}."
+        )
+    if kill and outage_seconds < KILL_OUTAGE_S_MIN:
+        wrong.append(
+            f"DEMO_KILL=1 kills and restarts the daemon while the uplink is cut, which takes an outage of "
+            f"{KILL_OUTAGE_S_MIN} s: write DEMO_OUTAGE_SECONDS={KILL_OUTAGE_S_MIN} or more."
+        )
+    if sensors + serial_sensors == 0:
+        wrong.append("DEMO_SENSORS=0 and DEMO_SERIAL_SENSORS=0 leave nobody who measures: raise one of them.")
+    if wrong:
+        raise DemoSettingsError("\n".join(wrong))
+    return DemoSettings(seconds, outage_seconds, sensors, serial_sensors, kill)

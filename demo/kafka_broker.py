@@ -1,0 +1,212 @@
+"""A real single-node Kafka broker (KRaft, broker and controller in one) on loopback, for the demo and the tests."""
+
+import base64
+import shutil
+import socket
+import struct
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo import child_process
+
+JARS = Path(__file__).resolve().parent.parent / "build" / "jars" / "kafka"
+HOST = "127.0.0.1"
+START_S_MAX = 60.0
+"""A broker is up in 5 s on an idle machine; two busy cores take several times that."""
+
+JVM_OPTIONS = (
+    # A demo's worth of data: the default of 1 GB would be most of a small machine.
+    "-Xms64m",
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+)
+
+PROPERTIES = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+controller.listener.names=CONTROLLER
+listeners={listeners}
+advertised.listeners={advertised}
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,DIRECT:PLAINTEXT,GATEWAY:PLAINTEXT
+inter.broker.listener.name=DIRECT
+log.dirs={data}
+auto.create.topics.enable={auto_create_topics}
+num.partitions=1
+# One node holds everything, the broker's own topics too.
+default.replication.factor=1
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+# Nobody else will join a consumer group here: do not wait for them.
+group.initial.rebalance.delay.ms=0
+"""
+
+
+class BrokerError(RuntimeError):
+    """The broker cannot be started; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A started broker."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    gateway_listener_port: int | None
+    """Where the GATEWAY listener is bound: what a proxy at the advertised port forwards to."""
+    log: Path
+
+    @property
+    def bootstrap(self) -> str:
+        """`host:port` of the listener that leads to the broker without a detour."""
+        return f"{HOST}:{self.port}"
+
+    def stop(self) -> None:
+        """SIGTERM (it closes its logs), SIGKILL after ten seconds."""
+        child_process.stop(self.process)
+
+
+@contextmanager
+def kafka_broker(
+    directory: Path, *, auto_create_topics: bool = False, gateway_port: int | None = None
+) -> Iterator[Broker]:
+    """A broker for the length of a `with`, up and answering. See `launch_broker`."""
+    properties = format_storage(directory, auto_create_topics=auto_create_topics, gateway_port=gateway_port)
+    broker = launch_broker(properties)
+    try:
+        wait_until_ready(broker)
+        yield broker
+    finally:
+        broker.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFiles:
+    """A formatted data folder and the configuration that goes with it."""
+
+    properties: Path
+    log: Path
+    port: int
+    gateway_listener_port: int | None
+
+
+def format_storage(
+    directory: Path,
+    *,
+    auto_create_topics: bool = False,
+    gateway_port: int | None = None,
+    log: Path | None = None,
+) -> BrokerFiles:
+    """Choose free ports, write `kraft.properties` and format `directory`/data. The log is broker.log there, or `log`.
+
+    With `gateway_port` the broker gets a second listener, GATEWAY, bound to a free port but advertised as
+    `gateway_port`: who comes in there keeps coming through whatever listens at that port.
+
+    Raises:
+        BrokerError: no jars, no Java, or a folder that cannot be formatted.
+    """
+    if not any(JARS.glob("kafka_2.13-*.jar")):
+        raise BrokerError(f"Kafka's jars are not in {JARS}. Run `make jars`, which fetches them.")
+    if shutil.which("java") is None:
+        raise BrokerError("there is no `java` on the PATH. Install a JDK 17, for example openjdk-17-jdk-headless.")
+    direct, controller, gateway = free_ports(3)
+    listeners = [f"DIRECT://{HOST}:{direct}"]
+    advertised = list(listeners)
+    if gateway_port is not None:
+        listeners.append(f"GATEWAY://{HOST}:{gateway}")
+        advertised.append(f"GATEWAY://{HOST}:{gateway_port}")
+    listeners.append(f"CONTROLLER://{HOST}:{controller}")
+    directory.mkdir(parents=True, exist_ok=True)
+    properties = directory / "kraft.properties"
+    properties.write_text(
+        PROPERTIES.format(
+            host=HOST,
+            controller_port=controller,
+            listeners=",".join(listeners),
+            advertised=",".join(advertised),
+            data=directory.resolve() / "data",
+            auto_create_topics=str(auto_create_topics).lower(),
+        )
+    )
+    # Kafka writes its 128-bit ids in base64; one that starts with `-` would read as an option.
+    cluster_id = "A" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+    log = log or directory / "broker.log"
+    process = child_process.spawn(
+        _java("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", properties), log
+    )
+    if process.wait(START_S_MAX) != 0:
+        raise BrokerError(f"StorageTool cannot format {directory}/data:\n{child_process.log_tail(log)}")
+    return BrokerFiles(properties, log, direct, gateway if gateway_port is not None else None)
+
+
+def launch_broker(files: BrokerFiles) -> Broker:
+    """Start the broker and return at once; it dies with the calling thread at the latest."""
+    process = child_process.spawn(_java("kafka.Kafka", files.properties), files.log)
+    return Broker(process, files.port, files.gateway_listener_port, files.log)
+
+
+def wait_until_ready(broker: Broker, patience_s: float = START_S_MAX) -> None:
+    """Return once the broker names itself as a member of its cluster.
+
+    Raises:
+        BrokerError: it ended, or took longer than `patience_s`.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        if broker.process.poll() is not None:
+            raise BrokerError(f"the Kafka broker ended while starting:\n{child_process.log_tail(broker.log)}")
+        if _broker_count(broker.port) > 0:
+            return
+        if time.monotonic() > deadline:
+            raise BrokerError(
+                f"the Kafka broker was not ready within {patience_s:.0f} s:\n{child_process.log_tail(broker.log)}"
+            )
+        time.sleep(0.1)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now; all are held open at once so that they differ."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def _java(*arguments: str | Path) -> list[str | Path]:
+    return ["java", *JVM_OPTIONS, "-cp", f"{JARS}/*", *arguments]
+
+
+def _broker_count(port: int) -> int:
+    """How many brokers a Metadata request (version 1, of no topics) is answered with; 0 where it is not answered.
+
+    An open port is not enough: a broker listens before it has joined its cluster, and is fenced for a while then.
+    """
+    request = struct.pack(">hhihi", 3, 1, 1, -1, 0)  # api key, version, correlation id, no client id, no topics
+    try:
+        with socket.create_connection((HOST, port), timeout=2.0) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            answer = b""
+            while len(answer) < 12:  # length, correlation id, number of brokers
+                received = connection.recv(4096)
+                if not received:
+                    return 0
+                answer += received
+    except OSError:
+        return 0
+    return int(struct.unpack_from(">i", answer, 8)[0])

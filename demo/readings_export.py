@@ -1,0 +1,40 @@
+"""Write the rows of `readings` as JSON lines, for the audit: `python -m demo.readings_export WAREHOUSE FILE`.
+
+A program of its own, so that the demo itself stays light and its Spark ends with it.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from spark.readings_view import open_readings
+from spark.session import open_session
+
+
+def export(warehouse: Path, target: Path) -> int:
+    """One line a row: device, boot, sequence, metric, event time in microseconds since 1970, value."""
+    # Imported late: it takes a second, and who only asks for this module's name need not pay it.
+    from pyspark.sql.functions import col, unix_micros  # noqa: PLC0415
+
+    session = open_session("sluice-demo-audit")
+    try:
+        rows = open_readings(session, str(warehouse)).select(
+            col("device"),
+            col("device_boot"),
+            col("device_sequence"),
+            col("metric"),
+            unix_micros(col("event_time")),
+            col("value").cast("double"),
+        )
+        count = 0
+        with target.open("w") as file:
+            for row in rows.collect():
+                file.write(json.dumps(list(row)) + "\n")
+                count += 1
+        return count
+    finally:
+        session.stop()
+
+
+if __name__ == "__main__":
+    print(export(Path(sys.argv[1]), Path(sys.argv[2])), "rows")

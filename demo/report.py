@@ -1,0 +1,285 @@
+"""Draws a run as one page that needs nothing but a browser: the verdict, what happened when, the audit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from string import Template
+
+from demo.audit import LATE_US, Audit, Identity, KafkaReading, SensorAudit, TableReading
+from demo.chart import SPAN, Axis, Band, Marks, Moment, axis, chart, legend, span_axis
+from demo.chronicle import Chronicle
+from demo.demo_settings import DemoSettings
+
+TEMPLATE = Path(__file__).with_name("report_template.html")
+WAITED_US = 2_000_000
+"""A reading that took longer from the sensor to Kafka is drawn as one that waited."""
+DOTS_MAX = 3_000
+"""Dots in the arrival chart; of more readings every so-manieth is drawn."""
+SERIES_SERIAL_MAX = 8
+SERIES_FLEET_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that the page tells."""
+
+    settings: DemoSettings
+    chronicle: Chronicle
+    audit: Audit
+    shown: Sequence[SensorAudit]
+    """The sensors in the short table."""
+    serial: frozenset[str]
+    """Devices on serial lines."""
+    records: Sequence[KafkaReading]
+    readings: Sequence[TableReading]
+    summary: Mapping[str, float]
+
+
+def report_page(story: Story) -> str:
+    """The whole page."""
+    arrived = first_arrivals(story.records)
+    time = _time_axis(story)
+    total = story.audit.total
+    good = not story.audit.findings
+    return Template(TEMPLATE.read_text()).substitute(
+        verdict=escape(f"missing {total.missing}, duplicates {total.doubled}"),
+        verdict_mark="✓" if good else "✗",
+        mood="good" if good else "bad",
+        headline=_headline(story),
+        circumstances=_circumstances(story),
+        findings="".join(f"<p><b>{escape(each)}.</b></p>" for each in story.audit.findings),
+        figures=_figures(story),
+        buffer_words=_buffer_words(story),
+        buffer_chart=_buffer_chart(story, time),
+        arrival_words=_arrival_words(arrived),
+        arrival_legend=legend(
+            (*_waiting_legend(), ("level", "on this line a reading would be in Kafka the moment it is taken"))
+        ),
+        arrival_chart=_arrival_chart(story, arrived, time),
+        series_words=_series_words(story),
+        series_legend=legend((*_waiting_legend(), *_moment_legend(story))),
+        series_charts=_series_charts(story, arrived, time),
+        audit_words=_audit_words(story),
+        shown_table=_table(story.shown, total),
+        whole_table=_table(story.audit.sensors, total),
+        sensor_count=len(story.audit.sensors),
+        footer=escape(
+            f"Made by `make demo` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Point at a mark to read its value."
+        ),
+        span=SPAN,
+    )
+
+
+def first_arrivals(records: Sequence[KafkaReading]) -> dict[Identity, KafkaReading]:
+    """The first record of each reading: Kafka may hold copies."""
+    first: dict[Identity, KafkaReading] = {}
+    for record in records:
+        known = first.get(record.identity)
+        if known is None or record.appended_us < known.appended_us:
+            first[record.identity] = record
+    return first
+
+
+def _seconds(story: Story, at_us: int) -> float:
+    return (at_us - story.chronicle.sampling_from_us) / 1e6
+
+
+def _time_axis(story: Story) -> Axis:
+    """From the first sample to the end of the drain, in seconds since the sensors began."""
+    chronicle = story.chronicle
+    last_us = max(chronicle.sampling_until_us, chronicle.drained_us)
+    return span_axis(0.0, _seconds(story, last_us), "seconds since the sensors began", "s")
+
+
+def _bands(story: Story) -> list[Band]:
+    chronicle = story.chronicle
+    first, last = _seconds(story, chronicle.cut_us), _seconds(story, chronicle.restored_us)
+    return [Band(first, last, f"outage, {last - first:.0f} s")]
+
+
+def _moments(story: Story) -> list[Moment]:
+    chronicle = story.chronicle
+    if not chronicle.killed_us:
+        return []
+    return [
+        Moment(_seconds(story, chronicle.killed_us), "kill -9"),
+        Moment(_seconds(story, chronicle.restarted_us), "runs again"),
+    ]
+
+
+def _waiting_legend() -> tuple[tuple[str, str], ...]:
+    limit = WAITED_US // 1_000_000
+    return (
+        ("prompt", f"in Kafka within {limit} s"),
+        ("waited", f"waited longer than {limit} s in the buffer or at the sensor"),
+    )
+
+
+def _moment_legend(story: Story) -> list[tuple[str, str]]:
+    entries = [("band", "outage: the path to Kafka is cut")]
+    if story.chronicle.killed_us:
+        entries.append(("moment", "the gateway is ended by kill -9, and runs again"))
+    return entries
+
+
+def _headline(story: Story) -> str:
+    total = story.audit.total
+    if story.audit.findings:
+        return "Not every acknowledged reading stands in the table exactly once."
+    return f"All {total.acknowledged:,} acknowledged readings stand in the table, each exactly once."
+
+
+def _circumstances(story: Story) -> str:
+    settings = story.settings
+    killed = " In the midst of it the gateway was ended by kill -9 and started again." if settings.kill else ""
+    return escape(
+        f"{settings.serial_sensors} AVR boards on serial lines and {settings.sensors} MQTT sensors measured for "
+        f"{settings.seconds} s. For {settings.outage_seconds} s the gateway could not reach Kafka.{killed}"
+    )
+
+
+def _figures(story: Story) -> str:
+    summary = story.summary
+    named = (
+        ("sent by the sensors", summary["sent"]),
+        ("acknowledged by the gateway", summary["acknowledged"]),
+        ("found in Kafka", summary["in_kafka"]),
+        ("found in the table", summary["in_readings"]),
+        ("missing from the table", summary["missing"]),
+        ("twice in the table", summary["duplicates"]),
+        ("waited in the buffer at once, at most", summary["buffer_peak"]),
+        (f"came to Kafka more than {LATE_US // 1_000_000} s late", summary["late_readings"]),
+        ("seconds that the whole demo took", summary["seconds"]),
+    )
+    return "".join(f"<div><dt>{escape(name)}</dt><dd>{value:,.0f}</dd></div>" for name, value in named)
+
+
+def _buffer_words(story: Story) -> str:
+    return escape(
+        "With the path open a reading stays for a moment only. While it is cut, the gateway goes on taking "
+        f"readings in and acknowledging them: up to {story.chronicle.buffer_peak:,} waited on its disk. When the "
+        "path is back they drain, beside the readings that still come in."
+    )
+
+
+def _buffer_chart(story: Story, time: Axis) -> str:
+    points = [
+        (_seconds(story, sample.at_us), float(sample.buffered))
+        for sample in story.chronicle.samples
+        if sample.buffered is not None and time.low <= _seconds(story, sample.at_us) <= time.high
+    ]
+    depth = axis((value for _, value in points), "rows in the buffer", "rows", whole_from_zero=True)
+    marks = [Marks("area", "buffer", "prompt", points)]
+    return chart(time, depth, marks, _bands(story), _moments(story))
+
+
+def _arrival_words(arrived: Mapping[Identity, KafkaReading]) -> str:
+    words = (
+        "Each dot is a reading: to the right, when it was taken; upwards, when Kafka had it. What was taken during "
+        "the outage arrives in one go after it, the oldest of it the latest, and keeps the time at which it was taken."
+    )
+    stride = _stride(len(arrived))
+    return escape(words if stride == 1 else f"{words} One of {stride} readings is drawn.")
+
+
+def _stride(count: int) -> int:
+    return -(-count // DOTS_MAX) or 1
+
+
+def _arrival_chart(story: Story, arrived: Mapping[Identity, KafkaReading], time: Axis) -> str:
+    ordered = sorted(arrived.values(), key=lambda record: (record.event_us, record.identity))
+    ordered = ordered[:: _stride(len(ordered))]
+    dots: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for record in ordered:
+        place = (_seconds(story, record.event_us), _seconds(story, record.appended_us))
+        dots[_waited(record)].append(place)
+    arrival = axis(
+        [time.low, time.high, *(y for each in dots.values() for _, y in each)],
+        "arrived in Kafka, seconds since the sensors began",
+        "s",
+    )
+    level = Marks("line", "at once", "level", [(time.low, time.low), (time.high, time.high)])
+    marks = [level, Marks("dots", "prompt", "prompt", dots[False]), Marks("dots", "waited", "waited", dots[True])]
+    return chart(time, arrival, marks, _bands(story), _moments(story))
+
+
+def _waited(record: KafkaReading) -> bool:
+    return record.appended_us - record.event_us > WAITED_US
+
+
+def _series_words(story: Story) -> str:
+    words = (
+        "Temperatures out of the table, at the time at which they were taken. The outage leaves no hole: what was "
+        f"measured in it came later. Shown are boards on serial lines and {SERIES_FLEET_MAX} of the MQTT sensors."
+    )
+    if story.settings.kill:
+        words += (
+            " While the gateway was dead the sensors kept their readings. A board sends its own clock along, so that "
+            "these stand where they were taken; the MQTT sensors send none, and theirs bear the time of receipt."
+        )
+    return escape(words)
+
+
+def _series_charts(story: Story, arrived: Mapping[Identity, KafkaReading], time: Axis) -> str:
+    by_device: dict[str, list[TableReading]] = {}
+    for reading in story.readings:
+        by_device.setdefault(reading.device, []).append(reading)
+    names = [sensor.device for sensor in story.shown if sensor.device in by_device]
+    serial = [name for name in names if name in story.serial][:SERIES_SERIAL_MAX]
+    fleet = [name for name in names if name not in story.serial][:SERIES_FLEET_MAX]
+    return "".join(_series_chart(story, name, by_device[name], arrived, time) for name in (*serial, *fleet))
+
+
+def _series_chart(
+    story: Story,
+    device: str,
+    readings: Sequence[TableReading],
+    arrived: Mapping[Identity, KafkaReading],
+    time: Axis,
+) -> str:
+    dots: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for reading in sorted(readings, key=lambda reading: reading.event_us):
+        record = arrived.get(reading.identity)
+        waited = record is not None and _waited(record)
+        dots[waited].append((_seconds(story, reading.event_us), reading.value))
+    metric = ", ".join(sorted({reading.metric for reading in readings}))
+    unit = "°C" if metric == "celsius" else ""
+    values = axis(
+        (y for each in dots.values() for _, y in each), f"{metric}, {unit}" if unit else metric, unit, count=3
+    )
+    kind = "serial line, ATmega328P" if device in story.serial else "MQTT"
+    marks = [Marks("dots", device, "prompt", dots[False]), Marks("dots", device, "waited", dots[True])]
+    drawn = chart(time, values, marks, _bands(story), _moments(story))
+    return f"<div><h3>{escape(device)} <small>{kind}, {len(readings)} readings</small></h3>{drawn}</div>"
+
+
+def _audit_words(story: Story) -> str:
+    late, copies = story.audit.late_readings, story.audit.copies
+    return escape(
+        "Sent and acknowledged is what the sensors themselves know; the rest was counted in Kafka and in the table. "
+        "Missing: acknowledged, but not in the table. Doubled: more than once in the table. A sensor may have more "
+        "in Kafka than acknowledged, where only the acknowledgement was lost. "
+        f"{late:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken. Kafka holds "
+        f"{copies:,} readings again that were sent more than once; the table counts each once."
+    )
+
+
+def _table(sensors: Sequence[SensorAudit], total: SensorAudit) -> str:
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in ("sensor", "sent", "acknowledged", "in Kafka", "in the table", "missing", "doubled")
+    )
+    rows = "".join(f"<tr>{_row(sensor)}</tr>" for sensor in sensors)
+    return f'<table><tr>{head}</tr>{rows}<tr class="total">{_row(total)}</tr></table>'
+
+
+def _row(sensor: SensorAudit) -> str:
+    plain = (sensor.sent, sensor.acknowledged, sensor.in_kafka, sensor.in_readings)
+    cells = "".join(f"<td>{number:,}</td>" for number in plain)
+    findings = "".join(
+        f'<td class="finding">{number:,}</td>' if number else "<td>0</td>"
+        for number in (sensor.missing, sensor.doubled)
+    )
+    return f"<td>{escape(sensor.device)}</td>{cells}{findings}"

@@ -1,0 +1,428 @@
+"""The run itself, in the order in which it happens: Kafka, cloud, gateway, sensors, outage, drain."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from demo import kafka_broker
+from demo.audit import Ledger, read_ledgers
+from demo.children import Child, Children, DemoError, ended
+from demo.chronicle import Chronicle, Sample
+from demo.demo_settings import DemoSettings
+from demo.gateway_config import render_gateway_config
+from demo.kafka_broker import HOST, Broker, free_ports
+from demo.kafka_ends import KafkaEnds
+from demo.progress import Progress
+from demo.uplink import Uplink
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import BufferStatus, read_status
+from sluice_sim import avr
+
+WATCH_INTERVAL_S = 0.5
+KILLED_FOR_S = 3.0
+"""How long the gateway stays dead after `kill -9`."""
+SAMPLE_INTERVAL_MS = 1_000
+LEDGER_INTERVAL_S = 1.0
+"""A board writes its ledger twice as often."""
+BOARDS_SETTLE_LOOKS_MAX = 15
+"""What a board still holds after so many looks at its ledger stays with it, unacknowledged."""
+
+GATEWAY_START_S_MAX = 30.0
+SENSORS_STOP_S_MAX = 40.0
+DRAIN_S_MAX = 120.0
+INGEST_S_MAX = 180.0
+EXPORT_S_MAX = 180.0
+
+INSTALL = "Run `make demo`, which installs what is missing, and see the log."
+COMMANDS = Path(sys.executable).parent
+"""Where `sluice` and its like are: beside the Python that runs this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """Where the run keeps its files."""
+
+    root: Path
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def buffer(self) -> Path:
+        return self.root / "buffer.db"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "gateway.toml"
+
+    @property
+    def warehouse(self) -> Path:
+        return self.root / "warehouse"
+
+    @property
+    def boards(self) -> Path:
+        return self.root / "avr"
+
+    @property
+    def fleet_ledger(self) -> Path:
+        return self.root / "fleet.jsonl"
+
+    @property
+    def table(self) -> Path:
+        return self.root / "readings.jsonl"
+
+
+class JsonLines:
+    """The lines that a program adds to a file of JSON lines, as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> list[dict[str, object]]:
+        """The whole lines since the last call that are JSON objects."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._offset += len(whole) + len(newline)
+        objects = (json.loads(line) for line in whole.splitlines() if line.startswith(b"{"))
+        return [each for each in objects if isinstance(each, dict)]
+
+
+@dataclass(slots=True)
+class Sensors:
+    """The programs that measure."""
+
+    boards: list[Child]
+    fleet: Child | None
+
+
+@dataclass(slots=True)
+class Run:
+    """What the steps of a run share."""
+
+    settings: DemoSettings
+    folder: Folder
+    progress: Progress
+    children: Children
+    uplink: Uplink
+    broker: Broker
+    kafka: KafkaEnds
+    mqtt_port: int
+    chronicle: Chronicle = field(default_factory=Chronicle)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Kafka's end offsets as last seen, by topic and partition."""
+    ingested: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The same, as the ingest job last reported them."""
+    buffered: int | None = None
+    looks: int = 0
+    """How often `_watch` has looked."""
+    gateway: Child | None = None
+
+
+@asynccontextmanager
+async def measured_run(settings: DemoSettings, folder: Folder, progress: Progress) -> AsyncIterator[Run]:
+    """Run everything up to the point where all that was measured should be in the table.
+
+    Within the `async with` only Kafka still runs, for the audit; leaving it, and whatever fails, stops all programs.
+
+    Raises:
+        DemoError, BrokerError: a step failed; in an ExceptionGroup where a program ended by itself.
+    """
+    async with Uplink() as uplink, Children(folder.logs) as children:
+        with progress.step("Start Kafka, one real broker, on loopback") as step:
+            broker = await _start_kafka(folder, children, uplink)
+            step.result = f"{broker.bootstrap}; the gateway reaches it through a line that can be cut"
+        progress.figures.uplink = "up"
+        async with KafkaEnds(broker.bootstrap) as kafka:
+            run = Run(settings, folder, progress, children, uplink, broker, kafka, mqtt_port=free_ports(1)[0])
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(_watch(run), name="watch")
+                await _measure(run)
+                watch.cancel()
+        yield run
+
+
+async def _measure(run: Run) -> None:
+    """From the start of the cloud side to the last reading in its table."""
+    settings, progress, chronicle = run.settings, run.progress, run.chronicle
+    with progress.step("Start the cloud side: PySpark reads Kafka and writes Delta tables") as step:
+        ingest = _start_ingest(run)
+        step.result = "its JVM takes a while, the others need not wait for it"
+    with progress.step("Start the gateway, `sluice run`") as step:
+        await _start_gateway(run)
+        step.result = f"MQTT on port {run.mqtt_port}, buffer in {run.folder.buffer}"
+    sensors = await _start_sensors(run)
+
+    chronicle.sampling_from_us = now_us()
+    with progress.step("Measure with the uplink up", lasts_s=settings.before_s) as step:
+        await asyncio.sleep(settings.before_s)
+        step.result = "readings go from the sensors through the buffer to Kafka"
+    with progress.step("OUTAGE: the path to Kafka is cut, the sensors go on", lasts_s=settings.outage_seconds) as step:
+        await _outage(run)
+        step.result = f"{run.buffered or 0:,} readings wait in the buffer, acknowledged and on disk"
+    with progress.step("The path is back, the backlog drains, the sensors go on", lasts_s=settings.before_s) as step:
+        await asyncio.sleep(settings.before_s)
+        step.result = f"{run.buffered or 0:,} wait now"
+    with progress.step("Sensors stop measuring and wait for their last acknowledgements"):
+        chronicle.sampling_until_us = now_us()
+        await _stop_sensors(run, sensors)
+    with progress.step("Wait until the buffer is empty"):
+        await _until(run, lambda: run.buffered == 0, DRAIN_S_MAX, "the buffer did not become empty", run.gateway)
+        chronicle.drained_us = now_us()
+    with progress.step("Wait until the tables hold what Kafka holds") as step:
+        await _until(run, lambda: _is_ingested(run), INGEST_S_MAX, "the ingest job did not catch up with Kafka", ingest)
+        step.result = f"{sum(run.ends.values()):,} records"
+    with progress.step("Stop the gateway and the ingest job"):
+        assert run.gateway is not None  # noqa: S101 - started above
+        await run.children.stop(run.gateway)
+        await run.children.stop(ingest, patience_s=60.0)
+        progress.figures.gateway = "stopped"
+
+
+async def _start_kafka(folder: Folder, children: Children, uplink: Uplink) -> Broker:
+    files = await asyncio.to_thread(
+        kafka_broker.format_storage,
+        folder.root / "kafka",
+        gateway_port=uplink.port,
+        log=folder.logs / "kafka.log",
+    )
+    broker = kafka_broker.launch_broker(files)
+    children.adopt(Child("kafka", broker.process, broker.log, "See what the broker says."))
+    await asyncio.to_thread(kafka_broker.wait_until_ready, broker)
+    assert broker.gateway_listener_port is not None  # noqa: S101 - asked for above
+    uplink.open(broker.gateway_listener_port)
+    return broker
+
+
+def _start_ingest(run: Run) -> Child:
+    command = (COMMANDS / "sluice-cloud", "ingest", "--bootstrap", run.broker.bootstrap)
+    return run.children.start(
+        "ingest",
+        (*command, "--warehouse", run.folder.warehouse, "--json"),
+        INSTALL,
+        output=run.folder.logs / "ingest.jsonl",
+    )
+
+
+async def _start_gateway(run: Run) -> None:
+    run.folder.config.write_text(
+        render_gateway_config(
+            buffer=run.folder.buffer,
+            mqtt_port=run.mqtt_port,
+            serial_ports=f"{run.folder.boards}/tty-*",
+            bootstrap=f"{HOST}:{run.uplink.port}",
+        )
+    )
+    await _launch_gateway(run)
+
+
+async def _launch_gateway(run: Run) -> None:
+    """Start `sluice run` and wait until its MQTT listener accepts."""
+    run.gateway = run.children.start(
+        "gateway", (COMMANDS / "sluice", "run", "--config", run.folder.config), "See what the gateway says."
+    )
+    deadline = time.monotonic() + GATEWAY_START_S_MAX
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(HOST, run.mqtt_port)
+        except OSError:
+            if time.monotonic() > deadline:
+                words = f"the gateway did not listen on port {run.mqtt_port} within {GATEWAY_START_S_MAX:.0f} s"
+                raise DemoError(words, run.gateway.advice, run.gateway.log) from None
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            await writer.wait_closed()
+            break
+    run.progress.figures.gateway = "up"
+
+
+async def _start_sensors(run: Run) -> Sensors:
+    settings = run.settings
+    sensors = Sensors([], None)
+    if settings.serial_sensors:
+        with run.progress.step(f"Switch on {settings.serial_sensors} AVR boards on serial lines") as step:
+            await asyncio.to_thread(avr.build_firmware)
+            run.folder.boards.mkdir()
+            sensors.boards.extend(_start_board(run, number) for number in range(1, settings.serial_sensors + 1))
+            step.result = f"real firmware, executed; {(avr.BUILD / 'sensor.size').read_text().strip()}"
+    if settings.sensors:
+        with run.progress.step(f"Switch on {settings.sensors} MQTT sensors"):
+            sensors.fleet = _start_fleet(run)
+    return sensors
+
+
+def _start_board(run: Run, number: int) -> Child:
+    """Switch on one board, whose EEPROM, ledger and serial port are files in `folder.boards`."""
+    device, folder = f"board-{number}", run.folder.boards
+    eeprom = folder / f"{device}.eeprom"
+    avr.provision(eeprom, device, SAMPLE_INTERVAL_MS)
+    files = ("--link", folder / f"tty-{device}", "--eeprom", eeprom, "--ledger", folder / f"{device}.ledger")
+    return run.children.start(device, (avr.RUNNER, *files, "--seed", str(number), avr.FIRMWARE), INSTALL)
+
+
+def _start_fleet(run: Run) -> Child:
+    settings = run.settings
+    command = (sys.executable, "-m", "sluice_sim", "fleet", "--port", str(run.mqtt_port))
+    size = ("--sensors", str(settings.sensors), "--interval-ms", str(SAMPLE_INTERVAL_MS))
+    return run.children.start(
+        "fleet",
+        (*command, *size, "--ledger", run.folder.fleet_ledger, "--json"),
+        "See what the fleet says.",
+        output=run.folder.logs / "fleet.jsonl",
+    )
+
+
+async def _outage(run: Run) -> None:
+    """Cut, and with `kill` end the daemon in the midst of it; restore after the time that was set."""
+    settings, chronicle, figures = run.settings, run.chronicle, run.progress.figures
+    ends_s = time.monotonic() + settings.outage_seconds
+    await run.uplink.cut()
+    chronicle.cut_us = now_us()
+    figures.uplink = "cut"
+    if settings.kill:
+        # Early enough that the restarted daemon takes readings in with the uplink still cut.
+        await asyncio.sleep(settings.outage_seconds / 3)
+        await _kill_gateway(run)
+        await asyncio.sleep(KILLED_FOR_S)
+        await _launch_gateway(run)
+        chronicle.restarted_us = now_us()
+        run.progress.note("the gateway runs again and has what it had acknowledged")
+    await asyncio.sleep(max(0.0, ends_s - time.monotonic()))
+    await run.uplink.restore()
+    chronicle.restored_us = now_us()
+    figures.uplink = "up"
+
+
+async def _kill_gateway(run: Run) -> None:
+    assert run.gateway is not None  # noqa: S101 - it was started before the outage
+    run.gateway.expected = False
+    run.gateway.process.send_signal(signal.SIGKILL)
+    run.gateway.process.wait()
+    run.chronicle.killed_us = now_us()
+    run.progress.figures.gateway = "killed"
+    run.progress.note(
+        f"kill -9 {run.gateway.process.pid}: the gateway is dead, the sensors keep what is unacknowledged"
+    )
+
+
+async def _stop_sensors(run: Run, sensors: Sensors) -> None:
+    """No more samples; what is outstanding is still acknowledged; then off."""
+    for board in sensors.boards:
+        # The jumper on the board that inhibits sampling.
+        board.process.send_signal(signal.SIGUSR1)
+    stopping = []
+    if sensors.fleet is not None:
+        stopping.append(sensors.fleet)
+        sensors.fleet.expected = False
+        sensors.fleet.process.terminate()
+    for _ in range(BOARDS_SETTLE_LOOKS_MAX):
+        await asyncio.sleep(LEDGER_INTERVAL_S)
+        # Of each board's boots the last: what an earlier one held in RAM went with its reset.
+        last = {ledger.device: ledger for ledger in board_ledgers(run.folder)}
+        if all(ledger.settled for ledger in last.values()):
+            break
+    for board in sensors.boards:
+        board.expected = False
+        board.process.terminate()
+        stopping.append(board)
+    for child in stopping:
+        code = await run.children.finish(child, SENSORS_STOP_S_MAX)
+        if code is None:
+            raise DemoError(f"{child.name} did not end within {SENSORS_STOP_S_MAX:.0f} s", child.advice, child.log)
+        if code != 0:
+            raise ended(child)
+
+
+def board_ledgers(folder: Folder) -> list[Ledger]:
+    """What the boards' firmware knows, one for each board and boot; half a second old at most."""
+    return [ledger for path in sorted(folder.boards.glob("*.ledger")) for ledger in read_ledgers(path)]
+
+
+def _is_ingested(run: Run) -> bool:
+    """Whether the ingest job has reported every offset that Kafka has; the buffer being empty, no more come."""
+    return bool(run.ends) and all(run.ingested.get(place, 0) >= end for place, end in run.ends.items())
+
+
+async def _until(run: Run, condition: Callable[[], bool], patience_s: float, words: str, child: Child | None) -> None:
+    """Wait until what `_watch` sees fulfils a condition."""
+    deadline = time.monotonic() + patience_s
+    # The look that is under way may have seen what was before; the next one has not.
+    fresh = run.looks + 2
+    while run.looks < fresh or not condition():
+        if time.monotonic() > deadline:
+            raise DemoError(
+                f"{words} within {patience_s:.0f} s",
+                "On a slow machine try fewer sensors: DEMO_SENSORS=50.",
+                None if child is None else child.log,
+            )
+        await asyncio.sleep(0.1)
+
+
+async def _watch(run: Run) -> None:
+    """Twice a second: are all programs there, and what do the figures say?"""
+    fleet = JsonLines(run.folder.logs / "fleet.jsonl")
+    ingest = JsonLines(run.folder.logs / "ingest.jsonl")
+    figures = run.progress.figures
+    connected = acknowledged = 0
+    while True:
+        run.children.check()
+        run.ends = {tuple(place): end for place, end in (await run.kafka.read()).items()}
+        for line in ingest.new():
+            _note_batch(run, line)
+        for line in fleet.new():
+            connected, acknowledged = _number(line["connected"]), _number(line["acknowledged"])
+        boards = board_ledgers(run.folder)
+        figures.sensors = connected + len({ledger.device for ledger in boards})
+        figures.acknowledged = acknowledged + sum(ledger.acknowledged_count for ledger in boards)
+        status = await asyncio.to_thread(_buffer_status, run.folder.buffer)
+        run.buffered = None if status is None else status.rows
+        oldest_us = None if status is None else status.oldest_wall_us
+        figures.buffered = run.buffered
+        figures.oldest_s = None if oldest_us is None else (now_us() - oldest_us) / 1e6
+        figures.in_kafka = sum(run.ends.values())
+        run.chronicle.samples.append(Sample(now_us(), run.buffered, figures.in_kafka, figures.in_table))
+        run.looks += 1
+        run.progress.tick()
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _note_batch(run: Run, line: dict[str, object]) -> None:
+    """Take in one line of `sluice-cloud ingest --json`."""
+    offsets = line.get("end_offsets")
+    if not isinstance(offsets, dict):
+        return
+    for topic, partitions in offsets.items():
+        for partition, offset in partitions.items():
+            run.ingested[(topic, int(partition))] = offset
+    readings = {place: offset for place, offset in run.ingested.items() if place in run.ends}
+    run.progress.figures.in_table = sum(readings.values())
+
+
+def _buffer_status(path: Path) -> BufferStatus | None:
+    """What waits in the buffer; None while there is no file, or while it is being made."""
+    try:
+        return read_status(path)
+    except BufferFileError:
+        return None
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"a number was expected, not {value!r}")
+    return value
+
+
+def now_us() -> int:
+    """Microseconds since 1970 by the wall clock, which the gateway trusts in the demo."""
+    return time.time_ns() // 1_000

@@ -1,0 +1,49 @@
+/* What the sensor holds and what it sends next: the ring of samples, the send window, repetition with back-off.
+ * No hardware and no link in it: time is passed in, and what happened is told to the ledger (ledger.h). */
+#ifndef CORE_H
+#define CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifndef RING_SAMPLES
+#define RING_SAMPLES 64 /* a power of two, so that a sequence finds its place by masking */
+#endif
+
+enum {
+	WINDOW_SAMPLES = 8,
+	RESEND_MS_FIRST = 1000,
+	RESEND_MS_MAX = 8000,
+	PAYLOAD_BYTES_MAX = 24,
+};
+
+/* Start with an empty ring at sequence 0. */
+void core_start(void);
+
+/* Put a sample into the ring; a full ring drops its oldest one. Hundredths of a degree Celsius. */
+void core_take(uint32_t tick_ms, int16_t centi_celsius);
+
+/* The oldest sequence held, or the next one to come where none is held. */
+uint32_t core_oldest(void);
+
+/* The sequence that the next sample will get. */
+uint32_t core_next(void);
+
+/* Whether a sample is due to be sent now, and which. Sending it is reported by core_sent. */
+bool core_due(uint32_t now_ms, uint32_t *sequence);
+void core_sent(uint32_t sequence, uint32_t now_ms);
+
+/* The tick of a held sample. */
+uint32_t core_tick_ms(uint32_t sequence);
+
+/* Write a held sample as JSON, `{"celsius":21.53}`, and return its length, at most PAYLOAD_BYTES_MAX. */
+uint8_t core_payload(uint32_t sequence, uint8_t *payload);
+
+/* Everything below `next` is safe, and `next + 1 + i` is for each bit i. False, and nothing done, when it speaks of
+ * samples that were never sent: such an answer was meant for another run of the sensor. */
+bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms);
+
+/* The other side is new or has forgotten us: all that was sent and is unacknowledged goes again. */
+void core_resend(uint32_t now_ms);
+
+#endif

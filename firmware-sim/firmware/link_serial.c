@@ -1,0 +1,156 @@
+/* The serial link: HELLO, DATA, ACK, PROBE and REPLY as ../FRAMES.md has them. */
+#include <string.h>
+
+#include "board.h"
+#include "core.h"
+#include "frame.h"
+#include "link.h"
+
+enum {
+	HELLO = 1,
+	DATA = 2,
+	ACK = 3,
+	PROBE = 4,
+	REPLY = 5,
+	HELLO_REQUEST = 6,
+
+	FRAME_VERSION = 1,
+	STREAM_THERMO = 0,
+	HELLO_INTERVAL_MS = 1000,
+	/* Each of a whole window of DATA may be answered with HELLO_REQUEST: one HELLO answers them all. */
+	HELLO_INTERVAL_MS_MIN = 100,
+
+	ACK_BYTES = 13,
+	PROBE_BYTES = 5,
+	HELLO_REQUEST_BYTES = 1,
+};
+
+static const char firmware[] = "sluice-avr 0.1.0";
+static const char streams[] = "thermo";
+
+_Static_assert(1 + 1 + 4 + 4 + 1 + 4 + 4 + 1 + DEVICE_BYTES_MAX + sizeof firmware + sizeof streams <=
+		       FRAME_SENT_CONTENT_MAX,
+	"HELLO fits into a frame");
+
+static struct {
+	const struct identity *identity;
+	struct frame_receiver receiver;
+	uint8_t frame[FRAME_SENT_BYTES_MAX];
+	uint32_t hello_at_ms;
+	uint32_t hello_sent_ms;
+	bool introduced; /* the gateway has answered our HELLO */
+	bool reply_due;
+	uint8_t reply_nonce[4];
+	struct instant reply_at;
+} link;
+
+void link_start(const struct identity *identity)
+{
+	link.identity = identity;
+	link.hello_at_ms = board_now_ms();
+	link.hello_sent_ms = link.hello_at_ms - HELLO_INTERVAL_MS_MIN;
+}
+
+static void receive(const uint8_t *content, uint8_t length, uint32_t now_ms)
+{
+	switch (content[0]) {
+	case ACK:
+		if (length != ACK_BYTES || get_u32(content + 1) != link.identity->boot)
+			return;
+		if (!core_acknowledge(get_u32(content + 5), get_u32(content + 9), now_ms))
+			return;
+		if (!link.introduced) {
+			link.introduced = true;
+			core_resend(now_ms);
+		}
+		return;
+	case PROBE:
+		if (length != PROBE_BYTES)
+			return;
+		link.reply_due = true;
+		memcpy(link.reply_nonce, content + 1, sizeof link.reply_nonce);
+		link.reply_at = board_serial_zero_at();
+		return;
+	case HELLO_REQUEST:
+		if (length != HELLO_REQUEST_BYTES)
+			return;
+		link.introduced = false;
+		link.hello_at_ms = now_ms;
+		if (now_ms - link.hello_sent_ms < HELLO_INTERVAL_MS_MIN)
+			link.hello_at_ms = link.hello_sent_ms + HELLO_INTERVAL_MS_MIN;
+		return;
+	default:
+		return;
+	}
+}
+
+static uint8_t *put_text(uint8_t *to, const char *text, uint8_t length)
+{
+	*to++ = length;
+	memcpy(to, text, length);
+	return to + length;
+}
+
+static uint8_t *write_hello(uint8_t *to)
+{
+	const struct identity *identity = link.identity;
+	*to++ = HELLO;
+	*to++ = FRAME_VERSION;
+	to = put_u32(to, identity->boot);
+	to = put_u32(to, identity->incarnation);
+	*to++ = board_reset_cause();
+	to = put_u32(to, core_oldest());
+	to = put_u32(to, core_next());
+	to = put_text(to, identity->device, identity->device_length);
+	to = put_text(to, firmware, sizeof firmware - 1);
+	return put_text(to, streams, sizeof streams - 1);
+}
+
+static uint8_t *write_data(uint8_t *to, uint32_t sequence)
+{
+	*to++ = DATA;
+	to = put_u32(to, link.identity->boot);
+	to = put_u32(to, sequence);
+	to = put_u32(to, core_oldest());
+	to = put_u32(to, core_tick_ms(sequence));
+	*to++ = STREAM_THERMO;
+	return to + core_payload(sequence, to);
+}
+
+static uint8_t *write_reply(uint8_t *to)
+{
+	*to++ = REPLY;
+	memcpy(to, link.reply_nonce, sizeof link.reply_nonce);
+	to = put_u32(to + sizeof link.reply_nonce, link.reply_at.ms);
+	return put_u16(to, link.reply_at.us);
+}
+
+void link_poll(uint32_t now_ms)
+{
+	uint8_t byte;
+	while (board_serial_read(&byte)) {
+		uint8_t length;
+		const uint8_t *content = frame_receive(&link.receiver, byte, &length);
+		if (content)
+			receive(content, length, now_ms);
+	}
+	if (!board_serial_idle())
+		return;
+	uint8_t *content = link.frame + 1;
+	uint8_t *end;
+	uint32_t sequence;
+	if (link.reply_due) {
+		link.reply_due = false;
+		end = write_reply(content);
+	} else if (!link.introduced && (int32_t)(now_ms - link.hello_at_ms) >= 0) {
+		link.hello_sent_ms = now_ms;
+		link.hello_at_ms = now_ms + HELLO_INTERVAL_MS;
+		end = write_hello(content);
+	} else if (link.introduced && core_due(now_ms, &sequence)) {
+		end = write_data(content, sequence);
+		core_sent(sequence, now_ms);
+	} else {
+		return;
+	}
+	board_serial_send(link.frame, frame_encode(link.frame, (uint8_t)(end - content)));
+}

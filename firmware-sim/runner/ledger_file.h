@@ -1,0 +1,22 @@
+/* The account of what a sensor's firmware knows of its samples, kept as a file of one JSON line for each boot. */
+#ifndef LEDGER_FILE_H
+#define LEDGER_FILE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Start the account. Lines of earlier boots that `path` holds are kept. False, with errno, when it cannot be read. */
+bool ledger_file_open(const char *path);
+
+/* A new boot of `device` begins. False when the file has a line of that very boot: its account cannot go on. */
+bool ledger_file_boot(const char *device, uint32_t boot, uint32_t incarnation);
+
+void ledger_file_taken(void);
+void ledger_file_sent(void);
+void ledger_file_acknowledged(uint32_t sequence);
+void ledger_file_dropped(uint32_t sequence);
+
+/* Write the file anew, by temporary file and rename, if anything changed. False, with errno, when that failed. */
+bool ledger_file_save(void);
+
+#endif

@@ -1,0 +1,192 @@
+"""The ingest job: Kafka to `log` and `windows`, batch by batch, until it is told to stop."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark.log_table import BatchId, append_batch, batch_rows, create_log, open_log
+from spark.windows_table import WINDOW_S, create_windows, merge_batch
+
+TOPICS_DEFAULT = "device-.*|gateway-events"
+POLL_S = 0.2
+PROGRESS_WAIT_S_MAX = 5.0
+"""How long a finished query may take to report its last batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSettings:
+    """What one run reads and writes."""
+
+    bootstrap: str
+    """Kafka's `host:port`, several with commas between."""
+    warehouse: str
+    checkpoint: str
+    topics: str = TOPICS_DEFAULT
+    """A regular expression; topics that are made later and match are taken up too."""
+    interval_s: float = 5.0
+    once: bool = False
+    """Read what is there, and end."""
+    batch_records_max: int = 200_000
+    """Records in one batch: what bounds its memory after an outage."""
+    window_s: int = WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """What one batch was made of."""
+
+    rows: int
+    duplicates: int
+    rejected: int
+    late: int
+    """Kafka records that fell into a window which an earlier batch had written."""
+    revised: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """One finished batch, for people and for whoever waits for it."""
+
+    batch: int
+    counts: BatchCounts
+    lag: int
+    """Records that Kafka held beyond this batch when it began."""
+    end_offsets: dict[str, dict[str, int]]
+    """The next offset to be read, by topic and partition."""
+
+
+class Interrupted(Exception):  # noqa: N818 - a request, not an error
+    """A batch that must not begin, because the job was asked to stop. It is read again by the next run."""
+
+
+def process_batch(records: DataFrame, batch: BatchId, warehouse: str, window_s: int = WINDOW_S) -> BatchCounts:
+    """Take one batch of Kafka records into the tables. Doing it again, whole or from the middle, changes nothing."""
+    begun = time.monotonic()
+    spark = records.sparkSession
+    append_batch(spark, warehouse, records, batch)
+    # Read back what was committed: a retry then works on what the first attempt decided, not on what it would decide.
+    log = open_log(spark, warehouse)
+    appended = batch_rows(log, batch).persist()
+    try:
+        counts = appended.agg(
+            F.count("*").alias("rows"),
+            F.count_if("duplicate").alias("duplicates"),
+            F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
+        ).collect()[0]
+        revisions = merge_batch(warehouse, log, appended, batch, window_s)
+    finally:
+        appended.unpersist()
+    return BatchCounts(
+        rows=counts.rows,
+        duplicates=counts.duplicates,
+        rejected=counts.rejected,
+        late=revisions.late,
+        revised=revisions.revised,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def run_ingest(
+    spark: SparkSession,
+    settings: IngestSettings,
+    stop: threading.Event,
+    ready: Callable[[], None],
+    report: Callable[[BatchReport], None],
+) -> None:
+    """Run until everything is read (`once`), or until `stop` is set: the running batch is then finished first.
+
+    `ready` is called when the query runs, `report` after every batch that had records; both on this thread.
+    Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
+    """
+    create_log(spark, settings.warehouse)
+    create_windows(spark, settings.warehouse)
+    finished: dict[int, BatchCounts] = {}
+
+    def take(records: DataFrame, number: int) -> None:
+        if stop.is_set():
+            # Returning would commit the batch unread.
+            raise Interrupted
+        # Of the running query, kept in its checkpoint: a new checkpoint counts batches from 0 again.
+        ingest = records.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        finished[number] = process_batch(records, BatchId(str(ingest), number), settings.warehouse, settings.window_s)
+
+    query = _start(kafka_records(spark, settings), settings, take)
+    try:
+        ready()
+        while query.isActive:
+            time.sleep(POLL_S)
+            _report_finished(query, finished, report)
+            if stop.is_set() and not query.status["isTriggerActive"]:
+                break
+        if not stop.is_set():
+            _report_rest(query, finished, report)
+            query.awaitTermination()  # raises what the query ended with
+    except StreamingQueryException:
+        if not stop.is_set():
+            raise
+    finally:
+        query.stop()
+    _report_rest(query, finished, report)
+
+
+def kafka_records(spark: SparkSession, settings: IngestSettings) -> DataFrame:
+    """Return the stream of Kafka's records, from the beginning where the checkpoint says nothing else."""
+    return (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", settings.bootstrap)
+        .option("subscribePattern", settings.topics)
+        .option("includeHeaders", "true")
+        .option("startingOffsets", "earliest")
+        # Records that retention took before they were read are a failure to be looked at, not to be passed over.
+        .option("failOnDataLoss", "true")
+        .option("maxOffsetsPerTrigger", settings.batch_records_max)
+        # How old the list of topics may be: the default of five minutes would leave a new topic unread that long.
+        .option("kafka.metadata.max.age.ms", 5_000)
+        .load()
+    )
+
+
+def _start(records: DataFrame, settings: IngestSettings, take: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    writer = records.writeStream.foreachBatch(take).option("checkpointLocation", settings.checkpoint)
+    if settings.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{settings.interval_s} seconds").start()
+
+
+def _report_finished(
+    query: StreamingQuery, finished: dict[int, BatchCounts], report: Callable[[BatchReport], None]
+) -> None:
+    """Report batches that are both processed and committed by the query."""
+    if not finished:
+        return
+    for progress in query.recentProgress:
+        counts = finished.pop(progress.batchId, None) if progress.numInputRows else None
+        if counts is not None:
+            source = progress.sources[0]
+            end_offsets = json.loads(source.endOffset)
+            newest = json.loads(source.latestOffset) if source.latestOffset else end_offsets
+            lag = _records(newest) - _records(end_offsets)
+            report(BatchReport(progress.batchId, counts, lag, end_offsets))
+
+
+def _report_rest(
+    query: StreamingQuery, finished: dict[int, BatchCounts], report: Callable[[BatchReport], None]
+) -> None:
+    """Report what is left once the query has ended: its progress may come a moment after its end."""
+    deadline = time.monotonic() + PROGRESS_WAIT_S_MAX
+    while finished and time.monotonic() < deadline:
+        _report_finished(query, finished, report)
+        if finished:
+            time.sleep(POLL_S)
+
+
+def _records(offsets: dict[str, dict[str, int]]) -> int:
+    return sum(offset for partitions in offsets.values() for offset in partitions.values())

@@ -1,0 +1,167 @@
+"""`log`: every Kafka record once per time it was read, append-only, one commit per batch. All else derives from it."""
+
+from dataclasses import dataclass
+from functools import reduce
+from importlib.metadata import version
+from operator import or_
+from typing import cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from spark.kafka_records import typed_records
+from spark.payload_decode import METRICS_TYPE, decoded
+
+SCHEMA = f"""
+    topic string, partition int, offset bigint, kafka_timestamp timestamp,
+    key string, value binary,
+    namespace string, gateway string, device string, stream string,
+    buffer string, lane string, lane_sequence bigint, ce_id string, ce_type string, subject string,
+    event_time timestamp, time_error_us bigint, time_quality string, received_time timestamp,
+    gateway_boot string, boot_time_us bigint, content_type string,
+    device_boot string, device_sequence bigint,
+    metrics {METRICS_TYPE}, duplicate boolean, reject_reason string,
+    ingest string, batch bigint, code_version string, event_date date
+"""
+PARTITION = "event_date"
+SKIPPING_COLUMNS = "event_time,lane,lane_sequence,ingest,batch,device,ce_type,topic,partition,offset"
+"""Whose least and greatest value each file keeps: what queries and the duplicate check are pruned by."""
+
+PLAUSIBLE_FROM = "2020-01-01"
+AHEAD_MAX = "1 day"
+"""An event may be this much later than Kafka's own timestamp of its record."""
+IMPLAUSIBLE_DATE = "1970-01-01"
+"""The partition of all records without an event time, or with one that cannot be: one broken clock would
+otherwise open a partition for every date it comes up with."""
+
+LANES_MAX = 200
+"""Lanes named one by one in the duplicate check; a batch of more is looked up by the span of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchId:
+    """Which batch of which streaming query: what makes a retried append one append."""
+
+    ingest: str
+    """The streaming query's id. A new checkpoint has a new one, for its batches count from 0 again."""
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpan:
+    """What one batch holds of one lane."""
+
+    lane: str
+    first: int
+    last: int
+
+
+def log_schema() -> StructType:
+    """Return the table's columns; needs a running session, whose parser reads them."""
+    return cast("StructType", StructType.fromDDL(SCHEMA))
+
+
+def log_path(warehouse: str) -> str:
+    """Return where the table lies."""
+    return f"{warehouse.rstrip('/')}/log"
+
+
+def create_log(spark: SparkSession, warehouse: str) -> None:
+    """Create the table where there is none."""
+    (
+        DeltaTable.createIfNotExists(spark)
+        .location(log_path(warehouse))
+        .addColumns(log_schema())
+        .partitionedBy(PARTITION)
+        .property("delta.appendOnly", "true")
+        .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
+        .execute()
+    )
+
+
+def open_log(spark: SparkSession, warehouse: str) -> DataFrame:
+    """Return the table, which SQL then finds as the temporary view `log`."""
+    log = spark.read.format("delta").load(log_path(warehouse))
+    log.createOrReplaceTempView("log")
+    return log
+
+
+def append_batch(spark: SparkSession, warehouse: str, records: DataFrame, batch: BatchId) -> None:
+    """Append one batch of Kafka records in one commit; nothing happens if this batch was appended before.
+
+    `records` is what Spark's Kafka source yields with `includeHeaders`.
+    """
+    rows = decoded(typed_records(records)).persist()
+    try:
+        log = spark.read.format("delta").load(log_path(warehouse))
+        judged = with_duplicates(rows, log, lane_spans(rows))
+        (
+            log_rows(judged, batch)
+            .write.format("delta")
+            .mode("append")
+            .option("txnAppId", f"log-{batch.ingest}")
+            .option("txnVersion", batch.number)
+            .save(log_path(warehouse))
+        )
+    finally:
+        rows.unpersist()
+
+
+def batch_rows(log: DataFrame, batch: BatchId) -> DataFrame:
+    """Return what one batch appended."""
+    return log.where((F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number))
+
+
+def lane_spans(rows: DataFrame) -> list[LaneSpan]:
+    """Return which lanes a batch holds, and from which to which sequence number."""
+    spans = rows.groupBy("lane").agg(F.min("lane_sequence"), F.max("lane_sequence")).dropna().collect()
+    return sorted((LaneSpan(*span) for span in spans), key=lambda span: span.lane)
+
+
+def with_duplicates(rows: DataFrame, log: DataFrame, spans: list[LaneSpan]) -> DataFrame:
+    """Add `duplicate`: whether the same `ce_id` stands in `log`, or earlier in this batch in Kafka's order.
+
+    Records whose headers gave no `ce_id` are nobody's duplicates.
+    """
+    # Records without identity are told apart by place, so that they do not all meet in one partition.
+    identity = F.coalesce("ce_id", F.concat_ws("/", "topic", "partition", "offset"))
+    in_order = Window.partitionBy("identity").orderBy("topic", "partition", "offset")
+    seen = log.where(_within(spans) & ~F.col("duplicate")).select("ce_id", F.lit(True).alias("seen")).dropDuplicates()
+    return (
+        rows.withColumn("identity", identity)
+        .withColumn("repeated", F.row_number().over(in_order) > 1)
+        .join(seen, "ce_id", "left")
+        .select(*rows.columns, (F.col("repeated") | F.coalesce("seen", F.lit(False))).alias("duplicate"))
+    )
+
+
+def log_rows(judged: DataFrame, batch: BatchId) -> DataFrame:
+    """Bring a batch into the table's schema."""
+    # The upper bound is the record's own: Kafka's clock, unlike the time of this run, is the same in a retry.
+    plausible = (F.col("event_time") >= F.lit(PLAUSIBLE_FROM).cast("timestamp")) & (
+        F.col("event_time") <= F.col("kafka_timestamp") + F.expr(f"interval {AHEAD_MAX}")
+    )
+    event_date = F.when(plausible, F.to_date("event_time")).otherwise(F.lit(IMPLAUSIBLE_DATE).cast("date"))
+    complete = judged.withColumns(
+        {
+            "ingest": F.lit(batch.ingest),
+            "batch": F.lit(batch.number),
+            "code_version": F.lit(version("sluice")),
+            "event_date": event_date,
+        }
+    )
+    return complete.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in log_schema()))
+
+
+def _within(spans: list[LaneSpan]) -> Column:
+    """Where in `log` an earlier copy could stand, in literals, so that Delta passes over all other files."""
+    if not spans:
+        return F.lit(False)
+    if len(spans) > LANES_MAX:
+        return F.col("lane").between(spans[0].lane, spans[-1].lane)
+    return reduce(
+        or_,
+        ((F.col("lane") == span.lane) & F.col("lane_sequence").between(span.first, span.last) for span in spans),
+    )

@@ -1,0 +1,143 @@
+"""Payloads made into metrics: exact decimals by name, or the reason why a payload cannot be read."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+METRICS_TYPE = "map<string,decimal(18,6)>"
+VALUE_TYPE = "decimal(18,6)"
+"""Values are quantised to six decimals, half up, so that sums are the same in any order."""
+IDENTITY_MEMBERS = ("boot", "seq", "tick")
+"""Members of a JSON payload that say which reading it is; no measurements."""
+PLAIN_METRIC = "value"
+"""The metric of a payload that is a bare number."""
+
+READING_TYPE = "sluice.reading"
+GATEWAY_TYPES = "sluice.gateway."
+
+NUMBER_CHARS_MAX = 64
+"""Longer numbers, and exponents of more than three digits, are out of range without being computed: one
+`1e-10000000` keeps Spark's decimals busy for six seconds."""
+PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
+SPACE = " \t\r\n"
+# What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
+# the stack on long texts.
+NUMBER_IN_JSON = r'\G((?:[^"0-9-]|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?[0-9][-+.0-9eE]*+)'
+
+UNKNOWN_TYPE = "ce_type is neither sluice.reading nor sluice.gateway.*"
+NO_VALUE = "the record has no value"
+NOT_UTF8 = "the payload is not UTF-8"
+NOT_JSON = "the payload is not one JSON object"
+NO_METRIC = "the payload's JSON object has no numeric member"
+NOT_NUMBER = "the payload is not a bare number"
+OUT_OF_RANGE = "a value is outside decimal(18,6)"
+UNKNOWN_CONTENT = "no decoder for this content type"
+
+
+def decoded(records: DataFrame) -> DataFrame:
+    """Replace `header_fault` by `metrics` and `reject_reason`; one of the two is null, or both for gateway events.
+
+    `records` as `kafka_records.typed_records` yields them. JSON objects give every numeric top-level member but
+    the identity; `text/plain` gives the metric `value`.
+    """
+    kept = [column for column in records.columns if column != "header_fault"]
+    return _reasoned(_with_metrics(_parsed(_texts(records))), kept)
+
+
+def _texts(records: DataFrame) -> DataFrame:
+    """Add what is to be decoded (`text`) and as what (`format`); both null where it is not to be decoded."""
+    is_reading = F.col("header_fault").isNull() & (F.col("ce_type") == READING_TYPE)
+    media_type = F.lower(F.trim(F.substring_index("content_type", ";", 1)))
+    text = F.try_validate_utf8(F.col("value").cast("string"))
+    return records.select(
+        "*",
+        F.when(is_reading, media_type).alias("format"),
+        F.when(is_reading & (media_type == "application/json"), text).alias("json_text"),
+        F.when(is_reading & (media_type == "text/plain"), F.trim(text, F.lit(SPACE))).alias("plain_text"),
+        text.isNotNull().alias("is_text"),
+    )
+
+
+def _parsed(texts: DataFrame) -> DataFrame:
+    """Add `members`: the JSON object as a map, null where the text is anything but one object.
+
+    Spark's parser stops at the end of the first value, whatever comes after it. Within `[…,0]` anything that
+    follows makes a different array or no array; only `…,0]…` closes the brackets itself, and does not fit in an
+    object.
+    """
+    in_array = F.try_parse_json(F.concat(F.lit("["), F.col("json_text"), F.lit(",0]")))
+    in_object = F.try_parse_json(F.concat(F.lit('{"a":'), F.col("json_text"), F.lit(',"b":0}')))
+    alone = (
+        (F.try_variant_get("wrapped", "$[1]", "int") == 0)
+        & F.try_variant_get("wrapped", "$[2]", "variant").isNull()
+        & (~F.contains(F.col("json_text"), F.lit("]")) | in_object.isNotNull())
+    )
+    return texts.select("*", in_array.alias("wrapped")).select(
+        *texts.columns,
+        F.when(alone, F.try_variant_get("wrapped", "$[0]", "map<string,variant>")).alias("members"),
+    )
+
+
+def _with_metrics(parsed: DataFrame) -> DataFrame:
+    """Add `numbers`: metric names and values, the value null where it is out of range."""
+    numeric = F.filter(
+        F.map_entries("members"),
+        lambda member: (
+            F.schema_of_variant(member["value"]).rlike("^(?:BIGINT|DECIMAL|DOUBLE)")
+            & ~member["key"].isin(*IDENTITY_MEMBERS)
+        ),
+    )
+    # A variant holds exact decimals of up to 38 digits, but makes 1e-7 a binary fraction: those are read from text.
+    inexact = F.exists("numeric", lambda member: _is_double(member["value"]))
+    quoted = F.regexp_replace("json_text", NUMBER_IN_JSON, '$1"$2"')
+    number_texts = F.when(inexact, F.from_json(quoted, "map<string,string>"))
+    from_json = F.transform(
+        "numeric",
+        lambda member: F.struct(
+            member["key"].alias("key"),
+            F.when(_is_double(member["value"]), _exact(F.try_element_at("number_texts", member["key"])))
+            .otherwise(F.try_variant_get(member["value"], "$", VALUE_TYPE))
+            .alias("value"),
+        ),
+    )
+    from_plain = F.when(
+        F.col("plain_text").rlike(PLAIN_NUMBER),
+        F.array(F.struct(F.lit(PLAIN_METRIC).alias("key"), _exact(F.col("plain_text")).alias("value"))),
+    )
+    return (
+        parsed.select("*", numeric.alias("numeric"))
+        .select("*", number_texts.alias("number_texts"))
+        .select(*parsed.columns, F.coalesce(from_json, from_plain).alias("numbers"))
+    )
+
+
+def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
+    is_json = F.col("format") == "application/json"
+    is_plain = F.col("format") == "text/plain"
+    is_gateway = F.col("ce_type").startswith(GATEWAY_TYPES)
+    reason = F.coalesce(
+        F.col("header_fault"),
+        F.when((F.col("ce_type") != READING_TYPE) & ~is_gateway, UNKNOWN_TYPE),
+        F.when(~is_gateway & F.col("value").isNull(), NO_VALUE),
+        F.when((is_json | is_plain) & ~F.col("is_text"), NOT_UTF8),
+        F.when(is_json & F.col("members").isNull(), NOT_JSON),
+        F.when(is_plain & F.col("numbers").isNull(), NOT_NUMBER),
+        F.when((is_json | is_plain) & (F.size("numbers") == 0), NO_METRIC),
+        F.when(F.exists("numbers", lambda number: number["value"].isNull()), OUT_OF_RANGE),
+        F.when(~is_gateway & ~is_json & ~is_plain, UNKNOWN_CONTENT),
+    )
+    return numbered.select("*", reason.alias("reject_reason")).select(
+        *kept,
+        F.when(F.col("reject_reason").isNull(), F.map_from_entries("numbers")).cast(METRICS_TYPE).alias("metrics"),
+        "reject_reason",
+    )
+
+
+def _is_double(value: Column) -> Column:
+    return F.schema_of_variant(value) == "DOUBLE"
+
+
+def _exact(text: Column) -> Column:
+    """The text of a number as a decimal; null where it is out of range."""
+    computable = (F.length(text) <= NUMBER_CHARS_MAX) & ~text.rlike("[eE][+-]?[0-9]{4}")
+    is_zero = text.rlike("^[+-]?[0.]+(?:[eE].*)?$")
+    return F.when(computable & is_zero, F.lit(0).cast(VALUE_TYPE)).when(computable, text.try_cast(VALUE_TYPE))

@@ -1,0 +1,52 @@
+"""What the buffer's tests have in common: entries, and a buffer that is opened and closed around a block."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gateway.buffer import Buffer
+from gateway.buffer_rows import START, Entry, Position, Row, Series
+from gateway.clock_gateway import WallClock
+from gateway.settings import BufferSettings
+
+CLOCK = WallClock(1_700_000_000_000_000, 1_000)
+BOOT = "boot-1"
+
+
+def entry(
+    payload: bytes = b"21.5",
+    device: str = "42",
+    sequence: int | None = None,
+    boot: str = "1-00000001",
+    received_us: int = 1,
+) -> Entry:
+    series = Series("device-thermo", device, device, f"device/{device}/thermo", "sluice.reading", "application/json")
+    return Entry(
+        series,
+        payload,
+        received_us,
+        device_boot=None if sequence is None else boot,
+        device_sequence=sequence,
+    )
+
+
+@asynccontextmanager
+async def opened(path: Path, boot: str = BOOT, **settings: float) -> AsyncIterator[Buffer]:
+    buffer = Buffer(BufferSettings(path=path, **settings), boot, lambda: CLOCK)  # type: ignore[arg-type]
+    buffer.open()
+    try:
+        yield buffer
+    finally:
+        await buffer.close()
+
+
+async def store(buffer: Buffer, entries: Sequence[Entry]) -> bool:
+    """Append and wait for the outcome, as a sensor waits for its acknowledgement."""
+    outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    buffer.append(entries, outcome.set_result)
+    return await asyncio.wait_for(outcome, 10)
+
+
+async def rows(buffer: Buffer, after: Position = START) -> list[Row]:
+    return await buffer.read(after, 1_000_000)

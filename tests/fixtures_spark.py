@@ -1,0 +1,16 @@
+"""The one Spark session that all tests share: starting it costs more than most of them."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark.session import open_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local session, as the jobs build it."""
+    session = open_session("sluice-tests", master="local[2]")
+    yield session
+    session.stop()

@@ -1,0 +1,141 @@
+"""Starts the real daemon, and reads back what it put into Kafka."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+SLUICE = Path(sys.executable).with_name("sluice")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def write_config(directory: Path, bootstrap: str, mqtt_port: int, prefix: str, extra: str = "") -> Path:
+    """A gateway whose topics all begin with `prefix`, so that tests can share one broker."""
+    path = directory / "gateway.toml"
+    path.write_text(
+        f"""\
+[gateway]
+id = "gw1"
+clock = "system"
+
+[buffer]
+path = "{directory}/buffer.db"
+
+[mqtt_listener]
+port = {mqtt_port}
+anonymous = true
+
+[kafka]
+bootstrap = ["{bootstrap}"]
+create_topics = true
+events_topic = "{prefix}-events"
+quarantine_topic = "{prefix}-quarantine"
+heartbeat_interval_s = 0.5
+
+[[routes]]
+topic = "device/{{device}}/{{stream}}"
+kafka = "{prefix}-{{stream}}"
+identity = "json"
+{extra}
+"""
+    )
+    return path
+
+
+@contextmanager
+def daemon(config: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """`sluice run`, listening; stopped by SIGTERM at the end unless it was killed before."""
+    log = config.with_suffix(".log").open("ab")
+    process = subprocess.Popen([SLUICE, "run", "--config", config], stderr=log)
+    try:
+        wait_for_port(port, process)
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        log.close()
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise RuntimeError(f"the daemon does not listen on {port} (exit code {process.returncode})")
+
+
+def publish(port: int, topic: str, payload: str, *, qos: int = 1) -> None:
+    """Publish with mosquitto's own client: returns after PUBACK."""
+    command = ["mosquitto_pub", "-p", str(port), "-t", topic, "-m", payload, "-q", str(qos)]
+    subprocess.run(command, check=True, timeout=20)
+
+
+async def consume(bootstrap: str, *topics: str) -> list[ConsumerRecord]:
+    """Everything that stands in the topics now; a topic that does not exist holds nothing."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        existing = set(await admin.list_topics()) & set(topics)
+        described = await admin.describe_topics(sorted(existing)) if existing else []
+    finally:
+        await admin.close()
+    partitions = [
+        TopicPartition(topic["topic"], partition["partition"])
+        for topic in described
+        for partition in topic["partitions"]
+    ]
+    if not partitions:
+        return []
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        records: list[ConsumerRecord] = []
+        for partition, end in ends.items():
+            while await consumer.position(partition) < end:
+                for found in (await consumer.getmany(partition, timeout_ms=1000)).values():
+                    records += found
+        return records
+    finally:
+        await consumer.stop()
+
+
+async def consume_until(bootstrap: str, count: int, *topics: str) -> list[ConsumerRecord]:
+    """What stands in the topics once there are at least `count` records."""
+    async with asyncio.timeout(30):
+        while len(records := await consume(bootstrap, *topics)) < count:
+            await asyncio.sleep(0.2)
+    return records
+
+
+async def create_topic(bootstrap: str, topic: str, **config: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=config)])
+    finally:
+        await admin.close()
+
+
+def header(record: ConsumerRecord, name: str) -> str:
+    return dict(record.headers)[name].decode()

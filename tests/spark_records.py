@@ -1,0 +1,192 @@
+"""Kafka records for the tests of the Spark jobs, and the DataFrames that Spark's Kafka source makes of them."""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tests.spark_oracle import Headers, KafkaRecord
+
+NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
+BUFFER = "00112233445566aa"
+LANE = "0123456789ab"
+KAFKA_SCHEMA = """
+    key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,
+    headers array<struct<key: string, value: binary>>
+"""
+
+
+def rfc3339(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ").rjust(27, "0")
+
+
+def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
+    sequence: int = 1,
+    *,
+    time: datetime = NOON,
+    error_us: int = 1_000,
+    event_type: str = "sluice.reading",
+    content_type: str = "application/json",
+    buffer: str = BUFFER,
+    lane: str = LANE,
+    namespace: str = "plant",
+    device_boot: str | None = None,
+) -> Headers:
+    """The headers as the gateway writes them."""
+    texts = [
+        ("ce_specversion", "1.0"),
+        ("ce_id", f"{buffer}-{lane}-{sequence}"),
+        ("ce_source", f"/{namespace}/gw-1"),
+        ("ce_type", event_type),
+        ("ce_subject", "device/42/thermo"),
+        ("ce_time", rfc3339(time)),
+        ("ce_timeerror", str(error_us)),
+        ("ce_timequality", "estimated"),
+        ("ce_receivedtime", rfc3339(time)),
+        ("ce_gatewayboot", "5d0a1f7e"),
+        ("ce_boottime", "123456789"),
+        ("ce_lane", lane),
+        ("ce_lanesequence", str(sequence)),
+        ("content-type", content_type),
+    ]
+    if device_boot is not None:
+        texts += [("ce_deviceboot", device_boot), ("ce_devicesequence", str(sequence))]
+    return [(name, text.encode()) for name, text in texts]
+
+
+def reading(
+    value: bytes | None = b'{"temperature": 21.5}',
+    headers: Headers | None = None,
+    *,
+    offset: int = 0,
+    key: bytes | None = b"42",
+) -> KafkaRecord:
+    """One record, right unless told otherwise."""
+    headers = reading_headers() if headers is None else headers
+    return KafkaRecord("device-thermo", 0, offset, NOON + timedelta(hours=1), key, value, headers)
+
+
+def changed(headers: Headers, name: str, text: str) -> Headers:
+    """The headers with one value replaced."""
+    return [(each, text.encode() if each == name else value) for each, value in headers]
+
+
+def kafka_frame(spark: SparkSession, records: Iterable[KafkaRecord]) -> DataFrame:
+    """The records as Spark's Kafka source gives them."""
+    rows = [(r.key, r.value, r.topic, r.partition, r.offset, r.timestamp, 1, r.headers) for r in records]
+    return spark.createDataFrame(rows, KAFKA_SCHEMA)
+
+
+def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
+    """What a site may send in a bad week: disorder, days of lateness, copies, damage, wrong clocks.
+
+    Offsets are dense in each topic-partition. A copy keeps its key and so its partition, as on a real topic, and may
+    carry another event time: the gateway may have learnt it better since.
+    """
+    lanes = [(f"{rng.getrandbits(64):016x}", f"{rng.getrandbits(48):012x}") for _ in range(3)]
+    sent: list[KafkaRecord] = []
+    offsets: dict[tuple[str, int], int] = {}
+
+    def send(record: KafkaRecord) -> None:
+        place = (record.topic, record.partition)
+        offset = offsets.get(place, 0)
+        offsets[place] = offset + 1
+        sent.append(replace(record, offset=offset))
+
+    for sequence in range(count):
+        buffer, lane = rng.choice(lanes)
+        time = NOON + timedelta(microseconds=rng.randrange(300_000_000))
+        if rng.random() < 0.2:
+            time -= timedelta(days=rng.choice([1, 2, 40]))
+        if rng.random() < 0.05:
+            time = rng.choice([datetime(2000, 1, 1, 0, 0, sequence % 60, tzinfo=UTC), NOON + timedelta(days=3)])
+        device = rng.randrange(4)
+        content_type = rng.choice(["application/json", "application/json; charset=utf-8", "text/plain"])
+        headers = reading_headers(
+            sequence,
+            # Whole seconds are often shared: ties for first and last.
+            time=time.replace(microsecond=0) if rng.random() < 0.3 else time,
+            content_type=content_type,
+            buffer=buffer,
+            lane=lane,
+            namespace=rng.choice(["plant", "attic"]),
+            device_boot=rng.choice([None, "7-1a2b3c4d"]),
+        )
+        record = KafkaRecord(
+            topic=rng.choice(["device-thermo", "device-power"]),
+            partition=device % 2,
+            offset=0,
+            timestamp=NOON + timedelta(hours=1),
+            key=rng.choice([f"{device}", f"plant/{device}"]).encode(),
+            value=drawn_value(rng) if content_type == "text/plain" else drawn_object(rng),
+            headers=headers,
+        )
+        send(damaged(rng, record) if rng.random() < 0.1 else record)
+        if rng.random() < 0.2:
+            earlier = rng.choice(sent)
+            send(better_timed(earlier) if rng.random() < 0.3 else earlier)
+        if rng.random() < 0.05:
+            send(
+                replace(
+                    record,
+                    topic="gateway-events",
+                    key=b"gw-1",
+                    value=b'{"depth": 7}',
+                    headers=reading_headers(10_000 + sequence, event_type="sluice.gateway.heartbeat"),
+                )
+            )
+    return sent
+
+
+def drawn_value(rng: random.Random) -> bytes:
+    return f"{rng.randrange(-(10**9), 10**9)}e-{rng.randrange(9)}".encode()
+
+
+def drawn_object(rng: random.Random) -> bytes:
+    members: dict[str, object] = {"boot": 7, "seq": rng.randrange(100), "t": rng.randrange(-400, 400) / 10}
+    if rng.random() < 0.5:
+        members["humidity"] = rng.random() * 100
+    return json.dumps(members).encode()
+
+
+def damaged(rng: random.Random, record: KafkaRecord) -> KafkaRecord:
+    headers = record.headers or []
+    return rng.choice(
+        [
+            replace(record, value=b'{"t": 21.'),
+            replace(record, value=b"\xff\xfe"),
+            replace(record, value=None),
+            replace(record, key=None),
+            replace(record, headers=None),
+            replace(record, headers=headers[1:]),
+            replace(record, headers=headers[::-1]),
+            replace(record, headers=changed(headers, "ce_time", "yesterday")),
+            replace(record, headers=changed(headers, "content-type", "image/png")),
+            replace(record, headers=changed(headers, "ce_type", "com.example.other")),
+        ]
+    )
+
+
+def better_timed(record: KafkaRecord) -> KafkaRecord:
+    return replace(record, headers=changed(record.headers or [], "ce_time", rfc3339(NOON)))
+
+
+def drawn_batches(rng: random.Random, records: Sequence[KafkaRecord]) -> list[list[KafkaRecord]]:
+    """A split into batches: offsets of a partition in order, partitions at different paces."""
+    partitions: dict[tuple[str, int], list[KafkaRecord]] = {}
+    for record in records:
+        partitions.setdefault((record.topic, record.partition), []).append(record)
+    waiting = list(partitions.values())
+    batches: list[list[KafkaRecord]] = []
+    while any(waiting):
+        batch: list[KafkaRecord] = []
+        for partition in waiting:
+            taken = rng.randrange(max(1, len(records) // 6)) if len(batches) < 4 else len(partition)
+            batch += partition[:taken]
+            del partition[:taken]
+        rng.shuffle(batch)
+        batches.append(batch)
+    return batches

@@ -1,0 +1,351 @@
+"""The buffer: on disk before it is acknowledged, in order, once, and gone only when confirmed."""
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
+
+from gateway import buffer_schema
+from gateway.buffer import DELETE_DELAY_S, Buffer
+from gateway.buffer_rows import Position, Quarantined
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import read_status
+from gateway.settings import BufferSettings
+from tests.buffers import BOOT, CLOCK, entry, opened, rows, store
+
+
+async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"1"), entry(b"2")])
+        # Another connection sees only what is committed.
+        with sqlite3.connect(path) as other:
+            stored = other.execute("SELECT payload FROM reading ORDER BY sequence").fetchall()
+        other.close()
+    assert stored == [(b"1",), (b"2",)]
+
+
+async def test_rows_stay_until_confirmed_and_go_afterwards(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry(b"%d" % number) for number in range(5)])
+        kept = await rows(buffer)
+        buffer.confirm(buffer.id, Position(kept[2].lane, kept[2].sequence))
+        await store(buffer, [entry(b"5")])  # deletion rides in this transaction
+        assert [row.payload for row in await rows(buffer)] == [b"3", b"4", b"5"]
+        assert buffer.state.rows == 3
+
+
+async def test_confirmed_rows_go_without_a_later_insert_too(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry()])
+        (row,) = await rows(buffer)
+        buffer.confirm(buffer.id, Position(row.lane, row.sequence))
+        async with asyncio.timeout(DELETE_DELAY_S + 5):
+            while await rows(buffer):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_confirmation_of_another_file_deletes_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry()])
+        buffer.confirm("0000000000000000", Position(9, 9))
+        await store(buffer, [entry()])
+        assert len(await rows(buffer)) == 2
+
+
+async def test_sequences_are_dense_in_a_lane_and_each_start_has_a_lane_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    lanes = []
+    for _ in range(3):
+        async with opened(path) as buffer:
+            await store(buffer, [entry(), entry()])
+            kept = await rows(buffer)
+            lanes.append((await buffer.lane(kept[-1].lane)).name)
+    assert len(set(lanes)) == 3
+    assert [(row.lane, row.sequence) for row in kept] == [
+        (lane, sequence) for lane in sorted({row.lane for row in kept}) for sequence in (0, 1)
+    ]
+
+
+async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    seen: set[tuple[str, int]] = set()
+    for _ in range(3):
+        async with opened(path) as buffer:
+            await store(buffer, [entry()])
+            (row,) = await rows(buffer)
+            identity = ((await buffer.lane(row.lane)).name, row.sequence)
+            assert identity not in seen
+            seen.add(identity)
+            buffer.confirm(buffer.id, Position(row.lane, row.sequence))
+
+
+async def test_a_retransmission_is_acknowledged_again_and_stored_once_across_restarts(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=1)])
+        assert await store(buffer, [entry(b"b", sequence=1)])
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"b", sequence=1), entry(b"c", sequence=2)])
+        assert [row.payload for row in await rows(buffer)] == [b"a", b"b", b"c"]
+        assert buffer.counts["duplicate"] == 1
+
+
+async def test_a_rebooted_sensor_starts_at_zero_again_and_loses_nothing(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for boot in ("1-00000001", "2-00000001", "2-0000beef"):
+            assert await store(buffer, [entry(b"same", sequence=0, boot=boot)])
+        assert len(await rows(buffer)) == 3
+        status = read_status(tmp_path / "buffer.db")
+        assert [device.device for device in status.devices] == ["42"]
+
+
+async def test_the_same_identity_with_another_payload_is_stored_and_counted(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=0)])
+        assert len(await rows(buffer)) == 2
+        assert buffer.counts["conflict"] == 1
+
+
+async def test_a_full_buffer_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, bytes_max=1_000_000) as buffer:
+        stored = 0
+        while await store(buffer, [entry(bytes(50_000))]):
+            stored += 1
+        assert not buffer.accepting
+        assert buffer.state.bytes_used < 1_500_000
+        kept = await rows(buffer)
+        assert len(kept) == stored
+        buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
+        async with asyncio.timeout(10):
+            while not buffer.accepting:
+                await asyncio.sleep(0.05)
+        assert await store(buffer, [entry()])
+
+
+async def test_the_gateways_own_words_have_room_in_a_full_buffer(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+        while await store(buffer, [entry(bytes(50_000))]):
+            pass
+        outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        buffer.append([entry(b"event")], outcome.set_result, reserve=True)
+        assert await outcome
+
+
+async def test_outcomes_come_in_the_order_of_the_appends_although_some_are_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", queue_bytes_max=100_000, commit_delay_ms=100) as buffer:
+        order: list[tuple[int, bool]] = []
+        for number in range(6):
+            buffer.append([entry(bytes(60_000))], lambda ok, number=number: order.append((number, ok)))  # type: ignore[misc]
+        async with asyncio.timeout(10):
+            while len(order) < 6:
+                await asyncio.sleep(0.01)
+    assert [number for number, _ in order] == list(range(6))
+    assert [ok for _, ok in order] == [True, True, False, False, False, False]
+
+
+async def test_quarantined_input_is_kept_whole_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, quarantine_rows_max=3) as buffer:
+        for number in range(5):
+            await store(buffer, [replace(entry(b"report"), quarantined=Quarantined("no-route", b"raw %d" % number))])
+        assert buffer.counts["quarantine-overflow"] == 2
+        assert len(await rows(buffer)) == 5
+    with sqlite3.connect(path) as file:
+        kept = [payload for (payload,) in file.execute("SELECT payload FROM quarantine ORDER BY number")]
+    file.close()
+    assert kept == [b"raw 2", b"raw 3", b"raw 4"]
+
+
+async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_path: Path) -> None:
+    """A real failure: SQLite may not let the file grow beyond the pages it has (as on a full disk)."""
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(b"before", sequence=0)])
+        await buffer._call(lambda: buffer._connection.execute("PRAGMA max_page_count = 1").fetchone())
+        assert not await store(buffer, [entry(bytes(100_000), sequence=1)])
+        assert buffer.state.failing is not None
+        await buffer._call(lambda: buffer._connection.execute("PRAGMA max_page_count = 1000000").fetchone())
+        # The window must not believe that sequence 1 is on disk.
+        assert await store(buffer, [entry(bytes(100_000), sequence=1)])
+        assert buffer.state.failing is None
+        assert [row.sequence for row in await rows(buffer)] == [0, 1]
+
+
+async def test_a_file_that_is_no_database_is_set_aside_and_never_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    path.write_bytes(b"this is not a database" * 100)
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry()])
+    (aside,) = tmp_path.glob("buffer.db.corrupt-*")
+    assert aside.read_bytes().startswith(b"this is not a database")
+
+
+async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
+        first_id = buffer.id
+        await buffer._call(lambda: buffer._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer._call(lambda: buffer._connection.execute("PRAGMA cache_size = 0"))
+        with path.open("r+b") as file:
+            for page in range(3, 40):
+                file.seek(page * 4096)
+                file.write(b"\xff" * 4096)
+        stored = False
+        for _ in range(3):
+            stored = stored or await store(buffer, [entry(b"after", sequence=0)])
+        assert stored
+        assert buffer.id != first_id
+        assert [row.payload for row in await rows(buffer)] == [b"after"]
+    assert list(tmp_path.glob("buffer.db.corrupt-*"))
+
+
+async def test_a_second_daemon_is_kept_off(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path):
+        with pytest.raises(BufferFileError, match="in use by another sluice"):
+            Buffer(BufferSettings(path=path), BOOT, lambda: CLOCK).open()
+        assert read_status(path).running
+    assert not read_status(path).running
+
+
+async def test_a_directory_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(BufferFileError, match="make the directory"):
+        Buffer(BufferSettings(path=tmp_path / "none" / "buffer.db"), BOOT, lambda: CLOCK).open()
+
+
+async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA user_version = 99")
+    file.close()
+    with pytest.raises(BufferFileError, match="newer Sluice"):
+        buffer_schema.connect(path)
+
+
+async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        late = replace(entry(received_us=900), event_us=100)
+        await store(buffer, [entry(received_us=500), late])
+    async with opened(path) as buffer:
+        await store(buffer, [entry(received_us=1_000)])
+        first, second = await buffer.pending()
+        assert (first.event_from_us, first.event_to_us) == (100, 900)
+        assert (second.event_from_us, second.event_to_us) == (1_000, 1_000)
+        kept = await rows(buffer)
+        buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
+        await store(buffer, [entry(received_us=2_000)])
+        (only,) = await buffer.pending()
+        assert only.event_from_us == 2_000
+
+
+async def test_what_waits_for_its_commit_is_pending_too(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", commit_delay_ms=200) as buffer:
+        buffer.append([entry(received_us=7)])
+        (lane,) = await buffer.pending()
+        assert lane.event_from_us == 7
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """The buffer against a list: append, resend, forward, confirm, restart, power cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.directory = Path(tempfile.mkdtemp(prefix="sluice-buffer-"))
+        self.path = self.directory / "0.db"
+        self.copies = 0
+        self.model: list[bytes] = []
+        self.sent: dict[str, int] = {}
+        self.identities: set[tuple[str, int]] = set()
+        self.last: tuple[str, int] | None = None
+        self._open()
+
+    def _open(self) -> None:
+        async def start() -> Buffer:
+            buffer = Buffer(BufferSettings(path=self.path), BOOT, lambda: CLOCK)
+            buffer.open()
+            return buffer
+
+        self.buffer = self.loop.run_until_complete(start())
+
+    def teardown(self) -> None:
+        self.loop.run_until_complete(self.buffer.close())
+        self.loop.close()
+        shutil.rmtree(self.directory)
+
+    @rule(device=st.sampled_from(["a", "b"]), count=st.integers(1, 5))
+    def append(self, device: str, count: int) -> None:
+        first = self.sent.get(device, 0)
+        payloads = [b"%s %d" % (device.encode(), first + offset) for offset in range(count)]
+        entries = [entry(payload, device, first + offset) for offset, payload in enumerate(payloads)]
+        assert self.loop.run_until_complete(store(self.buffer, entries))
+        self.model += payloads
+        self.sent[device] = first + count
+        self.last = (device, first)
+
+    @precondition(lambda self: self.last is not None)
+    @rule()
+    def resend(self) -> None:
+        assert self.last is not None
+        device, first = self.last
+        entries = [
+            entry(b"%s %d" % (device.encode(), sequence), device, sequence)
+            for sequence in range(first, self.sent[device])
+        ]
+        assert self.loop.run_until_complete(store(self.buffer, entries))
+
+    @rule(share=st.floats(0, 1))
+    def forward_and_confirm(self, share: float) -> None:
+        kept = self.loop.run_until_complete(rows(self.buffer))
+        taken = kept[: int(len(kept) * share)]
+        if taken:
+            self.buffer.confirm(self.buffer.id, Position(taken[-1].lane, taken[-1].sequence))
+            del self.model[: len(taken)]
+            self.loop.run_until_complete(store(self.buffer, [entry(b"rides", "c", self.sent.get("c", 0))]))
+            self.sent["c"] = self.sent.get("c", 0) + 1
+            self.model.append(b"rides")
+
+    @rule()
+    def restart(self) -> None:
+        self.loop.run_until_complete(self.buffer.close())
+        self._open()
+
+    @rule()
+    def power_cut(self) -> None:
+        """Go on from a copy of what is on disk at this moment, with the WAL as it stands."""
+        self.copies += 1
+        after = self.directory / f"{self.copies}.db"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{self.path}{suffix}", f"{after}{suffix}")
+        self.loop.run_until_complete(self.buffer.close())
+        self.path = after
+        self._open()
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        kept = self.loop.run_until_complete(rows(self.buffer))
+        assert [row.payload for row in kept] == self.model
+        assert self.buffer.state.rows == len(self.model)
+
+
+BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestBufferAgainstAList = BufferMachine.TestCase
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    import threading
+
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name == "buffer"]

@@ -1,0 +1,181 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from demo.audit import KafkaReading, Ledger, TableReading, audit, shown_sensors
+from demo.chart import Marks, axis, chart, span_axis
+from demo.chronicle import Chronicle, Sample
+from demo.demo_settings import DemoSettings
+from demo.evidence import run_summary
+from demo.report import Story, report_page
+
+NOON_US = 1_750_000_000_000_000
+DEVICES = ("board-1", "m001")
+SECONDS = 30
+
+
+def story(*, kill: bool = False, lost: bool = False) -> Story:
+    """A run of 30 s with an outage from 10 to 20, in which what was measured came at 20."""
+    ledgers, records, readings = [], [], []
+    for device in DEVICES:
+        ledgers.append(Ledger(device, "1-aa", SECONDS, ((0, SECONDS - 1),)))
+        for second in range(SECONDS):
+            event_us = NOON_US + second * 1_000_000
+            arrived_us = NOON_US + 20_000_000 if 10 <= second < 20 else event_us + 50_000
+            records.append(KafkaReading(f"{device}-{second}", device, "1-aa", second, event_us, arrived_us))
+            readings.append(TableReading(device, "1-aa", second, "celsius", event_us, 20 + second / 10))
+    if lost:
+        readings.pop()
+    result = audit(ledgers, records, readings)
+    chronicle = Chronicle(
+        sampling_from_us=NOON_US,
+        sampling_until_us=NOON_US + 30_000_000,
+        cut_us=NOON_US + 10_000_000,
+        restored_us=NOON_US + 20_000_000,
+        killed_us=NOON_US + 13_000_000 if kill else 0,
+        restarted_us=NOON_US + 16_000_000 if kill else 0,
+        drained_us=NOON_US + 31_000_000,
+        samples=[Sample(NOON_US + at * 500_000, max(0, at - 20) if at < 40 else 0, None, None) for at in range(60)],
+    )
+    return Story(
+        DemoSettings(SECONDS, 10, 1, 1, kill),
+        chronicle,
+        result,
+        shown_sensors(result, ["board-1"]),
+        frozenset(["board-1"]),
+        records,
+        readings,
+        run_summary(result, chronicle.buffer_peak, 61.26),
+    )
+
+
+def places(page: str, name: str) -> list[tuple[float, float]]:
+    """Where the marks of a name are drawn, 0 to 1000 from the left and from the top."""
+    drawn = re.findall(rf'data-name="{name}" d="([^"]*)"', page)
+    return [(float(x), float(y)) for path in drawn for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
+
+
+def test_every_reading_of_a_shown_sensor_is_drawn_where_it_was_taken() -> None:
+    page = report_page(story())
+    for device in DEVICES:
+        drawn = sorted(places(page, device))
+        assert len(drawn) == SECONDS
+        assert [x for x, _ in drawn] == pytest.approx([1000 * second / 31 for second in range(SECONDS)], abs=0.1)
+        heights = [y for _, y in drawn]
+        assert heights == sorted(heights, reverse=True)  # it grew warmer
+
+
+def test_what_waited_in_the_outage_is_marked_and_lies_above_the_line_of_the_prompt() -> None:
+    page = report_page(story())
+    waited = places(page, "waited")
+    assert len(waited) == len(DEVICES) * 8  # of ten, those that waited more than two seconds
+    assert len({y for _, y in waited}) == 1  # all arrived at once
+
+
+def test_the_buffer_is_drawn_with_the_outage_shaded() -> None:
+    page = report_page(story())
+    assert len(places(page, "buffer")) == 60
+    shaded = f'<rect class="band" x="{10_000 / 31:.1f}" y="0" width="{10_000 / 31:.1f}"'
+    assert page.count(shaded) == 2 + len(DEVICES)
+
+
+def test_a_kill_is_marked_only_where_there_was_one() -> None:
+    assert "kill -9" not in report_page(story())
+    assert report_page(story(kill=True)).count('<path class="moment"') == 2 * (2 + len(DEVICES))
+
+
+def test_the_verdict_stands_at_the_top() -> None:
+    assert "missing 0, duplicates 0" in report_page(story())
+    page = report_page(story(lost=True))
+    assert '<div class="verdict bad">✗ missing 1, duplicates 0</div>' in page
+    assert "1 acknowledged readings are not in `readings`." in page
+    assert '<td class="finding">1</td>' in page
+
+
+class References(HTMLParser):
+    """Collects whatever would make a browser fetch something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {name}={value}" for name, value in attrs if name in {"src", "href", "srcset"}]
+        if tag not in {"meta", "path", "rect"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [f"{tag} {name}={value}" for name, value in attrs if name in {"src", "href"}]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_in_itself_and_well_formed() -> None:
+    page = report_page(story(kill=True))
+    parser = References()
+    parser.feed(page)
+    assert parser.found == []
+    assert parser.open == []
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "://" not in page
+    assert "${" not in page
+
+
+def test_names_are_text_and_not_markup() -> None:
+    told = story()
+    ledgers = [Ledger("<b>", "1-aa", 1, ((0, 0),))]
+    readings = [TableReading("<b>", "1-aa", 0, "<i>", NOON_US, 1.0)]
+    result = audit(ledgers, [], readings)
+    page = report_page(
+        Story(told.settings, told.chronicle, result, result.sensors, frozenset(), [], readings, told.summary)
+    )
+    assert "<td>&lt;b&gt;</td>" in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+
+
+def test_the_summary_has_the_keys_that_are_promised() -> None:
+    assert story().summary == {
+        "sent": 60,
+        "acknowledged": 60,
+        "in_kafka": 60,
+        "in_readings": 60,
+        "missing": 0,
+        "duplicates": 0,
+        "buffer_peak": 19,
+        "late_readings": 0,
+        "seconds": 61.3,
+    }
+
+
+finite = st.floats(-1e6, 1e6, allow_subnormal=False)
+
+
+@given(values=st.lists(finite, max_size=20), whole_from_zero=st.booleans())
+def test_an_axis_holds_its_values_between_round_numbers(*, values: list[float], whole_from_zero: bool) -> None:
+    made = axis(values, "title", "unit", whole_from_zero=whole_from_zero)
+    assert made.low < made.high
+    assert 2 <= len(made.ticks) <= 12
+    slack = (made.high - made.low) * 1e-6
+    assert all(made.low - slack <= value <= made.high + slack for value in values)
+    labels = [made.label(tick) for tick in made.ticks]
+    assert len(set(labels)) == len(labels)
+
+
+@given(finite, st.floats(0.001, 1e6))
+def test_a_span_keeps_its_ends(low: float, length: float) -> None:
+    made = span_axis(low, low + length, "title", "unit")
+    assert (made.low, made.high) == (low, low + length)
+    assert all(made.low <= tick <= made.high for tick in made.ticks)
+
+
+def test_a_chart_without_points_has_its_axes_still() -> None:
+    drawn = chart(span_axis(0, 10, "time", "s"), axis([], "depth", "rows"), [Marks("area", "buffer", "prompt", [])])
+    assert 'class="y-labels"' in drawn
+    assert "data-name" not in drawn

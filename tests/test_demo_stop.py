@@ -1,0 +1,121 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 60
+MARK = "SLUICE_TEST_MARK"
+
+
+def processes(mark: str) -> dict[int, str]:
+    """The running programs that were started, however indirectly, with this mark in their environment."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes()
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, PermissionError, ProcessLookupError):
+            continue
+        if f"{MARK}={mark}".encode() in environment and command:
+            found[int(folder.name)] = command
+    return found
+
+
+def nothing_left(mark: str) -> dict[int, str]:
+    """Wait until no such program runs; what is still there after a while."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (left := processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+@contextmanager
+def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A small demo in a folder of its own, with everything started."""
+    mark = uuid.uuid4().hex
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'firmware-sim'}",
+        "DEMO_SECONDS": "600",
+        "DEMO_SENSORS": "3",
+        "DEMO_SERIAL_SENSORS": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-m", "demo"],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as demo:
+        watchdog = threading.Timer(PATIENCE_S, demo.kill)
+        watchdog.start()
+        try:
+            assert demo.stdout is not None
+            lines = iter(demo.stdout)
+            said = [next(lines)]
+            while "Measure with the uplink up" not in said[-1]:
+                line = next(lines, None)
+                assert line is not None, "".join(said)
+                said.append(line)
+            yield demo, mark
+        finally:
+            watchdog.cancel()
+            demo.kill()
+
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.avr]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_stops_every_program_that_was_started(tmp_path: Path, number: signal.Signals) -> None:
+    with measuring_demo(tmp_path) as (demo, mark):
+        running = " ".join(processes(mark).values())
+        for name in ("kafka.Kafka", "sluice run", "sluice_sim fleet", "avr-runner", "sluice-cloud ingest"):
+            assert name in running
+        demo.send_signal(number)
+        output, _ = demo.communicate(timeout=PATIENCE_S)
+        assert demo.returncode == 130
+        assert "nothing is left running" in output
+        assert processes(mark) == {}
+
+
+def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+    with measuring_demo(tmp_path) as (demo, mark):
+        assert len(processes(mark)) > 4
+        demo.kill()
+        demo.wait(PATIENCE_S)
+        assert nothing_left(mark) == {}
+
+
+def test_a_program_that_ends_by_itself_fails_the_demo_and_is_named(tmp_path: Path) -> None:
+    with measuring_demo(tmp_path) as (demo, mark):
+        (fleet,) = [pid for pid, command in processes(mark).items() if "sluice_sim fleet" in command]
+        os.kill(fleet, signal.SIGKILL)
+        output, _ = demo.communicate(timeout=PATIENCE_S)
+        assert demo.returncode == 1
+        assert "The demo failed: fleet was ended by signal 9" in output
+        assert nothing_left(mark) == {}
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
+    with measuring_demo(tmp_path):
+        second = subprocess.run(
+            [sys.executable, "-m", "demo"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{Path.cwd()}:{Path.cwd() / 'firmware-sim'}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert second.returncode == 1
+        assert "Another demo is running" in second.stderr

@@ -1,0 +1,462 @@
+"""The serial ingress on real pseudo-terminals: ports come and go, and an ACK is sent after the commit only."""
+
+import asyncio
+import errno
+import json
+import os
+import secrets
+import termios
+import time
+import tty
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import serial
+from structlog.testing import capture_logs
+
+from gateway import serial_link
+from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress, open_port
+from gateway.reading import Reading
+from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
+from gateway.settings import SerialSettings
+from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
+
+DEADLINE_S = 20.0
+FrameType = TypeVar("FrameType", bound=Frame)
+
+
+@dataclass
+class RecordingIntake:
+    """Stands for the buffer: nothing is committed until the test says so."""
+
+    taken: list[tuple[Sequence[Reading], Callable[[bool], None]]] = field(default_factory=list)
+    losses: list[tuple[str | None, str, int]] = field(default_factory=list)
+    events: list[tuple[str, str | None, dict[str, object]]] = field(default_factory=list)
+
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
+        self.taken.append((readings, done))
+
+    def lost(self, device: str | None, reason: str, count: int = 1) -> None:
+        self.losses.append((device, reason, count))
+
+    def event(self, kind: str, device: str | None, **details: object) -> None:
+        self.events.append((kind, device, details))
+
+    async def next(self) -> tuple[Sequence[Reading], Callable[[bool], None]]:
+        await until(lambda: bool(self.taken))
+        return self.taken.pop(0)
+
+
+class PtySensor:
+    """A sensor at the far end of a pseudo-terminal, whose near end is found under `port`."""
+
+    def __init__(self, port: Path, device: str = "attic", boot: int = 7) -> None:
+        self.port = port
+        self.device = device
+        self.boot = boot
+        self.heard: list[Frame] = []
+        self._decoder = FrameDecoder()
+        self._master, self._slave = os.openpty()
+        tty.setraw(self._slave)
+        attributes = termios.tcgetattr(self._slave)
+        attributes[2] |= termios.HUPCL
+        termios.tcsetattr(self._slave, termios.TCSANOW, attributes)
+        os.set_blocking(self._master, False)
+        port.symlink_to(os.ttyname(self._slave))
+
+    async def write(self, data: bytes) -> None:
+        while data:
+            try:
+                data = data[os.write(self._master, data) :]
+            except BlockingIOError:
+                await asyncio.sleep(0.002)
+
+    async def send(self, *frames: Frame) -> None:
+        await self.write(b"".join(encode_frame(frame) for frame in frames))
+
+    async def opened(self) -> None:
+        """Wait until the gateway has opened the port, of which clearing HUPCL is the last step."""
+        await until(lambda: not termios.tcgetattr(self._slave)[2] & termios.HUPCL)
+
+    def listen(self) -> bool:
+        with suppress(BlockingIOError):
+            self.heard += self._decoder.feed(os.read(self._master, 65536))
+        return bool(self.heard)
+
+    async def expect(self, kind: type[FrameType]) -> FrameType:
+        """The next frame of this type; frames of other types before it are passed over."""
+        while True:
+            await until(self.listen)
+            frame = self.heard.pop(0)
+            if isinstance(frame, kind):
+                return frame
+
+    async def hello(self, oldest: int = 0) -> None:
+        await self.opened()
+        await self.send(Hello(self.boot, 0x1A2B3C4D, 2, oldest, oldest, self.device, "1.0", ("thermo",)))
+        assert await self.expect(Ack) == Ack(self.boot, oldest, 0)
+
+    def data(self, sequence: int, oldest: int = 0) -> Data:
+        return Data(self.boot, sequence, oldest, 1000 * sequence, 0, b"%d" % sequence)
+
+    async def jam(self) -> None:
+        """Fill the line from the gateway to here, with zeros that end no frame."""
+        os.set_blocking(self._slave, False)
+        refused_in_a_row = 0
+        while refused_in_a_row < 10:
+            try:
+                os.write(self._slave, bytes(1 if refused_in_a_row else 512))
+                refused_in_a_row = 0
+            except BlockingIOError:
+                # The kernel still moves what it has from one of its buffers to the next.
+                refused_in_a_row += 1
+                await asyncio.sleep(0.002)
+
+    def unplug(self) -> None:
+        self.port.unlink(missing_ok=True)
+        for fd in (self._master, self._slave):
+            with suppress(OSError):
+                os.close(fd)
+        self._master = self._slave = -1
+
+
+@dataclass
+class Bench:
+    """A directory of ports, and what the ingress that serves it has handed over."""
+
+    ports: Path
+    intake: RecordingIntake
+    skipped_us: int = 0
+    looked: int = 0
+    sensors: list[PtySensor] = field(default_factory=list)
+
+    def plug(self, name: str = "ttyUSB0", device: str = "attic", boot: int = 7) -> PtySensor:
+        sensor = PtySensor(self.ports / name, device, boot)
+        self.sensors.append(sensor)
+        return sensor
+
+    def now_us(self) -> int:
+        self.looked += 1
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000 + self.skipped_us
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        settings = SerialSettings(ports=(f"{self.ports}/ttyUSB*",), scan_interval_s=0.02)
+        ingress = SerialIngress(settings, self.intake, self.now_us, lambda: 0xC0FFEE)
+        async with running(ingress):
+            yield
+
+
+@asynccontextmanager
+async def running(ingress: SerialIngress) -> AsyncIterator[None]:
+    task = asyncio.create_task(ingress.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with bench.serving():
+        yield bench
+    for sensor in bench.sensors:
+        sensor.unplug()
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits in vain fails here."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_reading_is_acknowledged_after_its_commit_and_not_before(bench: Bench) -> None:
+    sensor = bench.plug()
+    await sensor.hello()
+    await sensor.send(sensor.data(0))
+    (reading,), done = await bench.intake.next()
+    assert (reading.topic, reading.subject) == ("device/attic/thermo", str(sensor.port))
+    assert (reading.device_boot, reading.device_sequence, reading.payload) == ("7-1a2b3c4d", 0, b"0")
+    # A later HELLO is answered at once, and that ACK still does not cover the reading.
+    await sensor.send(Hello(7, 0x1A2B3C4D, 2, 0, 1, "attic", "1.0", ("thermo",)))
+    assert await sensor.expect(Ack) == Ack(7, 0, 0)
+    done(True)
+    assert await sensor.expect(Ack) == Ack(7, 1, 0)
+
+
+async def test_a_commit_that_failed_is_not_acknowledged_and_the_repetition_is_taken(bench: Bench) -> None:
+    sensor = bench.plug()
+    await sensor.hello()
+    await sensor.send(sensor.data(0))
+    _, done = await bench.intake.next()
+    done(False)
+    await sensor.send(sensor.data(0))
+    _, done = await bench.intake.next()
+    done(True)
+    assert await sensor.expect(Ack) == Ack(7, 1, 0)
+
+
+async def test_a_hello_is_reported_with_the_reason_of_the_reset(bench: Bench) -> None:
+    sensor = bench.plug()
+    await sensor.hello()
+    assert bench.intake.events == [
+        (
+            "device-appeared",
+            "attic",
+            {"port": str(sensor.port), "firmware": "1.0", "reset_cause": 2, "boot": "7-1a2b3c4d"},
+        )
+    ]
+
+
+async def test_two_sensors_and_one_that_comes_later(bench: Bench) -> None:
+    attic, cellar = bench.plug("ttyUSB0", "attic"), bench.plug("ttyUSB1", "cellar", boot=3)
+    await attic.hello()
+    await cellar.hello()
+    shed = bench.plug("ttyUSB2", "shed")
+    await shed.hello()
+    for sensor in (attic, cellar, shed):
+        await sensor.send(sensor.data(0))
+        (reading,), done = await bench.intake.next()
+        assert reading.topic == f"device/{sensor.device}/thermo"
+        done(True)
+        assert await sensor.expect(Ack) == Ack(sensor.boot, 1, 0)
+
+
+async def test_unplugged_in_the_middle_of_a_frame_and_plugged_in_again(bench: Bench) -> None:
+    with capture_logs() as logs:
+        sensor = bench.plug()
+        await sensor.hello()
+        await sensor.send(sensor.data(0))
+        _, done = await bench.intake.next()
+        await sensor.write(encode_frame(sensor.data(1))[:11])
+        sensor.unplug()
+        await until(lambda: any(line["event"].startswith("serial port closed") for line in logs))
+        sensor = bench.plug()
+        await sensor.opened()
+        # The old line's commit ends now: the new one, which may well have its descriptor, hears nothing of it.
+        done(True)
+        await sensor.hello()
+        await sensor.send(sensor.data(0), sensor.data(1))
+        readings, done = await bench.intake.next()
+        assert [reading.device_sequence for reading in readings] == [0, 1]
+        done(True)
+        assert await sensor.expect(Ack) == Ack(7, 2, 0)
+    assert len([line for line in logs if line["event"].startswith("serial port closed")]) == 1
+    assert bench.intake.losses == []
+
+
+async def test_what_the_sensors_ring_dropped_is_reported_as_lost(bench: Bench) -> None:
+    sensor = bench.plug()
+    await sensor.hello()
+    await sensor.send(sensor.data(5, oldest=5))
+    await bench.intake.next()
+    assert bench.intake.losses == [("attic", "sensor-ring-overflow", 5)]
+
+
+async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:
+    sensor = bench.plug()
+    await sensor.opened()
+    await sensor.send(Hello(7, 0x1A2B3C4D, 2, 0, 0, "attic", "1.0", ("thermo",)))
+    assert await sensor.expect(Probe) == Probe(0xC0FFEE)
+    await sensor.send(Reply(0xC0FFEE, 0, 500), sensor.data(0))
+    (reading,), _ = await bench.intake.next()
+    assert reading.event_us is not None
+    assert reading.event_us <= reading.received_us
+    assert reading.event_error_us > 0
+    # The next one comes by the clock, without anything being received.
+    assert await sensor.expect(Probe) == Probe(0xC0FFEE)
+
+
+async def test_data_of_an_unknown_sensor_is_asked_about(bench: Bench) -> None:
+    sensor = bench.plug()
+    await sensor.opened()
+    await sensor.send(sensor.data(0))
+    assert await sensor.expect(HelloRequest) == HelloRequest()
+    assert bench.intake.taken == []
+
+
+async def test_one_name_on_two_ports_is_reported_once(bench: Bench) -> None:
+    with capture_logs() as logs:
+        first, second = bench.plug("ttyUSB0"), bench.plug("ttyUSB1")
+        await first.hello()
+        await second.hello()
+        await until(lambda: any(kind == "device-name-shared" for kind, _, _ in bench.intake.events))
+        third = bench.plug("ttyUSB2", "cellar")
+        await third.hello()
+    ports = [str(first.port), str(second.port)]
+    assert [event for event in bench.intake.events if event[0] == "device-name-shared"] == [
+        ("device-name-shared", "attic", {"ports": ports})
+    ]
+    assert [line["ports"] for line in logs if line["event"].startswith("one device name")] == [ports]
+
+
+async def test_a_sensor_with_a_bad_name_is_refused_visibly(bench: Bench) -> None:
+    sensor = bench.plug(device="att/ic")
+    await sensor.opened()
+    await sensor.send(Hello(7, 1, 2, 0, 0, "att/ic", "1.0", ("thermo",)))
+    await until(lambda: bool(bench.intake.events))
+    ((kind, device, details),) = bench.intake.events
+    assert (kind, device, details["port"]) == ("device-refused", None, str(sensor.port))
+    assert "'att/ic'" in str(details["reason"])
+
+
+async def test_garbage_costs_nothing_and_is_reported_once_a_minute(bench: Bench) -> None:
+    with capture_logs() as logs:
+        sensor = bench.plug()
+        await sensor.hello()
+        await sensor.write(b"\xff" * 5000 + b"\0" + b"\x02noise\0")
+        await sensor.send(sensor.data(0))
+        _, done = await bench.intake.next()
+        done(True)
+        assert await sensor.expect(Ack) == Ack(7, 1, 0)
+
+        def reports() -> list[object]:
+            return [line["faults"] for line in logs if line["event"].startswith("serial frames")]
+
+        bench.skipped_us += FAULT_REPORT_INTERVAL_US
+        await until(lambda: bool(reports()))
+        await sensor.write(b"\x02more noise\0")
+        await sensor.send(sensor.data(1))
+        await bench.intake.next()
+        assert reports() == [{"too-long": 1, "bad-cobs": 1}]
+        bench.skipped_us += FAULT_REPORT_INTERVAL_US
+        await until(lambda: len(reports()) == 2)
+    assert bench.intake.losses == []
+
+
+async def test_a_sensor_that_does_not_read_holds_up_nobody(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No probe falls due meanwhile, so that nothing but the line itself sets the writing going again.
+    monkeypatch.setattr(serial_link, "PROBE_FIRST_INTERVAL_US", 3_600_000_000)
+    deaf, other = bench.plug("ttyUSB0", "deaf"), bench.plug("ttyUSB1", "other")
+    await deaf.hello()
+    await other.hello()
+    await deaf.jam()
+    await deaf.send(deaf.data(0))
+    _, done = await bench.intake.next()
+    done(True)
+    await other.send(other.data(0))
+    (reading,), done = await bench.intake.next()
+    done(True)
+    assert reading.topic == "device/other/thermo"
+    assert await other.expect(Ack) == Ack(7, 1, 0)
+
+    # What waited is sent when the line takes it again.
+    assert await deaf.expect(Ack) == Ack(7, 1, 0)
+    await deaf.send(deaf.data(1))
+    _, done = await bench.intake.next()
+    done(True)
+    assert await deaf.expect(Ack) == Ack(7, 2, 0)
+    # And nothing is left going round: an idle ingress looks at the clock at its scans only.
+    looked = bench.looked
+    await asyncio.sleep(0.1)
+    assert bench.looked - looked <= 100
+
+
+async def test_a_file_that_is_no_port_is_reported_once_and_stops_nothing(bench: Bench) -> None:
+    with capture_logs() as logs:
+        (bench.ports / "ttyUSB5").write_bytes(b"")
+        await until(lambda: any(line["event"].startswith("serial port cannot") for line in logs))
+        sensor = bench.plug("ttyUSB6")
+        await sensor.hello()
+    assert len([line for line in logs if line["event"].startswith("serial port cannot")]) == 1
+
+
+async def test_when_it_ends_every_descriptor_is_given_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    sensor = bench.plug()
+    # The event loop's own and the thread pool's descriptors are there before.
+    await asyncio.to_thread(time.sleep, 0)
+    before = open_descriptors()
+    async with bench.serving():
+        await sensor.hello()
+        assert open_descriptors() > before
+    assert open_descriptors() == before
+    sensor.unplug()
+
+
+def test_a_port_is_ours_alone(tmp_path: Path) -> None:
+    sensor = PtySensor(tmp_path / "ttyUSB0")
+    port = open_port(str(sensor.port), 38400)
+    with pytest.raises(serial.SerialException) as refusal:
+        open_port(str(sensor.port), 38400)
+    assert refusal.value.errno == errno.EAGAIN
+    # Idle is told from hung up, which reads as empty.
+    with pytest.raises(BlockingIOError):
+        os.read(port.fileno(), 1)
+    port.close()
+    sensor.unplug()
+
+
+class CommittingIntake(RecordingIntake):
+    """Stores at the next turn of the loop, and knows what it has: as the buffer does, in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[tuple[str, str | None, int | None], Reading] = {}
+
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
+        for reading in readings:
+            self.stored.setdefault((reading.topic, reading.device_boot, reading.device_sequence), reading)
+        asyncio.get_running_loop().call_soon(done, True)
+
+
+@pytest.mark.avr
+async def test_real_firmware_and_the_gateway_agree_on_what_was_acknowledged(tmp_path: Path) -> None:
+    intake = CommittingIntake()
+    settings = SerialSettings(ports=(f"{tmp_path}/tty-*",), scan_interval_s=0.05)
+    boards = await asyncio.to_thread(start_boards, tmp_path, 2, interval_ms=50)
+    try:
+        async with running(SerialIngress(settings, intake, boottime_us, random_nonce)):
+            await until(lambda: len(intake.stored) >= 50)
+        # The gateway restarts; the sensors have gone on.
+        async with running(SerialIngress(settings, intake, boottime_us, random_nonce)):
+            await until(lambda: len(intake.stored) >= 150)
+            inhibit_sampling(boards)
+            await until(lambda: all(settled(account(board)) for board in boards))
+    finally:
+        await asyncio.to_thread(stop_boards, boards)
+
+    for board in boards:
+        ledger = account(board)
+        sequences = {sequence for topic, _, sequence in intake.stored if topic == f"device/{board.device}/thermo"}
+        assert ledger["acknowledged"] == [[0, ledger["taken"] - 1]]
+        assert sequences == set(range(ledger["taken"]))
+    assert intake.losses == []
+    assert {kind for kind, _, _ in intake.events} == {"device-appeared"}
+    timed = [reading for reading in intake.stored.values() if reading.event_us is not None]
+    assert len(timed) > len(intake.stored) / 2
+    for reading in timed:
+        assert reading.event_us is not None
+        assert reading.event_us <= reading.received_us
+
+
+def boottime_us() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+def random_nonce() -> int:
+    return secrets.randbits(32)
+
+
+def account(board: Board) -> dict[str, Any]:
+    """What the firmware knows of its present boot."""
+    if not board.ledger.exists():
+        return {}
+    ledger: dict[str, Any] = json.loads(board.ledger.read_text().splitlines()[-1])
+    return ledger
+
+
+def settled(ledger: dict[str, Any]) -> bool:
+    return bool(ledger) and ledger["acknowledged"] == [[0, ledger["taken"] - 1]]

@@ -1,0 +1,124 @@
+"""The front door: route, identity, quarantine, losses, in front of a real buffer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.buffer import Buffer
+from gateway.buffer_rows import Series
+from gateway.intake import FrontDoor
+from gateway.reading import Reading
+from gateway.routes import compile_routes
+from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
+from tests.buffers import opened, rows
+
+JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
+KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
+
+
+@asynccontextmanager
+async def front_door(path: Path, key: str = "name", **settings: float) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
+    gateway = msgspec.convert({"id": "gw1", "namespace": "north", "key": key}, GatewaySettings)
+    routes = compile_routes([JSON_ROUTE], None, frozenset((KAFKA.events_topic, KAFKA.quarantine_topic)))
+    async with opened(path / "buffer.db", **settings) as buffer:
+        yield FrontDoor(buffer, routes, gateway, KAFKA, lambda: 5), buffer
+
+
+async def take(door: FrontDoor, *readings: Reading) -> bool:
+    outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    door.take(readings, outcome.set_result)
+    return await asyncio.wait_for(outcome, 10)
+
+
+def reading(payload: bytes, topic: str = "device/42/thermo", writer: str | None = None) -> Reading:
+    return Reading(topic, topic, payload, 1, writer=writer)
+
+
+async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(b'{"celsius": 21.5, "boot": "3-0000beef", "seq": 17}'))
+        (row,) = await rows(buffer)
+        assert (row.device_boot, row.device_sequence) == ("3-0000beef", 17)
+        assert await buffer.series(row.series) == Series(
+            "device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json"
+        )
+
+
+async def test_the_key_may_carry_the_namespace(tmp_path: Path) -> None:
+    async with front_door(tmp_path, key="namespace/name") as (door, buffer):
+        await take(door, reading(b"{}"))
+        (row,) = await rows(buffer)
+        series = await buffer.series(row.series)
+        assert (series.key, series.device) == ("north/42", "42")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"21.5",
+        b"{}",
+        b'{"boot": 1}',
+        b'{"boot": 1, "seq": -1}',
+        b'{"boot": 1, "seq": 9223372036854775808}',
+        b'{"boot": "", "seq": 1}',
+        b'{"boot": [], "seq": 1}',
+        b"\xff\x00",
+        b"",
+    ],
+)
+async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, payload: bytes) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(payload))
+        (row,) = await rows(buffer)
+        assert (row.payload, row.device_sequence) == (payload, None)
+        assert door.counts["identity-missing"] == 1
+
+
+async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_bytes(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(b"\x00raw", topic="kitchen"), reading(b"x", writer="43"))
+        unroutable, foreign = await rows(buffer)
+        report = json.loads(unroutable.payload)
+        assert report["reason"] == "no-route"
+        assert report["payload_base64"] == "AHJhdw=="
+        assert json.loads(foreign.payload)["reason"] == "not-the-writers-device"
+        assert (await buffer.series(foreign.series)).topic == "gateway-quarantine"
+
+
+async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        door.lost("42", "refused-qos0", 2)
+        door.lost("42", "refused-qos0")
+        door.lost("s1", "sensor-ring-overflow", 5)
+        door.flush_losses()
+        door.flush_losses()  # nothing is told twice
+        async with asyncio.timeout(10):
+            while len(kept := await rows(buffer)) < 2:
+                await asyncio.sleep(0.01)
+        records = [json.loads(row.payload) for row in kept]
+        assert [(record["device"], record["reason"], record["count"]) for record in records] == [
+            ("42", "refused-qos0", 3),
+            ("s1", "sensor-ring-overflow", 5),
+        ]
+
+
+async def test_losses_that_the_buffer_refuses_are_counted_on(tmp_path: Path) -> None:
+    async with front_door(tmp_path, bytes_max=1_000_000) as (door, buffer):
+        await buffer._call(lambda: buffer._connection.execute("PRAGMA query_only = 1").fetchone())
+        door.lost("42", "refused-qos0", 2)
+        door.flush_losses()
+        async with asyncio.timeout(10):
+            while not door._losses:
+                await asyncio.sleep(0.01)
+        door.lost("42", "refused-qos0", 1)
+        await buffer._call(lambda: buffer._connection.execute("PRAGMA query_only = 0").fetchone())
+        door.flush_losses()
+        async with asyncio.timeout(10):
+            while not (kept := await rows(buffer)):
+                await asyncio.sleep(0.01)
+        assert json.loads(kept[0].payload)["count"] == 3

@@ -1,0 +1,231 @@
+"""The daemon as a whole: a real MQTT client in front, a real Kafka broker behind, and a kill in between."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from demo.kafka_broker import Broker
+from gateway.buffer_status import read_status
+from gateway.kafka_record import HEADER_NAMES
+from tests.gateways import (
+    SLUICE,
+    consume,
+    consume_until,
+    create_topic,
+    daemon,
+    free_port,
+    header,
+    publish,
+    write_config,
+)
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto-clients is not installed"),
+]
+UNREACHABLE = "127.0.0.1:1"
+
+
+async def drained(config: Path) -> None:
+    async with asyncio.timeout(30):
+        while read_status(config.with_name("buffer.db")).rows:
+            await asyncio.sleep(0.1)
+
+
+async def test_a_reading_from_mqtt_to_kafka(kafka: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "first")
+    with daemon(config, port):
+        publish(port, "device/42/thermo", '{"celsius": 21.5, "boot": "1-0000beef", "seq": 0}')
+        (record,) = await consume_until(kafka.bootstrap, 1, "first-thermo")
+        await drained(config)
+    assert (record.key, record.value) == (b"42", b'{"celsius": 21.5, "boot": "1-0000beef", "seq": 0}')
+    assert [name for name, _ in record.headers] == list(HEADER_NAMES)
+    assert record.timestamp_type == 1, "the topic was created with LogAppendTime"
+
+
+async def test_readings_are_acknowledged_without_kafka_and_follow_when_it_is_there(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """Promise P1: the acknowledgement does not wait for Kafka. P2: nothing leaves the buffer before Kafka has it."""
+    port = free_port()
+    config = write_config(tmp_path, UNREACHABLE, port, "later")
+    with daemon(config, port):
+        for sequence in range(5):
+            publish(port, "device/42/thermo", f'{{"celsius": 1, "boot": "b", "seq": {sequence}}}')
+    readings_and_events = read_status(tmp_path / "buffer.db").rows
+    assert readings_and_events >= 5
+    config.write_text(config.read_text().replace(UNREACHABLE, kafka.bootstrap))
+    with daemon(config, port):
+        records = await consume_until(kafka.bootstrap, 5, "later-thermo")
+        await drained(config)
+    assert [header(record, "ce_devicesequence") for record in records] == ["0", "1", "2", "3", "4"]
+
+
+async def test_killed_in_the_middle_nothing_acknowledged_is_missing_and_nothing_is_stored_twice(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """Promises P1 and P3 against `kill -9`, three times, under the fleet."""
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "killed")
+    ledger = tmp_path / "fleet.ledger"
+    command = [sys.executable, "-m", "sluice_sim", "fleet", "--port", str(port), "--sensors", "20"]
+    command += ["--interval-ms", "50", "--seconds", "0", "--ledger", str(ledger), "--json"]
+    fleet = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 - a fork, and back
+    try:
+        for _ in range(3):
+            with daemon(config, port) as process:
+                await asyncio.sleep(1.5)
+                process.send_signal(signal.SIGKILL)
+        with daemon(config, port):
+            await asyncio.sleep(1)
+            fleet.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(fleet.wait, 30) == 0
+            await drained(config)
+            records = await consume(kafka.bootstrap, "killed-thermo")
+    finally:
+        fleet.kill()
+        fleet.wait()
+    acknowledged = {
+        (line["device"], line["boot"], sequence)
+        for line in map(json.loads, ledger.read_text().splitlines())
+        for first, last in line["acknowledged"]
+        for sequence in range(first, last + 1)
+    }
+    identities = {
+        header(record, "ce_id"): (
+            record.key.decode(),
+            header(record, "ce_deviceboot"),
+            int(header(record, "ce_devicesequence")),
+        )
+        for record in records
+    }
+    assert len(acknowledged) > 500
+    assert acknowledged <= set(identities.values())
+    # A resend carries the same ce_id; two ce_ids of one reading would be a reading that stands twice.
+    twice = [reading for reading, count in Counter(identities.values()).items() if count > 1]
+    assert not twice
+
+
+async def test_order_by_device_is_kept_from_the_sensor_to_the_partition(kafka: Broker, tmp_path: Path) -> None:
+    """Promise P8, judged on first occurrences."""
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "order")
+    ledger = tmp_path / "fleet.ledger"
+    command = [sys.executable, "-m", "sluice_sim", "fleet", "--port", str(port), "--sensors", "10"]
+    command += ["--interval-ms", "20", "--seconds", "3", "--ledger", str(ledger), "--json"]
+    with daemon(config, port):
+        await asyncio.to_thread(subprocess.run, command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        await drained(config)
+        records = await consume(kafka.bootstrap, "order-thermo")
+    sequences: dict[bytes, list[int]] = {}
+    for record in records:
+        of_device = sequences.setdefault(record.key, [])
+        sequence = int(header(record, "ce_devicesequence"))
+        if sequence not in of_device:
+            of_device.append(sequence)
+    assert len(sequences) == 10
+    assert all(found == sorted(found) for found in sequences.values())
+
+
+async def test_what_cannot_be_forwarded_goes_aside_and_the_next_one_passes(kafka: Broker, tmp_path: Path) -> None:
+    """Promise P6: unroutable, too large for Kafka, and a topic that would delete it early."""
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "poison")
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nrecord_bytes_max = 4096"))
+    await create_topic(kafka.bootstrap, "poison-dated", **{"message.timestamp.type": "CreateTime"})
+    with daemon(config, port):
+        publish(port, "kitchen", "unroutable")
+        publish(port, "device/42/thermo", "x" * 5000)
+        publish(port, "device/42/dated", "1")
+        publish(port, "device/42/thermo", "21.5")
+        (passed,) = await consume_until(kafka.bootstrap, 1, "poison-thermo")
+        reports = await consume_until(kafka.bootstrap, 3, "poison-quarantine")
+        await drained(config)
+        assert await consume(kafka.bootstrap, "poison-dated") == []
+        assert read_status(tmp_path / "buffer.db").quarantined == 3
+    assert passed.value == b"21.5"
+    assert sorted(json.loads(report.value)["reason"] for report in reports) == [
+        "no-route",
+        "record-too-large",
+        "topic-not-logappendtime",
+    ]
+
+
+async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "beat")
+    with daemon(config, port):
+        publish(port, "device/42/thermo", "21.5")
+        await drained(config)
+        await asyncio.sleep(1.5)
+    events = await consume(kafka.bootstrap, "beat-events")
+    kinds = [header(event, "ce_type") for event in events]
+    assert {"sluice.gateway.boot", "sluice.gateway.lane-opened", "sluice.gateway.heartbeat"} <= set(kinds)
+    beats = [event for event, kind in zip(events, kinds, strict=True) if kind == "sluice.gateway.heartbeat"]
+    last = json.loads(beats[-1].value)
+    assert sum(last["offsets"]["beat-thermo"].values()) == 1
+    assert last["pending"] == []
+    assert last["low_watermark"] == header(beats[-1], "ce_time")
+    assert [int(header(beat, "ce_lanesequence")) for beat in beats] == list(range(len(beats)))
+
+
+def test_a_wrong_configuration_starts_nothing_and_says_what_to_write(tmp_path: Path) -> None:
+    config = write_config(tmp_path, UNREACHABLE, free_port(), "wrong")
+    config.write_text(config.read_text().replace("anonymous", "anonimous"))
+    ended = subprocess.run([SLUICE, "run", "--config", config], capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 2
+    assert f"{config}:10: mqtt_listener.anonimous: there is no such setting; write 'anonymous' instead" in ended.stderr
+    assert not (tmp_path / "buffer.db").exists()
+
+
+def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = write_config(tmp_path / "a", UNREACHABLE, port, "a")
+    second = write_config(tmp_path / "b", UNREACHABLE, port, "b")
+    with daemon(first, port):
+        ended = subprocess.run(
+            [SLUICE, "run", "--config", second], capture_output=True, text=True, timeout=20, check=False
+        )
+    assert ended.returncode == 1
+    assert f"{port}: the port is taken" in ended.stderr
+    assert "mqtt_listener.port" in ended.stderr
+
+
+def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Broker, tmp_path: Path) -> None:
+    config = write_config(tmp_path, kafka.bootstrap, free_port(), "checked")
+    asyncio.run(create_topic(kafka.bootstrap, "checked-dated", **{"message.timestamp.type": "CreateTime"}))
+
+    def check(*options: str) -> tuple[int, dict[str, tuple[bool, str]]]:
+        command = [SLUICE, "check", "--config", config, "--json", *options]
+        ended = subprocess.run(command, capture_output=True, timeout=30, check=False)
+        return ended.returncode, {
+            finding["subject"]: (finding["ok"], finding["words"]) for finding in json.loads(ended.stdout)
+        }
+
+    code, findings = check()
+    assert code == 1
+    assert not findings["topic checked-events"][0]
+    assert "LogAppendTime" in findings["topic checked-dated"][1]
+    _, findings = check("--create-topics")
+    assert findings["topic checked-events"] == (True, "created, with LogAppendTime")
+    assert not findings["topic checked-dated"][0]
+
+
+def test_check_says_that_kafka_cannot_be_reached(tmp_path: Path) -> None:
+    config = write_config(tmp_path, UNREACHABLE, free_port(), "x")
+    ended = subprocess.run(
+        [SLUICE, "check", "--config", config], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    assert "cannot be reached" in ended.stdout
+    assert "kafka.bootstrap" in ended.stdout

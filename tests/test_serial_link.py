@@ -1,0 +1,527 @@
+"""The gateway's side of a serial line: acknowledged means on disk, and what is lost is known, whatever gets lost."""
+
+import zlib
+from collections import deque
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from gateway.serial_frames import (
+    Ack,
+    Data,
+    Frame,
+    FrameDecoder,
+    Hello,
+    HelloRequest,
+    Probe,
+    Reply,
+    cobs_encode,
+    encode_frame,
+)
+from gateway.serial_link import (
+    BITMAP_BITS,
+    HELLO_REQUEST_INTERVAL_US,
+    PROBE_FIRST_INTERVAL_US,
+    PROBES_FIRST,
+    SEQUENCE_MAX,
+    SILENT_OPEN_US,
+    HelloRefused,
+    Identified,
+    LinkEvent,
+    Lost,
+    Received,
+    SerialLink,
+)
+from gateway.settings import SerialSettings
+
+HELLO = Hello(
+    boot=7,
+    incarnation=0x1A2B3C4D,
+    reset_cause=1,
+    oldest=0,
+    next=0,
+    device="attic",
+    firmware="1.0",
+    streams=("thermo", "door"),
+)
+START_US = 1_000_000
+NONCE = 0xC0FFEE
+
+
+def new_link() -> SerialLink:
+    return SerialLink("/dev/ttyUSB0", SerialSettings(), START_US)
+
+
+def send(link: SerialLink, *frames: Frame, now_us: int = START_US) -> list[LinkEvent]:
+    return link.receive(b"".join(encode_frame(frame) for frame in frames), now_us)
+
+
+def answers(link: SerialLink, now_us: int = START_US) -> list[Frame]:
+    return FrameDecoder().feed(link.data_to_send(now_us, NONCE))
+
+
+def known_link(hello: Hello = HELLO) -> SerialLink:
+    link = new_link()
+    send(link, hello)
+    assert answers(link) == [Probe(NONCE), Ack(hello.boot, hello.oldest, 0)]
+    return link
+
+
+def data(sequence: int, oldest: int = 0, *, boot: int = 7, stream: int = 0) -> Data:
+    return Data(boot, sequence, oldest, 1000 + sequence % 1000, stream, b'{"t":%d}' % sequence)
+
+
+def only(events: list[LinkEvent]) -> Received:
+    (event,) = events
+    assert isinstance(event, Received)
+    return event
+
+
+def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
+    link = new_link()
+    assert send(link, HELLO) == [Identified("attic", "7-1a2b3c4d", "1.0", 1, ("thermo", "door"))]
+    assert answers(link) == [Probe(NONCE), Ack(7, 0, 0)]
+
+    received = only(send(link, data(0), data(1, stream=1), now_us=START_US + 5))
+    first, second = received.readings
+    assert first.topic == "device/attic/thermo"
+    assert second.topic == "device/attic/door"
+    assert first.subject == "/dev/ttyUSB0"
+    assert first.payload == b'{"t":0}'
+    assert (first.device_boot, first.device_sequence, first.tick_ms) == ("7-1a2b3c4d", 0, 1000)
+    assert (first.received_us, first.event_us) == (START_US + 5, None)
+    assert answers(link) == []
+
+    assert link.stored(received) == []
+    assert answers(link) == [Ack(7, 2, 0)]
+    assert answers(link) == []
+
+
+def test_what_arrives_out_of_order_is_acknowledged_by_the_bitmap() -> None:
+    link = known_link()
+    link.stored(only(send(link, data(1), data(3))))
+    assert answers(link) == [Ack(7, 0, 0b101)]
+    link.stored(only(send(link, data(0))))
+    assert answers(link) == [Ack(7, 2, 0b1)]
+    link.stored(only(send(link, data(2))))
+    assert answers(link) == [Ack(7, 4, 0)]
+
+
+def test_what_is_on_disk_is_acknowledged_again_and_not_stored_again() -> None:
+    link = known_link()
+    link.stored(only(send(link, data(0), data(2))))
+    answers(link)
+    assert send(link, data(0), data(2)) == []
+    assert answers(link) == [Ack(7, 1, 0b1)]
+
+
+def test_what_is_being_committed_is_not_handed_over_twice() -> None:
+    link = known_link()
+    received = only(send(link, data(0), data(0)))
+    assert received.sequences == (0,)
+    assert send(link, data(0)) == []
+    assert answers(link) == []
+    link.stored(received)
+    assert answers(link) == [Ack(7, 1, 0)]
+
+
+def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_taken() -> None:
+    link = known_link()
+    assert link.refused(only(send(link, data(0)))) == []
+    assert answers(link) == []
+    link.stored(only(send(link, data(0))))
+    assert answers(link) == [Ack(7, 1, 0)]
+
+
+def test_data_of_another_boot_is_not_stored_but_asked_about_once_for_a_burst() -> None:
+    link = new_link()
+    assert send(link, data(0), data(1)) == []
+    assert answers(link) == [HelloRequest()]
+    send(link, data(2))
+    assert answers(link) == []
+    later_us = START_US + HELLO_REQUEST_INTERVAL_US
+    send(link, data(3), now_us=later_us)
+    assert answers(link, later_us) == [HelloRequest()]
+
+    link = known_link()
+    assert send(link, data(0, boot=8)) == []
+    assert answers(link) == [HelloRequest()]
+
+
+def test_a_restarted_sensor_is_a_new_run_and_the_old_ones_commit_acknowledges_nothing() -> None:
+    link = known_link()
+    old = only(send(link, data(0)))
+    (identified,) = send(link, replace(HELLO, boot=8))
+    assert isinstance(identified, Identified)
+    assert identified.boot == "8-1a2b3c4d"
+    assert answers(link) == [Probe(NONCE), Ack(8, 0, 0)]
+    assert link.stored(old) == []
+    assert answers(link) == []
+
+
+def test_data_before_a_hello_in_the_same_bytes_belongs_to_the_run_before() -> None:
+    link = known_link()
+    first, identified, second = send(link, data(0), replace(HELLO, boot=8), data(0, boot=8))
+    assert isinstance(first, Received)
+    assert isinstance(identified, Identified)
+    assert isinstance(second, Received)
+    assert first.readings[0].device_boot == "7-1a2b3c4d"
+    assert second.readings[0].device_boot == "8-1a2b3c4d"
+    link.stored(first)
+    link.stored(second)
+    assert Ack(8, 1, 0) in answers(link)
+
+
+def test_a_hello_of_the_same_run_keeps_what_is_known() -> None:
+    link = known_link()
+    link.stored(only(send(link, data(0))))
+    answers(link)
+    assert send(link, replace(HELLO, oldest=1, next=1)) == []
+    assert answers(link) == [Ack(7, 1, 0)]
+
+
+def test_a_boot_counter_that_failed_does_not_make_new_samples_pass_for_stored_ones() -> None:
+    link = known_link()
+    link.stored(only(send(link, data(0), data(1))))
+    (identified,) = send(link, HELLO)
+    assert isinstance(identified, Identified)
+    only(send(link, data(0)))
+
+
+def test_after_a_restart_of_the_gateway_it_begins_at_what_the_sensor_holds() -> None:
+    link = known_link(replace(HELLO, oldest=41, next=45))
+    link.stored(only(send(link, data(41, 41))))
+    assert answers(link) == [Ack(7, 42, 0)]
+
+
+def test_what_an_earlier_link_may_have_stored_is_not_called_lost() -> None:
+    # Before the gateway restarted, its bitmap named 42: the sensor skips it, although this link never had it.
+    link = known_link(replace(HELLO, oldest=41, next=45))
+    link.stored(only(send(link, data(41, 41))))
+    received = only(send(link, data(43, 43)))
+    link.stored(received)
+    assert answers(link) == [Ack(7, 44, 0)]
+    assert send(link, data(46, 46))[0] == Lost("attic", "7-1a2b3c4d", 45, 45)
+
+
+def test_what_the_ring_dropped_is_lost_once_and_next_moves_on() -> None:
+    link = known_link()
+    link.stored(only(send(link, data(0), data(2))))
+    *losses, received = send(link, data(6, oldest=5))
+    # 2 is on disk, so there are two spans; 5 is still held.
+    assert losses == [Lost("attic", "7-1a2b3c4d", 1, 1), Lost("attic", "7-1a2b3c4d", 3, 4)]
+    link.stored(only([received]))
+    assert answers(link) == [Ack(7, 5, 0b1)]
+    assert [only(send(link, data(5, oldest=5))).sequences] == [(5,)]
+
+
+def test_what_is_being_committed_when_the_ring_drops_it_is_lost_only_if_the_commit_fails() -> None:
+    link = known_link()
+    first = only(send(link, data(0)))
+    second = only(send(link, data(1, oldest=1)))
+    link.stored(second)
+    assert answers(link) == [Ack(7, 0, 0b1)]
+    assert link.refused(first) == [Lost("attic", "7-1a2b3c4d", 0, 0)]
+    assert send(link, data(1, oldest=1)) == []
+    assert answers(link) == [Ack(7, 2, 0)]
+
+
+def test_a_loss_ends_where_something_is_being_committed() -> None:
+    link = known_link()
+    first = only(send(link, data(1)))
+    lost, _ = send(link, data(3, oldest=3))
+    assert lost == Lost("attic", "7-1a2b3c4d", 0, 0)
+    assert link.stored(first) == [Lost("attic", "7-1a2b3c4d", 2, 2)]
+    assert answers(link) == [Ack(7, 3, 0)]
+
+
+def test_a_jump_of_billions_costs_nothing() -> None:
+    link = known_link()
+    lost, received = send(link, data(SEQUENCE_MAX, oldest=SEQUENCE_MAX))
+    assert lost == Lost("attic", "7-1a2b3c4d", 0, SEQUENCE_MAX - 1)
+    assert isinstance(received, Received)
+    link.stored(received)
+    assert answers(link) == [Ack(7, SEQUENCE_MAX + 1, 0)]
+    assert send(link, data(SEQUENCE_MAX + 1, oldest=SEQUENCE_MAX + 1)) == []
+    assert answers(link) == [Ack(7, SEQUENCE_MAX + 1, 0)]
+
+
+def test_a_sequence_that_no_ack_could_name_is_left_to_be_sent_again() -> None:
+    link = known_link()
+    received = only(send(link, data(BITMAP_BITS), data(BITMAP_BITS + 1)))
+    assert received.sequences == (BITMAP_BITS,)
+    assert link.faults == {"beyond-window": 1}
+    link.stored(received)
+    assert answers(link) == [Ack(7, 0, 1 << (BITMAP_BITS - 1))]
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        replace(HELLO, device="at/tic"),
+        replace(HELLO, device=""),
+        replace(HELLO, device="attic\n"),
+        replace(HELLO, streams=("thermo", "#")),
+    ],
+)
+def test_a_bad_name_is_refused_counted_and_told_once(hello: Hello) -> None:
+    link = known_link()
+    (refused,) = send(link, hello)
+    assert isinstance(refused, HelloRefused)
+    assert "1 to 63 letters" in refused.reason
+    assert send(link, hello) == []
+    assert link.faults == {"refused-hello": 2}
+    # Its DATA is neither stored as the former device's nor asked about.
+    assert send(link, data(0)) == []
+    assert answers(link) == []
+
+
+def test_a_stream_that_hello_did_not_name_goes_by_its_number() -> None:
+    link = known_link()
+    assert only(send(link, data(0, stream=2))).readings[0].topic == "device/attic/stream-2"
+
+
+def test_a_silent_line_is_asked_once_in_a_while() -> None:
+    link = new_link()
+    assert answers(link, START_US + SILENT_OPEN_US - 1) == []
+    due_us = link.due_us
+    assert due_us == START_US + SILENT_OPEN_US
+    # However late it is asked (the machine may have been suspended), it catches up by one request.
+    late_us = due_us + 100_000_000
+    assert answers(link, late_us) == [HelloRequest()]
+    assert link.due_us == late_us + 10_000_000
+
+
+def test_probes_come_quickly_after_hello_and_then_at_the_interval() -> None:
+    link = new_link()
+    send(link, HELLO)
+    times_us = []
+    for _ in range(PROBES_FIRST + 2):
+        times_us.append(link.due_us)
+        assert Probe(NONCE) in answers(link, link.due_us)
+    gaps_us = [later - earlier for earlier, later in pairwise(times_us)]
+    assert gaps_us == [PROBE_FIRST_INTERVAL_US] * (PROBES_FIRST - 1) + [10_000_000] * 2
+
+
+def test_a_reply_gives_readings_their_time() -> None:
+    link = known_link()
+    # The sensor's tick 900.000 lies between 1.000 s and 1.008 s: 104 ms later it says 1004.
+    assert send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000) == []
+    (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
+    assert reading.event_us is not None
+    assert abs(reading.event_us - (START_US + 4_000 + 104_500)) <= 1
+    assert 4_000 + 500 <= reading.event_error_us <= 4_000 + 500 + 1_200
+
+
+def test_a_fitted_time_is_never_after_the_receipt() -> None:
+    link = known_link()
+    send(link, Reply(NONCE, 900, 0), now_us=START_US + 100_000)
+    (reading,) = only(send(link, data(0), now_us=START_US + 102_000)).readings
+    assert reading.event_us == START_US + 102_000
+
+
+def test_a_reply_to_no_probe_of_ours_is_ignored() -> None:
+    link = known_link()
+    send(link, Reply(NONCE + 1, 900, 0), Reply(NONCE, 900, 0), Reply(NONCE, 500, 0))
+    assert link.faults == {"unexpected-reply": 2}
+    assert only(send(link, data(0))).readings[0].event_us is not None
+
+
+def test_a_reply_of_the_run_before_says_nothing_of_the_new_ones_clock() -> None:
+    link = known_link()
+    send(link, replace(HELLO, boot=8), Reply(NONCE, 900, 0))
+    assert link.faults == {"unexpected-reply": 1}
+
+
+def test_a_tick_that_jumped_is_asked_about() -> None:
+    link = known_link()
+    send(link, Reply(NONCE, 900_000, 0), now_us=START_US + 8_000)
+    due_us = link.due_us
+    assert answers(link, due_us) == [Probe(NONCE)]
+    send(link, Reply(NONCE, 50, 0), now_us=due_us + 8_000)
+    assert answers(link, due_us + 8_000) == [HelloRequest()]
+
+
+def test_our_own_frames_coming_back_are_ignored() -> None:
+    link = known_link()
+    assert send(link, Ack(7, 100, 0), Probe(1), HelloRequest()) == []
+    assert link.faults == {"gateway-frame": 3}
+    assert answers(link) == []
+
+
+@given(st.lists(st.binary(max_size=300)))
+def test_garbage_gives_no_event_and_no_answer(pieces: list[bytes]) -> None:
+    link = known_link()
+    for piece in pieces:
+        assert link.receive(piece, START_US) == []
+    assert answers(link) == []
+    # The zero ends what the garbage began.
+    only(link.receive(b"\0" + encode_frame(data(0)), START_US))
+
+
+FRAME_LIKE = st.builds(
+    Data,
+    st.sampled_from([7, 8]),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.just(0),
+    st.just(0),
+    st.just(b""),
+) | st.builds(
+    Hello,
+    st.sampled_from([7, 8]),
+    st.just(1),
+    st.just(0),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["attic", "a/b"]),
+    st.just(""),
+    st.just(()),
+)
+
+
+@given(st.lists(FRAME_LIKE | st.booleans(), max_size=60))
+def test_a_sensor_that_says_anything_at_all_neither_raises_nor_fills_memory(steps: list[Frame | bool]) -> None:
+    link = known_link()
+    committing: deque[Received] = deque()
+    for step in steps:
+        if isinstance(step, bool):
+            if committing:
+                (link.stored if step else link.refused)(committing.popleft())
+        else:
+            committing.extend(event for event in send(link, step) if isinstance(event, Received))
+        answers(link)
+        if link._run is not None:
+            assert len(link._run._on_disk) + len(link._run.committing) <= BITMAP_BITS + 1
+
+
+class ModelSensor:
+    """A sensor by FRAMES.md, with a ring of 6 and a window of 4; it checks what every ACK promises."""
+
+    def __init__(self, disk: set[tuple[int, int]]) -> None:
+        self.disk = disk
+        self.boot = 0
+        self.reset()
+
+    def reset(self) -> None:
+        self.boot += 1
+        self.next = 0
+        self.held: list[int] = []
+        self.introduced = False
+
+    @property
+    def oldest(self) -> int:
+        return self.held[0] if self.held else self.next
+
+    def sample(self) -> None:
+        self.held = [*self.held, self.next][-6:]
+        self.next += 1
+
+    def frames(self) -> list[Frame]:
+        if not self.introduced:
+            return [replace(HELLO, boot=self.boot, oldest=self.oldest, next=self.next)]
+        return [data(s, self.oldest, boot=self.boot) for s in self.held if s < self.oldest + 4]
+
+    def take(self, frame: Frame) -> None:
+        if isinstance(frame, HelloRequest):
+            self.introduced = False
+        if not isinstance(frame, Ack) or frame.boot != self.boot:
+            return
+        self.introduced = True
+        named = {frame.next + 1 + bit for bit in range(32) if frame.bitmap >> bit & 1}
+        acknowledged = {s for s in self.held if s < frame.next or s in named}
+        for sequence in acknowledged:
+            assert (self.boot, sequence) in self.disk
+        self.held = [s for s in self.held if s not in acknowledged]
+
+
+class LossyLine(RuleBasedStateMachine):
+    """A sensor and a gateway over a line that loses frames, with commits that fail and both ends restarting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk: set[tuple[int, int]] = set()
+        self.lost: set[tuple[int, int]] = set()
+        self.sensor = ModelSensor(self.disk)
+        self.link = new_link()
+        self.committing: deque[Received] = deque()
+        self.now_us = START_US
+
+    @rule(count=st.integers(1, 3))
+    def sample(self, count: int) -> None:
+        for _ in range(count):
+            self.sensor.sample()
+
+    @rule(lost_up=st.sets(st.integers(0, 3)), lost_down=st.sets(st.integers(0, 2)))
+    def exchange(self, lost_up: set[int], lost_down: set[int]) -> None:
+        self.now_us += HELLO_REQUEST_INTERVAL_US
+        for index, frame in enumerate(self.sensor.frames()):
+            if index not in lost_up:
+                self.note(send(self.link, frame, now_us=self.now_us))
+        for index, frame in enumerate(answers(self.link, self.now_us)):
+            if index not in lost_down:
+                self.sensor.take(frame)
+
+    @rule(succeeds=st.booleans())
+    def commit(self, *, succeeds: bool) -> None:
+        if self.committing:
+            received = self.committing.popleft()
+            if succeeds:
+                self.disk |= numbered(received)
+            self.note((self.link.stored if succeeds else self.link.refused)(received))
+
+    @rule()
+    def restart_sensor(self) -> None:
+        self.sensor.reset()
+
+    @rule()
+    def restart_gateway(self) -> None:
+        self.committing.clear()
+        self.link = new_link()
+
+    def note(self, events: list[LinkEvent]) -> None:
+        for event in events:
+            if isinstance(event, Lost):
+                boot = int(event.boot.split("-")[0])
+                span = {(boot, sequence) for sequence in range(event.first, event.last + 1)}
+                assert not span & (self.lost | self.disk)
+                assert boot != self.sensor.boot or event.last < self.sensor.oldest
+                self.lost |= span
+            if isinstance(event, Received):
+                assert not any(numbered(event) & numbered(other) for other in self.committing)
+                self.committing.append(event)
+
+    def teardown(self) -> None:
+        """Line and disk are well again: after a few turns every sample of this run is accounted for."""
+        # Something to say, so that a gateway that has just started need not wait to ask a silent line.
+        self.sensor.sample()
+        for _ in range(10):
+            while self.committing:
+                self.commit(succeeds=True)
+            self.exchange(set(), set())
+        assert self.sensor.held == []
+        run = self.link._run
+        assert run is not None
+        # What was taken before this link's HELLO, a link before it may have lost without knowing.
+        heard = {(self.sensor.boot, sequence) for sequence in range(run.hello.next, self.sensor.next)}
+        assert heard <= self.disk | self.lost
+        assert not self.disk & self.lost
+
+
+def numbered(received: Received) -> set[tuple[int, int]]:
+    return {(received.run.hello.boot, sequence) for sequence in received.sequences}
+
+
+TestLossyLine = LossyLine.TestCase
+TestLossyLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_frame_of_another_version_is_counted() -> None:
+    link = new_link()
+    content = b"\x01\x02"
+    link.receive(cobs_encode(content + zlib.crc32(content).to_bytes(4, "little")) + b"\0", START_US)
+    assert link.faults == {"unknown-version": 1}
