@@ -17,7 +17,6 @@ from demo.audit import (
     shown_sensors,
 )
 from demo.children import DemoError
-from demo.progress import Progress
 from demo.report import Story, report_page
 from demo.run import EXPORT_S_MAX, Run, board_ledgers
 
@@ -51,7 +50,7 @@ async def conclude(run: Run) -> bool:
     (folder.root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     lines = [*audit_lines(result.sensors, result.total), "", *result.findings, *result.examples]
     (folder.root / "audit.txt").write_text("\n".join(lines) + "\n")
-    _tell(progress, result, shown, page)
+    _tell(run, result, shown, page)
     return not result.findings
 
 
@@ -71,9 +70,9 @@ def run_summary(result: Audit, buffer_peak: int, seconds: float) -> Mapping[str,
     }
 
 
-def _tell(progress: Progress, result: Audit, shown: list[SensorAudit], page: Path) -> None:
+def _tell(run: Run, result: Audit, shown: list[SensorAudit], page: Path) -> None:
     """The audit on the screen; its last line is the verdict."""
-    console, total = progress.console, result.total
+    console, total = run.progress.console, result.total
     console.print("\nWhat the sensors know, against what arrived:", style="bold")
     more = len(result.sensors) - len(shown)
     lines = audit_lines(shown, total)
@@ -82,7 +81,8 @@ def _tell(progress: Progress, result: Audit, shown: list[SensorAudit], page: Pat
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken: "
-        f"they waited out the outage. {result.copies:,} stand in Kafka more than once, and in the table once.",
+        f"they waited out the outage. "
+        f"{result.copies:,} records in Kafka are repetitions, which the table leaves out.",
         soft_wrap=True,
     )
     for words in (*result.findings, *result.examples):

@@ -72,6 +72,7 @@ class Progress:
         self._began_s = time.monotonic()
         self._step: Step | None = None
         self._figures_due_s = 0.0
+        self._spinner = Spinner("dots")
         self._live = (
             Live(get_renderable=self._render, console=console, refresh_per_second=5, transient=True)
             if console.is_terminal
@@ -137,5 +138,5 @@ class Progress:
         for name, value in self.figures.named():
             style = "bold red" if value in {"cut", "killed"} else "bold"
             grid.add_row(Text(f"          {name}", style="dim"), Text(value, style=style))
-        # One spinner for the whole run would restart at each line; its phase comes from the clock.
-        return Group(Spinner("dots", text=Text(words)), grid)
+        self._spinner.update(text=Text(words))
+        return Group(self._spinner, grid)

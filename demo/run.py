@@ -28,6 +28,8 @@ WATCH_INTERVAL_S = 0.5
 KILLED_FOR_S = 3.0
 """How long the gateway stays dead after `kill -9`."""
 SAMPLE_INTERVAL_MS = 1_000
+WINDOW_S = 10
+"""Length of the windows: of the usual minute a run would fill two."""
 LEDGER_INTERVAL_S = 1.0
 """A board writes its ledger twice as often."""
 BOARDS_SETTLE_LOOKS_MAX = 15
@@ -208,7 +210,7 @@ def _start_ingest(run: Run) -> Child:
     command = (COMMANDS / "sluice-cloud", "ingest", "--bootstrap", run.broker.bootstrap)
     return run.children.start(
         "ingest",
-        (*command, "--warehouse", run.folder.warehouse, "--json"),
+        (*command, "--warehouse", run.folder.warehouse, "--window-s", str(WINDOW_S), "--json"),
         INSTALL,
         output=run.folder.logs / "ingest.jsonl",
     )
@@ -374,16 +376,16 @@ async def _watch(run: Run) -> None:
     fleet = JsonLines(run.folder.logs / "fleet.jsonl")
     ingest = JsonLines(run.folder.logs / "ingest.jsonl")
     figures = run.progress.figures
-    connected = acknowledged = 0
+    fleet_size = acknowledged = 0
     while True:
         run.children.check()
         run.ends = {tuple(place): end for place, end in (await run.kafka.read()).items()}
         for line in ingest.new():
             _note_batch(run, line)
         for line in fleet.new():
-            connected, acknowledged = _number(line["connected"]), _number(line["acknowledged"])
+            fleet_size, acknowledged = _number(line["sensors"]), _number(line["acknowledged"])
         boards = board_ledgers(run.folder)
-        figures.sensors = connected + len({ledger.device for ledger in boards})
+        figures.sensors = fleet_size + len({ledger.device for ledger in boards})
         figures.acknowledged = acknowledged + sum(ledger.acknowledged_count for ledger in boards)
         status = await asyncio.to_thread(_buffer_status, run.folder.buffer)
         run.buffered = None if status is None else status.rows
@@ -400,7 +402,7 @@ async def _watch(run: Run) -> None:
 def _note_batch(run: Run, line: dict[str, object]) -> None:
     """Take in one line of `sluice-cloud ingest --json`."""
     offsets = line.get("end_offsets")
-    if not isinstance(offsets, dict):
+    if not isinstance(offsets, dict):  # it says that it has started
         return
     for topic, partitions in offsets.items():
         for partition, offset in partitions.items():

@@ -133,7 +133,7 @@ class Forwarder:
                 async with self._session() as session:
                     await self._forward(session)
             except _RefusedError as refused:
-                log.warning("kafka refused a batch: narrowing it down", error=str(refused), rows=self._rows_max)
+                log.info("kafka refused a batch: narrowing it down", error=str(refused), rows=self._rows_max)
                 continue
             except (KafkaError, OSError, TimeoutError, BufferFileError) as error:
                 self._note_down(error)

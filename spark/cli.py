@@ -1,0 +1,232 @@
+"""`sluice-cloud`: the commands of the cloud side."""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.session import JarsMissingError, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark.ingest_job import BatchReport
+
+# Spark is imported inside the commands: it takes a second, which `--help` need not cost.
+
+
+@click.group()
+def main() -> None:
+    """The cloud side of Sluice: Kafka's records made into Delta tables that can be trusted."""
+
+
+@main.command()
+@click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka brokers, several with commas between.")
+@click.option("--warehouse", required=True, metavar="PATH", help="Folder of the tables; made where there is none.")
+@click.option("--checkpoint", metavar="PATH", help="What was read so far.  [default: WAREHOUSE/_checkpoint]")
+@click.option(
+    "--topics",
+    default="device-.*|gateway-events",
+    show_default=True,
+    metavar="PATTERN",
+    help="Regular expression of whole topic names; topics that appear later are taken up too.",
+)
+@click.option("--once", is_flag=True, help="Read what is there, then end.")
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(0, 86_400),
+    default=5.0,
+    show_default=True,
+    help="Seconds from the beginning of one batch to that of the next.",
+)
+@click.option(
+    "--batch-records-max",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Records in one batch: bounds the memory that a backlog takes.",
+)
+@click.option(
+    "--window-s",
+    type=click.IntRange(1, 86_400),
+    default=60,
+    show_default=True,
+    help="Length of a window in seconds; must divide a day, and stay the same for one warehouse.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
+    bootstrap: str,
+    warehouse: str,
+    checkpoint: str | None,
+    topics: str,
+    once: bool,  # noqa: FBT001 - a flag of the command line
+    interval_s: float,
+    batch_records_max: int,
+    window_s: int,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Read Kafka into `log` and `windows` until SIGTERM or Ctrl-C, which let the running batch finish.
+
+    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse.
+    """
+    if 86_400 % window_s:
+        raise click.BadParameter(f"{window_s} s do not divide a day", param_hint="--window-s")
+    spark = _session("sluice-ingest")
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415
+
+    from spark.ingest_job import IngestSettings, run_ingest  # noqa: PLC0415
+
+    settings = IngestSettings(
+        bootstrap=bootstrap,
+        warehouse=warehouse,
+        checkpoint=checkpoint or f"{warehouse.rstrip('/')}/_checkpoint",
+        topics=topics,
+        interval_s=interval_s,
+        once=once,
+        batch_records_max=batch_records_max,
+        window_s=window_s,
+    )
+    stop = threading.Event()
+    # After the session is there: PySpark sets a handler of its own for Ctrl-C, which cancels the running batch.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def ready() -> None:
+        click.echo(json.dumps({"state": "ready"}) if as_json else f"reading {topics} from {bootstrap} into {warehouse}")
+
+    def report(batch: "BatchReport") -> None:
+        click.echo(json.dumps(batch_members(batch)) if as_json else batch_line(batch))
+
+    try:
+        run_ingest(spark, settings, stop, ready, report)
+    except StreamingQueryException as error:
+        raise click.ClickException(
+            f"the query failed; what was committed stays, and the next run goes on from there.\n{error}"
+        ) from error
+    finally:
+        spark.stop()
+
+
+def batch_members(batch: "BatchReport") -> dict[str, object]:
+    """One batch as `--json` prints it."""
+    counts = batch.counts
+    return {
+        "batch": batch.batch,
+        "rows": counts.rows,
+        "duplicates": counts.duplicates,
+        "rejected": counts.rejected,
+        "late": counts.late,
+        "revised": counts.revised,
+        "lag": batch.lag,
+        "end_offsets": batch.end_offsets,
+        "seconds": round(counts.seconds, 3),
+    }
+
+
+def batch_line(batch: "BatchReport") -> str:
+    """One batch as a person reads it."""
+    counts = batch.counts
+    line = f"batch {batch.batch}: {counts.rows} records in {counts.seconds:.1f} s, {batch.lag} behind"
+    asides = (
+        (counts.duplicates, "seen before"),
+        (counts.rejected, "rejected (`log` says why)"),
+        (counts.late, f"late, which corrected {counts.revised} windows"),
+    )
+    return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])
+
+
+@main.command()
+@click.option("--warehouse", required=True, metavar="PATH", help="Folder of the tables.")
+@click.option("--device", help="Only this device's.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show the latest readings by event time: one line for each metric."""
+    spark = _session("sluice-readings")
+    from spark.readings_view import open_readings  # noqa: PLC0415
+
+    columns = (
+        *("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality"),
+        *("device_boot", "device_sequence", "ce_id"),
+    )
+    view = _opened(spark, warehouse, open_readings)
+    _show(_latest(view, device, "event_time", limit), columns if as_json else columns[:8], as_json=as_json)
+
+
+@main.command()
+@click.option("--warehouse", required=True, metavar="PATH", help="Folder of the tables.")
+@click.option("--device", help="Only this device's.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def windows(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show the latest windows. `revision` counts how often late readings corrected one."""
+    spark = _session("sluice-windows")
+    from spark.windows_table import open_windows  # noqa: PLC0415
+
+    columns = (
+        *("window_start", "window_end", "namespace", "device", "stream", "metric"),
+        *("n", "min", "max", "sum", "first", "last", "revision", "batch"),
+    )
+    table = _opened(spark, warehouse, open_windows)
+    _show(_latest(table, device, "window_start", limit), columns, as_json=as_json)
+
+
+def _session(application: str) -> "SparkSession":
+    try:
+        return open_session(application)
+    except JarsMissingError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], DataFrame]") -> "DataFrame":
+    from pyspark.errors import AnalysisException  # noqa: PLC0415
+
+    try:
+        return opener(spark, warehouse)
+    except AnalysisException as error:
+        raise click.ClickException(
+            f"{warehouse} holds no tables of Sluice. `sluice-cloud ingest --warehouse {warehouse}` makes them."
+        ) from error
+
+
+def _latest(table: "DataFrame", device: str | None, time: str, limit: int) -> "DataFrame":
+    chosen = table if device is None else table.where(table["device"] == device)
+    return chosen.orderBy(table[time].desc(), "namespace", "device", "stream", "metric").limit(limit)
+
+
+def _show(rows: "DataFrame", columns: tuple[str, ...], *, as_json: bool) -> None:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    # As microseconds: Spark hands timestamps to Python in this machine's time zone.
+    times = [column for column in columns if column.endswith(("_time", "_start", "_end"))]
+    found = rows.select(
+        *(F.unix_micros(column).alias(column) if column in times else F.col(column) for column in columns)
+    ).collect()
+    cells = [{name: rfc3339(row[name]) if name in times else row[name] for name in columns} for row in found]
+    if as_json:
+        for row in cells:
+            # Decimals as text: a JSON number would be read as a binary fraction.
+            click.echo(json.dumps(row, default=str))
+    else:
+        for line in table_lines(columns, ([str(row[name]) for name in columns] for row in cells)):
+            click.echo(line)
+
+
+def rfc3339(us: int) -> str:
+    """Microseconds since 1970 as UTC in RFC 3339."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def table_lines(columns: tuple[str, ...], rows: Iterable[list[str]]) -> list[str]:
+    """Lay out rows under their names, columns wide enough for what they hold."""
+    table = [list(columns), *rows]
+    widths = [max(len(row[place]) for row in table) for place in range(len(columns))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+
+
+if __name__ == "__main__":
+    main()

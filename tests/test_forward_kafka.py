@@ -1,0 +1,100 @@
+"""The forwarder against a real broker: refusals, a dead line, a clock that nothing vouches for."""
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from demo.kafka_broker import Broker, kafka_broker
+from demo.uplink import Uplink
+from gateway.buffer_status import read_status
+from gateway.clock_gateway import read_wall_clock
+from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
+from tests.gateways import (
+    consume,
+    consume_until,
+    create_topic,
+    daemon,
+    free_port,
+    header,
+    publish,
+    write_config,
+)
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto-clients is not installed"),
+]
+
+
+def reading(sequence: int, text: str = "") -> str:
+    return json.dumps({"celsius": 1, "boot": "b", "seq": sequence, "text": text})
+
+
+async def test_a_record_that_the_broker_refuses_goes_aside_and_its_partition_flows_on(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """Two in a row of twelve: found by halving, whatever batch they were in."""
+    port = free_port()
+    topic_config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000"}
+    await create_topic(kafka.bootstrap, "refused-thermo", **topic_config)
+    config = write_config(tmp_path, "127.0.0.1:1", port, "refused")
+    with daemon(config, port):
+        for sequence in range(12):
+            # Random digits do not compress.
+            publish(port, "device/42/thermo", reading(sequence, os.urandom(3000).hex() if sequence in {5, 6} else ""))
+    config.write_text(config.read_text().replace("127.0.0.1:1", kafka.bootstrap))
+    with daemon(config, port):
+        async with asyncio.timeout(60):
+            while read_status(tmp_path / "buffer.db").rows:
+                await asyncio.sleep(0.2)
+        records = await consume(kafka.bootstrap, "refused-thermo")
+        reports = await consume(kafka.bootstrap, "refused-quarantine")
+    passed = list(dict.fromkeys(int(header(record, "ce_devicesequence")) for record in records))
+    assert passed == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+    assert {json.loads(report.value)["reason"] for report in reports} == {"broker-refused: MessageSizeTooLargeError"}
+    assert read_status(tmp_path / "buffer.db").quarantined == 2
+
+
+async def test_after_a_dead_line_it_is_sending_again_without_a_restart(tmp_path: Path) -> None:
+    port = free_port()
+    async with Uplink() as uplink:
+        with kafka_broker(tmp_path / "kafka", gateway_port=uplink.port) as broker:
+            assert broker.gateway_listener_port is not None
+            uplink.open(broker.gateway_listener_port)
+            config = write_config(tmp_path, f"127.0.0.1:{uplink.port}", port, "line")
+            with daemon(config, port):
+                await asyncio.to_thread(publish, port, "device/42/thermo", reading(0))
+                await consume_until(broker.bootstrap, 1, "line-thermo")
+                await uplink.cut()
+                for sequence in range(1, 6):
+                    # Acknowledged although nothing answers (promise P1).
+                    await asyncio.to_thread(publish, port, "device/42/thermo", reading(sequence))
+                await asyncio.sleep(3)
+                assert len(await consume(broker.bootstrap, "line-thermo")) == 1
+                assert read_status(tmp_path / "buffer.db").rows >= 5
+                await uplink.restore()
+                records = await consume_until(broker.bootstrap, 6, "line-thermo")
+    sequences = [int(header(record, "ce_devicesequence")) for record in records]
+    assert list(dict.fromkeys(sequences)) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_believed(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """Promise P5: `gateway.hold_unsynced_s`, then quality `bounded` with no bound claimed."""
+    if read_wall_clock("kernel", 0).synced:
+        pytest.skip("this machine's kernel clock is synced")
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "clockless")
+    config.write_text(config.read_text().replace('clock = "system"', 'clock = "kernel"\nhold_unsynced_s = 3'))
+    with daemon(config, port):
+        publish(port, "device/42/thermo", "21.5")
+        await asyncio.sleep(1)
+        assert not await consume(kafka.bootstrap, "clockless-thermo")
+        (record,) = await consume_until(kafka.bootstrap, 1, "clockless-thermo")
+    assert header(record, "ce_timequality") == "bounded"
+    assert int(header(record, "ce_timeerror")) == TIME_ERROR_UNKNOWN_US

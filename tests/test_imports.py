@@ -1,0 +1,37 @@
+"""The daemon must live in 512 MB beside other things: what it imports is a budget."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Not rich: structlog loads it where it happens to be installed, and a gateway does not install it.
+FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "spark", "demo", "sluice_sim")
+DAEMON = (
+    "gateway.cli",
+    "gateway.logs",
+    "gateway.pipeline",
+    "gateway.ingress_mqtt_listener",
+    "gateway.ingress_serial",
+    "gateway.check",
+)
+
+
+def imported_by(*modules: str) -> set[str]:
+    program = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in ended.stdout.split()}
+
+
+def test_the_daemon_imports_nothing_of_the_cloud_side_and_no_plotting() -> None:
+    assert not imported_by(*DAEMON) & set(FORBIDDEN)
+
+
+@pytest.mark.parametrize("library", ["serial", "aiokafka", "asyncio"])
+def test_a_command_that_only_looks_starts_light(library: str) -> None:
+    heavy = imported_by("gateway.buffer_status", "gateway.config_file")
+    assert library not in heavy
+
+
+def test_a_gateway_without_serial_lines_does_not_load_pyserial() -> None:
+    assert "serial" not in imported_by("gateway.pipeline", "gateway.ingress_mqtt_listener")

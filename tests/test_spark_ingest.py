@@ -1,0 +1,163 @@
+"""`sluice-cloud` as a person runs it: a real Kafka, a real process, signals, and the tables it leaves."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from demo.kafka_broker import Broker
+from spark.cli import main
+from spark.log_table import open_log
+from spark.readings_view import open_readings
+from spark.windows_table import open_windows
+from tests import spark_oracle
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import reading, reading_headers
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(300)]
+
+Line = dict[str, Any]
+
+
+@contextmanager
+def ingest(broker: Broker, warehouse: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`sluice-cloud ingest --json` for the length of a `with`."""
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
+    command += ["--warehouse", str(warehouse), "--topics", "device-ingest-.*|gateway-events-ingest"]
+    # Short-lived: the second compiler would cost more than it saves.
+    environment = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=200m"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def lines(process: subprocess.Popen[str]) -> Iterator[Line]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        yield json.loads(line)
+
+
+async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> None:
+    """Make the topics that are new, and send the records in order."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        # As the gateway makes them: brokers delete by their own clock, not by a sensor's.
+        settings = {"message.timestamp.type": "LogAppendTime"}
+        await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings) for name in sorted(topics)])
+    finally:
+        await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
+        for record in records:
+            await producer.send_and_wait(
+                record.topic, record.value, key=record.key, partition=record.partition, headers=record.headers
+            )
+
+
+def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    now = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
+
+    def sent(sequence: int, topic: str, payload: str = '{"t": 21.5, "u": 1e-3}') -> KafkaRecord:
+        headers = reading_headers(sequence, time=now + timedelta(seconds=7 * sequence))
+        return replace(reading(payload.encode(), headers), topic=topic, partition=sequence % 2, timestamp=now)
+
+    heartbeat = replace(
+        reading(b'{"depth": 3}', reading_headers(99, event_type="sluice.gateway.heartbeat")),
+        topic="gateway-events-ingest",
+    )
+    first = [sent(sequence, "device-ingest-a") for sequence in range(20)] + [heartbeat]
+    second = [sent(sequence, "device-ingest-b") for sequence in range(20, 24)]
+    resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(30, "device-ingest-a")]
+
+    with ingest(kafka, warehouse, "--interval-s", "0") as process:
+        told = lines(process)
+        assert next(told) == {"state": "ready"}
+        # Nothing matches the pattern yet; topics that appear are found.
+        asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"}, first))
+        batches = read_until(told, {"device-ingest-a": {"0": 10, "1": 10}, "gateway-events-ingest": {"0": 1, "1": 0}})
+        assert sum(batch["rows"] for batch in batches) == 21
+        asyncio.run(send(kafka, {"device-ingest-b"}, second))
+        (batch, *_) = read_until(told, {"device-ingest-b": {"0": 2, "1": 2}})
+        assert set(batch) == {
+            *("batch", "rows", "duplicates", "rejected", "late", "revised", "lag", "end_offsets", "seconds")
+        }
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+    asyncio.run(send(kafka, set(), resent))
+    with ingest(kafka, warehouse, "--once") as process:
+        ready, *batches = lines(process)
+        assert ready == {"state": "ready"}
+        assert process.wait(60) == 0
+    assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(4, 2, 1, 1, 0)]
+
+    path = str(warehouse)
+    expected = spark_oracle.tables(
+        replace(record, offset=offset) for offset, record in enumerate(first + second + resent)
+    )
+    found = open_readings(spark, path).select("device", "stream", "metric", "value", "ce_id").collect()
+    assert sorted((r.device, r.stream, r.metric, r.value, r.ce_id) for r in found) == sorted(
+        (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id in expected.readings
+    )
+    windows = open_windows(spark, path)
+    assert windows.count() == len(expected.windows)
+    assert windows.agg(F.sum("sum")).collect()[0][0] == sum(row.sum for row in expected.windows.values())
+    assert open_log(spark, path).count() == len(first + second + resent)
+
+    shown = CliRunner().invoke(main, ["windows", "--warehouse", path, "--device", "42", "--limit", "3", "--json"])
+    assert shown.exit_code == 0, shown.output
+    rows = [json.loads(line) for line in shown.output.splitlines()]
+    assert len(rows) == 3
+    assert rows[0]["window_start"].endswith("00.000000Z")
+    shown = CliRunner().invoke(main, ["readings", "--warehouse", path, "--limit", "100"])
+    assert len(shown.output.splitlines()) == 1 + len(expected.readings)
+
+
+def read_until(told: Iterator[Line], offsets: dict[str, dict[str, int]]) -> list[Line]:
+    """Batches up to the one that ends at these offsets."""
+    batches = []
+    for line in told:
+        batches.append(line)
+        if offsets.items() <= line["end_offsets"].items():
+            return batches
+    raise AssertionError(f"ingest ended before {offsets}: {batches}")
+
+
+def test_a_warehouse_that_is_none_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    assert spark is not None
+    shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path)])
+    assert shown.exit_code == 1
+    assert "holds no tables of Sluice" in shown.output
+    assert "sluice-cloud ingest" in shown.output
+
+
+def test_missing_jars_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_SPARK_JARS", str(tmp_path))
+    shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path)])
+    assert shown.exit_code == 1
+    assert "make jars" in shown.output
+
+
+def test_a_window_must_divide_a_day(tmp_path: Path) -> None:
+    arguments = ["ingest", "--bootstrap", "127.0.0.1:9", "--warehouse", str(tmp_path), "--window-s", "7"]
+    shown = CliRunner().invoke(main, arguments)
+    assert shown.exit_code == 2
+    assert "divide a day" in shown.output
