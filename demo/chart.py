@@ -19,6 +19,9 @@ class Axis:
     high: float
     ticks: tuple[float, ...]
     decimals: int
+    """Of the labels."""
+    value_decimals: int
+    """Of a value that is pointed at."""
     title: str
     unit: str
 
@@ -45,14 +48,15 @@ def axis(values: Iterable[float], title: str, unit: str, *, count: int = 5, whol
     last = max(last, first + 1)
     decimals = max(0, -math.floor(math.log10(step)))
     ticks = tuple(number * step for number in range(first, last + 1))
-    return Axis(ticks[0], ticks[-1], ticks, decimals, title, unit)
+    return Axis(ticks[0], ticks[-1], ticks, decimals, 0 if whole_from_zero else decimals + 1, title, unit)
 
 
 def span_axis(low: float, high: float, title: str, unit: str, *, count: int = 8) -> Axis:
     """An axis that ends exactly where it is told to, with labels at round numbers between."""
     step = _round_step((high - low) / count)
     ticks = tuple(number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1))
-    return Axis(low, high, ticks, max(0, -math.floor(math.log10(step))), title, unit)
+    decimals = max(0, -math.floor(math.log10(step)))
+    return Axis(low, high, ticks, decimals, decimals + 1, title, unit)
 
 
 def _round_step(step: float) -> float:
@@ -99,8 +103,8 @@ def chart(x: Axis, y: Axis, marks: Sequence[Marks], bands: Sequence[Band] = (), 
     y_labels = "".join(f'<span style="bottom:{100 * y.share(tick):.2f}%">{y.label(tick)}</span>' for tick in y.ticks)
     x_labels = "".join(f'<span style="left:{100 * x.share(tick):.2f}%">{x.label(tick)}</span>' for tick in x.ticks)
     return (
-        f'<div class="chart" data-x="{x.low} {x.high} {escape(x.unit)}"'
-        f' data-y="{y.low} {y.high} {escape(y.unit)}">'
+        f'<div class="chart" data-x="{x.low} {x.high} {x.value_decimals} {escape(x.unit)}"'
+        f' data-y="{y.low} {y.high} {y.value_decimals} {escape(y.unit)}">'
         f'<div class="y-title">{escape(y.title)}</div>'
         f'<div class="y-labels">{y_labels}</div>'
         f'<div class="plot"><svg viewBox="0 0 {SPAN} {SPAN}" preserveAspectRatio="none" aria-hidden="true">'

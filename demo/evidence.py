@@ -2,13 +2,18 @@
 
 import json
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
 
 from demo.audit import (
     LATE_US,
     Audit,
+    KafkaReading,
+    Ledger,
     SensorAudit,
+    TableReading,
     audit,
     audit_lines,
     read_kafka,
@@ -17,12 +22,30 @@ from demo.audit import (
     shown_sensors,
 )
 from demo.children import DemoError
+from demo.chronicle import Chronicle
+from demo.demo_settings import DemoSettings
+from demo.progress import Progress
 from demo.report import Story, report_page
-from demo.run import EXPORT_S_MAX, Run, board_ledgers
+from demo.run import EXPORT_S_MAX, Folder, Run, board_ledgers
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What every part of the line knows at the end."""
+
+    boards: Sequence[Ledger]
+    fleet: Sequence[Ledger]
+    records: Sequence[KafkaReading]
+    readings: Sequence[TableReading]
 
 
 async def conclude(run: Run) -> bool:
     """Audit a run whose sensors have stopped and whose broker still runs; whether all is well."""
+    return publish(run.settings, run.folder, run.chronicle, run.progress, await gather(run))
+
+
+async def gather(run: Run) -> Evidence:
+    """Read the ledgers, Kafka and the table."""
     progress, folder = run.progress, run.folder
     with progress.step("Audit: ask Spark for the table `readings`") as step:
         command = (sys.executable, "-m", "demo.readings_export", folder.warehouse, folder.table)
@@ -34,23 +57,24 @@ async def conclude(run: Run) -> bool:
     with progress.step("Audit: read Kafka from the beginning") as step:
         records = await read_kafka(run.broker.bootstrap)
         step.result = f"{len(records):,} records"
-    boards = board_ledgers(folder)
     fleet = read_ledgers(folder.fleet_ledger) if run.settings.sensors else []
-    result = audit([*boards, *fleet], records, readings)
-    serial = frozenset(ledger.device for ledger in boards)
+    return Evidence(board_ledgers(folder), fleet, records, readings)
+
+
+def publish(
+    settings: DemoSettings, folder: Folder, chronicle: Chronicle, progress: Progress, evidence: Evidence
+) -> bool:
+    """Compare, write summary.json, audit.txt and report.html, and tell a person; whether all is well."""
+    result = audit([*evidence.boards, *evidence.fleet], evidence.records, evidence.readings)
+    serial = frozenset(ledger.device for ledger in evidence.boards)
     shown = shown_sensors(result, serial)
-    summary = run_summary(result, run.chronicle.buffer_peak, progress.elapsed_s)
-    page = folder.root / "report.html"
-    page.write_text(
-        report_page(
-            Story(run.settings, run.chronicle, result, shown, serial, records, readings, summary),
-        ),
-        encoding="utf-8",
-    )
-    (folder.root / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    summary = run_summary(result, chronicle.buffer_peak, progress.elapsed_s)
+    story = Story(settings, chronicle, result, shown, serial, evidence.records, evidence.readings, summary)
+    folder.report.write_text(report_page(story), encoding="utf-8")
+    folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     lines = [*audit_lines(result.sensors, result.total), "", *result.findings, *result.examples]
-    (folder.root / "audit.txt").write_text("\n".join(lines) + "\n")
-    _tell(run, result, shown, page)
+    folder.audit.write_text("\n".join(lines) + "\n")
+    _tell(progress.console, folder, result, shown)
     return not result.findings
 
 
@@ -70,23 +94,24 @@ def run_summary(result: Audit, buffer_peak: int, seconds: float) -> Mapping[str,
     }
 
 
-def _tell(run: Run, result: Audit, shown: list[SensorAudit], page: Path) -> None:
+def _tell(console: Console, folder: Folder, result: Audit, shown: Sequence[SensorAudit]) -> None:
     """The audit on the screen; its last line is the verdict."""
-    console, total = run.progress.console, result.total
-    console.print("\nWhat the sensors know, against what arrived:", style="bold")
-    more = len(result.sensors) - len(shown)
+    total = result.total
     lines = audit_lines(shown, total)
-    if more:
-        lines.insert(-2, f"... and {more} more, in {page.with_name('audit.txt')}")
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken: "
-        f"they waited out the outage. "
-        f"{result.copies:,} records in Kafka are repetitions, which the table leaves out.",
-        soft_wrap=True,
+    if more := len(result.sensors) - len(shown):
+        lines.insert(-2, f"... and {more} more, in {folder.audit}")
+
+    def say(words: str, style: str | None = None) -> None:
+        console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    say("\nWhat the sensors know, against what arrived:", "bold")
+    say("\n".join(lines))
+    waited = ", for they waited out the outage" if result.late_readings else ""
+    say(
+        f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken"
+        f"{waited}. {result.copies:,} records in Kafka are repetitions, which the table leaves out."
     )
     for words in (*result.findings, *result.examples):
-        console.print(words, style="red", markup=False, soft_wrap=True)
-    console.print(f"The report: {page}", soft_wrap=True, markup=False)
-    verdict = f"missing {total.missing}, duplicates {total.doubled}"
-    console.print(verdict, style="bold red" if result.findings else "bold green", highlight=False)
+        say(words, "red")
+    say(f"The report: {folder.report}")
+    say(f"missing {total.missing}, duplicates {total.doubled}", "bold red" if result.findings else "bold green")

@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("report_template.html")
 WAITED_US = 2_000_000
 """A reading that took longer from the sensor to Kafka is drawn as one that waited."""
 DOTS_MAX = 3_000
-"""Dots in the arrival chart; of more readings every so-manieth is drawn."""
+"""Dots of the fleet in the arrival chart, about; of more readings every so-manieth is drawn."""
 SERIES_SERIAL_MAX = 8
 SERIES_FLEET_MAX = 4
 
@@ -53,7 +53,7 @@ def report_page(story: Story) -> str:
         figures=_figures(story),
         buffer_words=_buffer_words(story),
         buffer_chart=_buffer_chart(story, time),
-        arrival_words=_arrival_words(arrived),
+        arrival_words=_arrival_words(story, arrived),
         arrival_legend=legend(
             (*_waiting_legend(), ("level", "on this line a reading would be in Kafka the moment it is taken"))
         ),
@@ -175,31 +175,30 @@ def _buffer_chart(story: Story, time: Axis) -> str:
     return chart(time, depth, marks, _bands(story), _moments(story))
 
 
-def _arrival_words(arrived: Mapping[Identity, KafkaReading]) -> str:
+def _arrival_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> str:
     words = (
         "Each dot is a reading: to the right, when it was taken; upwards, when Kafka had it. What was taken during "
         "the outage arrives in one go after it, the oldest of it the latest, and keeps the time at which it was taken."
     )
-    stride = _stride(len(arrived))
-    return escape(words if stride == 1 else f"{words} One of {stride} readings is drawn.")
+    stride = _stride(story, arrived)
+    return escape(words if stride == 1 else f"{words} Of the MQTT sensors one reading in {stride} is drawn.")
 
 
-def _stride(count: int) -> int:
-    return -(-count // DOTS_MAX) or 1
+def _stride(story: Story, arrived: Mapping[Identity, KafkaReading]) -> int:
+    fleet = sum(1 for device, _, _ in arrived if device not in story.serial)
+    return -(-fleet // DOTS_MAX) or 1
 
 
 def _arrival_chart(story: Story, arrived: Mapping[Identity, KafkaReading], time: Axis) -> str:
     ordered = sorted(arrived.values(), key=lambda record: (record.event_us, record.identity))
-    ordered = ordered[:: _stride(len(ordered))]
+    boards = [record for record in ordered if record.device in story.serial]
+    fleet = [record for record in ordered if record.device not in story.serial]
     dots: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    for record in ordered:
+    for record in (*fleet[:: _stride(story, arrived)], *boards):
         place = (_seconds(story, record.event_us), _seconds(story, record.appended_us))
         dots[_waited(record)].append(place)
-    arrival = axis(
-        [time.low, time.high, *(y for each in dots.values() for _, y in each)],
-        "arrived in Kafka, seconds since the sensors began",
-        "s",
-    )
+    last = max((y for each in dots.values() for _, y in each), default=time.high)
+    arrival = span_axis(time.low, max(time.high, last), "arrived in Kafka, seconds since the sensors began", "s")
     level = Marks("line", "at once", "level", [(time.low, time.low), (time.high, time.high)])
     marks = [level, Marks("dots", "prompt", "prompt", dots[False]), Marks("dots", "waited", "waited", dots[True])]
     return chart(time, arrival, marks, _bands(story), _moments(story))

@@ -80,6 +80,18 @@ class Folder:
     def table(self) -> Path:
         return self.root / "readings.jsonl"
 
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.root / "audit.txt"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
 
 class JsonLines:
     """The lines that a program adds to a file of JSON lines, as they come."""

@@ -3,18 +3,23 @@
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark.log_table import BatchId, append_batch, batch_rows, create_log, open_log
-from spark.windows_table import WINDOW_S, create_windows, merge_batch
+from spark.kafka_records import typed_records
+from spark.log_table import BatchId, append_batch, batch_rows, create_log, lane_spans, open_log
+from spark.payload_decode import decoded
+from spark.windows_table import WINDOW_S, Revisions, create_windows, merge_batch
 
 TOPICS_DEFAULT = "device-.*|gateway-events"
+INTERPRETED_ROWS_MAX = 10_000
+"""Batches up to this size are not compiled to Java code."""
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0
 """How long a finished query may take to report its last batch."""
@@ -68,22 +73,22 @@ class Interrupted(Exception):  # noqa: N818 - a request, not an error
 
 
 def process_batch(records: DataFrame, batch: BatchId, warehouse: str, window_s: int = WINDOW_S) -> BatchCounts:
-    """Take one batch of Kafka records into the tables. Doing it again, whole or from the middle, changes nothing."""
+    """Take one batch of Kafka records into the tables. Doing it again, whole or from the middle, changes nothing.
+
+    `records` is what Spark's Kafka source yields with `includeHeaders`.
+    """
     begun = time.monotonic()
-    spark = records.sparkSession
-    append_batch(spark, warehouse, records, batch)
-    # Read back what was committed: a retry then works on what the first attempt decided, not on what it would decide.
-    log = open_log(spark, warehouse)
-    appended = batch_rows(log, batch).persist()
+    rows = decoded(typed_records(records)).persist()
     try:
-        counts = appended.agg(
-            F.count("*").alias("rows"),
-            F.count_if("duplicate").alias("duplicates"),
-            F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
-        ).collect()[0]
-        revisions = merge_batch(warehouse, log, appended, batch, window_s)
+        count, spans = lane_spans(rows)
+        with _interpreted_if(records.sparkSession, small=count <= INTERPRETED_ROWS_MAX):
+            append_batch(warehouse, rows, spans, batch)
+            # Read back what was committed: a retry works on what the first attempt decided, not on what it would
+            # decide itself.
+            log = open_log(records.sparkSession, warehouse)
+            counts, revisions = _merge_appended(log, batch, warehouse, window_s)
     finally:
-        appended.unpersist()
+        rows.unpersist()
     return BatchCounts(
         rows=counts.rows,
         duplicates=counts.duplicates,
@@ -92,6 +97,35 @@ def process_batch(records: DataFrame, batch: BatchId, warehouse: str, window_s: 
         revised=revisions.revised,
         seconds=time.monotonic() - begun,
     )
+
+
+def _merge_appended(log: DataFrame, batch: BatchId, warehouse: str, window_s: int) -> tuple[Row, Revisions]:
+    appended = batch_rows(log, batch).persist()
+    try:
+        counts = appended.agg(
+            F.count("*").alias("rows"),
+            F.count_if("duplicate").alias("duplicates"),
+            F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
+        ).collect()[0]
+        return counts, merge_batch(warehouse, log, appended, batch, window_s)
+    finally:
+        appended.unpersist()
+
+
+@contextmanager
+def _interpreted_if(spark: SparkSession, *, small: bool) -> Iterator[None]:
+    """Compiling a query takes longer than interpreting it for a few thousand rows: half of a small batch's time."""
+    if not small:
+        yield
+        return
+    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    for name, value in interpreted.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in interpreted:
+            spark.conf.unset(name)
 
 
 def run_ingest(

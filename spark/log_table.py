@@ -11,8 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.kafka_records import typed_records
-from spark.payload_decode import METRICS_TYPE, decoded
+from spark.payload_decode import METRICS_TYPE
 
 SCHEMA = f"""
     topic string, partition int, offset bigint, kafka_timestamp timestamp,
@@ -88,25 +87,21 @@ def open_log(spark: SparkSession, warehouse: str) -> DataFrame:
     return log
 
 
-def append_batch(spark: SparkSession, warehouse: str, records: DataFrame, batch: BatchId) -> None:
-    """Append one batch of Kafka records in one commit; nothing happens if this batch was appended before.
+def append_batch(warehouse: str, rows: DataFrame, spans: list[LaneSpan], batch: BatchId) -> None:
+    """Append one batch of decoded records in one commit; nothing happens if this batch was appended before.
 
-    `records` is what Spark's Kafka source yields with `includeHeaders`.
+    `rows` as `payload_decode.decoded` yields them; `spans` are their lanes.
     """
-    rows = decoded(typed_records(records)).persist()
-    try:
-        log = spark.read.format("delta").load(log_path(warehouse))
-        judged = with_duplicates(rows, log, lane_spans(rows))
-        (
-            log_rows(judged, batch)
-            .write.format("delta")
-            .mode("append")
-            .option("txnAppId", f"log-{batch.ingest}")
-            .option("txnVersion", batch.number)
-            .save(log_path(warehouse))
-        )
-    finally:
-        rows.unpersist()
+    spark = rows.sparkSession
+    judged = with_duplicates(rows, spark.read.format("delta").load(log_path(warehouse)), spans)
+    (
+        log_rows(judged, batch)
+        .write.format("delta")
+        .mode("append")
+        .option("txnAppId", f"log-{batch.ingest}")
+        .option("txnVersion", batch.number)
+        .save(log_path(warehouse))
+    )
 
 
 def batch_rows(log: DataFrame, batch: BatchId) -> DataFrame:
@@ -114,10 +109,11 @@ def batch_rows(log: DataFrame, batch: BatchId) -> DataFrame:
     return log.where((F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number))
 
 
-def lane_spans(rows: DataFrame) -> list[LaneSpan]:
-    """Return which lanes a batch holds, and from which to which sequence number."""
-    spans = rows.groupBy("lane").agg(F.min("lane_sequence"), F.max("lane_sequence")).dropna().collect()
-    return sorted((LaneSpan(*span) for span in spans), key=lambda span: span.lane)
+def lane_spans(rows: DataFrame) -> tuple[int, list[LaneSpan]]:
+    """Count a batch's rows, and say which lanes it holds, from which to which sequence number."""
+    found = rows.groupBy("lane").agg(F.count("*"), F.min("lane_sequence"), F.max("lane_sequence")).collect()
+    spans = [LaneSpan(lane, first, last) for lane, _, first, last in found if lane is not None and first is not None]
+    return sum(count for _, count, _, _ in found), sorted(spans, key=lambda span: span.lane)
 
 
 def with_duplicates(rows: DataFrame, log: DataFrame, spans: list[LaneSpan]) -> DataFrame:

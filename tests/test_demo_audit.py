@@ -141,12 +141,18 @@ def test_the_table_for_people_shows_serial_sensors_and_the_worst_of_the_fleet() 
 def test_files_are_read_as_they_are_written(tmp_path: Path) -> None:
     ledgers = tmp_path / "ledger.jsonl"
     ledgers.write_text(
-        '{"device": "t-1", "boot": "1-aa", "taken": 9, "sent": 8, "acknowledged": [[0, 3], [5, 5]], "dropped": []}\n'
+        '{"device": "t-1", "boot": "1-aa", "taken": 9, "sent": 8, '
+        '"acknowledged": [[0, 3], [5, 5]], "dropped": [[4, 4]]}\n'
     )
     table = tmp_path / "readings.jsonl"
     table.write_text(json.dumps(["t-1", "1-aa", 5, "celsius", NOON_US, 21.5]) + "\n")
-    assert read_ledgers(ledgers) == [ledger("t-1", (0, 3), (5, 5), sent=8)]
+    assert read_ledgers(ledgers) == [Ledger("t-1", "1-aa", 8, ((0, 3), (5, 5)), ((4, 4),), taken=9)]
     assert read_table(table) == [row("t-1", 5)]
+
+
+def test_a_sensor_is_settled_when_nothing_waits_for_its_acknowledgement() -> None:
+    assert Ledger("t-1", "1-aa", 3, ((0, 1),), ((2, 2),), taken=3).settled
+    assert not Ledger("t-1", "1-aa", 3, ((0, 1),), taken=3).settled
 
 
 @pytest.mark.kafka

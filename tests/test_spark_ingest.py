@@ -73,7 +73,7 @@ async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> 
 
 def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
     warehouse = tmp_path / "warehouse"
-    now = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
+    now = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
 
     def sent(sequence: int, topic: str, payload: str = '{"t": 21.5, "u": 1e-3}') -> KafkaRecord:
         headers = reading_headers(sequence, time=now + timedelta(seconds=7 * sequence))
@@ -85,9 +85,9 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     )
     first = [sent(sequence, "device-ingest-a") for sequence in range(20)] + [heartbeat]
     second = [sent(sequence, "device-ingest-b") for sequence in range(20, 24)]
-    resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(30, "device-ingest-a")]
+    resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(25, "device-ingest-a")]
 
-    with ingest(kafka, warehouse, "--interval-s", "0") as process:
+    with ingest(kafka, warehouse, "--interval-s", "2") as process:
         told = lines(process)
         assert next(told) == {"state": "ready"}
         # Nothing matches the pattern yet; topics that appear are found.

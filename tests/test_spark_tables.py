@@ -1,7 +1,10 @@
 """The tables against the oracle: any split into batches, retries and crashes, the same rows."""
 
+import os
 import random
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
@@ -9,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -91,17 +94,6 @@ def at(us: int) -> datetime:
     return EPOCH + timedelta(microseconds=us)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _interpreted(spark: SparkSession) -> Iterator[None]:
-    """For a handful of rows, compiling each query costs more than all of its work. The other tests compile."""
-    settings = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield
-    for name in settings:
-        spark.conf.unset(name)
-
-
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
     return Warehouse(spark, tmp_path / "warehouse")
@@ -112,34 +104,38 @@ class CrashError(Exception):
 
 
 def dying(warehouse: Warehouse, number: int, records: list[KafkaRecord], place: str) -> None:
-    """Process a batch and die when `place`, a step of the job, is reached."""
+    """Process a batch and die where `place`, a step of the job, would begin."""
     with patch.object(ingest_job, place, side_effect=CrashError), pytest.raises(CrashError):
         warehouse.take(number, records)
 
 
-@settings(
-    max_examples=2,
-    deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(seed=st.integers(0, 2**32))
-def test_the_tables_do_not_depend_on_batches_order_or_crashes(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, seed: int
-) -> None:
-    rng = random.Random(seed)  # noqa: S311 - Hypothesis prints the seed that fails
-    records = drawn_records(rng, 250)
-    warehouse = Warehouse(spark, tmp_path_factory.mktemp("warehouse"))
+def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehouse) -> None:
+    # Another site and another week each time; `SLUICE_TEST_SEED=…` brings back the one that failed.
+    seed = int(os.environ.get("SLUICE_TEST_SEED") or secrets.randbits(32))
+    print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
+    rng = random.Random(seed)  # noqa: S311
+    records = drawn_records(rng, 400)
+    batches = drawn_batches(rng, records)
+    crashes = dict(zip(rng.sample(range(len(batches)), 2), ["append_batch", "merge_batch"], strict=True))
+    repeated = rng.randrange(len(batches))
 
-    for number, batch in enumerate(drawn_batches(rng, records)):
-        if rng.random() < 0.25:
-            dying(warehouse, number, batch, rng.choice(["append_batch", "merge_batch"]))
+    for number, batch in enumerate(batches):
+        if number in crashes:
+            dying(warehouse, number, batch, crashes[number])
         counts = warehouse.take(number, batch)
         assert counts.rows == len(batch)
-        if rng.random() < 0.25:
+        if number == repeated:
             # The process died before Spark noted the batch as done: it comes again.
-            assert warehouse.take(number, rng.sample(batch, len(batch))).duplicates == counts.duplicates
+            again = warehouse.take(number, rng.sample(batch, len(batch)))
+            assert replace(again, seconds=0) == replace(counts, seconds=0)
 
+    assert warehouse.tables() == spark_oracle.tables(records)
+
+
+def test_a_large_batch_is_compiled_and_comes_out_the_same(warehouse: Warehouse) -> None:
+    records = drawn_records(random.Random(5), 60)  # noqa: S311 - the same draw every time
+    with patch.object(ingest_job, "INTERPRETED_ROWS_MAX", 0):
+        warehouse.take(0, records)
     assert warehouse.tables() == spark_oracle.tables(records)
 
 

@@ -1,0 +1,64 @@
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from demo.audit import KafkaReading, Ledger, TableReading
+from demo.chronicle import Chronicle, Sample
+from demo.demo_settings import DemoSettings
+from demo.evidence import Evidence, publish
+from demo.progress import Progress
+from demo.run import Folder
+
+NOON_US = 1_750_000_000_000_000
+ROWS = [TableReading("m001", "1-aa", second, "celsius", NOON_US + second * 1_000_000, 21.5) for second in range(10)]
+
+
+def published(folder: Path, rows: Sequence[TableReading]) -> tuple[bool, str]:
+    """Publish a run of one sensor, ten readings of which were acknowledged; the verdict, and what was said."""
+    output = io.StringIO()
+    chronicle = Chronicle(
+        sampling_from_us=NOON_US,
+        sampling_until_us=NOON_US + 10_000_000,
+        drained_us=NOON_US + 11_000_000,
+        cut_us=NOON_US + 3_000_000,
+        restored_us=NOON_US + 6_000_000,
+        samples=[Sample(NOON_US, 7, None, None)],
+    )
+    records = [
+        KafkaReading(f"id-{row.sequence}", "m001", "1-aa", row.sequence, row.event_us, row.event_us) for row in ROWS
+    ]
+    evidence = Evidence([], [Ledger("m001", "1-aa", 10, ((0, 9),))], records, rows)
+    progress = Progress(Console(file=output, width=60))
+    good = publish(DemoSettings(15, 5, 1, 0, kill=False), Folder(folder), chronicle, progress, evidence)
+    return good, output.getvalue()
+
+
+def test_a_good_run_ends_with_the_verdict_and_leaves_its_files(tmp_path: Path) -> None:
+    good, said = published(tmp_path, ROWS)
+    assert good
+    assert said.endswith("\nmissing 0, duplicates 0\n")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (summary["acknowledged"], summary["missing"], summary["buffer_peak"]) == (10, 0, 7)
+    assert "m001" in (tmp_path / "audit.txt").read_text()
+    assert (tmp_path / "report.html").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "verdict", "named"),
+    [
+        (ROWS[1:], "missing 1, duplicates 0", "sequence 0: acknowledged, is in Kafka but not in `readings`"),
+        ([*ROWS, ROWS[4]], "missing 0, duplicates 1", "sequence 4: more than once in `readings`"),
+    ],
+)
+def test_a_finding_is_a_bad_verdict_and_is_named(
+    tmp_path: Path, rows: list[TableReading], verdict: str, named: str
+) -> None:
+    good, said = published(tmp_path, rows)
+    assert not good
+    assert said.endswith(f"\n{verdict}\n")
+    assert named in said
+    assert named in (tmp_path / "audit.txt").read_text()
