@@ -18,6 +18,9 @@ JARS_NEEDED = (
     "delta-storage",
 )
 MASTER_DEFAULT = "local[*]"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+"""For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
+batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
 
 
 class JarsMissingError(Exception):
@@ -44,7 +47,7 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
     """Start Spark, or return the session that is running.
 
     `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine.
-    Raises JarsMissingError.
+    `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. Raises JarsMissingError.
     """
     jars = connector_jars()
     # Imported late: a second and 50 MB, which `--help` need not cost.
@@ -64,7 +67,9 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log_settings}",
+        "spark.driver.extraJavaOptions": " ".join(
+            [f"-Dlog4j2.configurationFile={log_settings}", os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", "")]
+        ).strip(),
     }
     master = master or os.environ.get("SLUICE_SPARK_MASTER") or MASTER_DEFAULT
     if master.startswith("local"):

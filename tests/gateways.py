@@ -138,4 +138,5 @@ async def create_topic(bootstrap: str, topic: str, **config: str) -> None:
 
 
 def header(record: ConsumerRecord, name: str) -> str:
-    return dict(record.headers)[name].decode()
+    text: str = dict(record.headers)[name].decode()
+    return text

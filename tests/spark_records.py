@@ -184,7 +184,7 @@ def drawn_batches(rng: random.Random, records: Sequence[KafkaRecord]) -> list[li
     while any(waiting):
         batch: list[KafkaRecord] = []
         for partition in waiting:
-            taken = rng.randrange(len(records) // 6) if len(batches) < 3 else len(partition)
+            taken = rng.randrange(len(records) // 5) if len(batches) < 2 else len(partition)
             batch += partition[:taken]
             del partition[:taken]
         rng.shuffle(batch)

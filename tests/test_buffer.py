@@ -19,7 +19,7 @@ from gateway.buffer_rows import Position, Quarantined
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.settings import BufferSettings
-from tests.buffers import BOOT, CLOCK, entry, opened, rows, store
+from tests.buffers import BOOT, CLOCK, entry, failure, is_accepting, opened, rows, store
 
 
 async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ async def test_a_full_buffer_refuses_and_goes_on_when_there_is_room(tmp_path: Pa
         stored = 0
         while await store(buffer, [entry(bytes(50_000))]):
             stored += 1
-        assert not buffer.accepting
+        assert not is_accepting(buffer)
         assert buffer.state.bytes_used < 1_500_000
         kept = await rows(buffer)
         assert len(kept) == stored
         buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
         async with asyncio.timeout(10):
-            while not buffer.accepting:
+            while not is_accepting(buffer):
                 await asyncio.sleep(0.05)
         assert await store(buffer, [entry()])
 
@@ -172,11 +172,11 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
         assert await store(buffer, [entry(b"before", sequence=0)])
         await buffer._call(lambda: buffer._connection.execute("PRAGMA max_page_count = 1").fetchone())
         assert not await store(buffer, [entry(bytes(100_000), sequence=1)])
-        assert buffer.state.failing is not None
+        assert failure(buffer) is not None
         await buffer._call(lambda: buffer._connection.execute("PRAGMA max_page_count = 1000000").fetchone())
         # The window must not believe that sequence 1 is on disk.
         assert await store(buffer, [entry(bytes(100_000), sequence=1)])
-        assert buffer.state.failing is None
+        assert failure(buffer) is None
         assert [row.sequence for row in await rows(buffer)] == [0, 1]
 
 

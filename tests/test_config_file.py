@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config_file import ConfigError, load, parse
+from gateway.config_file import ConfigError, Mistake, load, parse
 from gateway.settings import ListenerSettings
 
 PATH = Path("gateway.toml")
@@ -111,7 +111,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_whatever_stands_in_a_line_is_taken_or_answered(junk: str, line: int) -> None:
     lines = GOOD.splitlines()
     lines[line] = junk
+    found: list[Mistake] = []
     try:
         parse("\n".join(lines), PATH)
     except ConfigError as error:
-        assert error.mistakes
+        found = error.mistakes
+        message = str(error)
+    assert all(0 <= mistake.line <= len(lines) for mistake in found)
+    assert not found or message.startswith("gateway.toml:")

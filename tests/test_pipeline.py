@@ -206,7 +206,7 @@ def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Brok
     asyncio.run(create_topic(kafka.bootstrap, "checked-dated", **{"message.timestamp.type": "CreateTime"}))
 
     def check(*options: str) -> tuple[int, dict[str, tuple[bool, str]]]:
-        command = [SLUICE, "check", "--config", config, "--json", *options]
+        command = [str(SLUICE), "check", "--config", str(config), "--json", *options]
         ended = subprocess.run(command, capture_output=True, timeout=30, check=False)
         return ended.returncode, {
             finding["subject"]: (finding["ok"], finding["words"]) for finding in json.loads(ended.stdout)

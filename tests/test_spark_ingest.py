@@ -24,6 +24,7 @@ from demo.kafka_broker import Broker
 from spark.cli import main
 from spark.log_table import open_log
 from spark.readings_view import open_readings
+from spark.session import SHORT_LIVED
 from spark.windows_table import open_windows
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord
@@ -39,8 +40,7 @@ def ingest(broker: Broker, warehouse: Path, *options: str) -> Iterator[subproces
     """`sluice-cloud ingest --json` for the length of a `with`."""
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
     command += ["--warehouse", str(warehouse), "--topics", "device-ingest-.*|gateway-events-ingest"]
-    # Short-lived: the second compiler would cost more than it saves.
-    environment = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=200m"}
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
