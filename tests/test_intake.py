@@ -22,7 +22,9 @@ KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
 
 
 @asynccontextmanager
-async def front_door(path: Path, key: str = "name", bytes_max: int = 10_000_000) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
+async def front_door(
+    path: Path, key: str = "name", bytes_max: int = 10_000_000
+) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
     gateway = msgspec.convert({"id": "gw1", "namespace": "north", "key": key}, GatewaySettings)
     routes = compile_routes([JSON_ROUTE], None, frozenset((KAFKA.events_topic, KAFKA.quarantine_topic)))
     async with opened(path / "buffer.db", bytes_max=bytes_max) as buffer:
