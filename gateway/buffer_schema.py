@@ -28,10 +28,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             device_boot TEXT, device_sequence INTEGER, payload BLOB NOT NULL,
             PRIMARY KEY (lane, sequence)
         ) WITHOUT ROWID""",
-        # A run is one boot of a device; its window tells retransmissions, across our restarts too.
+        # A run is one boot of a device's stream, last heard in that lane; its window tells retransmissions.
         """CREATE TABLE device_run (
-            device TEXT NOT NULL, boot TEXT NOT NULL, seen_us INTEGER NOT NULL, window BLOB NOT NULL,
-            PRIMARY KEY (device, boot)
+            device TEXT NOT NULL, topic TEXT NOT NULL, boot TEXT NOT NULL, lane INTEGER NOT NULL,
+            seen_us INTEGER NOT NULL, window BLOB NOT NULL,
+            PRIMARY KEY (device, topic, boot)
         ) WITHOUT ROWID""",
         """CREATE TABLE quarantine (
             number INTEGER PRIMARY KEY AUTOINCREMENT, boot_id TEXT NOT NULL, received_us INTEGER NOT NULL,
@@ -49,19 +50,18 @@ class BufferFileError(Exception):
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file for its one writer, durable at every COMMIT, at the current schema.
 
-    A file that SQLite finds corrupt is renamed, never deleted, and a new one is begun. Raises BufferFileError where
-    the file cannot be opened or is of a newer version.
+    Raises sqlite3.Error where SQLite cannot, and BufferFileError where the file is of a newer version.
     """
+    # Transactions are begun and ended by hand: what is in one commit is the point of this file.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
-        return _open(path)
-    except sqlite3.DatabaseError as error:
-        if not is_corruption(error):
-            raise BufferFileError(
-                f"buffer.path: {path} cannot be opened ({error}): the directory must exist and be writable "
-                "by the user that sluice runs as, with space left"
-            ) from error
-        set_aside(path)
-        return _open(path)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        _migrate(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def buffer_id(connection: sqlite3.Connection) -> str:
@@ -94,20 +94,9 @@ def set_aside(path: Path) -> Path:
 
 def is_corruption(error: sqlite3.Error) -> bool:
     """Whether SQLite says that the file itself is damaged, rather than that the disk is full or failing."""
-    return getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    # Transactions are begun and ended by hand: what is in one commit is the point of this file.
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        _migrate(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    code = getattr(error, "sqlite_errorcode", None)
+    # The low byte is the primary result code; the rest says where it was noticed.
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _migrate(connection: sqlite3.Connection) -> None:

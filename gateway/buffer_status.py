@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gateway.buffer_schema import BufferFileError, count_rows
+from gateway.buffer_schema import BufferFileError, buffer_id, count_rows
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -48,7 +48,6 @@ def read_status(path: Path) -> BufferStatus:
 
 
 def _read(connection: sqlite3.Connection, *, running: bool) -> BufferStatus:
-    (buffer_id,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
@@ -65,7 +64,7 @@ def _read(connection: sqlite3.Connection, *, running: bool) -> BufferStatus:
         "SELECT device, boot, max(seen_us) FROM device_run GROUP BY device ORDER BY device"
     ).fetchall()
     return BufferStatus(
-        buffer_id=buffer_id,
+        buffer_id=buffer_id(connection),
         running=running,
         rows=count_rows(connection),
         bytes_used=(pages - free) * page_bytes,

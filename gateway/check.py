@@ -1,13 +1,18 @@
 """`sluice check`: asks Kafka what the forwarder will need of it."""
 
 import asyncio
+import re
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 
 from gateway.kafka_topics import TopicVerdict, create_topics, inspect_topics
+from gateway.routes import INTERNAL_PREFIX
 from gateway.settings import Settings
+
+_VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
+_ANY = "[A-Za-z0-9._-]"
 
 
 class Finding(Struct, frozen=True):
@@ -49,20 +54,32 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
 def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
     """Topics that this gateway is known to write to.
 
-    Its own, those of routes without variables, and of the rest those that exist.
+    Its own, those of routes without variables, and of the rest those that exist. A template that neither begins nor
+    ends with text says too little: it names no topics here, for it would take in those of others.
     """
     kafka = settings.kafka
     topics = {kafka.events_topic, kafka.quarantine_topic}
     if settings.fallback_topic is not None:
         topics.add(settings.fallback_topic)
     for route in settings.routes:
-        if "{" not in route.kafka:
+        first, *rest = _VARIABLE.split(route.kafka)
+        if not rest:
             topics.add(route.kafka)
-        else:
-            prefix, _, rest = route.kafka.partition("{")
-            suffix = rest.rpartition("}")[2]
-            topics |= {topic for topic in existing if topic.startswith(prefix) and topic.endswith(suffix)}
+        elif first or rest[-1]:
+            pattern = _pattern(first, rest)
+            topics |= {name for name in existing if pattern.fullmatch(name) and not name.startswith(INTERNAL_PREFIX)}
     return topics
+
+
+def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
+    """What a template can make: its static parts, with something in each place where a variable stands.
+
+    Each inner part is taken where it comes first and not tried elsewhere (atomic groups): nothing is missed so, as all
+    variables take the same characters, and no name in the cluster makes the match slow.
+    """
+    *inner, last = rest
+    middle = "".join(f"(?>{_ANY}+?{re.escape(part)})" for part in inner)
+    return re.compile(f"{re.escape(first)}{middle}{_ANY}+{re.escape(last)}")
 
 
 def _finding(verdict: TopicVerdict, created: TopicVerdict | None) -> Finding:

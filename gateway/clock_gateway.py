@@ -13,6 +13,8 @@ from typing import Literal
 STA_UNSYNC = 0x0040
 TIME_ERROR = 5
 """adjtimex(2): the clock is not synchronised."""
+HOLDOVER_PPM = 500
+"""How fast an unwatched clock may run away: what the kernel itself assumes for `maxerror`."""
 OFFSET_CHANGE_US = 500
 """A change of the offset below this is jitter of reading two clocks, and not worth a write to the card."""
 
@@ -35,9 +37,15 @@ class WallClock:
         """Microseconds since 1970 at a CLOCK_BOOTTIME in microseconds."""
         return boottime + self.offset_us
 
-    def differs(self, other: "WallClock") -> bool:
-        """Whether the two tell times apart by more than the jitter of reading them."""
-        return self.synced != other.synced or abs(self.offset_us - other.offset_us) > OFFSET_CHANGE_US
+    def with_room(self) -> "WallClock":
+        """The same with twice the bound and a millisecond: holds while the bound grows."""
+        return WallClock(self.offset_us, None if self.error_us is None else 2 * self.error_us + 1_000)
+
+    def covers(self, later: "WallClock") -> bool:
+        """Whether what this says still holds, as far as `later` can tell."""
+        if self.error_us is None or later.error_us is None:
+            return self.error_us is later.error_us and abs(self.offset_us - later.offset_us) <= OFFSET_CHANGE_US
+        return abs(self.offset_us - later.offset_us) <= OFFSET_CHANGE_US and later.error_us <= self.error_us
 
 
 class Timex(ctypes.Structure):
@@ -94,17 +102,37 @@ def _kernel_error_us() -> int | None:
 
 
 class ClockWatch:
-    """The wall clock as it was last looked at: reading it for every record would cost more than it tells."""
+    """The wall clock as it was last looked at: reading it for every record would cost more than it tells.
+
+    Once synced in a boot it stays known, with a bound that grows: the kernel takes a clock that it has not heard
+    of for hours for unsynced, and an outage of the network is just then.
+    """
 
     def __init__(self, mode: Literal["kernel", "system"], system_error_us: int) -> None:
         self._mode = mode
         self._system_error_us = system_error_us
         self._now = read_wall_clock(mode, system_error_us)
+        self._synced_us = boottime_us()
 
     def now(self) -> WallClock:
         return self._now
 
     def look(self) -> tuple[WallClock, WallClock]:
         """Read the clock again; what was known before, and what is known now."""
-        before, self._now = self._now, read_wall_clock(self._mode, self._system_error_us)
+        before = self._now
+        found = read_wall_clock(self._mode, self._system_error_us)
+        self._now, self._synced_us = hold_over(before, found, self._synced_us, boottime_us())
         return before, self._now
+
+
+def hold_over(before: WallClock, found: WallClock, synced_us: int, now_us: int) -> tuple[WallClock, int]:
+    """What is known after a look: what was found, or what was known before with a larger bound.
+
+    `synced_us` is the CLOCK_BOOTTIME that `before` is good for; the one that the result is good for comes with it.
+    """
+    if found.synced or before.error_us is None:
+        return found, now_us
+    grown_us = (now_us - synced_us) * HOLDOVER_PPM // 1_000_000
+    if grown_us < 1:
+        return before, synced_us
+    return WallClock(before.offset_us, before.error_us + grown_us), now_us

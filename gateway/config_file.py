@@ -12,22 +12,68 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from gateway.routes import RouteError, RouteTable, compile_route, compile_routes
-from gateway.settings import KafkaSettings, ListenerSettings, Settings
+from gateway.routes import (
+    DEVICE_NAME,
+    INTERNAL_PREFIX,
+    KAFKA_TOPIC,
+    RouteError,
+    RouteTable,
+    compile_route,
+    compile_routes,
+)
+from gateway.settings import KafkaSettings, ListenerSettings, RouteSettings, Settings
 
-_HEADER = re.compile(r"^\s*(\[\[?)\s*([A-Za-z0-9_.\-\s\"']+?)\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(r"^\s*([A-Za-z0-9_.\-\"']+)\s*=")
+_PART = r"""(?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*')"""
+_DOTTED = rf"({_PART}(?:\s*\.\s*{_PART})*)"
+_HEADER = re.compile(rf"^\s*(\[\[?)\s*{_DOTTED}\s*\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(rf"^\s*{_DOTTED}\s*=")
+_BARE = re.compile(r"[A-Za-z0-9_\-]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):(\d{1,5})")
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
+_VARIABLE_NAME = re.compile(r"\{[^{}/]*\}")
 
 _NOBODY = (
     "nobody could connect; give each device a line under [mqtt_listener.users], "
     "or write anonymous = true to let anybody who reaches the port write as any device"
 )
 _NO_DIGEST = (
-    "is not the SHA-256 of a secret; write its 64 lower-case hex digits "
-    "(printf %s SECRET | sha256sum), never the secret itself"
+    "a value here is not the SHA-256 of a secret, so that nobody could connect with it; write its 64 lower-case "
+    "hex digits (printf %s SECRET | sha256sum), never the secret itself"
 )
+_NO_DEVICE = (
+    "a name here is no device name, so that every reading of that user would go to the quarantine; "
+    "write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+)
+_NO_CONTROL = (
+    "no path, address, name or topic can hold; remove it, and where a backslash is meant, "
+    "write the text in single quotes"
+)
+_TOO_DEEP = "arrays or tables stand too deep inside one another to be read; no setting needs more than three levels"
+_INTERNAL = (
+    f"begins with {INTERNAL_PREFIX}, as the topics do that Kafka keeps for itself; write a topic of your own, "
+    "without that beginning"
+)
+_SPEAKS = "the gateway's own topic: a sensor could speak there for the gateway; write another topic"
+_TOPIC_OF_EVENTS = (
+    "is kafka.events_topic too, so that whoever reads events would get quarantined bytes among them; "
+    'write another topic, such as "gateway-quarantine"'
+)
+_NO_TOPIC = (
+    "is no topic name, so that Kafka would refuse all that goes there; write 1 to 249 letters, digits, '.', '_' or '-'"
+)
+_EVERYWHERE = (
+    "is empty, which would listen on every network that this box is in; "
+    'write "0.0.0.0" if that is meant, "127.0.0.1" for this box alone, or one address of this box'
+)
+_NO_HOST = (
+    "no host can be called so (a name's parts, between single dots, have 1 to 63 characters); "
+    "write a host's name or its IP address"
+)
+_SHOWN_MAX = 300
+"""Characters of a text that a message repeats: longer than Kafka's longest topic."""
+_USERS = ("mqtt_listener", "users")
+"""Below it nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
 
 Place = tuple[str | int, ...]
 """Where a setting stands: ('kafka', 'linger_ms'), ('routes', 0, 'topic')."""
@@ -53,11 +99,12 @@ class ConfigError(Exception):
 def load(path: Path) -> Settings:
     """Read and check a configuration. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        # Editors on Windows put a byte order mark first, which is no TOML.
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
-        raise ConfigError(path, [Mistake(0, "is not UTF-8 text")]) from error
+        raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
     return parse(text, path)
 
 
@@ -67,6 +114,13 @@ def parse(text: str, path: Path) -> Settings:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(path, [_syntax_mistake(error)]) from error
+    except RecursionError as error:
+        raise ConfigError(path, [Mistake(0, _TOO_DEEP)]) from error
+    except ValueError as error:
+        # What tomllib lets through of int(): a number of more than 4300 digits.
+        raise ConfigError(
+            path, [Mistake(0, "holds a number that is too long to be read; write a shorter one")]
+        ) from error
     lines = _lines(text)
     mistakes = [
         Mistake(_line_of(lines, place), f"{_spell(place)}: {message}" if place else message)
@@ -113,6 +167,10 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
     if struct is not None and isinstance(value, dict):
         yield from _struct_mistakes(struct, value, place)
         return
+    if get_origin(hint) is dict and isinstance(value, dict):
+        for key, element in value.items():
+            yield from _value_mistakes(get_args(hint)[1], element, (*place, key))
+        return
     item = _struct_of(get_args(hint)[0]) if get_origin(hint) is tuple else None
     if item is not None and isinstance(value, list) and all(isinstance(element, dict) for element in value):
         for index, element in enumerate(value):
@@ -121,7 +179,12 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
     try:
         msgspec.convert(value, hint, dec_hook=_decode_path)
     except msgspec.ValidationError:
-        yield place, f"{_show(value)} will not do; write {_wanted(hint)}"
+        shown = "what stands here" if _may_be_secret(place) else _show(value)
+        yield place, f"{shown} will not do; write {_wanted(hint)}"
+        return
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list) else ()
+    for found in filter(None, (_CONTROL.search(text) for text in texts if isinstance(text, str))):
+        yield place, f"holds the character U+{ord(found[0]):04X}, which {_NO_CONTROL}"
 
 
 def _decode_path(kind: type, value: object) -> Path:
@@ -159,12 +222,9 @@ def _wanted(hint: object) -> str:
 
 
 def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
-    for index, route in enumerate(settings.routes):
-        try:
-            compile_route(route)
-        except RouteError as error:
-            yield ("routes", index, "kafka" if str(error).startswith("kafka") else "topic"), str(error)
-    yield from _kafka_mistakes(settings.kafka)
+    yield from _topic_mistakes(settings)
+    yield from _route_mistakes(settings)
+    yield from _bootstrap_mistakes(settings.kafka)
     if settings.mqtt_listener is not None:
         yield from _listener_mistakes(settings.mqtt_listener)
     if settings.serial is not None:
@@ -173,24 +233,98 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
                 yield ("serial", "topic"), f"must hold {variable} once, as in 'device/{{device}}/{{stream}}'"
 
 
-def _kafka_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
+def _own_topics(kafka: KafkaSettings) -> dict[str, str]:
+    """The topics on which the gateway speaks for itself, and the settings that name them."""
+    return {kafka.quarantine_topic: "kafka.quarantine_topic", kafka.events_topic: "kafka.events_topic"}
+
+
+def _topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
+    """Topics that are named outright, without a template."""
+    kafka = settings.kafka
+    if kafka.events_topic == kafka.quarantine_topic:
+        yield ("kafka", "quarantine_topic"), f"{_show(kafka.quarantine_topic)} {_TOPIC_OF_EVENTS}"
+    named: dict[Place, str | None] = {
+        ("kafka", "events_topic"): kafka.events_topic,
+        ("kafka", "quarantine_topic"): kafka.quarantine_topic,
+        ("fallback_topic",): settings.fallback_topic,
+    }
+    for place, topic in named.items():
+        if topic is None:
+            continue
+        if KAFKA_TOPIC.fullmatch(topic) is None:
+            yield place, f"{_show(topic)} {_NO_TOPIC}"
+        elif topic.startswith(INTERNAL_PREFIX):
+            yield place, f"{_show(topic)} {_INTERNAL}"
+    owner = _own_topics(kafka).get(settings.fallback_topic or "")
+    if owner is not None:
+        yield ("fallback_topic",), f'{_show(settings.fallback_topic)} is {owner}, {_SPEAKS}, such as "strays"'
+
+
+def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
+    own = _own_topics(settings.kafka)
+    first: dict[str, int] = {}
+    for index, route in enumerate(settings.routes):
+        try:
+            compile_route(route)
+        except RouteError as error:
+            yield ("routes", index, "kafka" if str(error).startswith("kafka") else "topic"), str(error)
+            continue
+        # Variables match the same levels whatever their names.
+        shape = _VARIABLE_NAME.sub("{}", route.topic)
+        earlier = first.setdefault(shape, index)
+        if earlier != index:
+            yield ("routes", index, "topic"), _same_topics(route, earlier, settings.routes[earlier])
+        if route.kafka in own:
+            yield (
+                ("routes", index, "kafka"),
+                f'{_show(route.kafka)} is {own[route.kafka]}, {_SPEAKS}, such as "device-{{stream}}"',
+            )
+        elif route.kafka.startswith(INTERNAL_PREFIX):
+            yield ("routes", index, "kafka"), f"{_show(route.kafka)} {_INTERNAL}"
+
+
+def _same_topics(route: RouteSettings, index: int, earlier: RouteSettings) -> str:
+    return (
+        f"{_show(route.topic)} takes the same topics as {_show(earlier.topic)} of routes[{index}]: where the two "
+        "routes differ, every reading of them goes to the quarantine as ambiguous; remove one of the two"
+    )
+
+
+def _bootstrap_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
     place = ("kafka", "bootstrap")
     if not kafka.bootstrap:
         yield place, 'is empty; write at least one broker, such as ["kafka.example:9092"]'
     for address in kafka.bootstrap:
         found = _ADDRESS.fullmatch(address)
         if found is None:
-            yield place, f"{address!r} is no address; write host:port, such as 'kafka.example:9092'"
-        elif not 1 <= int(found[1]) <= 65535:
-            yield place, f"{address!r}: {found[1]} is no port; write 1 to 65535"
+            yield place, f"{_show(address)} is no address; write host:port, such as 'kafka.example:9092'"
+        elif not 1 <= int(found[3]) <= 65535:
+            yield place, f"{_show(address)}: {found[3]} is no port; write 1 to 65535"
+        elif not _can_be_looked_up(found[1] or found[2]):
+            yield place, f"{_show(address)}: {_NO_HOST}, such as 'kafka.example:9092'"
 
 
 def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]]:
+    if not listener.host:
+        yield ("mqtt_listener", "host"), _EVERYWHERE
+    elif not _can_be_looked_up(listener.host):
+        yield ("mqtt_listener", "host"), f'{_show(listener.host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
     if not listener.anonymous and not listener.users:
         yield ("mqtt_listener",), _NOBODY
     for name, digest in listener.users.items():
+        if DEVICE_NAME.fullmatch(name) is None:
+            yield (*_USERS, name), _NO_DEVICE
         if _SHA256.fullmatch(digest) is None:
-            yield ("mqtt_listener", "users", name), _NO_DIGEST
+            yield (*_USERS, name), _NO_DIGEST
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Whether a resolver can be asked for it: getaddrinfo encodes names so, and what fails is not an OSError."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return not any(character.isspace() for character in host)
 
 
 # -- lines and words ----------------------------------------------------------------------------
@@ -206,7 +340,7 @@ def _lines(text: str) -> dict[Place, int]:
     places: dict[Place, int] = {}
     counts: dict[Place, int] = {}
     table: Place = ()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         header = _HEADER.match(line)
         if header is not None:
             table = _split(header[2])
@@ -223,7 +357,7 @@ def _lines(text: str) -> dict[Place, int]:
 
 
 def _split(dotted: str) -> Place:
-    return tuple(part.strip().strip("\"'") for part in dotted.split("."))
+    return tuple(part.strip("\"'") for part in re.findall(_PART, dotted))
 
 
 def _line_of(lines: Mapping[Place, int], place: Place) -> int:
@@ -234,10 +368,21 @@ def _line_of(lines: Mapping[Place, int], place: Place) -> int:
 
 
 def _spell(place: Place) -> str:
+    if place[: len(_USERS)] == _USERS:
+        place = _USERS
     text = ""
     for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            shown = part if _BARE.fullmatch(part) else _show(part)
+            text += f".{shown}" if text else shown
     return text
+
+
+def _may_be_secret(place: Place) -> bool:
+    """Whether a value stands where users and their secrets belong, or around that."""
+    return all(part == secret for part, secret in zip(place, _USERS, strict=False))
 
 
 def _example(place: Place, name: str) -> str:
@@ -251,8 +396,17 @@ def _example(place: Place, name: str) -> str:
 
 
 def _show(value: object) -> str:
+    """A value in a message: on one line, short, and without what may be a password of an address."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{value}"'
+        if "@" in value:
+            return "a text with an @ (not shown, for it may hold a password)"
+        # As JSON, so that no character of it acts on the terminal.
+        return msgspec.json.encode(value if len(value) <= _SHOWN_MAX else value[:_SHOWN_MAX] + "...").decode()
+    if isinstance(value, list):
+        inner = ["a list" if isinstance(element, list) else _show(element) for element in value[:3]]
+        return f"[{', '.join(inner)}{', ...' if len(value) > len(inner) else ''}]"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number of this size"
     return "a section" if isinstance(value, dict) else repr(value)

@@ -1,10 +1,11 @@
 """The forwarder: buffered rows to Kafka in batches, confirmed only when all in-sync replicas have them."""
 
 import asyncio
+import math
 import random
 import secrets
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ BATCH_BYTES_MAX = 1_000_000
 """Just below what a broker takes by default (`message.max.bytes`)."""
 VERDICT_S = 60.0
 """A topic that was refused is looked at again after this: somebody may have mended it."""
+LONE_REFUSALS_MAX = 10
+"""So many of a topic's records refused one after the other condemn the topic for `VERDICT_S`: finding each by halving
+would hold up what comes behind."""
 BACKOFF_S_MIN = 0.25
 CLOSE_TIMEOUT_S = 5.0
 CLOCK_POLL_S = 0.5
@@ -66,7 +70,6 @@ class UplinkState:
     up: bool = False
     error: str | None = None
     """Why it is down, in words; None before the first attempt and while it is up."""
-    since_us: int = field(default_factory=boottime_us)
     sent: int = 0
     offsets: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """By topic and partition: the offset after the last record that was acknowledged to this daemon."""
@@ -78,6 +81,8 @@ class _RefusedError(Exception):
     def __init__(self, error: KafkaError) -> None:
         super().__init__(str(error) or type(error).__name__)
         self.reason = f"broker-refused: {type(error).__name__}"
+        # A code that aiokafka does not know may also be about the broker: then the next attempt must not be at once.
+        self.is_doubtful = isinstance(error, UnknownError)
 
 
 @dataclass(slots=True)
@@ -87,7 +92,6 @@ class _Session:
     producer: AIOKafkaProducer
     admin: AIOKafkaAdminClient
     buffer_id: str
-    verdicts: dict[str, tuple[TopicVerdict, float]] = field(default_factory=dict)
     frames: dict[tuple[int, int], RecordFrame] = field(default_factory=dict)
     series: dict[int, Series] = field(default_factory=dict)
     lanes: dict[int, Lane] = field(default_factory=dict)
@@ -115,7 +119,12 @@ class Forwarder:
         self._gateway = gateway
         self._kafka = kafka
         self._clock = clock
-        self._started_s = time.monotonic()
+        self._hold_from_s = time.monotonic()
+        self._verdicts: dict[str, tuple[TopicVerdict, float]] = {}
+        self._lone_refusals: Counter[str] = Counter()
+        self._aside: set[Position] = set()
+        """Rows in the quarantine already, although the batch that they were read with is not settled."""
+        self._heartbeat_from_s = 0.0
         self._rows_max = kafka.batch_rows_max
         self._position = START
         self._position_of = ""
@@ -133,9 +142,16 @@ class Forwarder:
                 async with self._session() as session:
                     await self._forward(session)
             except _RefusedError as refused:
-                log.info("kafka refused a batch: narrowing it down", error=str(refused), rows=self._rows_max)
-                continue
-            except (KafkaError, OSError, TimeoutError, BufferFileError) as error:
+                log.info("kafka refused a record: the producer is rebuilt", error=str(refused), rows=self._rows_max)
+                if not refused.is_doubtful:
+                    continue
+            except BufferFileError as error:
+                log.warning("forwarding waits for the buffer", error=str(error))
+            except (KafkaError, OSError, TimeoutError) as error:
+                self._note_down(error)
+            except Exception as error:
+                # A fault of ours or of the client's must not cost the sensors their front door.
+                log.exception("forwarding failed, and is begun anew")
                 self._note_down(error)
             if self.state.sent > sent:
                 backoff_s = BACKOFF_S_MIN
@@ -162,6 +178,11 @@ class Forwarder:
             async with asyncio.timeout(self._kafka.request_timeout_s):
                 await producer.start()
                 await admin.start()
+            if not self.state.up:
+                # After an outage NTP comes back with the network: what waits for a clock waits from here.
+                self._hold_from_s = time.monotonic()
+            # Good topics are believed for a session: what may have changed meanwhile is looked at again.
+            self._verdicts = {topic: known for topic, known in self._verdicts.items() if not known[0].usable}
             yield _Session(producer, admin, self._buffer.id)
         finally:
             await _close(producer, admin)
@@ -185,9 +206,9 @@ class Forwarder:
             self._position, self._position_of = START, session.buffer_id
         while True:
             self._buffer.committed.clear()
-            if self._buffer.id != session.buffer_id:
+            buffer_id, rows = await self._buffer.read(self._position, self._rows_max)
+            if buffer_id != session.buffer_id:
                 raise BufferFileError("the buffer file was replaced: starting over with the new one")
-            rows = await self._buffer.read(self._position, self._rows_max)
             if not rows:
                 self._note_up()
                 await self._buffer.committed.wait()
@@ -204,6 +225,7 @@ class Forwarder:
         """Kafka or the quarantine has these rows: the buffer may delete them."""
         self._position = Position(rows[-1].lane, rows[-1].sequence)
         self._buffer.confirm(session.buffer_id, self._position)
+        self._aside.clear()
         self.state.sent += len(rows)
 
     async def _clock_is_awaited(self, session: _Session, rows: Sequence[Row]) -> bool:
@@ -220,6 +242,8 @@ class Forwarder:
         by_partition: dict[tuple[str, int], list[_Record]] = defaultdict(list)
         aside: list[tuple[Row, str]] = []
         for row in rows:
+            if (row.lane, row.sequence) in self._aside:
+                continue
             frame = await self._frame(session, row)
             verdict = await self._verdict(session, frame.topic)
             if not verdict.usable:
@@ -265,6 +289,7 @@ class Forwarder:
                 metadata = await (await session.producer.send_batch(batch, topic, partition=partition))
             if metadata.offset >= 0:
                 self.state.offsets[topic][partition] = metadata.offset + (end - start)
+            self._lone_refusals.pop(topic, None)
             start = end
 
     async def _narrow_down(self, session: _Session, rows: Sequence[Row], error: KafkaError) -> None:
@@ -273,17 +298,31 @@ class Forwarder:
         if len(rows) == 1:
             await self._set_aside(session, rows[0], refused.reason)
             self._settled(session, rows)
+            self._count_lone_refusal((await self._frame(session, rows[0])).topic, error)
         self._rows_max = max(1, len(rows) // 2)
         # Whatever the producer still believes of this partition's sequence is void: a new one takes over.
         raise refused
 
+    def _count_lone_refusal(self, topic: str, error: KafkaError) -> None:
+        """Condemn a topic that refuses everything, rather than find it out for each record."""
+        self._lone_refusals[topic] += 1
+        lasting = isinstance(error, TopicAuthorizationFailedError)
+        if lasting or self._lone_refusals[topic] >= LONE_REFUSALS_MAX:
+            del self._lone_refusals[topic]
+            reason = f"broker-refused: {type(error).__name__}"
+            self._verdicts[topic] = (TopicVerdict(topic, reason, str(error)), time.monotonic() + VERDICT_S)
+            log.error("topic is not written to for a while", topic=topic, reason=reason)
+
     async def _set_aside(self, session: _Session, row: Row, reason: str) -> None:
         series = await self._series(session, row.series)
-        report = self._front_door.quarantine_entry(reason, series.device, series.subject, boottime_us(), row.payload)
-        # A report that cannot be sent is not reported again.
-        own = series.topic == self._kafka.quarantine_topic
-        await self._buffer.quarantine(row, reason, report, announce=not own)
         log.warning("reading quarantined", reason=reason, topic=series.topic, device=series.device)
+        # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
+        if series.topic != self._kafka.quarantine_topic:
+            report = self._front_door.quarantine_entry(
+                reason, series.device, series.subject, boottime_us(), row.payload
+            )
+            await self._buffer.quarantine(row, reason, report)
+        self._aside.add(Position(row.lane, row.sequence))
 
     # -- look-ups -------------------------------------------------------------------------------
 
@@ -296,7 +335,7 @@ class Forwarder:
     async def _lane(self, session: _Session, number: int) -> Lane:
         lane = session.lanes.get(number)
         if lane is None:
-            lane = session.lanes[number] = await self._buffer.lane(number)
+            lane = session.lanes[number] = await self._buffer.lane_of(number)
         return lane
 
     async def _frame(self, session: _Session, row: Row) -> RecordFrame:
@@ -312,11 +351,11 @@ class Forwarder:
         return frame
 
     async def _verdict(self, session: _Session, topic: str) -> TopicVerdict:
-        known = session.verdicts.get(topic)
-        if known is not None and (known[0].usable or time.monotonic() < known[1]):
+        known = self._verdicts.get(topic)
+        if known is not None and time.monotonic() < known[1]:
             return known[0]
         async with session.judging:
-            again = session.verdicts.get(topic)
+            again = self._verdicts.get(topic)
             return again[0] if again is not None and again is not known else await self._judge(session, topic)
 
     async def _judge(self, session: _Session, topic: str) -> TopicVerdict:
@@ -327,7 +366,10 @@ class Forwarder:
                 log.info("topic created", topic=topic)
         if not verdict.usable:
             log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
-        session.verdicts[topic] = (verdict, time.monotonic() + VERDICT_S)
+        if len(self._verdicts) >= CACHE_MAX:
+            self._verdicts.clear()
+        until_s = math.inf if verdict.usable else time.monotonic() + VERDICT_S
+        self._verdicts[topic] = (verdict, until_s)
         return verdict
 
     async def _partition(self, session: _Session, frame: RecordFrame) -> int:
@@ -349,20 +391,27 @@ class Forwarder:
         series = Series(topic, key, "", "heartbeat", "sluice.gateway.heartbeat", "application/json")
         while True:
             clock = self._clock()
-            if (await self._verdict(session, topic)).usable and (clock.synced or self._hold_is_over()):
+            due = time.monotonic() >= self._heartbeat_from_s and (clock.synced or self._hold_is_over())
+            if due and (await self._verdict(session, topic)).usable:
                 now_us = boottime_us()
                 lane = Lane(0, self._heartbeat_lane.name, self._buffer.boot_id)
                 row = Row(0, self._heartbeats, 0, now_us, None, 0, None, None, None, b"")
                 self._heartbeats += 1
                 frame = record_frame(self._gateway, session.buffer_id, lane, series)
-                async with asyncio.timeout(2 * self._kafka.request_timeout_s):
-                    await session.producer.send_and_wait(
-                        topic,
-                        value=msgspec.json.encode(await self._heartbeat_body(now_us, clock)),
-                        key=frame.key,
-                        partition=await self._partition(session, frame),
-                        headers=record_headers(frame, row, clock),
-                    )
+                try:
+                    async with asyncio.timeout(2 * self._kafka.request_timeout_s):
+                        await session.producer.send_and_wait(
+                            topic,
+                            value=msgspec.json.encode(await self._heartbeat_body(now_us, clock)),
+                            key=frame.key,
+                            partition=await self._partition(session, frame),
+                            headers=record_headers(frame, row, clock),
+                        )
+                except REFUSALS as error:
+                    # Readings must not wait for it: the producer is rebuilt once, without heartbeats for a while.
+                    self._heartbeat_from_s = time.monotonic() + VERDICT_S
+                    log.error("heartbeats are refused", topic=topic, error=str(error))  # noqa: TRY400 - no fault of ours
+                    raise _RefusedError(error) from error
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
 
     async def _heartbeat_body(self, now_us: int, clock: WallClock) -> dict[str, object]:
@@ -390,20 +439,18 @@ class Forwarder:
         }
 
     def _hold_is_over(self) -> bool:
-        return time.monotonic() - self._started_s >= self._gateway.hold_unsynced_s
+        return time.monotonic() - self._hold_from_s >= self._gateway.hold_unsynced_s
 
     def _note_up(self) -> None:
         if not self.state.up:
             self.state.up = True
             self.state.error = None
-            self.state.since_us = boottime_us()
             log.info("uplink is up", bootstrap=",".join(self._kafka.bootstrap), rows_waiting=self._buffer.state.rows)
 
     def _note_down(self, error: BaseException) -> None:
         words = str(error) or type(error).__name__
         if self.state.up or self.state.error is None:
             self.state.up = False
-            self.state.since_us = boottime_us()
             log.warning(
                 "uplink is down: readings are kept on disk",
                 error=words,
@@ -425,3 +472,7 @@ async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient) -> None
         with suppress(KafkaError, OSError, TimeoutError, asyncio.CancelledError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await close()
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        # aiokafka and the lines above swallow it: without this the daemon would not stop.
+        raise asyncio.CancelledError

@@ -426,7 +426,12 @@ class _Connection(asyncio.Protocol):
                 self._not_stored(len(packet_ids), qos0)
             self._pause_or_resume()
 
-        self._listener.intake.take(readings, done)
+        try:
+            self._listener.intake.take(readings, done)
+        except Exception:  # noqa: BLE001 - whatever it is, it is not the sensor's fault
+            # What waits for a commit must not be counted for ever.
+            _log.exception("readings could not be taken in", peer=self.peer)
+            done(False)
 
     def _not_stored(self, qos1: int, qos0: int) -> None:
         """Nothing of a batch is stored: a client resends QoS 1 on its next connection; QoS 0 is gone."""

@@ -16,6 +16,8 @@ from gateway.settings import GatewaySettings, KafkaSettings
 
 TOPICS_CACHED_MAX = 20_000
 """Resolved topics that are remembered; a sender of ever new ones makes the cache begin again."""
+TOPIC_CACHED_CHARACTERS_MAX = 256
+"""Longer topics are resolved each time: a hostile one may have 65,535 characters."""
 LOSSES_MAX = 10_000
 """(device, reason) pairs counted apart between two flushes; beyond it they are counted without the device."""
 REPORT_BYTES_MAX = 65_536
@@ -80,7 +82,10 @@ class FrontDoor:
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """See `Intake.event`."""
-        self._buffer.append([self.event_entry(kind, {"device": device, **details})], reserve=True)
+        event = self.event_entry(kind, {"device": device, **details})
+        self._buffer.append(
+            [event], lambda stored: None if stored else self.lost(device, "event-refused"), reserve=True
+        )
 
     def flush_losses(self) -> None:
         """Append what was counted as lost since the last flush, as loss records."""
@@ -171,7 +176,8 @@ class FrontDoor:
                 resolved = found
             if len(self._resolved) >= TOPICS_CACHED_MAX:
                 self._resolved.clear()
-            self._resolved[key] = resolved
+            if len(reading.topic) <= TOPIC_CACHED_CHARACTERS_MAX:
+                self._resolved[key] = resolved
         return resolved
 
     def _identity_of(self, payload: bytes) -> tuple[str | None, int | None]:
@@ -182,7 +188,7 @@ class FrontDoor:
         """
         try:
             identity = self._identity.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.counts["identity-missing"] += 1
             return None, None
         boot = str(identity.boot)

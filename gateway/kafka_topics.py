@@ -7,13 +7,29 @@ from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 
 from gateway.settings import KafkaSettings
 
 CREATION_S_MAX = 10.0
 """How long a created topic may take to be known everywhere."""
 UNKNOWN = "topic-unknown"
+LASTING = (
+    ClusterAuthorizationFailedError,
+    InvalidTopicError,
+    PolicyViolationError,
+    TopicAuthorizationFailedError,
+)
+"""Answers about a topic that the next attempt would get again. Any other is about the cluster's state just now, and
+no reason to send anything to the quarantine."""
 TIMESTAMP_TYPE = "message.timestamp.type"
 TOPIC_CONFIG = {TIMESTAMP_TYPE: "LogAppendTime"}
 """What a topic is created with. Brokers delete by a record's timestamp and refuse far-future ones: it must be theirs,
@@ -74,6 +90,8 @@ def _creation_verdict(topic: str, code: int, rest: list[str | None]) -> TopicVer
     if code == 0 or error is TopicAlreadyExistsError:
         return TopicVerdict(topic)
     detail = rest[0] if rest and rest[0] else error.__name__
+    if error not in LASTING:
+        raise error(detail)
     return TopicVerdict(topic, "topic-not-created", f"the broker refused to create it: {detail}")
 
 
@@ -84,6 +102,8 @@ def _judge(topic: str, code: int, message: str | None, config: Mapping[str, str 
             return TopicVerdict(
                 topic, UNKNOWN, "create it: `sluice check --create-topics`, or set kafka.create_topics = true"
             )
+        if error not in LASTING:
+            raise error(message or topic)
         return TopicVerdict(topic, "topic-refused", message or error.__name__)
     stamped_by = config.get(TIMESTAMP_TYPE)
     if stamped_by != "LogAppendTime":

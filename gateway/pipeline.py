@@ -31,10 +31,10 @@ async def run(settings: Settings) -> None:
     buffer = Buffer(settings.buffer, boot_id(), clock.now)
     front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
     forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now)
-    lane = buffer.open()
-    log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=lane.name)
+    buffer.open()
+    log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
-    front_door.event("lane-opened", None, lane=lane.name)
+    front_door.event("lane-opened", None, lane=buffer.lane.name, buffer=buffer.id)
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(forwarder.run(), name="forwarder")
@@ -57,8 +57,9 @@ async def run(settings: Settings) -> None:
 
 
 async def _housekeeping(front_door: FrontDoor, buffer: Buffer, clock: ClockWatch) -> None:
-    """Flush loss records, watch the wall clock: small things, once a second."""
+    """Flush loss records, watch the wall clock, tell of replaced files: small things, once a second."""
     overflow = 0
+    lane = buffer.lane
     while True:
         await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
         before, now = clock.look()
@@ -68,4 +69,12 @@ async def _housekeeping(front_door: FrontDoor, buffer: Buffer, clock: ClockWatch
         if buffer.counts["quarantine-overflow"] > overflow:
             front_door.lost(None, "quarantine-overflow", buffer.counts["quarantine-overflow"] - overflow)
             overflow = buffer.counts["quarantine-overflow"]
+        while buffer.set_aside:
+            aside = buffer.set_aside.popleft()
+            front_door.event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)
+            if aside.rows:
+                front_door.lost(None, "buffer-set-aside", aside.rows)
+        if buffer.lane != lane:
+            lane = buffer.lane
+            front_door.event("lane-opened", None, lane=lane.name, buffer=buffer.id)
         front_door.flush_losses()

@@ -10,6 +10,8 @@ from gateway.settings import RouteSettings
 DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 """What Kafka takes as a topic's name."""
+INTERNAL_PREFIX = "__"
+"""How the topics begin that Kafka keeps for itself (__consumer_offsets, __transaction_state)."""
 _VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
 
@@ -121,7 +123,7 @@ class RouteTable:
             return Refusal("ambiguous-route")
         (match,) = found
         if isinstance(match, Destination):
-            if match.kafka_topic in self.reserved_topics:
+            if match.kafka_topic in self.reserved_topics or match.kafka_topic.startswith(INTERNAL_PREFIX):
                 return Refusal("kafka-topic-reserved")
             if writer is not None and writer != match.device:
                 return Refusal("not-the-writers-device")

@@ -49,12 +49,13 @@ async def store(buffer: Buffer, entries: Sequence[Entry]) -> bool:
 
 
 async def rows(buffer: Buffer, after: Position = START) -> list[Row]:
-    return await buffer.read(after, 1_000_000)
+    _, found = await buffer.read(after, 1_000_000)
+    return found
 
 
-def is_accepting(buffer: Buffer) -> bool:
-    """`buffer.accepting`, asked anew: a type checker takes the attribute for constant."""
-    return buffer.accepting
+def is_full(buffer: Buffer) -> bool:
+    """`buffer.state.full`, asked anew: a type checker takes the attribute for constant."""
+    return buffer.state.full
 
 
 def failure(buffer: Buffer) -> str | None:

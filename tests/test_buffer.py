@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace as dataclass_replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from gateway import buffer_schema
+from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Position, Quarantined
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.settings import BufferSettings
-from tests.buffers import BOOT, CLOCK, entry, failure, is_accepting, opened, rows, store
+from tests.buffers import BOOT, CLOCK, entry, failure, is_full, opened, rows, store
 
 
 async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ async def test_sequences_are_dense_in_a_lane_and_each_start_has_a_lane_of_its_ow
         async with opened(path) as buffer:
             await store(buffer, [entry(), entry()])
             kept = await rows(buffer)
-            lanes.append((await buffer.lane(kept[-1].lane)).name)
+            lanes.append((await buffer.lane_of(kept[-1].lane)).name)
     assert len(set(lanes)) == 3
     assert [(row.lane, row.sequence) for row in kept] == [
         (lane, sequence) for lane in sorted({row.lane for row in kept}) for sequence in (0, 1)
@@ -82,7 +83,7 @@ async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
         async with opened(path) as buffer:
             await store(buffer, [entry()])
             (row,) = await rows(buffer)
-            identity = ((await buffer.lane(row.lane)).name, row.sequence)
+            identity = ((await buffer.lane_of(row.lane)).name, row.sequence)
             assert identity not in seen
             seen.add(identity)
             buffer.confirm(buffer.id, Position(row.lane, row.sequence))
@@ -121,13 +122,13 @@ async def test_a_full_buffer_refuses_and_goes_on_when_there_is_room(tmp_path: Pa
         stored = 0
         while await store(buffer, [entry(bytes(50_000))]):
             stored += 1
-        assert not is_accepting(buffer)
+        assert is_full(buffer)
         assert buffer.state.bytes_used < 1_500_000
         kept = await rows(buffer)
         assert len(kept) == stored
         buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
         async with asyncio.timeout(10):
-            while not is_accepting(buffer):
+            while is_full(buffer):
                 await asyncio.sleep(0.05)
         assert await store(buffer, [entry()])
 
@@ -170,10 +171,10 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
     """A real failure: SQLite may not let the file grow beyond the pages it has (as on a full disk)."""
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(b"before", sequence=0)])
-        await buffer._call(lambda: buffer._connection.execute("PRAGMA max_page_count = 1").fetchone())
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA max_page_count = 1").fetchone())
         assert not await store(buffer, [entry(bytes(100_000), sequence=1)])
         assert failure(buffer) is not None
-        await buffer._call(lambda: buffer._connection.execute("PRAGMA max_page_count = 1000000").fetchone())
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
         # The window must not believe that sequence 1 is on disk.
         assert await store(buffer, [entry(bytes(100_000), sequence=1)])
         assert failure(buffer) is None
@@ -194,8 +195,8 @@ async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path:
     async with opened(path) as buffer:
         await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
         first_id = buffer.id
-        await buffer._call(lambda: buffer._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
-        await buffer._call(lambda: buffer._connection.execute("PRAGMA cache_size = 0"))
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA cache_size = 0"))
         with path.open("r+b") as file:
             for page in range(3, 40):
                 file.seek(page * 4096)
@@ -207,6 +208,171 @@ async def test_a_file_that_turns_out_corrupt_is_replaced_while_running(tmp_path:
         assert buffer.id != first_id
         assert [row.payload for row in await rows(buffer)] == [b"after"]
     assert list(tmp_path.glob("buffer.db.corrupt-*"))
+
+
+def damage(path: Path) -> None:
+    """Overwrite every page of the main file but the first with 0xFF, as a dying card might."""
+    pages = path.stat().st_size // 4096
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096 * (pages - 1))
+
+
+async def test_damage_that_a_read_finds_is_answered_and_the_buffer_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA shrink_memory").fetchone())
+        damage(path)
+        with pytest.raises(BufferFileError):
+            await rows(buffer)
+        assert await store(buffer, [entry(b"after")])
+        (aside,) = buffer.set_aside
+        assert aside.rows == 100
+        assert (tmp_path / aside.name).exists()
+
+
+async def test_damage_that_the_start_finds_is_set_aside_too(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await store(buffer, [entry(bytes(2_000)) for _ in range(100)])
+    damage(path)
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"after")])
+        assert [row.payload for row in await rows(buffer)] == [b"after"]
+    assert list(tmp_path.glob("buffer.db.corrupt-*"))
+
+
+async def test_a_look_up_in_a_replaced_file_is_an_error_and_not_a_guess(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for look_up in (buffer.series(99), buffer.lane_of(99), buffer.boot_clock("another")):
+            with pytest.raises(BufferFileError, match="begun anew"):
+                await look_up
+
+
+async def fail_next_commit(buffer: Buffer) -> None:
+    """Let SQLite refuse to write, as on a file system that has gone read-only."""
+    await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
+
+
+async def mend(buffer: Buffer) -> None:
+    await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 0").fetchone())
+
+
+async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry(b"poison", "42")])
+        (poison,) = await rows(buffer)
+        report = replace(entry(b"report", "gw1"), quarantined=Quarantined("record-too-large", b"poison"))
+        # Fails at its very end: a trigger refuses what the transaction writes last.
+        connection = buffer._file.connection
+        await buffer._call(
+            lambda: connection.execute(
+                "CREATE TEMP TRIGGER refuse BEFORE INSERT ON main.reading BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        )
+        with pytest.raises(BufferFileError):
+            await buffer.quarantine(poison, "record-too-large", report)
+        await buffer._call(lambda: connection.execute("DROP TRIGGER refuse"))
+        await store(buffer, [entry(b"other", "43")])
+        await buffer.quarantine(poison, "record-too-large", report)
+        kept = await rows(buffer)
+        devices = [(await buffer.series(row.series)).device for row in kept]
+        assert list(zip([row.payload for row in kept], devices, strict=True)) == [
+            (b"poison", "42"),
+            (b"other", "43"),
+            (b"report", "gw1"),
+        ]
+        assert [row.sequence for row in kept] == [0, 1, 2]
+        assert buffer.state.rows == 3
+
+
+async def test_a_failed_first_commit_does_not_lose_the_floor_of_pending_times(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await fail_next_commit(buffer)
+        assert not await store(buffer, [entry(received_us=5)])
+        await mend(buffer)
+        assert await store(buffer, [entry(received_us=7)])
+    async with opened(path) as buffer:
+        (lane,) = await buffer.pending()
+        assert lane.event_from_us == 7
+
+
+async def test_a_deletion_that_cannot_be_committed_is_not_tried_in_a_hot_loop(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry()])
+        (row,) = await rows(buffer)
+        await fail_next_commit(buffer)
+        tried: list[str] = []
+        await buffer._call(lambda: buffer._file.connection.set_trace_callback(tried.append))
+        buffer.confirm(buffer.id, Position(row.lane, row.sequence))
+        await asyncio.sleep(DELETE_DELAY_S + 1.5)
+        assert 1 <= sum("BEGIN" in statement for statement in tried) <= 3
+        await mend(buffer)
+        async with asyncio.timeout(10):
+            while buffer.state.rows:
+                await asyncio.sleep(0.05)
+
+
+async def test_two_streams_of_a_device_may_each_count_their_own_sequences(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        thermo = entry(b"1", sequence=0)
+        light = replace(thermo, series=dataclass_replace(thermo.series, topic="device-light"))
+        await store(buffer, [thermo, light, thermo, light])
+        assert len(await rows(buffer)) == 2
+
+
+async def test_a_window_of_another_version_is_begun_anew_and_stops_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await store(buffer, [entry(b"a", sequence=0)])
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE device_run SET window = x'00'")
+    file.close()
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"b", sequence=1)])
+
+
+async def test_quarantined_bytes_never_keep_readings_out(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, bytes_max=2_000_000) as buffer:
+        for number in range(40):
+            unroutable = replace(entry(b"report"), quarantined=Quarantined("no-route", bytes(60_000)))
+            assert await store(buffer, [unroutable]), number
+        kept = await rows(buffer)
+        buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
+        assert await store(buffer, [entry()])
+        assert not is_full(buffer)
+        assert buffer.counts["quarantine-overflow"] == 37
+    assert read_status(path).quarantined == 3
+
+
+async def test_one_read_is_bounded_by_bytes_too(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        await store(buffer, [entry(bytes(60_000)) for _ in range(100)])
+        first = await rows(buffer)
+        assert 60 < len(first) < 70
+        rest = await rows(buffer, Position(first[-1].lane, first[-1].sequence))
+        assert len(first) + len(rest) == 100
+
+
+async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_file, "SERIES_MAX", 50)
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        for number in range(300):
+            await store(buffer, [entry(device=f"d{number}")])
+            kept = await rows(buffer)
+            if len(kept) > 5:  # something always waits
+                buffer.confirm(buffer.id, Position(kept[-6].lane, kept[-6].sequence))
+    with sqlite3.connect(path) as file:
+        (series,) = file.execute("SELECT count(*) FROM series").fetchone()
+    file.close()
+    assert series < 120
 
 
 async def test_a_second_daemon_is_kept_off(tmp_path: Path) -> None:

@@ -8,9 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gateway.check import wanted_topics
 from gateway.cli import main
-from gateway.config_file import parse
 from spark.cli import main as cloud
 from tests.buffers import entry, opened, store
 
@@ -60,15 +58,6 @@ def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
     assert missing.exit_code == 2
     assert "cannot be read: No such file" in missing.output
     assert CliRunner().invoke(main, [command, "--nonsense"]).exit_code == 2
-
-
-def test_check_knows_the_topics_of_routes_with_variables_by_those_that_exist() -> None:
-    settings = parse(CONFIG.format(path="x.db"), Path("gateway.toml"))
-    assert wanted_topics(settings, {"device-thermo", "other"}) == {
-        "gateway-events",
-        "gateway-quarantine",
-        "device-thermo",
-    }
 
 
 @pytest.mark.parametrize(("name", "group"), [("sluice", main), ("sluice-cloud", cloud)])

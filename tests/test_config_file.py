@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config_file import ConfigError, Mistake, load, parse
-from gateway.settings import ListenerSettings
+from gateway.settings import ListenerSettings, Settings
 
 PATH = Path("gateway.toml")
 GOOD = """\
@@ -79,6 +80,88 @@ def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: 
     assert [number for number, message in found if words in message] in ([line], [line + 2]), found
 
 
+NUL = "\\u0000"
+"""As a TOML file writes it."""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "words"),
+    [
+        ("port = 1884", 'host = "a..b"', 10, 'host: "a..b": no host can be called so'),
+        ("port = 1884", 'host = "0.0.0.0 "', 10, "write a host's name or its IP address"),
+        ("kafka.example:", "a..b:", 14, '"a..b:9092": no host can be called so'),
+        ("kafka.example:", f"{'x' * 64}.example:", 14, "have 1 to 63 characters"),
+        ("kafka.example:", "kafka example:", 14, "write host:port"),
+        ("buffer.db", f"{NUL}.db", 6, "buffer.path: holds the character U+0000"),
+        ("buffer.db", r"C:\buffer.db", 6, "U+0008, which no path, address, name or topic can hold"),
+        ("gw1", "gw1\\n", 2, "U+000A"),
+        ("kafka.example:", f"kafka{NUL}:", 14, "U+0000"),
+        ("meter/{device}", f"meter{NUL}/{{device}}", 21, "U+0000"),
+        ("bytes_max = 5_000_000", f"bytes_max = 0x{'f' * 5_000}", 7, "a number of this size will not do; write bytes"),
+    ],
+)
+def test_a_text_that_nobody_could_use_is_told_before_anything_starts(
+    right: str, wrong: str, line: int, words: str
+) -> None:
+    ((number, message),) = mistakes(GOOD.replace(right, wrong, 1))
+    assert (number, words in message) == (line, True), message
+    assert message.isprintable(), "what stands in the file must not act on the terminal"
+
+
+def with_top(line: str) -> str:
+    return f"{line}\n{GOOD}"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (with_top('fallback_topic = "gateway-events"'), 1, "is kafka.events_topic, the gateway's own topic: a sensor"),
+        (with_top('fallback_topic = "gateway-quarantine"'), 1, "is kafka.quarantine_topic, the gateway's own topic"),
+        (with_top('fallback_topic = "all strays"'), 1, '"all strays" is no topic name'),
+        (with_top('fallback_topic = ""'), 1, '"" is no topic name'),
+        (with_top('fallback_topic = "__consumer_offsets"'), 1, "begins with __, as the topics do that Kafka keeps"),
+        (GOOD.replace("[kafka]", '[kafka]\nevents_topic = "e/v"'), 14, 'kafka.events_topic: "e/v" is no topic name'),
+        (GOOD.replace("[kafka]", '[kafka]\nquarantine_topic = ".."'), 14, "write 1 to 249 letters"),
+        (GOOD.replace("[kafka]", '[kafka]\nquarantine_topic = "gateway-events"'), 14, "is kafka.events_topic too"),
+        (
+            GOOD.replace("[kafka]", '[kafka]\nevents_topic = "meters"'),
+            23,
+            '"meters" is kafka.events_topic, the gateway',
+        ),
+        (GOOD.replace('"meters"', '"gateway-quarantine"'), 22, "is kafka.quarantine_topic, the gateway's own topic"),
+        (GOOD.replace('"meters"', '"__{device}"'), 22, "begins with __"),
+        (GOOD.replace("meter/{device}", "device/{device}/{stream}"), 21, "takes the same topics as"),
+        (GOOD.replace("meter/{device}", "device/{device}/{kind}"), 21, "of routes[0]: where the two routes differ"),
+        (GOOD.replace("port = 1884", 'host = ""'), 10, 'write "0.0.0.0" if that is meant'),
+    ],
+)
+def test_what_would_do_harm_is_refused(text: str, line: int, words: str) -> None:
+    ((number, message),) = mistakes(text)
+    assert (number, words in message) == (line, True), message
+
+
+def test_routes_that_are_like_one_another_and_say_different_things_are_taken() -> None:
+    text = GOOD.replace('"meter/{device}"', '"device/{device}/thermo"').replace('"meters"', '"gateway-thermo"')
+    assert len(parse(with_top('fallback_topic = "strays"').replace(GOOD, text), PATH).routes) == 2
+
+
+@pytest.mark.parametrize(
+    "text", [f"x = {'[' * 5_000}{']' * 5_000}", f"x = {'{a=' * 5_000}1{'}' * 5_000}", f"x = {'[' * 5_000}"]
+)
+def test_a_file_nested_too_deep_is_told(text: str) -> None:
+    ((_, message),) = mistakes(text)
+    assert "too deep inside one another" in message
+
+
+@pytest.mark.parametrize("text", [f"[{'.'.join('a' * 5_000)}]", f"kafka.bootstrap = [{{{'.'.join('a' * 5_000)} = 1}}]"])
+def test_dotted_keys_nest_as_deep_as_they_like(text: str) -> None:
+    assert any("there is no such setting" in message or "will not do" in message for _, message in mistakes(text))
+
+
+def test_a_number_too_long_to_read_is_told() -> None:
+    assert mistakes(f"x = {'9' * 5_000}") == [(0, "holds a number that is too long to be read; write a shorter one")]
+
+
 def test_all_mistakes_are_told_at_once() -> None:
     text = GOOD.replace("1884", "0").replace("clock =", "clok =")
     assert [line for line, _ in mistakes(text)] == [3, 10]
@@ -99,11 +182,63 @@ def test_a_secret_in_the_clear_is_refused() -> None:
     assert "letmein" not in message
 
 
+DIGEST = "1c8bfe8f801d79745c4631d09fff36c82aa37fc4cce4fc946683d7b336b63032"
+"""Of "letmein"."""
+
+
+@pytest.mark.parametrize("name", ["4 2", "", "+", "ward/42", "x" * 64])
+def test_a_user_whose_readings_would_all_be_quarantined_is_refused(name: str) -> None:
+    users = f'[mqtt_listener.users]\n"41" = "{DIGEST}"\n"4.2" = "{DIGEST}"\n'
+    text = GOOD.replace("anonymous = true", users)
+    assert parse(text, PATH).mqtt_listener == ListenerSettings(port=1884, users={"41": DIGEST, "4.2": DIGEST})
+    ((line, message),) = mistakes(text.replace('"4.2"', f'"{name}"'))
+    assert line == 13
+    assert "is no device name, so that every reading of that user would go to the quarantine" in message
+
+
+@pytest.mark.parametrize(
+    "users",
+    [
+        '[mqtt_listener.users]\nletmein = "42"',
+        '[mqtt_listener.users]\n"let letmein in" = "42"',
+        '[mqtt_listener.users]\n"42" = ["letmein"]',
+        '[mqtt_listener.users]\n"42".secret = "letmein"',
+        '[mqtt_listener.users]\n"42" = "letmein\\u0000"',
+        'users = "42:letmein"',
+        'users = ["42", "letmein"]',
+        '[[mqtt_listener.users]]\n"42" = "letmein"',
+    ],
+)
+def test_a_secret_is_never_shown_wherever_it_was_written(users: str) -> None:
+    found = mistakes(GOOD.replace("anonymous = true", users))
+    assert found
+    assert all(11 <= line <= 12 for line, _ in found)
+    assert not any("letmein" in message for _, message in found)
+
+
+@pytest.mark.parametrize("bootstrap", ['["me:letmein@kafka.example:9092"]', '"me:letmein@kafka.example:9092"'])
+def test_a_password_in_an_address_is_not_shown(bootstrap: str) -> None:
+    ((line, message),) = mistakes(GOOD.replace('["kafka.example:9092"]', bootstrap))
+    assert line == 14
+    assert "letmein" not in message
+
+
+def test_an_unknown_setting_cannot_act_on_the_terminal() -> None:
+    assert mistakes(with_top('"\\u001b[2J" = 1')) == [
+        (0, '"\\u001b[2J": there is no such setting; settings here are: ' + ", ".join(Settings.__struct_fields__))
+    ]
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "notepad.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert load(tmp_path / "notepad.toml") == parse(GOOD, PATH)
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load(tmp_path / "none.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match="not UTF-8 text, as TOML must be; save it as UTF-8"):
         load(tmp_path / "binary.toml")
 
 
@@ -119,3 +254,15 @@ def test_whatever_stands_in_a_line_is_taken_or_answered(junk: str, line: int) ->
         message = str(error)
     assert all(0 <= mistake.line <= len(lines) for mistake in found)
     assert not found or message.startswith("gateway.toml:")
+
+
+@given(st.text(alphabet=st.sampled_from("ab.-:é[]\u3002\u0000 "), max_size=12) | st.text(st.just("x"), max_size=70))
+def test_a_host_that_is_taken_can_be_looked_up(host: str) -> None:
+    written = msgspec.json.encode(host).decode()
+    try:
+        settings = parse(GOOD.replace("port = 1884", f"host = {written}"), PATH)
+    except ConfigError:
+        return
+    assert settings.mqtt_listener is not None
+    assert settings.mqtt_listener.host == host != ""
+    assert b"\0" not in host.encode("idna")

@@ -59,6 +59,50 @@ async def test_a_record_that_the_broker_refuses_goes_aside_and_its_partition_flo
     assert read_status(tmp_path / "buffer.db").quarantined == 2
 
 
+async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    await create_topic(
+        kafka.bootstrap, "condemned-bulk", **{"message.timestamp.type": "LogAppendTime", "max.message.bytes": "100"}
+    )
+    config = write_config(tmp_path, "127.0.0.1:1", port, "condemned")
+    with daemon(config, port):
+        for sequence in range(40):
+            publish(port, "device/42/bulk", reading(sequence))
+        publish(port, "device/42/thermo", reading(40))
+    config.write_text(config.read_text().replace("127.0.0.1:1", kafka.bootstrap))
+    with daemon(config, port):
+        await consume_until(kafka.bootstrap, 1, "condemned-thermo")
+        async with asyncio.timeout(30):
+            while read_status(tmp_path / "buffer.db").rows:
+                await asyncio.sleep(0.2)
+    assert read_status(tmp_path / "buffer.db").quarantined == 40
+
+
+async def test_readings_flow_although_the_heartbeat_is_refused(kafka: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    await create_topic(
+        kafka.bootstrap, "mute-events", **{"message.timestamp.type": "LogAppendTime", "max.message.bytes": "100"}
+    )
+    config = write_config(tmp_path, kafka.bootstrap, port, "mute")
+    with daemon(config, port):
+        for sequence in range(5):
+            publish(port, "device/42/thermo", reading(sequence))
+        await consume_until(kafka.bootstrap, 5, "mute-thermo")
+
+
+async def test_it_stops_at_once_although_nothing_answers(tmp_path: Path) -> None:
+    """SIGTERM while the client is being closed: aiokafka swallows the cancellation, the daemon must not."""
+    port = free_port()
+    async with Uplink() as silent:
+        config = write_config(tmp_path, f"127.0.0.1:{silent.port}", port, "silent")
+        config.write_text(config.read_text().replace("[kafka]", "[kafka]\nrequest_timeout_s = 1"))
+        for wait_s in (0.2, 1.0, 1.2):
+            with daemon(config, port) as process:
+                await asyncio.sleep(wait_s)
+                process.terminate()
+                assert await asyncio.to_thread(process.wait, 10) == 0
+
+
 async def test_after_a_dead_line_it_is_sending_again_without_a_restart(tmp_path: Path) -> None:
     port = free_port()
     async with Uplink() as uplink:

@@ -71,6 +71,8 @@ async def test_the_key_may_carry_the_namespace(tmp_path: Path) -> None:
         b'{"boot": [], "seq": 1}',
         b"\xff\x00",
         b"",
+        b"[" * 50_000,
+        b'{"boot": 1, "seq": 1, "deep": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     ],
 )
 async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, payload: bytes) -> None:
@@ -79,6 +81,12 @@ async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, 
         (row,) = await rows(buffer)
         assert (row.payload, row.device_sequence) == (payload, None)
         assert door.counts["identity-missing"] == 1
+
+
+async def test_ever_new_topics_take_no_memory_for_ever(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, _):
+        await take(door, *(reading(b"x", topic="kitchen/" + "x" * 60_000 + str(number)) for number in range(20)))
+        assert not door._resolved
 
 
 async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_bytes(tmp_path: Path) -> None:
@@ -111,14 +119,14 @@ async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None
 
 async def test_losses_that_the_buffer_refuses_are_counted_on(tmp_path: Path) -> None:
     async with front_door(tmp_path, bytes_max=1_000_000) as (door, buffer):
-        await buffer._call(lambda: buffer._connection.execute("PRAGMA query_only = 1").fetchone())
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
         door.lost("42", "refused-qos0", 2)
         door.flush_losses()
         async with asyncio.timeout(10):
             while not door._losses:
                 await asyncio.sleep(0.01)
         door.lost("42", "refused-qos0", 1)
-        await buffer._call(lambda: buffer._connection.execute("PRAGMA query_only = 0").fetchone())
+        await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 0").fetchone())
         door.flush_losses()
         async with asyncio.timeout(10):
             while not (kept := await rows(buffer)):

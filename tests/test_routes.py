@@ -66,6 +66,12 @@ def test_no_sensor_may_speak_for_the_gateway() -> None:
     assert routes.resolve("events/42", None) == Refusal("kafka-topic-reserved")
 
 
+def test_no_sensor_may_write_where_kafka_keeps_its_own() -> None:
+    routes = table(("{device}/{stream}", "{stream}"))
+    assert routes.resolve("42/__consumer_offsets", None) == Refusal("kafka-topic-reserved")
+    assert destination(routes.resolve("42/_thermo", None)) == ("_thermo", "42")
+
+
 @pytest.mark.parametrize(
     ("topic", "kafka", "words"),
     [
