@@ -113,7 +113,8 @@ class Progress:
         if self._live is None:  # the words stand above already
             self._print(f"✓ {step.result or 'done'} ({took})", style="green")
         else:
-            self._print(f"✓ {words}: {step.result} ({took})" if step.result else f"✓ {words} ({took})", style="green")
+            result = f"\n  {step.result}" if step.result else ""
+            self._print(f"✓ {words} ({took}){result}", style="green")
 
     def note(self, words: str) -> None:
         """Something that happens within a step."""
@@ -126,7 +127,15 @@ class Progress:
             self._print("  " + " · ".join(f"{name} {value}" for name, value in self.figures.named()))
 
     def _print(self, words: str, style: str | None = None) -> None:
-        self.console.print(Text(f"{self.elapsed_s:6.1f} s  {words}", style=style or ""), soft_wrap=True)
+        when = f"{self.elapsed_s:6.1f} s"
+        if self._live is None:
+            self.console.print(Text(f"{when}  {words}", style=style or ""), soft_wrap=True)
+            return
+        # Two columns: long words are wrapped beside the time, not under it.
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True)
+        grid.add_row(Text(when, style="dim"), Text(words, style=style or ""))
+        self.console.print(grid)
 
     def _render(self) -> RenderableType:
         if self._step is None:

@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
