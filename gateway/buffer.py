@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import IO, TypeVar
 
 import structlog
-from msgspec.structs import replace
 
 from gateway import buffer_schema
 from gateway.buffer_file import BufferFile
@@ -186,13 +185,13 @@ class Buffer:
                 self._delete_due_s = time.monotonic() + DELETE_DELAY_S
             self._confirmed = (buffer_id, position)
 
-    async def quarantine(self, row: Row, reason: str, report: Entry) -> None:
-        """Keep a row that Kafka refused, and append the report on it, in one commit.
+    async def quarantine(self, items: Sequence[tuple[Row, Entry]]) -> None:
+        """Keep rows that Kafka refused, and append the report on each, in one commit.
 
-        The caller confirms the row's position afterwards, as if it had been sent. Raises BufferFileError where
-        the disk refuses: the row then stays where it is.
+        The caller confirms the rows' positions afterwards, as if they had been sent. Raises BufferFileError where
+        the disk refuses: the rows then stay where they are.
         """
-        await self._call(lambda: self._quarantine(row, reason, report))
+        await self._call(lambda: self._quarantine(items))
 
     # -- the buffer's thread --------------------------------------------------------------------
 
@@ -281,11 +280,9 @@ class Buffer:
         if added:
             self._loop.call_soon_threadsafe(self.committed.set)
 
-    def _quarantine(self, row: Row, reason: str, report: Entry) -> None:
-        boot_id = self._file.lane_of(row.lane).boot_id
+    def _quarantine(self, items: Sequence[tuple[Row, Entry]]) -> None:
         with self._file.transaction():
-            self._file.keep(report, boot_id, reason, row.payload)
-            self._file.insert(iter([replace(report, quarantined=None)]))
+            self._file.insert(report for _, report in items)
         self.state.rows = self._file.rows
         self._loop.call_soon_threadsafe(self.committed.set)
 

@@ -7,7 +7,7 @@ import copy
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from gateway import buffer_schema
-from gateway.buffer_rows import Entry, Lane, PendingLane, Position, Row, Series
+from gateway.buffer_rows import Entry, Lane, PendingLane, Position, Quarantined, Row, Series
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.duplicate_window import DuplicateWindow, Verdict
@@ -129,7 +129,7 @@ class BufferFile:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def insert(self, entries: Iterator[Entry]) -> None:
+    def insert(self, entries: Iterable[Entry]) -> None:
         """Append entries in order, each retransmission left out."""
         rows: list[tuple[object, ...]] = []
         touched: dict[Run, DuplicateWindow] = {}
@@ -138,7 +138,7 @@ class BufferFile:
             if self._is_duplicate(entry, touched):
                 continue
             if entry.quarantined is not None:
-                self.keep(entry, self._boot_id, entry.quarantined.reason, entry.quarantined.payload)
+                self._keep(entry, entry.quarantined)
             rows.append(
                 (
                     self.lane.number,
@@ -175,28 +175,6 @@ class BufferFile:
             state.floor.settle(confirmed.sequence, state.next_sequence)
         if len(self._series_numbers) > self._series_pruned_at:
             self._prune_series()
-
-    def keep(self, report: Entry, boot_id: str, reason: str, payload: bytes) -> None:
-        """Put input into the local quarantine, whole; the oldest makes room where it is over its bounds."""
-        self.connection.execute(
-            "INSERT INTO quarantine (boot_id, received_us, device, subject, reason, payload) VALUES (?, ?, ?, ?, ?, ?)",
-            (boot_id, report.received_us, report.series.device, report.series.subject, reason, payload),
-        )
-        state = self._state
-        state.quarantined_rows += 1
-        state.quarantined_bytes += len(payload)
-        # At most a tenth of the buffer: what is set aside must not keep readings out.
-        bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
-        while state.quarantined_rows > self._settings.quarantine_rows_max or (
-            state.quarantined_bytes > bytes_max and state.quarantined_rows > 1
-        ):
-            number, size = self.connection.execute(
-                "SELECT number, length(payload) FROM quarantine ORDER BY number LIMIT 1"
-            ).fetchone()
-            self.connection.execute("DELETE FROM quarantine WHERE number = ?", (number,))
-            state.quarantined_rows -= 1
-            state.quarantined_bytes -= size
-            self._tally["quarantine-overflow"] += 1
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -261,6 +239,35 @@ class BufferFile:
         ).fetchone()
         self.connection.execute("DELETE FROM boot WHERE boot_id NOT IN (SELECT boot_id FROM lane)")
         return Lane(number, name, self._boot_id)
+
+    def _keep(self, report: Entry, input_: Quarantined) -> None:
+        """Put input into the local quarantine, whole; the oldest makes room where it is over its bounds."""
+        self.connection.execute(
+            "INSERT INTO quarantine (boot_id, received_us, device, subject, reason, payload) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                self._boot_id,
+                report.received_us,
+                report.series.device,
+                report.series.subject,
+                input_.reason,
+                input_.payload,
+            ),
+        )
+        state = self._state
+        state.quarantined_rows += 1
+        state.quarantined_bytes += len(input_.payload)
+        # At most a tenth of the buffer: what is set aside must not keep readings out.
+        bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
+        while state.quarantined_rows > self._settings.quarantine_rows_max or (
+            state.quarantined_bytes > bytes_max and state.quarantined_rows > 1
+        ):
+            number, size = self.connection.execute(
+                "SELECT number, length(payload) FROM quarantine ORDER BY number LIMIT 1"
+            ).fetchone()
+            self.connection.execute("DELETE FROM quarantine WHERE number = ?", (number,))
+            state.quarantined_rows -= 1
+            state.quarantined_bytes -= size
+            self._tally["quarantine-overflow"] += 1
 
     def _is_duplicate(self, entry: Entry, touched: dict[Run, DuplicateWindow]) -> bool:
         if entry.device_sequence is None or entry.device_boot is None:

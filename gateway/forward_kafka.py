@@ -46,6 +46,8 @@ would hold up what comes behind."""
 BACKOFF_S_MIN = 0.25
 CLOSE_TIMEOUT_S = 5.0
 CLOCK_POLL_S = 0.5
+LINGER_ROWS = 500
+"""Fewer rows than this at once are live readings."""
 CACHE_MAX = 50_000
 
 # What a broker says of a record, rather than of itself. aiokafka reports codes it does not know, among them
@@ -193,6 +195,9 @@ class Forwarder:
         try:
             done, _ = await asyncio.wait((heartbeat, drain), return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if task.cancelled():
+                    # Not by us: ending quietly would end the forwarder for good.
+                    raise TimeoutError("the Kafka client gave up a request")
                 task.result()
         finally:
             for task in (heartbeat, drain):
@@ -212,7 +217,6 @@ class Forwarder:
             if not rows:
                 self._note_up()
                 await self._buffer.committed.wait()
-                await asyncio.sleep(self._kafka.linger_ms / 1000)
                 continue
             if await self._clock_is_awaited(session, rows):
                 continue
@@ -220,6 +224,9 @@ class Forwarder:
             self._settled(session, rows)
             self._rows_max = min(self._rows_max * 2, self._kafka.batch_rows_max)
             self._note_up()
+            if len(rows) < LINGER_ROWS:
+                # Live: what comes in meanwhile shares the next request. A backlog does not wait.
+                await asyncio.sleep(self._kafka.linger_ms / 1000)
 
     def _settled(self, session: _Session, rows: Sequence[Row]) -> None:
         """Kafka or the quarantine has these rows: the buffer may delete them."""
@@ -269,8 +276,7 @@ class Forwarder:
         elif errors:
             raise errors[0]
         # Last: what is sent again after an error is set aside once.
-        for row, reason in aside:
-            await self._set_aside(session, row, reason)
+        await self._set_aside(session, aside)
 
     async def _send_partition(self, session: _Session, topic: str, partition: int, records: Sequence[_Record]) -> None:
         """Send one partition's records in order: a batch goes out when the one before it is acknowledged."""
@@ -296,7 +302,7 @@ class Forwarder:
         """Halve what is sent at a time until the refused record stands alone, then set it aside."""
         refused = _RefusedError(error)
         if len(rows) == 1:
-            await self._set_aside(session, rows[0], refused.reason)
+            await self._set_aside(session, [(rows[0], refused.reason)])
             self._settled(session, rows)
             self._count_lone_refusal((await self._frame(session, rows[0])).topic, error)
         self._rows_max = max(1, len(rows) // 2)
@@ -313,16 +319,24 @@ class Forwarder:
             self._verdicts[topic] = (TopicVerdict(topic, reason, str(error)), time.monotonic() + VERDICT_S)
             log.error("topic is not written to for a while", topic=topic, reason=reason)
 
-    async def _set_aside(self, session: _Session, row: Row, reason: str) -> None:
-        series = await self._series(session, row.series)
-        log.warning("reading quarantined", reason=reason, topic=series.topic, device=series.device)
-        # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
-        if series.topic != self._kafka.quarantine_topic:
-            report = self._front_door.quarantine_entry(
-                reason, series.device, series.subject, boottime_us(), row.payload
-            )
-            await self._buffer.quarantine(row, reason, report)
-        self._aside.add(Position(row.lane, row.sequence))
+    async def _set_aside(self, session: _Session, rows: Sequence[tuple[Row, str]]) -> None:
+        """Put rows into the quarantine, each with its reason, in one commit."""
+        items = []
+        said: Counter[tuple[str, str]] = Counter()
+        for row, reason in rows:
+            series = await self._series(session, row.series)
+            said[reason, series.topic] += 1
+            # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
+            if series.topic != self._kafka.quarantine_topic:
+                report = self._front_door.quarantine_entry(
+                    reason, series.device, series.subject, boottime_us(), row.payload
+                )
+                items.append((row, report))
+        if items:
+            await self._buffer.quarantine(items)
+        for (reason, topic), count in said.items():
+            log.warning("readings quarantined", reason=reason, topic=topic, count=count)
+        self._aside.update(Position(row.lane, row.sequence) for row, _ in rows)
 
     # -- look-ups -------------------------------------------------------------------------------
 

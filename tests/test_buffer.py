@@ -273,10 +273,10 @@ async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) ->
             )
         )
         with pytest.raises(BufferFileError):
-            await buffer.quarantine(poison, "record-too-large", report)
+            await buffer.quarantine([(poison, report)])
         await buffer._call(lambda: connection.execute("DROP TRIGGER refuse"))
         await store(buffer, [entry(b"other", "43")])
-        await buffer.quarantine(poison, "record-too-large", report)
+        await buffer.quarantine([(poison, report)])
         kept = await rows(buffer)
         devices = [(await buffer.series(row.series)).device for row in kept]
         assert list(zip([row.payload for row in kept], devices, strict=True)) == [
