@@ -37,18 +37,18 @@ install: $(VENV)/installed
 
 jars: build/jars/kafka.done build/jars/spark.done
 
-build/apt-demo:
+build/apt-demo: Makefile demo/install_packages.sh
 	@demo/install_packages.sh $(PACKAGES)
 	@mkdir -p build && touch $@
 
-build/apt-test:
+build/apt-test: Makefile demo/install_packages.sh
 	@demo/install_packages.sh $(TEST_PACKAGES)
 	@mkdir -p build && touch $@
 
 # Every package at the version and hash that constraints.txt pins; the project itself is installed by reference.
 $(VENV)/installed: constraints.txt pyproject.toml | build/apt-demo
 	@echo "installing Python packages into $(VENV) (a minute or two: Spark is large)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
@@ -57,7 +57,7 @@ build/jars/kafka.done: demo/kafka_pom.xml | build/apt-demo
 	@echo "fetching the Kafka broker's jars into build/jars/kafka"
 	@rm -rf build/jars/kafka
 	@mvn --quiet --batch-mode -Dstyle.color=never --file demo/kafka_pom.xml dependency:copy-dependencies \
-		-DincludeScope=runtime -DoutputDirectory=$(CURDIR)/build/jars/kafka
+		-DincludeScope=runtime '-DoutputDirectory=$(CURDIR)/build/jars/kafka'
 	@touch $@
 
 build/jars/spark.done: spark/pom.xml | build/apt-demo

@@ -17,10 +17,12 @@ if [ "$(id -u)" -ne 0 ]; then
     }
     as_root="sudo"
 fi
-export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 # shellcheck disable=SC2086 # $missing is a list
-if ! { $as_root apt-get update -q && $as_root apt-get install -q -y --no-install-recommends $missing; } >"$log" 2>&1; then
+# A list that cannot be refreshed is no obstacle by itself: the install says what it lacks.
+# sudo clears the environment: what is meant for apt-get is given behind it.
+$as_root apt-get update -q >"$log" 2>&1 || true
+if ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $missing >>"$log" 2>&1; then
     tail -n 20 "$log" >&2
     echo "apt-get failed: mend what it says above, then run make again" >&2
     exit 1

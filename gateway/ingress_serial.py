@@ -212,6 +212,8 @@ class _Line:
                         firmware=event.firmware,
                         reset_cause=event.reset_cause,
                         boot=event.boot,
+                        oldest=event.oldest,
+                        next=event.next,
                     )
                 case HelloRefused():
                     log.warning("serial device refused", port=self.name, reason=event.reason)

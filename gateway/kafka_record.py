@@ -107,6 +107,9 @@ def time_quality(frame: RecordFrame, row: Row, clock: WallClock) -> tuple[int, b
         return TIME_ERROR_UNKNOWN_US, b"bounded"
     if frame.of_gateway:
         return clock.error_us, b"synced"
+    if row.event_us is None and row.tick_ms is not None:
+        # A sensor with a ring and a clock that was not learnt: the reading may be older than its receipt by any time.
+        return TIME_ERROR_UNKNOWN_US, b"bounded"
     if row.event_us is None:
         return clock.error_us, b"received"
     return clock.error_us + row.event_error_us, b"estimated"

@@ -50,6 +50,9 @@ class Identified:
     firmware: str
     reset_cause: int
     streams: tuple[str, ...]
+    oldest: int
+    next: int
+    """What the sensor holds: sequences from `oldest` up to, and without, `next`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +220,17 @@ class SerialLink:
         self._probe = None
         self._probes_first = PROBES_FIRST
         self._probe_due_us = now_us
-        return [Identified(hello.device, self._run.boot, hello.firmware, hello.reset_cause, hello.streams)]
+        return [
+            Identified(
+                hello.device,
+                self._run.boot,
+                hello.firmware,
+                hello.reset_cause,
+                hello.streams,
+                hello.oldest,
+                hello.next,
+            )
+        ]
 
     def _receive_data(self, data: Data, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
         run = self._run

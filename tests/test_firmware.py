@@ -212,7 +212,7 @@ def test_a_boot_slot_spoilt_by_a_brown_out_leaves_the_other_one(bench: Bench) ->
     eeprom = bench.directory / "s1.eeprom"
     first = bench.on().introduce()
     bench.off()
-    bench.on_as_it_is()
+    assert bench.on_as_it_is().introduce().boot == 2
     bench.off()
     # Boots 1 and 2 stand in slots A and B. Losing power while 3 is written spoils A.
     image = bytearray(eeprom.read_bytes())
@@ -478,6 +478,32 @@ def listen_to_ledger(host: ctypes.CDLL) -> tuple[list[tuple[int, int]], Any]:
     sink = Sink(lambda event, sequence: events.append((event, sequence)))
     ctypes.c_void_p.in_dll(host, "sink").value = ctypes.cast(sink, ctypes.c_void_p).value
     return events, sink
+
+
+@pytest.mark.parametrize(("sample_ms", "commit_ms"), [(100, 150), (250, 300), (1000, 300)])
+def test_after_a_silence_that_filled_the_ring_a_slow_gateway_is_enough(
+    host: ctypes.CDLL, sample_ms: int, commit_ms: int
+) -> None:
+    """Each answer comes after the ring has dropped what it speaks of: it counts as a sign of life all the same."""
+    told, _sink = listen_to_ledger(host)
+    host.core_start()
+    answers: list[tuple[int, int]] = []
+    due = ctypes.c_uint32()
+    silent_until_ms, end_ms = 90_000, 150_000
+    acknowledged_before = 0
+    for now_ms in range(0, end_ms, 5):
+        if now_ms == silent_until_ms:
+            acknowledged_before = len(told)
+        if now_ms % sample_ms == 0:
+            host.core_take(now_ms, 2000)
+        while host.core_due(now_ms, ctypes.byref(due)):
+            host.core_sent(due.value, now_ms)
+            if now_ms >= silent_until_ms:
+                answers.append((now_ms + commit_ms, due.value + 1))
+        while answers and answers[0][0] <= now_ms:
+            host.core_acknowledge(answers.pop(0)[1], 0, now_ms)
+    acknowledged = [event for event in told[acknowledged_before:] if event[0] == ACKNOWLEDGED]
+    assert len(acknowledged) > 0.8 * (end_ms - silent_until_ms) / sample_ms
 
 
 @given(st.integers(-32768, 32767))

@@ -215,7 +215,14 @@ async def test_a_hello_is_reported_with_the_reason_of_the_reset(bench: Bench) ->
         (
             "device-appeared",
             "attic",
-            {"port": str(sensor.port), "firmware": "1.0", "reset_cause": 2, "boot": "7-1a2b3c4d"},
+            {
+                "port": str(sensor.port),
+                "firmware": "1.0",
+                "reset_cause": 2,
+                "boot": "7-1a2b3c4d",
+                "oldest": 0,
+                "next": 0,
+            },
         )
     ]
 

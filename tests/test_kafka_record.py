@@ -69,6 +69,12 @@ def test_without_a_synced_clock_no_bound_is_claimed() -> None:
     assert int(found["ce_timeerror"]) == TIME_ERROR_UNKNOWN_US
 
 
+def test_a_tick_that_could_not_be_placed_claims_no_bound() -> None:
+    row = Row(1, 0, 1, 1_000_000, None, 0, 123, "1-00000001", 0, b"21.5")
+    found = dict(headers(row))
+    assert (found["ce_timequality"], int(found["ce_timeerror"])) == (b"bounded", TIME_ERROR_UNKNOWN_US)
+
+
 def test_the_gateways_own_words_have_the_gateways_own_time() -> None:
     row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"{}")
     assert dict(headers(row, series=EVENT))["ce_timequality"] == b"synced"

@@ -22,6 +22,7 @@ static struct {
 	uint32_t oldest; /* lowest sequence that is held and unacknowledged */
 	uint32_t unsent; /* lowest sequence that was never sent; oldest <= unsent <= next */
 	uint32_t next;
+	uint32_t answered; /* the highest `next` that an acknowledgement named */
 	uint32_t resend_at_ms;
 	uint16_t resend_ms;
 	bool silent; /* a time-out passed without an answer: the oldest sample alone tests the line */
@@ -34,7 +35,7 @@ static struct sample *held(uint32_t sequence)
 
 void core_start(void)
 {
-	core.oldest = core.unsent = core.next = 0;
+	core.oldest = core.unsent = core.next = core.answered = 0;
 	core.resend_ms = RESEND_MS_FIRST;
 	core.silent = false;
 }
@@ -155,7 +156,10 @@ bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms)
 {
 	if (next > core.unsent)
 		return false;
-	bool news = false;
+	/* An answer counts although the ring has dropped what it speaks of: the line is alive. */
+	bool news = next > core.answered;
+	if (news)
+		core.answered = next;
 	for (uint32_t at = core.oldest; at < next; at++)
 		news |= acknowledge_one(at);
 	uint32_t arrived = next;

@@ -1,5 +1,6 @@
 """8-bit sensors: build the firmware, provision EEPROM images, and run boards in simavr, one process each."""
 
+import fcntl
 import signal
 import struct
 import subprocess
@@ -53,13 +54,17 @@ def build_firmware() -> Path:
 
     The runner is `RUNNER`, flash and RAM use stand in `sensor.size` beside it. Raises SimulationError.
     """
+    BUILD.parent.mkdir(parents=True, exist_ok=True)
     try:
-        made = subprocess.run(
-            ["make", "--silent", "-C", str(PROJECT / "firmware-sim"), f"BUILD={BUILD}"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        # Two builds at once would take each other's half-written files for done.
+        with BUILD.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = subprocess.run(
+                ["make", "--silent", "-C", str(PROJECT / "firmware-sim"), f"BUILD={BUILD}"],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
     except FileNotFoundError as error:
         raise SimulationError("make is not installed: apt-get install make") from error
     if made.returncode != 0:
