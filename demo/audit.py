@@ -1,6 +1,6 @@
 """Compare, sensor by sensor, what was acknowledged with what stands in Kafka and in the table.
 
-`audit` is pure; the functions below it gather what it compares.
+`audit` and `run_findings` are pure; the functions below them gather what they compare.
 """
 
 import json
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer
 
+from demo.chronicle import Chronicle
+from demo.demo_settings import DemoSettings
 from demo.kafka_ends import KafkaEnds
 
 LATE_US = 10_000_000
@@ -19,6 +21,10 @@ LATE_US = 10_000_000
 
 EXAMPLES_MAX = 20
 """So many missing or doubled readings are named one by one; all are counted."""
+SILENT_NAMED_MAX = 5
+"""So many sensors without an acknowledged reading are named; all are counted."""
+BUFFERED_OUTAGE_S_MIN = 3
+"""In an outage this long every sensor, at one reading a second, has at least one reading waiting in the buffer."""
 
 Identity = tuple[str, str, int]
 """Device, device boot, sequence: one reading, wherever it stands."""
@@ -43,9 +49,9 @@ class Ledger:
         return _count(self.acknowledged)
 
     @property
-    def settled(self) -> bool:
-        """Whether nothing waits: all that was taken was acknowledged, or dropped."""
-        return self.acknowledged_count + _count(self.dropped) >= self.taken
+    def waiting(self) -> int:
+        """Readings that were taken, and neither acknowledged nor dropped."""
+        return max(0, self.taken - self.acknowledged_count - _count(self.dropped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,12 @@ class Audit:
     """Distinct readings in Kafka or in the table of a sensor's boot that no ledger knows."""
     examples: tuple[str, ...]
     """Some of the missing and doubled ones, in words."""
+    ledgered: int
+    """Sensors that left a ledger."""
+    silent: tuple[str, ...]
+    """Sensors that left a ledger, but had no reading acknowledged; in the order of `sensors`."""
+    waiting: int
+    """Readings that the sensors held unacknowledged at the end. Of earlier boots none: they went with the reset."""
 
     @property
     def total(self) -> SensorAudit:
@@ -133,22 +145,36 @@ class Audit:
         total = self.total
         found = []
         if total.missing:
-            found.append(f"{total.missing} acknowledged readings are not in `readings`")
+            words = "acknowledged reading is" if total.missing == 1 else "acknowledged readings are"
+            found.append(f"{total.missing:,} {words} not in `readings`")
         if total.doubled:
-            found.append(f"{total.doubled} readings stand more than once in `readings`")
+            words = "reading stands" if total.doubled == 1 else "readings stand"
+            found.append(f"{total.doubled:,} {words} more than once in `readings`")
         if not total.acknowledged:
             found.append("no reading was acknowledged, so this run shows nothing")
+        elif self.silent:
+            words = "sensor" if len(self.silent) == 1 else "sensors"
+            names = ", ".join(self.silent[:SILENT_NAMED_MAX])
+            if len(self.silent) > SILENT_NAMED_MAX:
+                names += f" and {len(self.silent) - SILENT_NAMED_MAX:,} more"
+            found.append(f"{len(self.silent):,} {words} had no reading acknowledged: {names}")
         if self.strangers:
-            found.append(f"{self.strangers} readings belong to no boot of a sensor that was started")
+            words = "reading belongs" if self.strangers == 1 else "readings belong"
+            found.append(f"{self.strangers:,} {words} to no boot of a sensor that was started")
         return tuple(found)
 
 
 def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: Iterable[TableReading]) -> Audit:
-    """Compare. That an unacknowledged reading is in Kafka is well: its acknowledgement was lost, not the reading."""
+    """Compare. That an unacknowledged reading is in Kafka is well: its acknowledgement was lost, not the reading.
+
+    The ledgers of one sensor come in the order of its boots.
+    """
     sent: Counter[str] = Counter()
     acknowledged: defaultdict[str, set[Identity]] = defaultdict(set)
     boots: set[tuple[str, str]] = set()
+    last: dict[str, Ledger] = {}
     for ledger in ledgers:
+        last[ledger.device] = ledger
         sent[ledger.device] += ledger.sent
         boots.add((ledger.device, ledger.boot))
         acknowledged[ledger.device].update(
@@ -197,7 +223,30 @@ def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: 
         copies=count - len(seen),
         strangers=sum(1 for identity in known if identity[:2] not in boots),
         examples=tuple(_examples(missing, in_kafka, doubled)),
+        ledgered=len(last),
+        silent=tuple(sorted((device for device in last if not acknowledged[device]), key=_natural)),
+        waiting=sum(ledger.waiting for ledger in last.values()),
     )
+
+
+def run_findings(result: Audit, settings: DemoSettings, chronicle: Chronicle) -> tuple[str, ...]:
+    """What is wrong with a run: with what was compared, with who took part, and with the outage."""
+    found = list(result.findings)
+    started = settings.sensors + settings.serial_sensors
+    if result.ledgered < started:
+        found.append(f"{started - result.ledgered:,} of {started:,} sensors left no ledger")
+    peak = chronicle.outage_peak
+    if settings.outage_seconds > LATE_US / 1e6 and not result.late_readings:
+        found.append("no reading waited out the outage: it cut nothing")
+    elif settings.outage_seconds >= BUFFERED_OUTAGE_S_MIN and peak < started:
+        found.append(f"the outage cut too little: at most {peak:,} readings of {started:,} sensors waited")
+    return tuple(found)
+
+
+def verdict(total: SensorAudit, findings: Sequence[str]) -> str:
+    """The one line that people look at; it says what is wrong where its two numbers do not."""
+    numbers = f"missing {total.missing}, duplicates {total.doubled}"
+    return f"{numbers}, but: {'; '.join(findings)}" if findings and not total.missing + total.doubled else numbers
 
 
 def _examples(

@@ -54,7 +54,9 @@ def axis(values: Iterable[float], title: str, unit: str, *, count: int = 5, whol
 def span_axis(low: float, high: float, title: str, unit: str, *, count: int = 8) -> Axis:
     """An axis that ends exactly where it is told to, with labels at round numbers between."""
     step = _round_step((high - low) / count)
-    ticks = tuple(number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1))
+    numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
+    # The product may be rounded to a hair beyond the end.
+    ticks = tuple(min(high, max(low, number * step)) for number in numbers)
     decimals = max(0, -math.floor(math.log10(step)))
     return Axis(low, high, ticks, decimals, decimals + 1, title, unit)
 

@@ -76,6 +76,26 @@ class Children:
         child_process.kill_group(child.process)
         return child.process.returncode if code is None else code
 
+    async def end(self, child: Child, patience_s: float) -> None:
+        """SIGTERM, then `finish_well`. What it started itself and left behind is killed."""
+        child.expected = False
+        if child.process.poll() is None:
+            child.process.terminate()
+        await self.finish_well(child, patience_s)
+        child_process.kill_group(child.process)
+
+    async def finish_well(self, child: Child, patience_s: float) -> None:
+        """Wait for a program to end.
+
+        Raises:
+            DemoError: it took longer, or ended with anything but exit code 0.
+        """
+        code = await self.finish(child, patience_s)
+        if code is None:
+            raise DemoError(f"{child.name} did not end within {patience_s:.0f} s", child.advice, child.log)
+        if code != 0:
+            raise ended(child)
+
     async def finish(self, child: Child, patience_s: float) -> int | None:
         """Wait for a program to end by itself; its exit code, or None when it takes longer."""
         child.expected = False

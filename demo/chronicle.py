@@ -31,3 +31,9 @@ class Chronicle:
     def buffer_peak(self) -> int:
         """The most rows that waited in the buffer at once."""
         return max((sample.buffered or 0 for sample in self.samples), default=0)
+
+    @property
+    def outage_peak(self) -> int:
+        """The most rows that waited at once while the uplink was cut."""
+        during = (sample for sample in self.samples if self.cut_us <= sample.at_us <= self.restored_us)
+        return max((sample.buffered or 0 for sample in during), default=0)

@@ -19,7 +19,9 @@ from demo.audit import (
     read_kafka,
     read_ledgers,
     read_table,
+    run_findings,
     shown_sensors,
+    verdict,
 )
 from demo.children import DemoError
 from demo.chronicle import Chronicle
@@ -66,16 +68,17 @@ def publish(
 ) -> bool:
     """Compare, write summary.json, audit.txt and report.html, and tell a person; whether all is well."""
     result = audit([*evidence.boards, *evidence.fleet], evidence.records, evidence.readings)
+    findings = run_findings(result, settings, chronicle)
     serial = frozenset(ledger.device for ledger in evidence.boards)
     shown = shown_sensors(result, serial)
     summary = run_summary(result, chronicle.buffer_peak, progress.elapsed_s)
-    story = Story(settings, chronicle, result, shown, serial, evidence.records, evidence.readings, summary)
+    story = Story(settings, chronicle, result, findings, shown, serial, evidence.records, evidence.readings, summary)
     folder.report.write_text(report_page(story), encoding="utf-8")
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
-    lines = [*audit_lines(result.sensors, result.total), "", *result.findings, *result.examples]
+    lines = [*audit_lines(result.sensors, result.total), "", *_notes(result), *findings, *result.examples]
     folder.audit.write_text("\n".join(lines) + "\n")
-    _tell(progress.console, folder, result, shown)
-    return not result.findings
+    _tell(progress.console, folder, result, findings, shown)
+    return not findings
 
 
 def run_summary(result: Audit, buffer_peak: int, seconds: float) -> Mapping[str, float]:
@@ -94,7 +97,17 @@ def run_summary(result: Audit, buffer_peak: int, seconds: float) -> Mapping[str,
     }
 
 
-def _tell(console: Console, folder: Folder, result: Audit, shown: Sequence[SensorAudit]) -> None:
+def _notes(result: Audit) -> list[str]:
+    """What is worth knowing, and is nothing wrong."""
+    if not result.waiting:
+        return []
+    words = "reading was still" if result.waiting == 1 else "readings were still"
+    return [f"{result.waiting:,} {words} unacknowledged when the sensors were switched off: nobody vouched for them."]
+
+
+def _tell(
+    console: Console, folder: Folder, result: Audit, findings: Sequence[str], shown: Sequence[SensorAudit]
+) -> None:
     """The audit on the screen; its last line is the verdict."""
     total = result.total
     lines = audit_lines(shown, total)
@@ -111,7 +124,9 @@ def _tell(console: Console, folder: Folder, result: Audit, shown: Sequence[Senso
         f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken"
         f"{waited}. {result.copies:,} records in Kafka are repetitions, which the table leaves out."
     )
-    for words in (*result.findings, *result.examples):
+    for words in _notes(result):
+        say(words)
+    for words in (*findings, *result.examples):
         say(words, "red")
     say(f"The report: {folder.report}")
-    say(f"missing {total.missing}, duplicates {total.doubled}", "bold red" if result.findings else "bold green")
+    say(verdict(total, findings), "bold red" if findings else "bold green")

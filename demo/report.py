@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from demo.audit import LATE_US, Audit, Identity, KafkaReading, SensorAudit, TableReading
+from demo.audit import LATE_US, Audit, Identity, KafkaReading, SensorAudit, TableReading, verdict
 from demo.chart import SPAN, Axis, Band, Marks, Moment, axis, chart, legend, span_axis
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
@@ -16,7 +16,7 @@ TEMPLATE = Path(__file__).with_name("report_template.html")
 WAITED_US = 2_000_000
 """A reading that took longer from the sensor to Kafka is drawn as one that waited."""
 DOTS_MAX = 3_000
-"""Dots of the fleet in the arrival chart, about; of more readings every so-manieth is drawn."""
+"""Dots of the fleet in the arrival chart, about; of more readings only one in so many is drawn."""
 SERIES_SERIAL_MAX = 8
 SERIES_FLEET_MAX = 4
 
@@ -28,6 +28,8 @@ class Story:
     settings: DemoSettings
     chronicle: Chronicle
     audit: Audit
+    findings: Sequence[str]
+    """What is wrong with the run, in words; empty where all is well."""
     shown: Sequence[SensorAudit]
     """The sensors in the short table."""
     serial: frozenset[str]
@@ -42,14 +44,14 @@ def report_page(story: Story) -> str:
     arrived = first_arrivals(story.records)
     time = _time_axis(story)
     total = story.audit.total
-    good = not story.audit.findings
+    good = not story.findings
     return Template(TEMPLATE.read_text()).substitute(
-        verdict=escape(f"missing {total.missing}, duplicates {total.doubled}"),
+        verdict=escape(verdict(total, story.findings)),
         verdict_mark="✓" if good else "✗",
         mood="good" if good else "bad",
         headline=_headline(story),
         circumstances=_circumstances(story),
-        findings="".join(f"<p><b>{escape(each)}.</b></p>" for each in story.audit.findings),
+        findings="".join(f"<p><b>{escape(each)}.</b></p>" for each in story.findings),
         figures=_figures(story),
         buffer_words=_buffer_words(story),
         buffer_chart=_buffer_chart(story, time),
@@ -126,8 +128,10 @@ def _moment_legend(story: Story) -> list[tuple[str, str]]:
 
 def _headline(story: Story) -> str:
     total = story.audit.total
-    if story.audit.findings:
+    if total.missing or total.doubled:
         return "Not every acknowledged reading stands in the table exactly once."
+    if story.findings:
+        return "No acknowledged reading is missing or doubled, but this run does not show what it should."
     return f"All {total.acknowledged:,} acknowledged readings stand in the table, each exactly once."
 
 

@@ -20,8 +20,12 @@ from demo.audit import (
     read_kafka,
     read_ledgers,
     read_table,
+    run_findings,
     shown_sensors,
+    verdict,
 )
+from demo.chronicle import Chronicle, Sample
+from demo.demo_settings import DemoSettings
 from demo.kafka_broker import Broker
 
 NOON_US = 1_750_000_000_000_000
@@ -55,7 +59,7 @@ def test_all_that_was_acknowledged_stands_once() -> None:
 def test_an_acknowledged_reading_that_is_nowhere_is_missing() -> None:
     result = audit([ledger("t-1", (0, 1))], [record("t-1", 0)], [row("t-1", 0)])
     assert only(result).missing == 1
-    assert result.findings == ("1 acknowledged readings are not in `readings`",)
+    assert result.findings == ("1 acknowledged reading is not in `readings`",)
     assert result.examples == ("t-1, boot 1-aa, sequence 1: acknowledged, is not even in Kafka",)
 
 
@@ -77,7 +81,7 @@ def test_the_same_sequence_of_another_boot_does_not_stand_in() -> None:
 def test_a_reading_that_stands_twice_is_doubled_once_however_often_it_stands() -> None:
     result = audit([ledger("t-1", (0, 0))], [record("t-1", 0)], [row("t-1", 0)] * 3)
     assert (only(result).in_readings, only(result).doubled) == (1, 1)
-    assert result.findings == ("1 readings stand more than once in `readings`",)
+    assert result.findings == ("1 reading stands more than once in `readings`",)
 
 
 def test_two_metrics_of_one_reading_are_not_a_double() -> None:
@@ -111,7 +115,71 @@ def test_a_run_without_one_acknowledgement_shows_nothing() -> None:
 
 def test_readings_of_a_boot_that_nobody_started_are_told() -> None:
     result = audit([ledger("t-1", (0, 0))], [record("t-1", 0), record("x", 0)], [row("t-1", 0)])
-    assert result.findings == ("1 readings belong to no boot of a sensor that was started",)
+    assert result.findings == ("1 reading belongs to no boot of a sensor that was started",)
+
+
+def served(count: int) -> list[Ledger]:
+    return [ledger(f"t-{n}", (0, 0)) for n in range(1, count + 1)]
+
+
+def whole(ledgers: list[Ledger], *, late: bool = True) -> Audit:
+    """The audit of a run in which all that was acknowledged arrived, after the outage if `late`."""
+    known = [(each.device, n) for each in ledgers for first, last in each.acknowledged for n in range(first, last + 1)]
+    return audit(
+        ledgers, [record(*each, after_us=15_000_000 if late else 0) for each in known], [row(*each) for each in known]
+    )
+
+
+def outage(peak: int) -> Chronicle:
+    """An outage of 12 s in which `peak` rows waited; before it there were many, as while topics are made."""
+    cut_us, restored_us = NOON_US + 6_000_000, NOON_US + 18_000_000
+    samples = [Sample(at_us, rows, None, None) for at_us, rows in ((NOON_US, 900), (cut_us, 0), (restored_us, peak))]
+    return Chronicle(cut_us=cut_us, restored_us=restored_us, samples=samples)
+
+
+def test_a_sensor_that_was_never_served_is_named_beside_a_healthy_fleet() -> None:
+    result = whole([*served(3), Ledger("board-1", "0", 0, ())])
+    assert result.findings == ("1 sensor had no reading acknowledged: board-1",)
+    assert run_findings(result, DemoSettings(24, 12, 3, 1, kill=False), outage(40)) == result.findings
+
+
+def test_of_many_that_were_never_served_five_are_named() -> None:
+    result = whole([*served(1), *(ledger(f"m{n}") for n in range(12, 4, -1))])
+    assert result.findings == ("8 sensors had no reading acknowledged: m5, m6, m7, m8, m9 and 3 more",)
+
+
+def test_a_sensor_that_was_served_in_one_of_its_boots_was_served() -> None:
+    assert whole([ledger("t-1", (0, 0)), ledger("t-1", boot="2-bb")]).findings == ()
+
+
+def test_sensors_without_a_ledger_are_told() -> None:
+    found = run_findings(whole(served(3)), DemoSettings(24, 12, 3, 2, kill=False), outage(40))
+    assert found == ("2 of 5 sensors left no ledger",)
+
+
+def test_an_outage_that_made_nothing_late_is_told_once_it_is_longer_than_the_limit() -> None:
+    result = whole(served(3), late=False)
+    assert run_findings(result, DemoSettings(24, 10, 3, 0, kill=False), outage(40)) == ()
+    found = run_findings(result, DemoSettings(24, 11, 3, 0, kill=False), outage(40))
+    assert found == ("no reading waited out the outage: it cut nothing",)
+
+
+def test_an_outage_in_which_less_than_a_reading_a_sensor_waited_is_told() -> None:
+    settings = DemoSettings(24, 12, 3, 0, kill=False)
+    assert run_findings(whole(served(3)), settings, outage(3)) == ()
+    found = run_findings(whole(served(3)), settings, outage(2))
+    assert found == ("the outage cut too little: at most 2 readings of 3 sensors waited",)
+
+
+def test_an_outage_of_a_moment_need_not_fill_the_buffer() -> None:
+    assert run_findings(whole(served(3), late=False), DemoSettings(24, 1, 3, 0, kill=False), outage(0)) == ()
+
+
+def test_the_verdict_says_what_its_numbers_do_not() -> None:
+    good, lost = SensorAudit("all sensors", 9, 9, 9, 9, 0, 0), SensorAudit("all sensors", 9, 9, 9, 8, 1, 0)
+    assert verdict(good, ()) == "missing 0, duplicates 0"
+    assert verdict(good, ("one thing", "another")) == "missing 0, duplicates 0, but: one thing; another"
+    assert verdict(lost, ("1 acknowledged reading is not in `readings`",)) == "missing 1, duplicates 0"
 
 
 identities = st.lists(
@@ -150,9 +218,14 @@ def test_files_are_read_as_they_are_written(tmp_path: Path) -> None:
     assert read_table(table) == [row("t-1", 5)]
 
 
-def test_a_sensor_is_settled_when_nothing_waits_for_its_acknowledgement() -> None:
-    assert Ledger("t-1", "1-aa", 3, ((0, 1),), ((2, 2),), taken=3).settled
-    assert not Ledger("t-1", "1-aa", 3, ((0, 1),), taken=3).settled
+def test_what_waits_was_neither_acknowledged_nor_dropped() -> None:
+    assert Ledger("t-1", "1-aa", 3, ((0, 1),), ((2, 2),), taken=3).waiting == 0
+    assert Ledger("t-1", "1-aa", 3, ((0, 1),), taken=3).waiting == 1
+
+
+def test_of_a_sensors_boots_only_the_last_still_holds_anything() -> None:
+    first, last = Ledger("t-1", "1-aa", 5, ((0, 1),), taken=5), Ledger("t-1", "2-bb", 3, ((0, 1),), taken=3)
+    assert audit([first, last], [], []).waiting == 1
 
 
 @pytest.mark.kafka

@@ -15,9 +15,12 @@ from demo.run import Folder
 
 NOON_US = 1_750_000_000_000_000
 ROWS = [TableReading("m001", "1-aa", second, "celsius", NOON_US + second * 1_000_000, 21.5) for second in range(10)]
+M001 = Ledger("m001", "1-aa", 10, ((0, 9),), taken=10)
 
 
-def published(folder: Path, rows: Sequence[TableReading]) -> tuple[bool, str]:
+def published(
+    folder: Path, rows: Sequence[TableReading], *, fleet: Sequence[Ledger] = (M001,), boards: Sequence[Ledger] = ()
+) -> tuple[bool, str]:
     """Publish a run of one sensor, ten readings of which were acknowledged; the verdict, and what was said."""
     output = io.StringIO()
     chronicle = Chronicle(
@@ -26,14 +29,14 @@ def published(folder: Path, rows: Sequence[TableReading]) -> tuple[bool, str]:
         drained_us=NOON_US + 11_000_000,
         cut_us=NOON_US + 3_000_000,
         restored_us=NOON_US + 6_000_000,
-        samples=[Sample(NOON_US, 7, None, None)],
+        samples=[Sample(NOON_US + 4_000_000, 7, None, None)],
     )
     records = [
         KafkaReading(f"id-{row.sequence}", "m001", "1-aa", row.sequence, row.event_us, row.event_us) for row in ROWS
     ]
-    evidence = Evidence([], [Ledger("m001", "1-aa", 10, ((0, 9),))], records, rows)
+    evidence = Evidence(boards, fleet, records, rows)
     progress = Progress(Console(file=output, width=60))
-    good = publish(DemoSettings(15, 5, 1, 0, kill=False), Folder(folder), chronicle, progress, evidence)
+    good = publish(DemoSettings(15, 5, 1, len(boards), kill=False), Folder(folder), chronicle, progress, evidence)
     return good, output.getvalue()
 
 
@@ -62,3 +65,18 @@ def test_a_finding_is_a_bad_verdict_and_is_named(
     assert said.endswith(f"\n{verdict}\n")
     assert named in said
     assert named in (tmp_path / "audit.txt").read_text()
+
+
+def test_a_board_that_was_never_served_spoils_the_verdict(tmp_path: Path) -> None:
+    good, said = published(tmp_path, ROWS, boards=[Ledger("board-1", "0", 0, ())])
+    finding = "1 sensor had no reading acknowledged: board-1"
+    assert not good
+    assert said.endswith(f"\nmissing 0, duplicates 0, but: {finding}\n")
+    assert finding in (tmp_path / "audit.txt").read_text()
+    assert f"<p><b>{finding}.</b></p>" in (tmp_path / "report.html").read_text()
+
+
+def test_what_a_sensor_still_held_is_said_and_is_no_finding(tmp_path: Path) -> None:
+    good, said = published(tmp_path, ROWS, fleet=[Ledger("m001", "1-aa", 12, ((0, 9),), taken=12)])
+    assert good
+    assert "2 readings were still unacknowledged when the sensors were switched off" in said

@@ -1,8 +1,9 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from demo.audit import KafkaReading, Ledger, TableReading, audit, shown_sensors
@@ -44,6 +45,7 @@ def story(*, kill: bool = False, lost: bool = False) -> Story:
         DemoSettings(SECONDS, 10, 1, 1, kill),
         chronicle,
         result,
+        result.findings,
         shown_sensors(result, ["board-1"]),
         frozenset(["board-1"]),
         records,
@@ -91,8 +93,15 @@ def test_the_verdict_stands_at_the_top() -> None:
     assert "missing 0, duplicates 0" in report_page(story())
     page = report_page(story(lost=True))
     assert '<div class="verdict bad">✗ missing 1, duplicates 0</div>' in page
-    assert "1 acknowledged readings are not in `readings`." in page
+    assert "1 acknowledged reading is not in `readings`." in page
     assert '<td class="finding">1</td>' in page
+
+
+def test_a_run_that_shows_nothing_is_no_success_although_nothing_is_missing() -> None:
+    page = report_page(replace(story(), findings=("2 of 4 sensors left no ledger",)))
+    assert '<div class="verdict bad">✗ missing 0, duplicates 0, but: 2 of 4 sensors left no ledger</div>' in page
+    assert "<h1>No acknowledged reading is missing or doubled, but this run does not show what it should.</h1>" in page
+    assert "<p><b>2 of 4 sensors left no ledger.</b></p>" in page
 
 
 class References(HTMLParser):
@@ -133,7 +142,7 @@ def test_names_are_text_and_not_markup() -> None:
     readings = [TableReading("<b>", "1-aa", 0, "<i>", NOON_US, 1.0)]
     result = audit(ledgers, [], readings)
     page = report_page(
-        Story(told.settings, told.chronicle, result, result.sensors, frozenset(), [], readings, told.summary)
+        Story(told.settings, told.chronicle, result, (), result.sensors, frozenset(), [], readings, told.summary)
     )
     assert "<td>&lt;b&gt;</td>" in page
     assert "<b>" not in page
@@ -169,6 +178,7 @@ def test_an_axis_holds_its_values_between_round_numbers(*, values: list[float], 
 
 
 @given(finite, st.floats(0.001, 1e6))
+@example(-1.9, 0.125)  # -95 steps of 0.02 are a hair less than -1.9
 def test_a_span_keeps_its_ends(low: float, length: float) -> None:
     made = span_axis(low, low + length, "title", "unit")
     assert (made.low, made.high) == (low, low + length)

@@ -1,10 +1,26 @@
+import asyncio
+import glob
+import io
+import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaConnectionError
+from rich.console import Console
 
+from demo import run as demo_run
 from demo.children import Child, Children, DemoError
-from demo.run import JsonLines
+from demo.demo_settings import DemoSettings
+from demo.kafka_broker import Broker
+from demo.kafka_ends import KafkaEnds
+from demo.progress import Progress
+from demo.run import Folder, JsonLines, Run
+from demo.uplink import Uplink
+from sluice_sim import avr
 
 
 def test_lines_are_read_as_they_come_and_only_when_they_are_whole(tmp_path: Path) -> None:
@@ -58,3 +74,115 @@ async def test_leaving_stops_all_children_whatever_happened(tmp_path: Path) -> N
     with pytest.raises(RuntimeError):
         await fail()
     assert [child.process.returncode for child in started] == [-15, -15]
+
+
+async def test_a_child_that_ends_well_when_it_is_asked_to_is_well(tmp_path: Path) -> None:
+    async with Children(tmp_path) as children:
+        child = await started(children, on_term="exit 0")
+        await children.end(child, patience_s=10)
+        assert child.process.returncode == 0
+
+
+async def test_a_child_that_does_not_stop_fails_the_demo(tmp_path: Path) -> None:
+    async with Children(tmp_path) as children:
+        child = await started(children, on_term="")
+        with pytest.raises(DemoError, match="worker did not end within 0 s"):
+            await children.end(child, patience_s=0.2)
+        child.process.kill()
+
+
+@pytest.mark.parametrize("crashing", ["gateway", "ingest"])
+async def test_a_gateway_or_an_ingest_that_crashes_while_stopping_fails_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashing: str
+) -> None:
+    async with watched(tmp_path, DeafKafka(failures=0), monkeypatch) as run:
+        run.gateway, ingest = [
+            await started(run.children, name, on_term="exit 3" if name == crashing else "exit 0")
+            for name in ("gateway", "ingest")
+        ]
+        with pytest.raises(DemoError, match=f"{crashing} ended with exit code 3") as error:
+            await demo_run._stop_gateway_and_ingest(run, ingest)
+        assert error.value.log == tmp_path / f"{crashing}.log"
+
+
+async def started(children: Children, name: str = "worker", *, on_term: str) -> Child:
+    """A program that runs until SIGTERM and then does what it is told; it ignores it where that is nothing."""
+    script = f"trap '{on_term}' TERM; echo ready; while :; do sleep 0.05; done"
+    child = children.start(name, ["sh", "-c", script], "Look.")
+    async with asyncio.timeout(10):
+        while "ready" not in child.log.read_text():
+            await asyncio.sleep(0.01)
+    return child
+
+
+def test_the_gateway_finds_the_boards_ports_and_not_the_links_that_are_being_made(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.boards.mkdir()
+    ports = [folder.serial_port(f"board-{number}") for number in (1, 9, 10, 64)]
+    for port in ports:
+        port.touch()
+        port.with_name(f"{port.name}.new").touch()
+    assert sorted(glob.glob(folder.serial_ports)) == sorted(map(str, ports))  # noqa: PTH207 - as the gateway does
+
+
+def test_firmware_that_cannot_be_built_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(avr, "PROJECT", tmp_path)  # here is no Makefile
+    with pytest.raises(DemoError, match="The firmware could not be built") as error:
+        demo_run.build_firmware()
+    assert "DEMO_SERIAL_SENSORS=0" in error.value.advice
+
+
+class DeafKafka(KafkaEnds):
+    """A broker that fails so many times before it answers."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    async def read(self) -> dict[TopicPartition, int]:
+        if self.failures > 0:
+            self.failures -= 1
+            raise KafkaConnectionError("no broker answers")
+        return {TopicPartition("device-thermo", 0): 7}
+
+
+def broker_that_ended(log: Path) -> Broker:
+    with subprocess.Popen(["true"]) as process:
+        return Broker(process, 9092, None, log)
+
+
+@asynccontextmanager
+async def watched(folder: Path, kafka: KafkaEnds, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
+    """A run of which only `_watch` is tried, without a pause between its looks."""
+    monkeypatch.setattr(demo_run, "WATCH_INTERVAL_S", 0.0)
+    broker = broker_that_ended(folder / "kafka.log")
+    progress = Progress(Console(file=io.StringIO()))
+    async with Uplink() as uplink, Children(folder) as children:
+        settings = DemoSettings(60, 20, 1, 0, kill=False)
+        yield Run(settings, Folder(folder), progress, children, uplink, broker, kafka, mqtt_port=1883)
+
+
+async def test_a_broker_that_does_not_answer_for_a_moment_does_not_end_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watched(tmp_path, DeafKafka(failures=3), monkeypatch) as run:
+        watch = asyncio.create_task(demo_run._watch(run))
+        async with asyncio.timeout(10):
+            while run.looks < 2 and not watch.done():
+                await asyncio.sleep(0.01)
+        assert not watch.done()
+        watch.cancel()
+        assert run.ends == {("device-thermo", 0): 7}
+        # The buffer was looked at all the while, but only looks that Kafka answered count.
+        assert len(run.chronicle.samples) >= run.looks + 3
+        assert run.kafka_silent_since_s is None
+
+
+async def test_a_broker_that_stays_silent_fails_the_demo_and_its_log_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_run, "KAFKA_SILENT_S_MAX", 0.05)
+    async with watched(tmp_path, DeafKafka(failures=10**9), monkeypatch) as run:
+        with pytest.raises(DemoError, match="no broker answers") as error:
+            await asyncio.wait_for(demo_run._watch(run), 10)
+        assert error.value.log == tmp_path / "kafka.log"
+        assert run.looks == 0

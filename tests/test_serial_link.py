@@ -85,8 +85,6 @@ def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     link = new_link()
     hello = Identified("attic", "7-1a2b3c4d", "1.0", 1, ("thermo", "door"), HELLO.oldest, HELLO.next)
     assert send(link, HELLO) == [hello]
-        Identified("attic", "7-1a2b3c4d", "1.0", 1, ("thermo", "door"), HELLO.oldest, HELLO.next)
-    ]
     assert answers(link) == [Probe(NONCE), Ack(7, 0, 0)]
 
     received = only(send(link, data(0), data(1, stream=1), now_us=START_US + 5))
