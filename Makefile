@@ -15,6 +15,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
 PACKAGES := python3.11 python3-venv openjdk-17-jdk-headless maven $(FIRMWARE_PACKAGES)
+MAVEN := mvn --quiet --batch-mode
+# Maven resets the terminal's colours at its end, whatever it is told.
+PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients
 
 .PHONY: demo test test-fast check lock install jars clean
@@ -56,14 +59,14 @@ $(VENV)/installed: constraints.txt pyproject.toml | build/apt-demo
 build/jars/kafka.done: demo/kafka_pom.xml | build/apt-demo
 	@echo "fetching the Kafka broker's jars into build/jars/kafka"
 	@rm -rf build/jars/kafka
-	@mvn --quiet --batch-mode -Dstyle.color=never --file demo/kafka_pom.xml dependency:copy-dependencies \
-		-DincludeScope=runtime '-DoutputDirectory=$(CURDIR)/build/jars/kafka'
+	@$(MAVEN) --file demo/kafka_pom.xml dependency:copy-dependencies \
+		-DincludeScope=runtime '-DoutputDirectory=$(CURDIR)/build/jars/kafka' $(PLAIN)
 	@touch $@
 
 build/jars/spark.done: spark/pom.xml | build/apt-demo
 	@echo "fetching Spark's Kafka and Delta connectors into build/jars/spark"
 	@rm -rf build/jars/spark
-	@mvn --quiet --batch-mode -Dstyle.color=never --file spark/pom.xml dependency:copy-dependencies
+	@$(MAVEN) --file spark/pom.xml dependency:copy-dependencies $(PLAIN)
 	@touch $@
 
 lock: install

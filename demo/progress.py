@@ -41,7 +41,7 @@ class Figures:
             ("acknowledged", _number(self.acknowledged)),
             ("in the buffer", buffered),
             ("in Kafka", _number(self.in_kafka)),
-            ("in the table", _number(self.in_table)),
+            ("in the table", "starting" if self.in_table is None else _number(self.in_table)),
             ("uplink", self.uplink or "-"),
             ("gateway", self.gateway or "-"),
         ]

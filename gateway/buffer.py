@@ -391,7 +391,7 @@ class Buffer:
             ) from error
         except OSError as error:
             raise BufferFileError(
-                f"buffer.path: {path} cannot be written ({error.strerror}): make the directory, "
+                f"buffer.path: nothing can be written in {path.parent} ({error.strerror}): make the directory, "
                 "and let the user that sluice runs as write to it"
             ) from error
 

@@ -31,6 +31,8 @@ class BufferStatus(Struct, frozen=True):
     """When the oldest waiting row was received, microseconds since 1970; None where nothing waits."""
     lanes: int
     quarantined: int
+    quarantine_reasons: dict[str, int]
+    """How many of them for which reason."""
     devices: tuple[DeviceStatus, ...]
 
 
@@ -59,7 +61,7 @@ def _read(connection: sqlite3.Connection, *, running: bool) -> BufferStatus:
     (lanes,) = connection.execute(
         "SELECT count(*) FROM lane WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number)"
     ).fetchone()
-    (quarantined,) = connection.execute("SELECT count(*) FROM quarantine").fetchone()
+    reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
     devices = connection.execute(
         "SELECT device, boot, max(seen_us) FROM device_run GROUP BY device ORDER BY device"
     ).fetchall()
@@ -70,7 +72,8 @@ def _read(connection: sqlite3.Connection, *, running: bool) -> BufferStatus:
         bytes_used=(pages - free) * page_bytes,
         oldest_wall_us=None if oldest is None else oldest[0],
         lanes=lanes,
-        quarantined=quarantined,
+        quarantined=sum(reasons.values()),
+        quarantine_reasons=reasons,
         devices=tuple(DeviceStatus(*device) for device in devices),
     )
 

@@ -1,13 +1,14 @@
-"""`sluice check`: asks Kafka what the forwarder will need of it."""
+"""`sluice check`: looks at what the daemon will need: a place for its buffer, Kafka, and Kafka's topics."""
 
 import asyncio
+import os
 import re
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 
-from gateway.kafka_topics import TopicVerdict, create_topics, inspect_topics
+from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics
 from gateway.routes import INTERNAL_PREFIX
 from gateway.settings import Settings
 
@@ -21,6 +22,25 @@ class Finding(Struct, frozen=True):
     subject: str
     ok: bool
     words: str
+
+
+def check_buffer(settings: Settings) -> Finding:
+    """Whether the buffer file can be made or written where the settings want it."""
+    path = settings.buffer.path
+    folder = path.parent
+    subject = f"buffer {path}"
+    if not folder.is_dir():
+        words = f"there is no directory {folder}; make it, for the user that sluice runs as: buffer.path wants it"
+        return Finding(subject, ok=False, words=words)
+    if not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        words = "this user may not write there; give it the directory, or set buffer.path to another"
+        return Finding(subject, ok=False, words=words)
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    used = path.stat().st_size if path.exists() else 0
+    if free + used < settings.buffer.bytes_max:
+        words = f"buffer.bytes_max is {settings.buffer.bytes_max:,} bytes, and {free + used:,} are to be had; lower it"
+        return Finding(subject, ok=False, words=words)
+    return Finding(subject, ok=True, words=f"can be written, {free:,} bytes free")
 
 
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
@@ -48,7 +68,24 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     finally:
         await admin.close()
     findings = [Finding(f"Kafka at {address}", ok=True, words="answers")]
-    return findings + [_finding(verdict, created.get(verdict.topic)) for verdict in verdicts]
+    findings += [_finding(verdict, created.get(verdict.topic)) for verdict in verdicts]
+    return findings + _routes_without_topics(settings, topics)
+
+
+def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding]:
+    """Routes whose topics depend on what sensors publish, and none exists yet: the first reading would go aside."""
+    if settings.kafka.create_topics:
+        return []
+    findings = []
+    for route in settings.routes:
+        first, *rest = _VARIABLE.split(route.kafka)
+        if rest and (first or rest[-1]) and not any(_pattern(first, rest).fullmatch(topic) for topic in topics):
+            words = (
+                "no such topic exists, and what is published for one goes to the quarantine; create the topics that "
+                "your sensors need, with message.timestamp.type=LogAppendTime, or set kafka.create_topics = true"
+            )
+            findings.append(Finding(f"route to {route.kafka}", ok=False, words=words))
+    return findings
 
 
 def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
@@ -85,6 +122,9 @@ def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
 def _finding(verdict: TopicVerdict, created: TopicVerdict | None) -> Finding:
     if created is not None and not created.usable:
         verdict = created
+    if verdict.reason == UNKNOWN:
+        words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
+        return Finding(f"topic {verdict.topic}", ok=False, words=words)
     if not verdict.usable:
         return Finding(f"topic {verdict.topic}", ok=False, words=f"{verdict.reason}; {verdict.hint}")
     words = "created, with LogAppendTime" if created is not None else "stamps records itself (LogAppendTime)"

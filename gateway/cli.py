@@ -58,14 +58,16 @@ def run(config: Path) -> None:
 @click.option("--create-topics", is_flag=True, help="Create the topics that are missing, with LogAppendTime.")
 @_json
 def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Check the configuration and the topics in Kafka; say what is wrong and what to do.
+    """Check the configuration, the buffer's place and the topics in Kafka; say what is wrong and what to do.
 
     Topics that routes make from variables (device-{stream}) are judged once they exist.
     """
-    from gateway.check import check_kafka  # noqa: PLC0415
+    from gateway import logs  # noqa: PLC0415
+    from gateway.check import check_buffer, check_kafka  # noqa: PLC0415
 
     settings = _load(config)
-    findings = asyncio.run(check_kafka(settings, create=create_topics))
+    logs.quieten_libraries()
+    findings = [check_buffer(settings), *asyncio.run(check_kafka(settings, create=create_topics))]
     if as_json:
         click.echo(msgspec.json.encode(findings))
     else:
@@ -91,17 +93,23 @@ def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes 
         return
     click.echo(f"gateway     {settings.gateway.id}, {'running' if found.running else 'not running'}")
     if found.oldest_wall_us is None:
-        click.echo("buffer      empty: Kafka has every reading")
+        click.echo("buffer      empty: nothing waits for Kafka")
     else:
         oldest = datetime.fromtimestamp(found.oldest_wall_us / 1e6, UTC)
         click.echo(f"buffer      {found.rows:,} rows safe on disk, the oldest of {oldest:%Y-%m-%d %H:%M:%S} UTC")
     used = found.bytes_used / settings.buffer.bytes_max
     click.echo(f"space       {found.bytes_used:,} bytes, {used:.1%} of buffer.bytes_max")
-    click.echo(f"quarantine  {found.quarantined:,} kept on this box")
+    click.echo(f"quarantine  {found.quarantined:,} kept on this box{_reasons(found.quarantine_reasons)}")
     click.echo(f"devices     {len(found.devices):,} that send a sequence")
     for device in found.devices:
         seen = datetime.fromtimestamp(device.seen_us / 1e6, UTC)
         click.echo(f"            {device.device}, last stored {seen:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    if not counts:
+        return ""
+    return ": " + ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
 
 
 def _load(path: Path) -> Settings:
@@ -111,7 +119,7 @@ def _load(path: Path) -> Settings:
         for mistake in error.mistakes:
             place = f"{path}:{mistake.line}" if mistake.line else str(path)
             click.echo(f"{place}: {mistake.message}", err=True)
-        click.echo(f"nothing was started: correct {path} first", err=True)
+        click.echo("nothing was done: correct this first", err=True)
         sys.exit(2)
 
 

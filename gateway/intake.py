@@ -66,6 +66,8 @@ class FrontDoor:
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
         """`readings`, `identity-missing`, and quarantine reasons, since the start."""
+        self.quarantined: Counter[str] = Counter()
+        """Readings that no route could take, by reason, since the start."""
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
         """See `Intake.take`."""
@@ -137,6 +139,7 @@ class FrontDoor:
         self.counts["readings"] += 1
         resolved = self._resolve(reading)
         if isinstance(resolved, Refusal):
+            self.quarantined[resolved.reason] += 1
             return self.quarantine_entry(
                 resolved.reason, reading.writer or "", reading.subject, reading.received_us, reading.payload
             )

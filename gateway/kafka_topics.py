@@ -100,7 +100,7 @@ def _judge(topic: str, code: int, message: str | None, config: Mapping[str, str 
         error = for_code(code)
         if error is UnknownTopicOrPartitionError:
             return TopicVerdict(
-                topic, UNKNOWN, "create it: `sluice check --create-topics`, or set kafka.create_topics = true"
+                topic, UNKNOWN, f"create it with {TIMESTAMP_TYPE}=LogAppendTime, or set kafka.create_topics = true"
             )
         if error not in LASTING:
             raise error(message or topic)

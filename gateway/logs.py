@@ -10,10 +10,15 @@ from gateway.settings import LogSettings
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-def set_up(settings: LogSettings) -> None:
-    """Configure structlog, and quieten libraries that log every attempt: the forwarder tells what changes."""
+def quieten_libraries() -> None:
+    """Keep libraries from logging every attempt: what changes is told in our words."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+def set_up(settings: LogSettings) -> None:
+    """Configure structlog, and quieten the libraries."""
+    quieten_libraries()
     renderer: structlog.typing.Processor
     if settings.format == "json":
         renderer = structlog.processors.JSONRenderer()

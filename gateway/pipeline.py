@@ -9,6 +9,7 @@ An item travels with the callback that acknowledges it: `done(True)` comes back 
 
 import asyncio
 import secrets
+from collections import Counter
 from importlib.metadata import version
 
 import structlog
@@ -59,6 +60,7 @@ async def run(settings: Settings) -> None:
 async def _housekeeping(front_door: FrontDoor, buffer: Buffer, clock: ClockWatch) -> None:
     """Flush loss records, watch the wall clock, tell of replaced files: small things, once a second."""
     overflow = 0
+    said: Counter[str] = Counter()
     lane = buffer.lane
     while True:
         await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
@@ -69,6 +71,9 @@ async def _housekeeping(front_door: FrontDoor, buffer: Buffer, clock: ClockWatch
         if buffer.counts["quarantine-overflow"] > overflow:
             front_door.lost(None, "quarantine-overflow", buffer.counts["quarantine-overflow"] - overflow)
             overflow = buffer.counts["quarantine-overflow"]
+        for reason, count in (front_door.quarantined - said).items():
+            log.warning("input quarantined: no route could take it", reason=reason, count=count)
+        said = front_door.quarantined.copy()
         while buffer.set_aside:
             aside = buffer.set_aside.popleft()
             front_door.event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)

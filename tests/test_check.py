@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from demo.kafka_broker import Broker
-from gateway.check import check_kafka, wanted_topics
+from gateway.check import _routes_without_topics, check_buffer, check_kafka, wanted_topics
 from gateway.config_file import load
 from gateway.routes import Destination, compile_routes
-from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings, RouteSettings, Settings
+from gateway.settings import DEFAULT_ROUTE, BufferSettings, GatewaySettings, KafkaSettings, RouteSettings, Settings
 from tests.gateways import create_topic, free_port, write_config
 
 OWN = {"gateway-events", "gateway-quarantine"}
@@ -69,6 +70,29 @@ def test_no_name_in_the_cluster_makes_the_match_slow() -> None:
     existing = {"a" * 249, "-a" * 124}
     template = "{device}-" + "{a}a{b}-" * 6 + "x"
     assert wanted_topics(settings_of(template), existing) == OWN
+
+
+def with_buffer(path: Path, bytes_max: int = 1_000_000) -> Settings:
+    return structs.replace(settings_of("meters"), buffer=BufferSettings(path=path, bytes_max=bytes_max))
+
+
+def test_the_buffers_place_is_looked_at(tmp_path: Path) -> None:
+    assert check_buffer(with_buffer(tmp_path / "buffer.db")).ok
+    missing = check_buffer(with_buffer(tmp_path / "none" / "buffer.db"))
+    assert not missing.ok
+    assert "make it" in missing.words
+    greedy = check_buffer(with_buffer(tmp_path / "buffer.db", bytes_max=2**60))
+    assert not greedy.ok
+    assert "lower it" in greedy.words
+
+
+def test_a_route_whose_topics_nobody_made_is_a_finding_before_the_first_reading_goes_aside() -> None:
+    settings = settings_of("device-{a}", "meters", "{a}")
+    (finding,) = _routes_without_topics(settings, {"meters"})
+    assert finding.subject == "route to device-{a}"
+    assert not _routes_without_topics(settings, {"meters", "device-thermo"})
+    creating = structs.replace(settings, kafka=structs.replace(settings.kafka, create_topics=True))
+    assert not _routes_without_topics(creating, {"meters"})
 
 
 async def test_a_broker_that_is_not_there_is_a_finding() -> None:
