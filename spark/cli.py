@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark.kafka_reach import unreachable
 from spark.session import JarsMissingError, open_session
+from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -19,14 +21,24 @@ if TYPE_CHECKING:
 # Spark is imported inside the commands: it takes a second, which `--help` need not cost.
 
 
-@click.group()
+def _absolute(_context: click.Context, _parameter: click.Parameter, warehouse: str) -> str:
+    return absolute(warehouse)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """The cloud side of Sluice: Kafka's records made into Delta tables that can be trusted."""
 
 
 @main.command()
 @click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka brokers, several with commas between.")
-@click.option("--warehouse", required=True, metavar="PATH", help="Folder of the tables; made where there is none.")
+@click.option(
+    "--warehouse",
+    required=True,
+    metavar="PATH",
+    callback=_absolute,
+    help="Folder of the tables; made where there is none.",
+)
 @click.option("--checkpoint", metavar="PATH", help="What was read so far.  [default: WAREHOUSE/_checkpoint]")
 @click.option(
     "--topics",
@@ -71,19 +83,24 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
 ) -> None:
     """Read Kafka into `log` and `windows` until SIGTERM or Ctrl-C, which let the running batch finish.
 
-    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse.
+    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse. A signal goes to this
+    process, not to its group: Spark's JVM in it would die in the middle of a batch (systemd: KillMode=mixed).
     """
     if 86_400 % window_s:
         raise click.BadParameter(f"{window_s} s do not divide a day", param_hint="--window-s")
+    reason = unreachable(bootstrap)
+    if reason is not None:
+        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
     spark = _session("sluice-ingest")
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415
 
     from spark.ingest_job import IngestSettings, run_ingest  # noqa: PLC0415
+    from spark.windows_table import WindowLengthError  # noqa: PLC0415
 
     settings = IngestSettings(
         bootstrap=bootstrap,
         warehouse=warehouse,
-        checkpoint=checkpoint or f"{warehouse.rstrip('/')}/_checkpoint",
+        checkpoint=absolute(checkpoint) if checkpoint else f"{warehouse.rstrip('/')}/_checkpoint",
         topics=topics,
         interval_s=interval_s,
         once=once,
@@ -102,7 +119,12 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
         click.echo(json.dumps(batch_members(batch)) if as_json else batch_line(batch))
 
     try:
-        run_ingest(spark, settings, stop, ready, report)
+        with only_writer(warehouse):
+            run_ingest(spark, settings, stop, ready, report)
+    except WarehouseInUseError as error:
+        raise click.ClickException(str(error)) from error
+    except WindowLengthError as error:
+        raise click.BadParameter(str(error), param_hint="--window-s") from error
     except StreamingQueryException as error:
         raise click.ClickException(
             f"the query failed; what was committed stays, and the next run goes on from there.\n{error}"
@@ -121,6 +143,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
         "rejected": counts.rejected,
         "late": counts.late,
         "revised": counts.revised,
+        "unwindowed": counts.unwindowed,
         "lag": batch.lag,
         "end_offsets": batch.end_offsets,
         "seconds": round(counts.seconds, 3),
@@ -130,17 +153,19 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
 def batch_line(batch: "BatchReport") -> str:
     """One batch as a person reads it."""
     counts = batch.counts
-    line = f"batch {batch.batch}: {counts.rows} records in {counts.seconds:.1f} s, {batch.lag} behind"
+    behind = "" if batch.lag is None else f", {batch.lag} behind"
+    line = f"batch {batch.batch}: {counts.rows} records in {counts.seconds:.1f} s{behind}"
     asides = (
         (counts.duplicates, "seen before"),
         (counts.rejected, "rejected (`log` says why)"),
-        (counts.late, f"late, which corrected {counts.revised} windows"),
+        (counts.late, f"fell into windows already written ({counts.revised} corrected)"),
+        (counts.unwindowed, "in no window (their time is unknown or cannot be)"),
     )
     return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])
 
 
 @main.command()
-@click.option("--warehouse", required=True, metavar="PATH", help="Folder of the tables.")
+@click.option("--warehouse", required=True, metavar="PATH", callback=_absolute, help="Folder of the tables.")
 @click.option("--device", help="Only this device's.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
@@ -158,7 +183,7 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
 
 
 @main.command()
-@click.option("--warehouse", required=True, metavar="PATH", help="Folder of the tables.")
+@click.option("--warehouse", required=True, metavar="PATH", callback=_absolute, help="Folder of the tables.")
 @click.option("--device", help="Only this device's.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.kafka_records import typed_records
 from spark.log_table import BatchId, append_batch, batch_rows, create_log, lane_spans, open_log
-from spark.payload_decode import decoded
-from spark.windows_table import WINDOW_S, Revisions, create_windows, merge_batch
+from spark.payload_decode import READING_TYPE, decoded
+from spark.windows_table import WINDOW_S, Revisions, create_windows, merge_batch, unwindowed
 
 TOPICS_DEFAULT = "device-.*|gateway-events"
 INTERPRETED_ROWS_MAX = 10_000
@@ -34,7 +34,7 @@ class IngestSettings:
     warehouse: str
     checkpoint: str
     topics: str = TOPICS_DEFAULT
-    """A regular expression; topics that are made later and match are taken up too."""
+    """A regular expression of whole names; topics that are made later and match are taken up too."""
     interval_s: float = 5.0
     once: bool = False
     """Read what is there, and end."""
@@ -53,6 +53,9 @@ class BatchCounts:
     late: int
     """Kafka records that fell into a window which an earlier batch had written."""
     revised: int
+    """Windows that they corrected."""
+    unwindowed: int
+    """Good readings that are in no window, because their time is implausible or unknown."""
     seconds: float
 
 
@@ -62,10 +65,14 @@ class BatchReport:
 
     batch: int
     counts: BatchCounts
-    lag: int
-    """Records that Kafka held beyond this batch when it began."""
+    lag: int | None
+    """Records that Kafka held beyond this batch when it began; None where that was not asked (a batch done again)."""
     end_offsets: dict[str, dict[str, int]]
     """The next offset to be read, by topic and partition."""
+
+
+class QueryIdError(Exception):
+    """Spark does not say which query a batch belongs to; the message says what to do."""
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
@@ -95,17 +102,20 @@ def process_batch(records: DataFrame, batch: BatchId, warehouse: str, window_s: 
         rejected=counts.rejected,
         late=revisions.late,
         revised=revisions.revised,
+        unwindowed=counts.unwindowed,
         seconds=time.monotonic() - begun,
     )
 
 
 def _merge_appended(log: DataFrame, batch: BatchId, warehouse: str, window_s: int) -> tuple[Row, Revisions]:
     appended = batch_rows(log, batch).persist()
+    is_good_reading = (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
     try:
         counts = appended.agg(
             F.count("*").alias("rows"),
             F.count_if("duplicate").alias("duplicates"),
             F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
+            F.count_if(is_good_reading & unwindowed()).alias("unwindowed"),
         ).collect()[0]
         return counts, merge_batch(warehouse, log, appended, batch, window_s)
     finally:
@@ -139,18 +149,18 @@ def run_ingest(
 
     `ready` is called when the query runs, `report` after every batch that had records; both on this thread.
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
+    Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
+    create_windows(spark, settings.warehouse, settings.window_s)
     create_log(spark, settings.warehouse)
-    create_windows(spark, settings.warehouse)
     finished: dict[int, BatchCounts] = {}
 
     def take(records: DataFrame, number: int) -> None:
         if stop.is_set():
             # Returning would commit the batch unread.
             raise Interrupted
-        # Of the running query, kept in its checkpoint: a new checkpoint counts batches from 0 again.
-        ingest = records.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        finished[number] = process_batch(records, BatchId(str(ingest), number), settings.warehouse, settings.window_s)
+        batch = BatchId(running_query_id(records.sparkSession), number)
+        finished[number] = process_batch(records, batch, settings.warehouse, settings.window_s)
 
     query = _start(kafka_records(spark, settings), settings, take)
     try:
@@ -171,12 +181,28 @@ def run_ingest(
     _report_rest(query, finished, report)
 
 
+def running_query_id(spark: SparkSession) -> str:
+    """Return the id of the query whose batch this thread processes. Raises QueryIdError where Spark does not say it.
+
+    It is kept in the checkpoint: a new checkpoint has another, and counts batches from 0 again. Without it a new
+    checkpoint's batches would be taken for those of the one before, and skipped.
+    """
+    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise QueryIdError(
+            "Spark does not say which streaming query this batch belongs to, so that its records could be mistaken for "
+            "ones already stored; none were taken. PYSPARK_PIN_THREAD=false does this: unset it, and start again."
+        )
+    return str(query_id)
+
+
 def kafka_records(spark: SparkSession, settings: IngestSettings) -> DataFrame:
     """Return the stream of Kafka's records, from the beginning where the checkpoint says nothing else."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.bootstrap)
-        .option("subscribePattern", settings.topics)
+        # Spark searches names for the pattern; unanchored, it would also read topics that merely contain a match.
+        .option("subscribePattern", f"^(?:{settings.topics})$")
         .option("includeHeaders", "true")
         .option("startingOffsets", "earliest")
         # Records that retention took before they were read are a failure to be looked at, not to be passed over.
@@ -206,8 +232,9 @@ def _report_finished(
         if counts is not None:
             source = progress.sources[0]
             end_offsets = json.loads(source.endOffset)
-            newest = json.loads(source.latestOffset) if source.latestOffset else end_offsets
-            lag = _records(newest) - _records(end_offsets)
+            # A batch that an earlier run began and did not finish has "null" here.
+            newest = json.loads(source.latestOffset or "null")
+            lag = None if newest is None else _records(newest) - _records(end_offsets)
             report(BatchReport(progress.batchId, counts, lag, end_offsets))
 
 

@@ -31,9 +31,11 @@ SKIPPING_COLUMNS = "event_time,lane,lane_sequence,ingest,batch,device,ce_type,to
 PLAUSIBLE_FROM = "2020-01-01"
 AHEAD_MAX = "1 day"
 """An event may be this much later than Kafka's own timestamp of its record."""
+TIME_ERROR_UNKNOWN_US = 2**63 - 1
+"""`ce_timeerror` of a gateway whose clock was never synced: its event times look like any others, and say nothing."""
 IMPLAUSIBLE_DATE = "1970-01-01"
-"""The partition of all records without an event time, or with one that cannot be: one broken clock would
-otherwise open a partition for every date it comes up with."""
+"""The partition of all records without an event time, with one that cannot be, or with one whose error nothing
+bounds: one broken clock would otherwise open a partition for every date it comes up with."""
 
 LANES_MAX = 200
 """Lanes named one by one in the duplicate check; a batch of more is looked up by the span of their names."""
@@ -117,18 +119,21 @@ def lane_spans(rows: DataFrame) -> tuple[int, list[LaneSpan]]:
 
 
 def with_duplicates(rows: DataFrame, log: DataFrame, spans: list[LaneSpan]) -> DataFrame:
-    """Add `duplicate`: whether the same `ce_id` stands in `log`, or earlier in this batch in Kafka's order.
+    """Add `duplicate`: whether a good copy of the same `ce_id` stands in `log`, or earlier in this batch.
 
-    Records whose headers gave no `ce_id` are nobody's duplicates.
+    Earlier means in Kafka's order. Rejected records are nobody's duplicates and nobody is theirs: a copy that was
+    damaged on its way must not hide a later one that was not.
     """
-    # Records without identity are told apart by place, so that they do not all meet in one partition.
-    identity = F.coalesce("ce_id", F.concat_ws("/", "topic", "partition", "offset"))
+    good = F.col("reject_reason").isNull()
+    # The others are told apart by place, so that they do not all meet in one partition.
+    identity = F.coalesce(F.when(good, F.col("ce_id")), F.concat_ws("/", "topic", "partition", "offset"))
     in_order = Window.partitionBy("identity").orderBy("topic", "partition", "offset")
-    seen = log.where(_within(spans) & ~F.col("duplicate")).select("ce_id", F.lit(True).alias("seen")).dropDuplicates()
+    earlier = log.where(_within(spans) & ~F.col("duplicate") & good)
+    seen = earlier.select(F.col("ce_id").alias("identity"), F.lit(True).alias("seen")).dropDuplicates()
     return (
         rows.withColumn("identity", identity)
         .withColumn("repeated", F.row_number().over(in_order) > 1)
-        .join(seen, "ce_id", "left")
+        .join(seen, "identity", "left")
         .select(*rows.columns, (F.col("repeated") | F.coalesce("seen", F.lit(False))).alias("duplicate"))
     )
 
@@ -136,8 +141,10 @@ def with_duplicates(rows: DataFrame, log: DataFrame, spans: list[LaneSpan]) -> D
 def log_rows(judged: DataFrame, batch: BatchId) -> DataFrame:
     """Bring a batch into the table's schema."""
     # The upper bound is the record's own: Kafka's clock, unlike the time of this run, is the same in a retry.
-    plausible = (F.col("event_time") >= F.lit(PLAUSIBLE_FROM).cast("timestamp")) & (
-        F.col("event_time") <= F.col("kafka_timestamp") + F.expr(f"interval {AHEAD_MAX}")
+    plausible = (
+        (F.col("event_time") >= F.lit(PLAUSIBLE_FROM).cast("timestamp"))
+        & (F.col("event_time") <= F.col("kafka_timestamp") + F.expr(f"interval {AHEAD_MAX}"))
+        & (F.col("time_error_us") < TIME_ERROR_UNKNOWN_US)
     )
     event_date = F.when(plausible, F.to_date("event_time")).otherwise(F.lit(IMPLAUSIBLE_DATE).cast("date"))
     complete = judged.withColumns(

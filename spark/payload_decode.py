@@ -10,6 +10,8 @@ IDENTITY_MEMBERS = ("boot", "seq", "tick")
 """Members of a JSON payload that say which reading it is; no measurements."""
 PLAIN_METRIC = "value"
 """The metric of a payload that is a bare number."""
+METRICS_MAX = 256
+"""Metrics of one reading; a payload with more is rejected before its numbers are computed."""
 
 READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
@@ -28,6 +30,7 @@ NO_VALUE = "the record has no value"
 NOT_UTF8 = "the payload is not UTF-8"
 NOT_JSON = "the payload is not one JSON object"
 NO_METRIC = "the payload's JSON object has no numeric member"
+TOO_MANY = f"the payload has more than {METRICS_MAX} metrics"
 NOT_NUMBER = "the payload is not a bare number"
 OUT_OF_RANGE = "a value is outside decimal(18,6)"
 UNKNOWN_CONTENT = "no decoder for this content type"
@@ -78,23 +81,30 @@ def _parsed(texts: DataFrame) -> DataFrame:
 
 
 def _with_metrics(parsed: DataFrame) -> DataFrame:
-    """Add `numbers`: metric names and values, the value null where it is out of range."""
-    numeric = F.filter(
-        F.map_entries("members"),
-        lambda member: (
-            F.schema_of_variant(member["value"]).rlike("^(?:BIGINT|DECIMAL|DOUBLE)")
-            & ~member["key"].isin(*IDENTITY_MEMBERS)
-        ),
-    )
+    """Add `numbers`: metric names and values, the value null where it is out of range; null if there are `too_many`."""
+    numeric = F.filter(F.map_entries("members"), _is_metric)
     # A variant holds exact decimals of up to 38 digits, but makes 1e-7 a binary fraction: those are read from text.
-    inexact = F.exists("numeric", lambda member: _is_double(member["value"]))
-    quoted = F.regexp_replace("json_text", NUMBER_IN_JSON, '$1"$2"')
-    number_texts = F.when(inexact, F.from_json(quoted, "map<string,string>"))
+    inexact = ~F.col("too_many") & F.exists("numeric", lambda member: _is_double(member["value"]))
+    quoted = F.try_parse_json(F.regexp_replace("json_text", NUMBER_IN_JSON, '$1"$2"'))
+    quoted_values = F.map_values(F.try_variant_get(quoted, "$", "map<string,variant>"))
+    texts = F.coalesce(F.when(inexact, quoted_values), F.array().cast("array<variant>"))
+    # By position, not by name: a map is searched from its beginning, thousands of members for each of them. Both
+    # maps come from variants, which order the members of an object by name.
+    with_texts = F.filter(
+        F.zip_with(
+            F.map_entries("members"),
+            "texts",
+            lambda member, text: F.struct(
+                member["key"].alias("key"), member["value"].alias("value"), text.alias("text")
+            ),
+        ),
+        _is_metric,
+    )
     from_json = F.transform(
-        "numeric",
+        F.when(~F.col("too_many"), with_texts),
         lambda member: F.struct(
             member["key"].alias("key"),
-            F.when(_is_double(member["value"]), _exact(F.try_element_at("number_texts", member["key"])))
+            F.when(_is_double(member["value"]), _exact(F.try_variant_get(member["text"], "$", "string")))
             .otherwise(F.try_variant_get(member["value"], "$", VALUE_TYPE))
             .alias("value"),
         ),
@@ -105,8 +115,9 @@ def _with_metrics(parsed: DataFrame) -> DataFrame:
     )
     return (
         parsed.select("*", numeric.alias("numeric"))
-        .select("*", number_texts.alias("number_texts"))
-        .select(*parsed.columns, F.coalesce(from_json, from_plain).alias("numbers"))
+        .select("*", (F.size("numeric") > METRICS_MAX).alias("too_many"))
+        .select("*", texts.alias("texts"))
+        .select(*parsed.columns, "too_many", F.coalesce(from_json, from_plain).alias("numbers"))
     )
 
 
@@ -120,6 +131,7 @@ def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
         F.when(~is_gateway & F.col("value").isNull(), NO_VALUE),
         F.when((is_json | is_plain) & ~F.col("is_text"), NOT_UTF8),
         F.when(is_json & F.col("members").isNull(), NOT_JSON),
+        F.when(is_json & F.col("too_many"), TOO_MANY),
         F.when(is_plain & F.col("numbers").isNull(), NOT_NUMBER),
         F.when((is_json | is_plain) & (F.size("numbers") == 0), NO_METRIC),
         F.when(F.exists("numbers", lambda number: number["value"].isNull()), OUT_OF_RANGE),
@@ -130,6 +142,11 @@ def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
         F.when(F.col("reject_reason").isNull(), F.map_from_entries("numbers")).cast(METRICS_TYPE).alias("metrics"),
         "reject_reason",
     )
+
+
+def _is_metric(member: Column) -> Column:
+    is_number = F.schema_of_variant(member["value"]).rlike("^(?:BIGINT|DECIMAL|DOUBLE)")
+    return is_number & ~member["key"].isin(*IDENTITY_MEMBERS)
 
 
 def _is_double(value: Column) -> Column:

@@ -32,10 +32,16 @@ SCHEMA = f"""
 """
 PARTITION = "window_date"
 SKIPPING_COLUMNS = "window_start,device,metric,ingest,batch"
+WINDOW_PROPERTY = "sluice.windowSeconds"
+"""Property of the table: how long its windows are."""
 VALUES = ("n", "min", "max", "sum", "first", "last")
 
 SPANS_MAX = 32
 """Spans of event time that a batch's windows are looked up by; of more, neighbours are joined."""
+
+
+class WindowLengthError(Exception):
+    """The table's windows are of another length than those asked for; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +72,36 @@ def windows_path(warehouse: str) -> str:
     return f"{warehouse.rstrip('/')}/windows"
 
 
-def create_windows(spark: SparkSession, warehouse: str) -> None:
-    """Create the table where there is none."""
+def create_windows(spark: SparkSession, warehouse: str, window_s: int = WINDOW_S) -> None:
+    """Create the table where there is none. Raises WindowLengthError where there is one with other windows."""
+    if DeltaTable.isDeltaTable(spark, windows_path(warehouse)):
+        _check_window_length(spark, warehouse, window_s)
+        return
     (
         DeltaTable.createIfNotExists(spark)
         .location(windows_path(warehouse))
         .addColumns(windows_schema())
         .partitionedBy(PARTITION)
         .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
+        .property(WINDOW_PROPERTY, str(window_s))
         .execute()
     )
+
+
+def _check_window_length(spark: SparkSession, warehouse: str, window_s: int) -> None:
+    """Windows of two lengths in one table would overlap, and count readings twice."""
+    (row,) = DeltaTable.forPath(spark, windows_path(warehouse)).detail().select("properties").collect()
+    stored = row.properties.get(WINDOW_PROPERTY)
+    if stored is None:
+        raise WindowLengthError(
+            f"{windows_path(warehouse)} does not say how long its windows are: a version of Sluice before 0.1 made it. "
+            "Name a new folder as the warehouse: it is filled anew from Kafka."
+        )
+    if stored != str(window_s):
+        raise WindowLengthError(
+            f"{windows_path(warehouse)} holds windows of {stored} s, not of {window_s} s, and both in one table would "
+            f"count readings twice. Go on with --window-s {stored}, or name a new folder as the warehouse."
+        )
 
 
 def open_windows(spark: SparkSession, warehouse: str) -> DataFrame:
@@ -86,13 +112,18 @@ def open_windows(spark: SparkSession, warehouse: str) -> DataFrame:
 
 
 def windowed(view: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
-    """Add `window_start` to readings. Those whose time is implausible belong to no window and are left out.
+    """Add `window_start` to readings. Those whose time is implausible or unknown belong to no window and are left out.
 
     `window_s` must divide a day: a window lies within one date.
     """
     event_us = F.unix_micros("event_time")
     start = F.timestamp_micros(event_us - F.pmod(event_us, F.lit(window_s * 1_000_000)))
-    return view.where(F.col("event_date") != F.lit(IMPLAUSIBLE_DATE).cast("date")).withColumn("window_start", start)
+    return view.where(~unwindowed()).withColumn("window_start", start)
+
+
+def unwindowed() -> Column:
+    """Tell which rows of `log` and `readings` belong to no window, because their time is implausible or unknown."""
+    return F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")
 
 
 def aggregated(windowed_readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:

@@ -15,6 +15,8 @@ from typing import Self
 SIX_PLACES = Decimal("0.000001")
 EXACT = Context(prec=2_000, rounding=ROUND_HALF_UP)
 LIMIT = Decimal(10) ** 12
+METRICS_MAX = 256
+TIME_ERROR_UNKNOWN_US = 2**63 - 1
 PLAUSIBLE_FROM = datetime(2020, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 REQUIRED = [
@@ -64,10 +66,12 @@ class Event:
     type: str
     content_type: str
     time: datetime
+    time_error_us: int
 
     @property
     def plausible(self) -> bool:
-        return PLAUSIBLE_FROM <= self.time <= self.record.timestamp + DAY
+        known = self.time_error_us != TIME_ERROR_UNKNOWN_US
+        return known and PLAUSIBLE_FROM <= self.time <= self.record.timestamp + DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,9 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
         try:
             metrics = {} if event.type.startswith("sluice.gateway.") else read_payload(event)
         except UnreadableError:
+            # No copy of anything: a good one may come yet.
             rejected.add(record.place)
-            metrics = {}
+            continue
         copies[event.ce_id].append((event, metrics))
     first_copies = [min(same, key=lambda copy: copy[0].record.place) for same in copies.values()]
     readings = [
@@ -155,7 +160,8 @@ def read_headers(record: KafkaRecord) -> Event:
     sequence = integer(given["ce_lanesequence"])
     integer(given["ce_boottime"])
     time(given["ce_receivedtime"])
-    if integer(given["ce_timeerror"]) < 0:
+    time_error_us = integer(given["ce_timeerror"])
+    if time_error_us < 0:
         raise UnreadableError
     if "ce_devicesequence" in given:
         integer(given["ce_devicesequence"])
@@ -169,6 +175,7 @@ def read_headers(record: KafkaRecord) -> Event:
         type=given["ce_type"],
         content_type=given["content-type"],
         time=time(given["ce_time"]),
+        time_error_us=time_error_us,
     )
 
 
@@ -203,13 +210,13 @@ def json_metrics(text: str) -> dict[str, Decimal]:
     if not isinstance(members, dict):
         raise UnreadableError
     numbers = {
-        name: quantised(number)
+        name: number
         for name, number in members.items()
         if isinstance(number, NumberText) and name not in {"boot", "seq", "tick"}
     }
-    if not numbers:
+    if not 0 < len(numbers) <= METRICS_MAX:
         raise UnreadableError
-    return numbers
+    return {name: quantised(number) for name, number in numbers.items()}
 
 
 class NumberText(str):

@@ -81,7 +81,7 @@ def kafka_frame(spark: SparkSession, records: Iterable[KafkaRecord]) -> DataFram
 
 
 def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
-    """What a site may send in a bad week: disorder, days of lateness, copies, damage, wrong clocks.
+    """What a site may send in a bad week: disorder, days of lateness, copies, damage, wrong and unset clocks.
 
     Offsets are dense in each topic-partition. A copy keeps its key and so its partition, as on a real topic, and may
     carry another event time: the gateway may have learnt it better since.
@@ -109,6 +109,7 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
             sequence,
             # Whole seconds are often shared: ties for first and last.
             time=time.replace(microsecond=0) if rng.random() < 0.3 else time,
+            error_us=2**63 - 1 if rng.random() < 0.05 else rng.randrange(5_000),
             content_type=content_type,
             buffer=buffer,
             lane=lane,
@@ -125,6 +126,8 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
             headers=headers,
         )
         send(damaged(rng, record) if rng.random() < 0.1 else record)
+        if rng.random() < 0.05:
+            send(record)
         if rng.random() < 0.2:
             earlier = rng.choice(sent)
             send(better_timed(earlier) if rng.random() < 0.3 else earlier)

@@ -16,6 +16,16 @@ from tests.spark_records import changed, kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
 
+
+def object_of(*members: str) -> str:
+    return "{" + ", ".join(members) + "}"
+
+
+def tiny(count: int) -> list[str]:
+    """Members whose values a variant cannot hold exactly."""
+    return [f'"m{number}": {number}.5e-4' for number in range(count)]
+
+
 JSON_TEXTS = [
     '{"t": 21.5, "h": 40}',
     '{"boot": 3, "seq": 17, "tick": 99, "t": 1}',
@@ -83,6 +93,12 @@ JSON_TEXTS = [
     '{"t": "\\ud83d\\ude00", "u": 1}',
     '{"a":' * 600 + '{"b": 1}' + "}" * 600,
     '{"a":' * 2000 + '{"b": 1}' + "}" * 2000,
+    object_of(*tiny(256), '"seq": 1', '"unit": "C"'),
+    object_of(*tiny(257)),
+    # Each would take minutes if members were looked up by name: they are either too many, or among too many.
+    object_of(*tiny(20_000)),
+    object_of(*(f'"x{number}": "1"' for number in range(60_000)), *tiny(256), '"ü": 1e-6', '"seq": 2'),
+    object_of(*(f'"x{number}": "1"' for number in range(60_000)), *tiny(254), '"\U0001f321": 1e-6', '"\uffee": 2e-6'),
 ]
 PLAIN_TEXTS = [
     *("21.5", "-3", "+4", " 7\n", ".5", "5.", "1e3", "1E-7", "5e-7", "-5e-7", "0e999", "1e12", "999999999999.9999995"),
@@ -153,6 +169,7 @@ REJECTS: list[tuple[KafkaRecord, str]] = [
     (reading(b'{"t": 1'), payload_decode.NOT_JSON),
     (reading(b'{"t": 1e30}'), payload_decode.OUT_OF_RANGE),
     (reading(b'{"state": "on"}'), payload_decode.NO_METRIC),
+    (reading(object_of(*tiny(257)).encode()), "the payload has more than 256 metrics"),
     (reading(b"\xff"), payload_decode.NOT_UTF8),
     (reading(None), payload_decode.NO_VALUE),
     (reading(b"on", reading_headers(content_type="text/plain")), payload_decode.NOT_NUMBER),

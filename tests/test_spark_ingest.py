@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,11 +22,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
-from spark.cli import main
+from spark.cli import batch_line, main
+from spark.ingest_job import BatchCounts, BatchReport
 from spark.log_table import open_log
 from spark.readings_view import open_readings
 from spark.session import SHORT_LIVED
-from spark.windows_table import open_windows
+from spark.windows_table import create_windows, open_windows, windows_path
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import reading, reading_headers
@@ -85,20 +87,25 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     )
     first = [sent(sequence, "device-ingest-a") for sequence in range(20)] + [heartbeat]
     second = [sent(sequence, "device-ingest-b") for sequence in range(20, 24)]
+    # Names that contain one that matches: none of them is read.
+    others = {"x-device-ingest-a", "x-gateway-events-ingest", "gateway-events-ingest-x"}
     resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(25, "device-ingest-a")]
 
     with ingest(kafka, warehouse, "--interval-s", "2") as process:
         told = lines(process)
         assert next(told) == {"state": "ready"}
         # Nothing matches the pattern yet; topics that appear are found.
-        asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"}, first))
+        elsewhere = [sent(50, topic) for topic in sorted(others)]
+        asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"} | others, elsewhere + first))
         batches = read_until(told, {"device-ingest-a": {"0": 10, "1": 10}, "gateway-events-ingest": {"0": 1, "1": 0}})
         assert sum(batch["rows"] for batch in batches) == 21
         asyncio.run(send(kafka, {"device-ingest-b"}, second))
         (batch, *_) = read_until(told, {"device-ingest-b": {"0": 2, "1": 2}})
         assert set(batch) == {
-            *("batch", "rows", "duplicates", "rejected", "late", "revised", "lag", "end_offsets", "seconds")
+            *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed"),
+            *("lag", "end_offsets", "seconds"),
         }
+        assert not others & set(batch["end_offsets"])
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
 
@@ -108,6 +115,15 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
         assert ready == {"state": "ready"}
         assert process.wait(60) == 0
     assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(4, 2, 1, 1, 0)]
+
+    # A crash before the checkpoint noted the batch: it is done again, changes nothing, and ends well.
+    newest = max((warehouse / "_checkpoint" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    newest.unlink()
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    with ingest(kafka, warehouse, "--once") as process:
+        _ready, *batches = lines(process)
+        assert process.wait(60) == 0
+    assert [(b["rows"], b["lag"]) for b in batches] in ([(4, None)], [(4, 0)])
 
     path = str(warehouse)
     expected = spark_oracle.tables(
@@ -154,6 +170,37 @@ def test_missing_jars_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path)])
     assert shown.exit_code == 1
     assert "make jars" in shown.output
+
+
+def test_a_batch_says_what_became_of_its_records() -> None:
+    counts = BatchCounts(rows=9, duplicates=1, rejected=2, late=4, revised=3, unwindowed=5, seconds=1.25)
+    assert batch_line(BatchReport(7, counts, 11, {})).split("; ") == [
+        "batch 7: 9 records in 1.2 s, 11 behind",
+        "1 seen before",
+        "2 rejected (`log` says why)",
+        "4 fell into windows already written (3 corrected)",
+        "5 in no window (their time is unknown or cannot be)",
+    ]
+
+
+def test_one_warehouse_has_windows_of_one_length(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The command runs in this process: the tests' session outlives it, and so do their signal handlers.
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    made, unmarked = tmp_path / "made", tmp_path / "unmarked"
+    create_windows(spark, str(made), 30)
+    spark.range(1).write.format("delta").save(windows_path(str(unmarked)))
+
+    # Something that takes connections is enough: the windows are looked at before Kafka is read.
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        bootstrap = f"127.0.0.1:{broker.getsockname()[1]}"
+        for warehouse, meaning in ((made, "Go on with --window-s 30"), (unmarked, "does not say how long")):
+            shown = CliRunner().invoke(main, ["ingest", "--bootstrap", bootstrap, "--warehouse", str(warehouse)])
+            assert shown.exit_code == 2, shown.output
+            assert meaning in shown.output
+            assert not (warehouse / "log").exists()
 
 
 def test_a_window_must_divide_a_day(tmp_path: Path) -> None:

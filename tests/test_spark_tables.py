@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark import ingest_job
-from spark.ingest_job import BatchCounts, process_batch
+from spark.ingest_job import BatchCounts, QueryIdError, process_batch, running_query_id
 from spark.log_table import IMPLAUSIBLE_DATE, BatchId, create_log, open_log
 from spark.readings_view import open_readings
 from spark.windows_table import TimeSpan, create_windows, open_windows, time_spans
@@ -206,14 +206,18 @@ def test_times_that_cannot_be_are_readings_but_no_windows(warehouse: Warehouse, 
     year_2000 = datetime(2000, 1, 1, tzinfo=UTC)
     tomorrow_at_kafka = NOON + timedelta(hours=1, days=1)
     times = (year_2000, datetime(1, 1, 1, tzinfo=UTC), tomorrow_at_kafka, tomorrow_at_kafka + timedelta(microseconds=1))
-    batch = [*readings_at(*times), reading(headers=[], offset=9)]
+    never_synced = reading(headers=reading_headers(10, error_us=2**63 - 1), offset=10)
+    batch = [*readings_at(*times), reading(headers=[], offset=9), never_synced]
+    # A copy and a reject are counted as what they are.
+    asides = [replace(never_synced, offset=11), replace(never_synced, offset=12, value=b"{")]
 
-    warehouse.take(0, batch)
+    counts = warehouse.take(0, batch + asides)
+    assert (counts.unwindowed, counts.duplicates, counts.rejected) == (4, 1, 2)
 
     dates = open_log(spark, warehouse.path).orderBy("offset").select("event_date").collect()
     implausible = date.fromisoformat(IMPLAUSIBLE_DATE)
-    assert [row.event_date for row in dates] == [implausible, implausible, date(2026, 3, 15), implausible, implausible]
-    assert len(warehouse.readings()) == 4
+    assert [row.event_date for row in dates] == [*[implausible] * 2, date(2026, 3, 15), *[implausible] * 5]
+    assert len(warehouse.readings()) == 5
     assert [key[4] for key in warehouse.windows()] == [tomorrow_at_kafka]
 
 
@@ -224,7 +228,21 @@ def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     ]
     assert warehouse.take(0, same_sequence).duplicates == 0
     copies = [reading(headers=record.headers, offset=offset) for offset, record in enumerate(same_sequence, 3)]
-    assert warehouse.take(1, copies).duplicates == 3
+    # A copy that was damaged hides none that was not, neither in its own batch nor in a later one.
+    torn, torn_alone = (reading(b"{", reading_headers(sequence), offset=sequence) for sequence in (6, 7))
+    again = [reading(headers=torn.headers, offset=offset) for offset in (8, 9)]
+    counts = warehouse.take(1, [*copies, torn, torn_alone, *again])
+    assert (counts.duplicates, counts.rejected) == (3 + 1, 2)
+    later = [reading(value, torn_alone.headers, offset=offset) for offset, value in ((10, b"{"), (11, b'{"t": 1}'))]
+    counts = warehouse.take(2, later)
+    assert (counts.duplicates, counts.rejected) == (0, 1)
+    assert warehouse.tables() == spark_oracle.tables([*same_sequence, *copies, torn, torn_alone, *again, *later])
+
+
+def test_a_batch_of_an_unnamed_query_is_refused(spark: SparkSession) -> None:
+    # This thread runs no query: what a batch sees with PYSPARK_PIN_THREAD=false.
+    with pytest.raises(QueryIdError, match="PYSPARK_PIN_THREAD"):
+        running_query_id(spark)
 
 
 @given(

@@ -1,0 +1,48 @@
+"""What `sluice-cloud` looks at before it starts Spark: the folder of the tables, and whether Kafka answers."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark.cli import main
+from spark.kafka_reach import unreachable
+from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
+
+
+def test_a_relative_folder_is_made_absolute_and_a_uri_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("wh") == str(tmp_path / "wh")
+    assert absolute("s3a://bucket/wh") == "s3a://bucket/wh"
+
+
+def test_a_warehouse_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    warehouse = str(tmp_path / "new" / "warehouse")
+    with only_writer(warehouse), pytest.raises(WarehouseInUseError, match="stop it first"), only_writer(warehouse):
+        pass
+    with only_writer(warehouse):
+        pass
+
+
+def test_kafka_is_reached_where_one_of_the_brokers_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert unreachable(f"127.0.0.1:1,{address}") is None
+    assert "Connection refused" in (unreachable("127.0.0.1:1") or "")
+
+
+@pytest.mark.parametrize("bootstrap", ["kafka", "kafka:x", "kafka:70000", "a..b:9092", ""])
+def test_what_is_no_address_is_said_to_be_none(bootstrap: str) -> None:
+    assert unreachable(bootstrap)
+
+
+def test_an_unreachable_broker_is_one_line_and_not_a_java_stack(tmp_path: Path) -> None:
+    command = ["ingest", "--bootstrap", "127.0.0.1:1", "--warehouse", str(tmp_path), "--once"]
+    ended = CliRunner().invoke(main, command)
+    assert ended.exit_code == 1
+    assert ended.output.splitlines() == [
+        "Error: Kafka cannot be reached (127.0.0.1:1: Connection refused): is --bootstrap right, and is the broker up?"
+    ]
