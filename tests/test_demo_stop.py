@@ -13,6 +13,7 @@ import pytest
 
 PATIENCE_S = 60
 MARK = "SLUICE_TEST_MARK"
+PROGRAMS = ("kafka.Kafka", "sluice run", "sluice_sim fleet", "avr-runner", "sluice-cloud ingest")
 
 
 def processes(mark: str) -> dict[int, str]:
@@ -73,15 +74,26 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             demo.kill()
 
 
+def until_all_run(mark: str) -> dict[int, str]:
+    """The demo's programs once each has taken its name: a process just forked still has its parent's."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        running = processes(mark)
+        commands = " ".join(running.values())
+        missing = [name for name in PROGRAMS if name not in commands]
+        if not missing:
+            return running
+        assert time.monotonic() < deadline_s, f"{missing} not among {commands}"
+        time.sleep(0.05)
+
+
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.avr]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_every_program_that_was_started(tmp_path: Path, number: signal.Signals) -> None:
     with measuring_demo(tmp_path) as (demo, mark):
-        running = " ".join(processes(mark).values())
-        for name in ("kafka.Kafka", "sluice run", "sluice_sim fleet", "avr-runner", "sluice-cloud ingest"):
-            assert name in running
+        until_all_run(mark)
         demo.send_signal(number)
         output, _ = demo.communicate(timeout=PATIENCE_S)
         assert demo.returncode == 130
@@ -91,7 +103,7 @@ def test_ctrl_c_stops_every_program_that_was_started(tmp_path: Path, number: sig
 
 def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
     with measuring_demo(tmp_path) as (demo, mark):
-        assert len(processes(mark)) > 4
+        until_all_run(mark)
         demo.kill()
         demo.wait(PATIENCE_S)
         assert nothing_left(mark) == {}
@@ -99,7 +111,7 @@ def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_by_itself_fails_the_demo_and_is_named(tmp_path: Path) -> None:
     with measuring_demo(tmp_path) as (demo, mark):
-        (fleet,) = [pid for pid, command in processes(mark).items() if "sluice_sim fleet" in command]
+        (fleet,) = [pid for pid, command in until_all_run(mark).items() if "sluice_sim fleet" in command]
         os.kill(fleet, signal.SIGKILL)
         output, _ = demo.communicate(timeout=PATIENCE_S)
         assert demo.returncode == 1
