@@ -185,13 +185,13 @@ class Buffer:
                 self._delete_due_s = time.monotonic() + DELETE_DELAY_S
             self._confirmed = (buffer_id, position)
 
-    async def quarantine(self, items: Sequence[tuple[Row, Entry]]) -> None:
-        """Keep rows that Kafka refused, and append the report on each, in one commit.
+    async def quarantine(self, reports: Sequence[Entry]) -> None:
+        """Keep what Kafka refused, and append the reports that carry it, in one commit.
 
         The caller confirms the rows' positions afterwards, as if they had been sent. Raises BufferFileError where
         the disk refuses: the rows then stay where they are.
         """
-        await self._call(lambda: self._quarantine(items))
+        await self._call(lambda: self._quarantine(reports))
 
     # -- the buffer's thread --------------------------------------------------------------------
 
@@ -280,9 +280,9 @@ class Buffer:
         if added:
             self._loop.call_soon_threadsafe(self.committed.set)
 
-    def _quarantine(self, items: Sequence[tuple[Row, Entry]]) -> None:
+    def _quarantine(self, reports: Sequence[Entry]) -> None:
         with self._file.transaction():
-            self._file.insert(report for _, report in items)
+            self._file.insert(reports)
         self.state.rows = self._file.rows
         self._loop.call_soon_threadsafe(self.committed.set)
 

@@ -15,7 +15,7 @@ class Verdict(Enum):
     """Same sequence, same payload: acknowledge again, store nothing."""
     CONFLICT = "conflict"
     """Same sequence, another payload: a false match would lose data, so it is stored, and flagged."""
-    BELOW = "below"
+    BELOW = "below-window"
     """Too old to tell: stored, and left to the cloud, which knows every sequence there ever was."""
 
 

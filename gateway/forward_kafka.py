@@ -321,19 +321,18 @@ class Forwarder:
 
     async def _set_aside(self, session: _Session, rows: Sequence[tuple[Row, str]]) -> None:
         """Put rows into the quarantine, each with its reason, in one commit."""
-        items = []
+        reports = []
         said: Counter[tuple[str, str]] = Counter()
         for row, reason in rows:
             series = await self._series(session, row.series)
             said[reason, series.topic] += 1
             # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
             if series.topic != self._kafka.quarantine_topic:
-                report = self._front_door.quarantine_entry(
-                    reason, series.device, series.subject, boottime_us(), row.payload
+                reports.append(
+                    self._front_door.quarantine_entry(reason, series.device, series.subject, boottime_us(), row.payload)
                 )
-                items.append((row, report))
-        if items:
-            await self._buffer.quarantine(items)
+        if reports:
+            await self._buffer.quarantine(reports)
         for (reason, topic), count in said.items():
             log.warning("readings quarantined", reason=reason, topic=topic, count=count)
         self._aside.update(Position(row.lane, row.sequence) for row, _ in rows)

@@ -25,6 +25,14 @@ def _absolute(_context: click.Context, _parameter: click.Parameter, warehouse: s
     return absolute(warehouse)
 
 
+_warehouse = click.option(
+    "--warehouse", required=True, metavar="PATH", callback=_absolute, help="Folder of the tables."
+)
+_device = click.option("--device", help="Only this device's.")
+_limit = click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """The cloud side of Sluice: Kafka's records made into Delta tables that can be trusted."""
@@ -69,7 +77,7 @@ def main() -> None:
     show_default=True,
     help="Length of a window in seconds; must divide a day, and stay the same for one warehouse.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@_json
 def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     bootstrap: str,
     warehouse: str,
@@ -165,10 +173,10 @@ def batch_line(batch: "BatchReport") -> str:
 
 
 @main.command()
-@click.option("--warehouse", required=True, metavar="PATH", callback=_absolute, help="Folder of the tables.")
-@click.option("--device", help="Only this device's.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@_warehouse
+@_device
+@_limit
+@_json
 def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show the latest readings by event time: one line for each metric."""
     spark = _session("sluice-readings")
@@ -183,10 +191,10 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
 
 
 @main.command()
-@click.option("--warehouse", required=True, metavar="PATH", callback=_absolute, help="Folder of the tables.")
-@click.option("--device", help="Only this device's.")
-@click.option("--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@_warehouse
+@_device
+@_limit
+@_json
 def windows(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show the latest windows. `revision` counts how often late readings corrected one."""
     spark = _session("sluice-windows")
