@@ -18,7 +18,7 @@ PACKAGES := python3.11 python3-venv openjdk-17-jdk-headless maven $(FIRMWARE_PAC
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients
+TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl
 
 .PHONY: demo test test-fast check lock install jars clean
 

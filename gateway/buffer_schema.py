@@ -39,6 +39,36 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             device TEXT NOT NULL, subject TEXT NOT NULL, reason TEXT NOT NULL, payload BLOB NOT NULL
         )""",
     ),
+    (
+        # 1 where the sender sent it before and nothing tells whether it is stored.
+        "ALTER TABLE reading ADD COLUMN redelivered INTEGER NOT NULL DEFAULT 0",
+        # The file that a lane was opened in: salvaged rows keep their identity. NULL is this one.
+        "ALTER TABLE lane ADD COLUMN buffer_id TEXT",
+        # What an ingress keeps in one commit with its readings; see `gateway.reading.Mark`.
+        "CREATE TABLE mark (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+        # Readings that are gone for good, until they are reported. Times are CLOCK_BOOTTIME of `boot_id`; the sensor's
+        # boot is '' and its sequences are NULL where it sends none.
+        """CREATE TABLE loss (
+            device TEXT NOT NULL, reason TEXT NOT NULL, boot_id TEXT NOT NULL, device_boot TEXT NOT NULL,
+            count INTEGER NOT NULL, first_us INTEGER NOT NULL, last_us INTEGER NOT NULL,
+            first_sequence INTEGER, last_sequence INTEGER,
+            PRIMARY KEY (device, reason, boot_id, device_boot)
+        ) WITHOUT ROWID""",
+        # What an hour of a boot brought: hour is CLOCK_BOOTTIME / 3600 s, seconds is how much of it was seen.
+        """CREATE TABLE usage (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, boot_id TEXT NOT NULL, hour INTEGER NOT NULL,
+            seconds REAL NOT NULL, readings INTEGER NOT NULL, stored_bytes INTEGER NOT NULL,
+            disk_bytes INTEGER NOT NULL, UNIQUE (boot_id, hour)
+        )""",
+        # What a reading needs to be taken in again.
+        "ALTER TABLE quarantine ADD COLUMN topic TEXT",
+        "ALTER TABLE quarantine ADD COLUMN writer TEXT",
+        "ALTER TABLE quarantine ADD COLUMN event_us INTEGER",
+        "ALTER TABLE quarantine ADD COLUMN event_error_us INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE quarantine ADD COLUMN tick_ms INTEGER",
+        "ALTER TABLE quarantine ADD COLUMN device_boot TEXT",
+        "ALTER TABLE quarantine ADD COLUMN device_sequence INTEGER",
+    ),
 )
 """Statements by version: `PRAGMA user_version` counts how many of these a file has."""
 

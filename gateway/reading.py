@@ -1,7 +1,7 @@
 """What an ingress hands over: one reading with what was seen of its time and identity."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -29,19 +29,45 @@ class Reading(Struct, frozen=True, gc=False):
     """Bound of the error of `event_us` against CLOCK_BOOTTIME."""
     writer: str | None = None
     """The one device that this reading's sender may write as; None where anybody may write."""
+    redelivered: bool = False
+    """The sender says that it sent this before, and nothing tells whether it is stored: kept, and marked."""
+
+
+class Mark(NamedTuple):
+    """A small fact that an ingress keeps in the buffer, in one commit with the readings that it goes with.
+
+    Such as an unfinished QoS 2 exchange: the packet id is known to be stored exactly when its reading is.
+    """
+
+    key: str
+    """`ingress/kind/...`: each ingress owns the keys that begin with its name."""
+    value: bytes | None
+    """None forgets the key."""
 
 
 class Intake(Protocol):
     """The front door of the buffer, as an ingress sees it."""
 
-    def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
-        """Store readings, in order, in one commit.
+    @property
+    def holding(self) -> bool:
+        """Whether nothing can be stored at present: the buffer is full, or the disk fails.
+
+        What is taken meanwhile waits in memory, unacknowledged and in order, and `done` is called when it could be
+        stored; beyond `buffer.queue_bytes_max` it is `done(False)`. A source that cannot wait (QoS 0) is not taken
+        while this holds, but counted by `lost`.
+        """
+
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
+        """Store readings, in order, and keep or forget marks, all in one commit.
 
         `done(True)` is called on the event loop after the commit that holds all of them is synced: only then
-        may they be acknowledged. `done(False)` says that none was stored (buffer full, disk failing): withhold
-        the acknowledgement, or report what cannot be sent again by `lost`. Calls of `done` come in the order
-        of `take`.
+        may they be acknowledged. `done(False)` says that none was stored (too much waits already, or the gateway
+        stops): withhold the acknowledgement, or report what cannot be sent again by `lost`. Calls of `done` come in
+        the order of `take`. Marks alone, without readings, are taken by a full buffer too.
         """
+
+    async def marks(self, prefix: str) -> dict[str, bytes]:
+        """The marks that are kept, whose keys begin with `prefix`; for an ingress that starts."""
 
     def lost(self, device: str | None, reason: str, count: int = 1) -> None:
         """Count readings that are gone for good, to be forwarded as a loss record (promise P4)."""

@@ -44,7 +44,14 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     bytes_max: Annotated[int, Meta(ge=1_000_000, le=2**40, description="bytes, 1000000 (1 MB) to 1 TiB")] = (
         1_000_000_000
     )
-    """Pages in use beyond which readings are refused."""
+    """Pages in use at which the buffer is full."""
+    when_full: Literal["refuse", "drop-oldest"] = "refuse"
+    """`refuse`: sensors keep what they have until there is room. `drop-oldest`: the oldest readings make room, counted
+    in loss records."""
+    free_bytes_min: Annotated[int, Meta(ge=0, le=2**40, description="bytes, 0 to 1 TiB")] = 16_000_000
+    """The file does not grow while its file system has less than this free: other programs share it."""
+    age_max_s: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = 0.0
+    """Readings that waited longer than this are dropped, with loss records; 0 keeps them for ever."""
     commit_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 0.0
     """How long a commit waits for company: longer spares the card and delays acknowledgements."""
     queue_bytes_max: Annotated[int, Meta(ge=100_000, le=2**31, description="bytes, 100000 to 2 GiB")] = 16_000_000
