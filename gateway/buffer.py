@@ -2,37 +2,61 @@
 
 One thread owns the one connection. What arrives while a commit is being synced goes into the next (group
 commit); acknowledgements are released only after COMMIT has returned, which with `synchronous=FULL` means "on disk".
+What cannot be stored at present, for want of room or because the disk fails, is held in order until it can.
 """
 
 import asyncio
-import fcntl
 import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, TypeVar
 
+import msgspec
 import structlog
 
-from gateway import buffer_schema
+from gateway import buffer_lock, buffer_salvage, buffer_schema
 from gateway.buffer_file import BufferFile
-from gateway.buffer_rows import Entry, Lane, PendingLane, Position, Row, Series
+from gateway.buffer_losses import LOSSES_MAX
+from gateway.buffer_rows import (
+    Entry,
+    Lane,
+    Loss,
+    LossKey,
+    PendingLane,
+    Position,
+    Quarantined,
+    Row,
+    Series,
+    Span,
+    loss_key,
+)
+from gateway.buffer_salvage import SALVAGE_PREFIX, Progress, Salvage, SalvagedBatch
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import WallClock
+from gateway.buffer_tail import Tail
+from gateway.clock_gateway import WallClock, boottime_us
+from gateway.reading import Mark
 from gateway.settings import BufferSettings
+from gateway.write_meter import WriteMeter
 
 DELETE_DELAY_S = 1.0
 """Rows that Kafka has are deleted inside a later insert's transaction, or in one of their own after this."""
+RETRY_S = 1.0
+"""What could not be stored is tried again after this, and as soon as Kafka has taken something."""
 ENTRY_BYTES = 300
 """What an entry takes in memory beside its payload, for `buffer.queue_bytes_max`."""
-EVENT_RESERVE_BYTES = 1_000_000
-"""Room beyond `buffer.bytes_max` for the gateway's own events: a full buffer can say that it is full."""
-LOCK_TRIES = 5
-LOCK_RETRY_S = 0.1
-"""`sluice status` holds the lock for an instant; another daemon holds it for good."""
+ROW_BYTES = 90
+"""What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
+OWN_BYTES_MAX = 1_000_000
+"""The gateway's own events: so much of them waits in memory at most, and has room on disk beyond `bytes_max`."""
+AGE_CHECK_S = 60.0
+LOSSES_REPORTED_MAX = 1_000
+"""Loss records made in one commit."""
 
 Done = Callable[[bool], None]
 T = TypeVar("T")
@@ -43,18 +67,19 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class _Append:
     entries: Sequence[Entry]
+    marks: Sequence[Mark]
     done: Done | None
     bytes: int
-    accepted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that SQLite found corrupt: renamed, kept, and no longer forwarded."""
+    """A file that SQLite found corrupt: renamed and kept; what can be read of it is taken over."""
 
     name: str
     buffer_id: str
-    rows: int
+    rows: int | None
+    """What it held, where that is known."""
 
 
 @dataclass(slots=True)
@@ -65,7 +90,7 @@ class BufferState:
     rows: int = 0
     full: bool = False
     failing: str | None = None
-    """SQLite's words while commits fail; readings are refused meanwhile, not lost."""
+    """SQLite's words while commits fail; readings are held meanwhile, not lost."""
 
 
 class Buffer:
@@ -84,44 +109,62 @@ class Buffer:
         """What was recognised since the start; see `BufferFile`."""
         self.committed = asyncio.Event()
         """Set after each commit that added rows; the forwarder clears it."""
+        self.rewinds = 0
+        """Grows when rows came to stand before those that were read: whoever reads begins at START again."""
         self.set_aside: deque[SetAside] = deque(maxlen=100)
         """Files that were replaced since the start; whoever reports them takes them out."""
+        self.salvaged: deque[SalvagedBatch] = deque(maxlen=100)
+        """The last batch of each file whose salvage has ended; whoever reports them takes them out."""
         self._lock_file: IO[bytes] | None = None
         self._file: BufferFile
         self._attached = False
+        self._salvages: list[Salvage] = []
         self._loop: asyncio.AbstractEventLoop
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
-        self._appends: deque[_Append] = deque()
+        self._readings: deque[_Append] = deque()
+        self._own: deque[_Append] = deque()
         self._calls: deque[tuple[Callable[[], object], Future[object]]] = deque()
         self._queued_bytes = 0
+        self._own_bytes = 0
+        self._losses: dict[LossKey, Loss] = {}
         self._closing = False
-        self._confirmed: tuple[str, Position] | None = None
+        self._confirmed: list[Span] = []
+        self._confirmed_of = ""
         self._append_due_s = 0.0
-        self._delete_due_s = 0.0
+        self._delete_due_s = float("inf")
+        self._retry_s = 0.0
+        self._age_due_s = 0.0
+        self._tail = Tail()
+        self._meter = WriteMeter(time.monotonic())
 
     # -- the event loop's side ------------------------------------------------------------------
 
     def open(self) -> None:
         """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
         self._loop = asyncio.get_running_loop()
-        self._lock()
+        self._lock_file = buffer_lock.acquire(self._settings.path)
         try:
             self._attach()
         except BaseException:
-            self._unlock()
+            self._lock_file.close()
             raise
         self._thread = threading.Thread(target=self._work, name="buffer", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Commit what has been appended, and close the file."""
+        """Commit what has been appended, as far as that is possible, and close the file."""
+        for salvage in self._salvages:
+            salvage.stop()
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._unlock()
+        for salvage in self._salvages:
+            await asyncio.to_thread(salvage.join)
+        if self._lock_file is not None:
+            self._lock_file.close()
 
     @property
     def id(self) -> str:
@@ -133,28 +176,54 @@ class Buffer:
         """The lane that readings go into now."""
         return self._file.lane
 
-    def append(self, entries: Sequence[Entry], done: Done | None = None, *, reserve: bool = False) -> None:
-        """Store entries in one commit; `done` as `Intake.take` has it.
+    @property
+    def holding(self) -> bool:
+        """See `Intake.holding`."""
+        full = self.state.full and self._settings.when_full == "refuse"
+        return full or self.state.failing is not None
 
-        `reserve` lets the gateway's own events into the room beyond `bytes_max`.
-        """
-        full = self.state.full
-        if reserve:
-            full = self.state.bytes_used >= self._settings.bytes_max + EVENT_RESERVE_BYTES
-        if self._closing or full or self._queued_bytes > self._settings.queue_bytes_max:
-            # Queued all the same: `done` is called in the order of the appends.
-            append = _Append((), done, 0, accepted=False)
-        else:
-            append = _Append(entries, done, sum(len(entry.payload) + ENTRY_BYTES for entry in entries))
+    def append(self, entries: Sequence[Entry], done: Done | None = None, marks: Sequence[Mark] = ()) -> None:
+        """Store entries, and keep or forget marks, in one commit; `done` as `Intake.take` has it."""
+        size = sum([len(entry.payload) for entry in entries]) + ENTRY_BYTES * (len(entries) + len(marks))
         with self._wake:
-            self._appends.append(append)
-            self._queued_bytes += append.bytes
-            if len(self._appends) == 1:
-                self._append_due_s = time.monotonic() + self._settings.commit_delay_ms / 1000
-            self._wake.notify()
+            accepted = not self._closing and self._queued_bytes <= self._settings.queue_bytes_max
+            if accepted:
+                self._readings.append(_Append(entries, marks, done, size))
+                self._queued_bytes += size
+                self._wake_for_append()
+        if not accepted and done is not None:
+            self._loop.call_soon(done, False)
+
+    def append_own(self, entry: Entry, done: Done) -> None:
+        """Store one of the gateway's own events: they have some room beyond `bytes_max`, so that full can be said."""
+        size = len(entry.payload) + ENTRY_BYTES
+        full = self.state.bytes_used >= self._settings.bytes_max + OWN_BYTES_MAX
+        with self._wake:
+            accepted = not self._closing and not full and self._own_bytes + size <= OWN_BYTES_MAX
+            if accepted:
+                self._own.append(_Append((entry,), (), done, size))
+                self._own_bytes += size
+                self._wake_for_append()
+        if not accepted:
+            self._loop.call_soon(done, False)
+
+    def count_loss(self, loss: Loss) -> None:
+        """Count readings that are gone; on disk with the next commit, within `DELETE_DELAY_S`."""
+        with self._wake:
+            if not self._losses:
+                self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
+                self._wake.notify()
+            if len(self._losses) >= LOSSES_MAX and loss_key(loss) not in self._losses:
+                loss.device = loss.device_boot = ""
+            _merge(self._losses, (loss,))
 
     async def read(self, after: Position, limit: int) -> tuple[str, list[Row]]:
         """Rows that follow a position, oldest first, and the id of the file that they stand in."""
+        with self._wake:
+            found = self._tail.read(after, limit)
+            buffer_id = self._file.id
+        if found is not None:
+            return buffer_id, found
         return await self._call(lambda: (self._file.id, self._file.read(after, limit)))
 
     async def series(self, number: int) -> Series:
@@ -175,129 +244,394 @@ class Buffer:
         """The lanes that still hold rows, with the event times these may have."""
         return await self._call(self._pending)
 
-    def confirm(self, buffer_id: str, position: Position) -> None:
-        """Every row up to and including `position` is in Kafka (or set aside) and may be deleted.
+    async def marks(self, prefix: str) -> dict[str, bytes]:
+        """See `Intake.marks`."""
+        return await self._call(lambda: self._file.marks(prefix))
+
+    def confirm(self, buffer_id: str, spans: Iterable[Span]) -> None:
+        """These rows are in Kafka, or set aside, and may be deleted.
 
         `buffer_id` is the file that the rows were read from: another one may have taken its place since.
         """
         with self._wake:
-            if self._confirmed is None:
-                self._delete_due_s = time.monotonic() + DELETE_DELAY_S
-            self._confirmed = (buffer_id, position)
+            if self._confirmed_of != buffer_id:
+                self._confirmed, self._confirmed_of = [], buffer_id
+            if not self._confirmed:
+                self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
+                self._wake.notify()
+            for span in spans:
+                last = self._confirmed[-1] if self._confirmed else None
+                if last is not None and last.lane == span.lane and last.last + 1 == span.first:
+                    self._confirmed[-1] = Span(span.lane, last.first, span.last)
+                else:
+                    self._confirmed.append(span)
+            if self.state.full:
+                # Sensors wait for the room that this makes.
+                self._delete_due_s = self._retry_s = 0.0
+                self._wake.notify()
 
     async def quarantine(self, reports: Sequence[Entry]) -> None:
         """Keep what Kafka refused, and append the reports that carry it, in one commit.
 
-        The caller confirms the rows' positions afterwards, as if they had been sent. Raises BufferFileError where
-        the disk refuses: the rows then stay where they are.
+        The caller confirms the rows afterwards, as if they had been sent. Raises BufferFileError where the disk
+        refuses: the rows then stay where they are.
         """
-        await self._call(lambda: self._quarantine(reports))
+        await self._transact(lambda: self._file.insert_again(reports))
 
-    # -- the buffer's thread --------------------------------------------------------------------
+    async def quarantined(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
+        """Quarantined input by its numbers; what is not there is left out."""
+        return await self._call(lambda: self._file.quarantined(numbers))
+
+    async def requeue(self, numbers: Sequence[int], entries: Sequence[Entry], judged: Sequence[Entry]) -> None:
+        """Take quarantined input out, and append what became of it, in one commit.
+
+        `judged` was taken in once already: it is not compared with what its sensor sent. Raises BufferFileError.
+        """
+
+        def move() -> None:
+            self._file.insert(entries)
+            self._file.insert_again(judged)
+            self._file.drop_quarantined(numbers)
+
+        await self._transact(move)
+
+    async def drop_quarantined(self, numbers: Sequence[int]) -> int:
+        """Forget quarantined input; how much of it there was. Raises BufferFileError."""
+        return await self._transact(lambda: self._file.drop_quarantined(numbers))
+
+    async def report_losses(self, report: Callable[[Loss], Entry]) -> int:
+        """Turn what is counted as lost into rows that report it; how many. Raises BufferFileError."""
+        return await self._call(lambda: self._report_losses(report))
+
+    # -- the buffer's thread: what to do --------------------------------------------------------
+
+    def _work(self) -> None:
+        closing = False
+        while not closing:
+            calls, closing = self._wait()
+            for function, future in calls:
+                self._settle(future, function)
+            now_s = time.monotonic()
+            self._commit(now_s, closing=closing)
+        while self._readings and self.state.failing is None and not self.state.full:
+            self._commit(time.monotonic(), closing=True)
+        refused = [append.done for append in (*self._own, *self._readings) if append.done is not None]
+        self._announce([(done, False) for done in refused])
+        if self._attached:
+            self._file.close()
+
+    def _wait(self) -> tuple[Sequence[tuple[Callable[[], object], Future[object]]], bool]:
+        """Sleep until there is something to do. Reads do not wait for a delayed commit."""
+        with self._wake:
+            while True:
+                due_s = self._due_s()
+                now_s = time.monotonic()
+                if self._calls or self._closing or due_s <= now_s:
+                    break
+                self._wake.wait(due_s - now_s)
+            calls, self._calls = self._calls, deque()
+            return calls, self._closing
+
+    def _due_s(self) -> float:
+        """When the next commit is due; an hour from now where nothing waits."""
+        due_s = time.monotonic() + 3600
+        if self._readings or self._own:
+            due_s = min(due_s, self._append_due_s)
+        if self._confirmed or self._losses:
+            due_s = min(due_s, self._delete_due_s)
+        if self._settings.age_max_s:
+            due_s = min(due_s, self._age_due_s)
+        return max(due_s, self._retry_s)
+
+    def _commit(self, now_s: float, *, closing: bool) -> None:
+        """One transaction of what waits: deletions first, for the rows that go make room for those that come."""
+        with self._wake:
+            if now_s < self._retry_s and not closing:
+                return
+            appends_due = closing or now_s >= self._append_due_s
+            own = list(self._own) if appends_due else []
+            readings = list(self._due_readings()) if appends_due else []
+            confirmed, losses = self._confirmed, self._losses
+            self._confirmed, self._losses = [], {}
+            self._delete_due_s = float("inf")
+        age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
+        if not (own or readings or confirmed or losses or age_due):
+            return
+        try:
+            if not self._attached:
+                self._attach()
+            stored = self._store(own, readings, confirmed, losses, age_due=age_due)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
+            self._put_back(confirmed, losses)
+            self._fail(error)
+            if not buffer_schema.is_of_disk(error) and self._attached:
+                self._commit_one_by_one([*own, *readings])
+            return
+        self._recover()
+        self._finish(own, stored, held=len(stored) < len(readings))
+
+    def _due_readings(self) -> Iterable[_Append]:
+        """The oldest appends, as many as one commit may hold."""
+        size, count = 0, 0
+        bytes_max = self._file.room.commit_bytes_max
+        for append in self._readings:
+            size += append.bytes
+            count += 1
+            if size > bytes_max:
+                break
+        return islice(self._readings, count)
+
+    def _store(
+        self,
+        own: Sequence[_Append],
+        readings: Sequence[_Append],
+        confirmed: Sequence[Span],
+        losses: dict[LossKey, Loss],
+        *,
+        age_due: bool,
+    ) -> Sequence[_Append]:
+        """Have it on disk; give those of `readings` that there was room for."""
+        file = self._file
+        now_s = time.monotonic()
+        usage = self._meter.due(now_s)
+        with self._transaction():
+            if confirmed and self._confirmed_of == file.id:
+                for span in confirmed:
+                    file.delete(span)
+            if losses:
+                file.count_losses(list(losses.values()))
+            if age_due:
+                more = file.drop_aged(int(self._settings.age_max_s * 1e6))
+                self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
+            file.insert_again([entry for append in own for entry in append.entries])
+            stored = self._fitting(readings)
+            file.keep_marks([mark for append in stored for mark in append.marks])
+            file.insert([entry for append in stored for entry in append.entries])
+            if usage is not None:
+                file.add_usage(*usage)
+        with self._wake:
+            for span in confirmed:
+                self._tail.forget(span)
+        if usage is not None:
+            self._meter.reset(now_s)
+        return stored
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """The file's transaction, and what is kept in memory of the rows that it added."""
+        dropped = self.counts["dropped"]
+        with self._file.transaction():
+            yield
+        with self._wake:
+            if self.counts["dropped"] != dropped:
+                self._tail.clear()
+            self._tail.extend(self._file.inserted)
+        self._meter.add(self._file.inserted)
+
+    def _fitting(self, readings: Sequence[_Append]) -> Sequence[_Append]:
+        """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
+        coming = sum(_disk_bytes(append) for append in readings)
+        if not coming or not self._file.room.is_full(coming):
+            return readings
+        if self._settings.when_full == "drop-oldest":
+            self._file.drop_oldest(coming)
+            if not self._file.room.is_full(coming):
+                return readings
+        size = 0
+        for count, append in enumerate(readings):
+            size += _disk_bytes(append)
+            if append.entries and self._file.room.is_full(size):
+                return readings[:count]
+        return readings
+
+    def _finish(self, own: Sequence[_Append], stored: Sequence[_Append], *, held: bool) -> None:
+        """Take what is on disk off the queues, and say so."""
+        with self._wake:
+            for _ in own:
+                self._own_bytes -= self._own.popleft().bytes
+            for _ in stored:
+                self._queued_bytes -= self._readings.popleft().bytes
+            if held and not stored:
+                self._retry_s = time.monotonic() + RETRY_S
+        self._measure(held=held)
+        self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
+        if self._file.inserted:
+            self._loop.call_soon_threadsafe(self.committed.set)
+
+    def _commit_one_by_one(self, appends: Sequence[_Append]) -> None:
+        """Something in there cannot be stored by any disk: it must not keep the others out for ever."""
+        outcomes: list[tuple[Done, bool]] = []
+        for append in appends:
+            stored = False
+            try:
+                with self._transaction():
+                    self._file.keep_marks(append.marks)
+                    self._file.insert(append.entries)
+                stored = True
+            except Exception as error:
+                if buffer_schema.is_of_disk(error):
+                    break
+                log.exception("something could not be stored, and is refused")
+            with self._wake:
+                queue = self._own if self._own and self._own[0] is append else self._readings
+                queue.popleft()
+                if queue is self._own:
+                    self._own_bytes -= append.bytes
+                else:
+                    self._queued_bytes -= append.bytes
+            if append.done is not None:
+                outcomes.append((append.done, stored))
+        else:
+            self._recover()
+        self._announce(outcomes)
+        self._loop.call_soon_threadsafe(self.committed.set)
+        self._measure(held=False)
+
+    def _put_back(self, confirmed: list[Span], losses: dict[LossKey, Loss]) -> None:
+        """The transaction was rolled back: all that it was to do is still to be done."""
+        with self._wake:
+            self._confirmed[:0] = confirmed
+            _merge(self._losses, losses.values())
+            self._delete_due_s = 0.0
+            self._retry_s = time.monotonic() + RETRY_S
+
+    def _pending(self) -> list[PendingLane]:
+        # What waits for its commit is pending too: no watermark may pass it.
+        with self._wake:
+            queued = [entry for append in (*self._own, *self._readings) for entry in append.entries]
+        return self._file.pending(queued)
+
+    def _measure(self, *, held: bool) -> None:
+        """See how much room is left; say so when that changes."""
+        if not self._attached:
+            return
+        try:
+            self.state.bytes_used = self._file.room.used_bytes()
+            full = held or self._file.room.is_full()
+        except (sqlite3.Error, OSError) as error:
+            self._fail(error)
+            return
+        self.state.rows = self._file.rows
+        if full != self.state.full:
+            self.state.full = full
+            if not full:
+                log.info("buffer has room again", bytes_used=self.state.bytes_used)
+            elif self._settings.when_full == "refuse":
+                log.warning(
+                    "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
+                    bytes_used=self.state.bytes_used,
+                    disk_free=self._file.room.disk_free_bytes(),
+                    settings="buffer.bytes_max, buffer.free_bytes_min, buffer.when_full",
+                )
+            else:
+                log.warning(
+                    "buffer full: the oldest readings make room, and are counted as lost",
+                    bytes_used=self.state.bytes_used,
+                    disk_free=self._file.room.disk_free_bytes(),
+                    settings="buffer.bytes_max, buffer.free_bytes_min, buffer.when_full",
+                )
+
+    # -- the buffer's thread: the file ----------------------------------------------------------
 
     def _attach(self) -> None:
         """Open or begin the file. One that SQLite finds corrupt is set aside. Raises BufferFileError."""
         path = self._settings.path
         try:
             try:
-                self._file = self._open_file()
+                self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts)
             except sqlite3.Error as error:
                 if not buffer_schema.is_corruption(error):
                     raise
-                self._set_aside(error, "unknown", 0)
-                self._file = self._open_file()
+                self._replace(error)
         except (sqlite3.Error, OSError) as error:
             raise BufferFileError(
                 f"buffer.path: {path} cannot be opened for writing ({error}): the directory must exist and be writable "
                 "by the user that sluice runs as, with space left"
             ) from error
+        self._reset()
+        self._measure(held=False)
+
+    def _reset(self) -> None:
+        """Begin with a file that was not open before."""
         self._attached = True
-        self._confirmed = None
-        self._measure()
-
-    def _open_file(self) -> BufferFile:
-        return BufferFile(self._settings, self.boot_id, self._clock, self.counts)
-
-    def _work(self) -> None:
-        closing = False
-        while not closing:
-            appends, calls, closing = self._wait()
-            for function, future in calls:
-                self._settle(future, function)
-            delete_due = self._confirmed is not None and (closing or time.monotonic() >= self._delete_due_s)
-            if appends or delete_due:
-                self._commit(appends)
-        self._file.connection.close()
-
-    def _wait(
-        self,
-    ) -> tuple[Sequence[_Append], Sequence[tuple[Callable[[], object], Future[object]]], bool]:
-        """Sleep until there is something to do; take what is due. Reads do not wait for a delayed commit."""
         with self._wake:
-            while True:
-                now_s = time.monotonic()
-                append_due = bool(self._appends) and (self._closing or now_s >= self._append_due_s)
-                delete_due = self._confirmed is not None and now_s >= self._delete_due_s
-                if append_due or delete_due or self._calls or self._closing:
-                    break
-                self._wake.wait(self._append_due_s - now_s if self._appends else DELETE_DELAY_S)
-            appends: deque[_Append] = deque()
-            if append_due:
-                appends, self._appends = self._appends, appends
-            calls, self._calls = self._calls, deque()
-            return appends, calls, self._closing
+            self._confirmed = []
+            self._tail.clear()
+        self._begin_salvages()
 
-    def _commit(self, appends: Sequence[_Append]) -> None:
-        """One transaction: all that waits, and the deletion of what Kafka has."""
-        added = False
-        try:
-            if not self._attached:
-                self._attach()
-            confirmed = self._confirmed
-            first = self._file.next_sequence
-            with self._file.transaction():
-                # Deletion first: the rows that go make room for those that come.
-                if confirmed is not None and confirmed[0] == self._file.id:
-                    self._file.delete(confirmed[1])
-                self._file.insert(entry for append in appends for entry in append.entries)
-            added = self._file.next_sequence > first
-        except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
-            committed = False
-            self._fail(error)
-            self._delete_due_s = time.monotonic() + DELETE_DELAY_S
-        else:
-            committed = True
-            self._recover()
-            with self._wake:
-                if self._confirmed == confirmed:
-                    self._confirmed = None
-        self._measure()
-        with self._wake:
-            self._queued_bytes -= sum(append.bytes for append in appends)
-        outcomes = [(append.done, committed and append.accepted) for append in appends if append.done is not None]
-        if outcomes:
-            self._loop.call_soon_threadsafe(_announce, outcomes)
-        if added:
-            self._loop.call_soon_threadsafe(self.committed.set)
-
-    def _quarantine(self, reports: Sequence[Entry]) -> None:
+    def _replace(self, error: Exception) -> None:
+        """Set the damaged file aside, and begin a new one that takes over what can be read of it."""
+        known = self._file if self._attached else None
+        aside = buffer_schema.set_aside(self._settings.path)
+        if known is not None:
+            # After the renaming: closing a database deletes the WAL that stands under its name.
+            self._attached = False
+            known.abandon()
+        self.set_aside.append(
+            SetAside(aside.name, "unknown" if known is None else known.id, None if known is None else known.rows)
+        )
+        log.error(
+            "buffer is corrupt: set aside, a new one takes over what can be read of it",
+            error=str(error),
+            aside=str(aside),
+        )
+        found = buffer_salvage.read_beside(aside, None if known is None else known.lane)
+        self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts, found.lanes)
         with self._file.transaction():
-            self._file.insert(reports)
-        self.state.rows = self._file.rows
-        self._loop.call_soon_threadsafe(self.committed.set)
+            buffer_salvage.adopt_beside(self._file.connection, found, self._file.salvaged)
+            progress = Progress(self._file.salvaged, -1, -1, None if known is None else known.rows, 0)
+            self._file.keep_marks([Mark(SALVAGE_PREFIX + aside.name, msgspec.json.encode(progress))])
 
-    def _pending(self) -> list[PendingLane]:
-        # What waits for its commit is pending too: no watermark may pass it.
+    def _begin_salvages(self) -> None:
+        """Go on with what damaged files still hold, the last start's too."""
+        for key, value in self._file.marks(SALVAGE_PREFIX).items():
+            aside = self._settings.path.with_name(key.removeprefix(SALVAGE_PREFIX))
+            salvage = Salvage(aside, msgspec.json.decode(value, type=Progress), self._adopt)
+            salvage.start()
+            self._salvages.append(salvage)
+
+    def _adopt(self, batch: SalvagedBatch) -> bool:
+        """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
+        future: Future[bool] = Future()
         with self._wake:
-            queued = [entry for append in self._appends for entry in append.entries]
-        return self._file.pending(queued)
+            if self._closing:
+                raise BufferFileError("the buffer is closed")
+            self._calls.append((lambda: self._adopt_now(batch), future))  # type: ignore[arg-type]
+            self._wake.notify()
+        return future.result()
+
+    def _adopt_now(self, batch: SalvagedBatch) -> bool:
+        file = self._file
+        if file.room.is_full(sum(len(row.payload) + ROW_BYTES for row in batch.rows)):
+            return False
+        with self._transaction():
+            file.adopt(batch.rows, batch.series)
+            key = SALVAGE_PREFIX + batch.aside.name
+            file.keep_marks([Mark(key, None if batch.finished else msgspec.json.encode(batch.progress))])
+            if batch.finished and batch.missing:
+                now_us = boottime_us()
+                file.count_losses([Loss("", "buffer-damaged", self.boot_id, batch.missing, 0, now_us)])
+        self.state.rows = file.rows
+        self.rewinds += 1
+        if batch.finished:
+            self.salvaged.append(batch)
+            log.info(
+                "a damaged buffer was salvaged",
+                aside=batch.aside.name,
+                rows=batch.progress.taken,
+                missing=batch.missing,
+            )
+        self._loop.call_soon_threadsafe(self.committed.set)
+        return True
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
+            if not self._attached:
+                self._attach()
             result = function()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self._fail(error)
             future.set_exception(BufferFileError(f"the buffer cannot be read or written: {error}"))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
@@ -305,52 +639,25 @@ class Buffer:
         else:
             future.set_result(result)
 
-    def _measure(self) -> None:
-        """See how much room is left; say so when that changes."""
-        if not self._attached:
-            return
-        try:
-            self.state.bytes_used = self._file.used_bytes()
-        except sqlite3.Error as error:
-            self._fail(error)
-            return
-        self.state.rows = self._file.rows
-        full = self.state.bytes_used >= self._settings.bytes_max
-        if full != self.state.full:
-            self.state.full = full
-            if full:
-                log.warning(
-                    "buffer full: readings are refused until Kafka has taken some",
-                    bytes_used=self.state.bytes_used,
-                    setting="buffer.bytes_max",
-                )
-            else:
-                log.info("buffer has room again", bytes_used=self.state.bytes_used)
-
     def _fail(self, error: Exception) -> None:
-        """Say once that the buffer fails; a corrupt file is set aside, and a new one begun at the next commit."""
+        """Say once that the buffer fails; a corrupt file is replaced at once."""
+        words = str(error) or type(error).__name__
+        if isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error) and self._attached:
+            try:
+                self._replace(error)
+                self._reset()
+            except (sqlite3.Error, OSError, BufferFileError) as problem:
+                words = f"no new buffer could be begun: {problem}"
+            else:
+                self._retry_s = 0.0
+                return
         if self.state.failing is None:
             log.error(
-                "buffer cannot be read or written: acknowledgements are withheld, sensors will send again",
-                error=str(error) or type(error).__name__,
+                "buffer cannot be read or written: nothing is acknowledged until it can; it is tried each second",
+                error=words,
                 path=str(self._settings.path),
             )
-        self.state.failing = str(error) or type(error).__name__
-        if self._attached and isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error):
-            self._file.connection.close()
-            self._attached = False
-            try:
-                self._set_aside(error, self._file.id, self._file.rows)
-                self._attach()
-            except (OSError, BufferFileError) as problem:
-                log.error("no new buffer could be begun", error=str(problem))  # noqa: TRY400 - it says it all
-            else:
-                self._recover()
-
-    def _set_aside(self, error: Exception, buffer_id: str, rows: int) -> None:
-        aside = buffer_schema.set_aside(self._settings.path)
-        self.set_aside.append(SetAside(aside.name, buffer_id, rows))
-        log.error("buffer is corrupt: set aside, a new one is begun", error=str(error), aside=str(aside), rows=rows)
+        self.state.failing = words
 
     def _recover(self) -> None:
         if self.state.failing is not None:
@@ -358,6 +665,43 @@ class Buffer:
             self.state.failing = None
 
     # -- plumbing -------------------------------------------------------------------------------
+
+    def _wake_for_append(self) -> None:
+        if len(self._readings) + len(self._own) == 1:
+            self._append_due_s = time.monotonic() + self._settings.commit_delay_ms / 1000
+        self._wake.notify()
+
+    def _announce(self, outcomes: Sequence[tuple[Done, bool]]) -> None:
+        if outcomes:
+            self._loop.call_soon_threadsafe(_announce, outcomes)
+
+    def _report_losses(self, report: Callable[[Loss], Entry]) -> int:
+        with self._wake:
+            losses, self._losses = self._losses, {}
+        if not losses and not self._file.has_losses():
+            return 0
+        try:
+            with self._transaction():
+                self._file.count_losses(list(losses.values()))
+                count = self._file.report_losses(report, LOSSES_REPORTED_MAX)
+        except BaseException:
+            self._put_back([], losses)
+            raise
+        self._measure(held=self.state.full and bool(self._readings))
+        self._loop.call_soon_threadsafe(self.committed.set)
+        return count
+
+    async def _transact(self, function: Callable[[], T]) -> T:
+        """Run a function in a transaction of its own, on the buffer's thread."""
+
+        def run() -> T:
+            with self._transaction():
+                result = function()
+            self._measure(held=self.state.full and bool(self._readings))
+            self._loop.call_soon_threadsafe(self.committed.set)
+            return result
+
+        return await self._call(run)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Run a function on the buffer's thread."""
@@ -369,36 +713,16 @@ class Buffer:
             self._wake.notify()
         return await asyncio.wrap_future(future)
 
-    def _lock(self) -> None:
-        """Keep a second daemon off the same file. Raises BufferFileError."""
-        path = self._settings.path.with_name(self._settings.path.name + ".lock")
-        try:
-            self._lock_file = path.open("ab")
-            for attempt in range(LOCK_TRIES):
-                try:
-                    fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if attempt == LOCK_TRIES - 1:
-                        raise
-                    time.sleep(LOCK_RETRY_S)
-                else:
-                    return
-        except BlockingIOError as error:
-            self._unlock()
-            raise BufferFileError(
-                f"buffer.path: {self._settings.path} is in use by another sluice: stop that one, "
-                "or give this one a buffer of its own"
-            ) from error
-        except OSError as error:
-            raise BufferFileError(
-                f"buffer.path: nothing can be written in {path.parent} ({error.strerror}): make the directory, "
-                "and let the user that sluice runs as write to it"
-            ) from error
 
-    def _unlock(self) -> None:
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
+def _disk_bytes(append: _Append) -> int:
+    return sum([len(entry.payload) + ROW_BYTES for entry in append.entries])
+
+
+def _merge(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:
+    for loss in more:
+        known = losses.setdefault(loss_key(loss), loss)
+        if known is not loss:
+            known.add(loss)
 
 
 def _announce(outcomes: Sequence[tuple[Done, bool]]) -> None:

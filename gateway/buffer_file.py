@@ -5,49 +5,46 @@ Nothing here knows of threads: `buffer` owns the one thread that calls it.
 
 import copy
 import secrets
+import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-import structlog
-
-from gateway import buffer_schema
-from gateway.buffer_rows import Entry, Lane, PendingLane, Position, Quarantined, Row, Series
+from gateway import buffer_losses, buffer_schema
+from gateway.buffer_quarantine import Quarantine
+from gateway.buffer_room import Room
+from gateway.buffer_rows import Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span
+from gateway.buffer_runs import DeviceRuns
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
-from gateway.duplicate_window import DuplicateWindow, Verdict
 from gateway.event_floor import NOTHING_US, EventFloor
+from gateway.reading import Mark
 from gateway.settings import BufferSettings
 
-RUNS_PER_STREAM = 2
-"""Runs of a device's stream whose duplicate window is kept: the present boot's, and the one before for stragglers."""
-RUNS_MAX = 20_000
-"""Duplicate windows kept, in the file and (768 bytes each) in memory; least recently used go first."""
 SERIES_MAX = 10_000
 """Series that are kept although no row needs them, so that devices need not be stored anew each time."""
 FLOOR_SAVE_S = 10.0
 """A risen floor of pending event times is written down no more often than this: it is a page for the card."""
 READ_BYTES_MAX = 4_000_000
 """Payload bytes that one read gives at the most, whatever the number of rows."""
+READ_ROWS = 100
+"""Rows taken from SQLite at a time."""
+DROP_ROWS_MIN = 500
+"""Rows that `drop-oldest` drops at a time: counting them costs less than the commit that they make room for."""
+USAGE_HOURS = 48
 
-_INSERT = "INSERT INTO reading VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT = """
-    SELECT lane, sequence, series, received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, payload
-    FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?
-"""
-_SAVE_RUN = """
-    INSERT INTO device_run VALUES (?, ?, ?, ?, ?, ?)
-    ON CONFLICT (device, topic, boot)
-    DO UPDATE SET lane = excluded.lane, seen_us = excluded.seen_us, window = excluded.window
-"""
-
-Run = tuple[str, str, str]
-"""Device, Kafka topic, device boot: sequences may be counted for a device or for each of its streams."""
-
-log = structlog.get_logger()
+_COLUMNS = len(Row._fields)
+_VALUES = f"({', '.join('?' * _COLUMNS)})"
+_INSERT = f"INSERT INTO reading VALUES {_VALUES}"
+_INSERT_MANY_ROWS = 64
+"""Rows in one statement. SQLite is called once for each statement, and Python's lock changes hands each time: that is
+what inserting one by one costs while the event loop is busy."""
+_INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_VALUES] * _INSERT_MANY_ROWS)}"
+_SELECT = f"SELECT {', '.join(Row._fields)} FROM reading"
 
 
 @dataclass(slots=True)
@@ -56,8 +53,6 @@ class _State:
 
     next_sequence: int = 0
     rows: int = 0
-    quarantined_rows: int = 0
-    quarantined_bytes: int = 0
     floor: EventFloor = field(default_factory=EventFloor)
     floor_saved_us: int = NOTHING_US
     floor_due_s: float = 0.0
@@ -68,14 +63,19 @@ class BufferFile:
     """An open file. Methods that write belong into `with transaction()`; all raise sqlite3.Error where SQLite fails."""
 
     def __init__(
-        self, settings: BufferSettings, boot_id: str, clock: Callable[[], WallClock], counts: Counter[str]
+        self,
+        settings: BufferSettings,
+        boot_id: str,
+        clock: Callable[[], WallClock],
+        counts: Counter[str],
+        salvaged: Sequence[Lane] = (),
     ) -> None:
-        """Open or make the file, and open a lane in it.
+        """Open or make the file, and open a lane in it, behind lanes whose rows are salvaged from another file.
 
         `counts` is added to by each committed transaction: `duplicate`, `conflict`, `below-window`,
-        `quarantine-overflow`. Raises sqlite3.Error, and BufferFileError where the file is of a newer version.
+        `quarantine-overflow`, `dropped`. Raises sqlite3.Error, OSError, and BufferFileError where the file is of a
+        newer version.
         """
-        self._settings = settings
         self._boot_id = boot_id
         self._clock = clock
         self._counts = counts
@@ -83,18 +83,26 @@ class BufferFile:
         self._state = _State()
         self._series_numbers: dict[Series, int] = {}
         self._series_pruned_at = SERIES_MAX
-        self._runs: dict[Run, DuplicateWindow] = {}
         self.connection = buffer_schema.connect(settings.path)
         try:
-            self.id = buffer_schema.buffer_id(self.connection)
-            self._state.rows = buffer_schema.count_rows(self.connection)
-            self._state.quarantined_rows, self._state.quarantined_bytes = self.connection.execute(
-                "SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine"
-            ).fetchone()
-            with self.transaction():
-                self.lane = self._open_lane()
+            self.room = Room(settings, self.connection)
         except BaseException:
             self.connection.close()
+            raise
+        try:
+            self.room.prepare()
+            self.id = buffer_schema.buffer_id(self.connection)
+            self._state.rows = buffer_schema.count_rows(self.connection)
+            self._runs = DeviceRuns(self.connection)
+            self._quarantine = Quarantine(settings, self.connection, boot_id)
+            with self.transaction():
+                self.salvaged = {lane.number: self._adopt_lane(lane) for lane in salvaged}
+                """Lane numbers of the other file, to those of this one."""
+                self.lane = self._open_lane()
+            self.inserted: list[Row] = []
+            """Rows that the last transaction added to `lane`."""
+        except BaseException:
+            self.abandon()
             raise
 
     @property
@@ -107,23 +115,35 @@ class BufferFile:
         """The sequence that the next row of this lane gets."""
         return self._state.next_sequence
 
+    def close(self) -> None:
+        """Close the file; the next start finds its WAL as it is."""
+        self.room.close()
+
+    def abandon(self) -> None:
+        """Let go of a file that was renamed and is damaged."""
+        self.room.abandon()
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it ends; memory follows the file, whichever it is."""
         before = copy.deepcopy(self._state)
         self._tally.clear()
+        self.inserted = []
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             self._save_clock()
             yield
+            self.room.extend()
             self.connection.execute("COMMIT")
         except BaseException:
             self._state = before
+            self.inserted = []
             # Numbers and windows that this transaction gave are void: they are read again when needed.
             self._series_numbers.clear()
-            self._runs.clear()
+            self._runs.forget()
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
+            self._quarantine.measure()
             raise
         self._counts.update(self._tally)
 
@@ -131,63 +151,186 @@ class BufferFile:
 
     def insert(self, entries: Iterable[Entry]) -> None:
         """Append entries in order, each retransmission left out."""
-        rows: list[tuple[object, ...]] = []
-        touched: dict[Run, DuplicateWindow] = {}
+        admit = self._runs.admit
+        tally = self._tally
+        self._append(
+            entry
+            for entry in entries
+            if entry.device_sequence is None
+            or entry.device_boot is None
+            or admit(entry.series, entry.device_boot, entry.device_sequence, entry.payload, tally)
+        )
+        self._runs.save(self.lane.number, self._clock().at(boottime_us()))
+
+    def insert_again(self, entries: Iterable[Entry]) -> None:
+        """Append entries that were judged when they first came in, such as quarantined ones."""
+        self._append(entries)
+
+    def _append(self, entries: Iterable[Entry]) -> None:
         state = self._state
+        lane = self.lane.number
+        numbers = self._series_numbers
+        sequence = state.next_sequence
+        event_from_us = NOTHING_US
+        rows: list[Row] = []
         for entry in entries:
-            if self._is_duplicate(entry, touched):
-                continue
             if entry.quarantined is not None:
-                self._keep(entry, entry.quarantined)
+                self._quarantine.keep(entry.quarantined, self._tally)
+            series = numbers.get(entry.series)
+            event_us = entry.event_us
+            received_us = entry.received_us
             rows.append(
-                (
-                    self.lane.number,
-                    state.next_sequence,
-                    self._series_number(entry.series),
-                    entry.received_us,
-                    entry.event_us,
+                Row(
+                    lane,
+                    sequence,
+                    self._series_number(entry.series) if series is None else series,
+                    received_us,
+                    event_us,
                     entry.event_error_us,
                     entry.tick_ms,
                     entry.device_boot,
                     entry.device_sequence,
                     entry.payload,
+                    1 if entry.redelivered else 0,
                 )
             )
-            state.next_sequence += 1
-            state.floor.add(event_us(entry))
+            sequence += 1
+            if event_us is None:
+                event_us = received_us
+            event_from_us = min(event_from_us, event_us)
         if not rows:
             return
-        self.connection.executemany(_INSERT, rows)
+        _insert_rows(self.connection, rows)
+        state.next_sequence = sequence
         state.rows += len(rows)
+        state.floor.add(event_from_us)
+        self.inserted += rows
         self._save_floor()
-        seen_us = self._clock().at(boottime_us())
-        self.connection.executemany(
-            _SAVE_RUN, [(*run, self.lane.number, seen_us, window.to_bytes()) for run, window in touched.items()]
-        )
 
-    def delete(self, confirmed: Position) -> None:
-        """Delete every row up to and including a position."""
+    def keep_marks(self, marks: Iterable[Mark]) -> None:
+        """Keep or forget what ingresses want remembered."""
+        for key, value in marks:
+            if value is None:
+                self.connection.execute("DELETE FROM mark WHERE key = ?", (key,))
+            else:
+                self.connection.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (key, value))
+
+    def delete(self, confirmed: Span) -> None:
+        """Delete rows that Kafka or the quarantine has."""
         state = self._state
         state.rows -= self.connection.execute(
-            "DELETE FROM reading WHERE (lane, sequence) <= (?, ?)", confirmed
+            "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", confirmed
         ).rowcount
         if confirmed.lane == self.lane.number:
-            state.floor.settle(confirmed.sequence, state.next_sequence)
+            state.floor.settle(confirmed.last, state.next_sequence)
         if len(self._series_numbers) > self._series_pruned_at:
             self._prune_series()
+
+    def drop_oldest(self, coming_bytes: int) -> None:
+        """Drop the oldest rows, each counted as lost, until the file has room for more; see `Room.is_full`."""
+        while self._state.rows and self.room.is_full(coming_bytes):
+            self._drop_front(max(DROP_ROWS_MIN, self._state.rows // 200), "buffer-full", None)
+
+    def drop_aged(self, age_us: int) -> bool:
+        """Drop some rows that waited longer than this, each counted as lost; tell whether there may be more.
+
+        Rows of a boot whose wall clock was never known stay: how old they are is not known either.
+        """
+        now = self._clock()
+        oldest = self.connection.execute(
+            "SELECT lane, boot_id FROM reading JOIN lane ON lane.number = reading.lane ORDER BY lane, sequence LIMIT 1"
+        ).fetchone()
+        if oldest is None:
+            return False
+        boot_id = oldest[1]
+        cutoff_us = boottime_us() - age_us
+        if boot_id != self._boot_id:
+            clock = self.boot_clock(boot_id)
+            if not clock.synced or not now.synced:
+                return False
+            cutoff_us += now.offset_us - clock.offset_us
+        return self._drop_front(10 * DROP_ROWS_MIN, "too-old", cutoff_us) > 0
+
+    def _drop_front(self, limit: int, reason: str, before_us: int | None) -> int:
+        """Drop up to `limit` rows from the front of the oldest lane, those received before `before_us` only."""
+        (lane,) = self.connection.execute("SELECT lane FROM reading ORDER BY lane, sequence LIMIT 1").fetchone()
+        first, last = self.connection.execute(
+            "SELECT min(sequence), max(sequence) FROM"
+            " (SELECT sequence, received_us FROM reading WHERE lane = ? ORDER BY sequence LIMIT ?)"
+            " WHERE received_us < ?",
+            (lane, limit, NOTHING_US if before_us is None else before_us),
+        ).fetchone()
+        if first is None:
+            return 0
+        span = Span(lane, first, last)
+        losses = buffer_losses.losses_of_rows(self.connection, *span, reason, self._boot_id)
+        before = self._state.rows
+        self.delete(span)
+        buffer_losses.count_losses(self.connection, losses)
+        dropped = before - self._state.rows
+        self._tally["dropped"] += dropped
+        return dropped
+
+    def count_losses(self, losses: Sequence[Loss]) -> None:
+        """Count readings that never came to be rows."""
+        buffer_losses.count_losses(self.connection, losses)
+
+    def report_losses(self, report: Callable[[Loss], Entry], limit: int) -> int:
+        """Turn loss counters into rows that report them; how many."""
+        losses = buffer_losses.counted_losses(self.connection, limit)
+        self.insert([report(loss) for loss in losses])
+        buffer_losses.forget_losses(self.connection, losses)
+        return len(losses)
+
+    def drop_quarantined(self, numbers: Sequence[int]) -> int:
+        """Forget quarantined input; how much of it there was."""
+        return self._quarantine.drop(numbers)
+
+    def adopt(self, rows: Sequence[Row], series: Mapping[int, Series]) -> None:
+        """Take over rows of a damaged file, into the lanes that `salvaged` gave them; their series are `series`.
+
+        A row whose series could not be read has nobody to go to: it is kept in the quarantine.
+        """
+        numbers = {
+            number: self._series_number(series[number]) for number in {row.series for row in rows} & series.keys()
+        }
+        _insert_rows(
+            self.connection, [row._replace(series=numbers[row.series]) for row in rows if row.series in numbers]
+        )
+        for row in rows:
+            if row.series in numbers:
+                self._state.rows += 1
+            else:
+                reason = "salvaged-without-series"
+                self._quarantine.keep(Quarantined(reason, row.payload, "", "", row.received_us), self._tally)
+
+    def add_usage(self, seconds: float, readings: int, stored_bytes: int, disk_bytes: int) -> None:
+        """Add to what this hour of this boot brought."""
+        hour = boottime_us() // 3_600_000_000
+        self.connection.execute(
+            """INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes)
+            VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (boot_id, hour) DO UPDATE SET
+                seconds = seconds + excluded.seconds, readings = readings + excluded.readings,
+                stored_bytes = stored_bytes + excluded.stored_bytes, disk_bytes = disk_bytes + excluded.disk_bytes""",
+            (self._boot_id, hour, seconds, readings, stored_bytes, disk_bytes),
+        )
+        self.connection.execute("DELETE FROM usage WHERE number <= (SELECT max(number) FROM usage) - ?", (USAGE_HOURS,))
 
     # -- reading --------------------------------------------------------------------------------
 
     def read(self, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position, in order: all lanes, oldest first; `READ_BYTES_MAX` may cut the list short."""
-        rows = []
+        rows: list[Row] = []
         size = 0
-        for values in self.connection.execute(_SELECT, (*after, limit)):
-            row = Row(*values)
-            rows.append(row)
-            size += len(row.payload)
-            if size > READ_BYTES_MAX:
-                break
+        cursor = self.connection.execute(
+            f"{_SELECT} WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?", (*after, limit)
+        )
+        while size <= READ_BYTES_MAX and (found := cursor.fetchmany(READ_ROWS)):
+            for row in map(Row._make, found):
+                rows.append(row)
+                size += len(row.payload)
+                if size > READ_BYTES_MAX:
+                    break
         return rows
 
     def series(self, number: int) -> Series:
@@ -198,11 +341,33 @@ class BufferFile:
 
     def lane_of(self, number: int) -> Lane:
         """The lane of a row. Raises BufferFileError where this file does not know it."""
-        return Lane(*self._one("SELECT number, name, boot_id FROM lane WHERE number = ?", number))
+        return Lane(
+            *self._one(
+                "SELECT number, name, boot_id, coalesce(buffer_id, (SELECT value FROM meta WHERE name = 'buffer_id'))"
+                " FROM lane WHERE number = ?",
+                number,
+            )
+        )
 
     def boot_clock(self, boot_id: str) -> WallClock:
         """What was last known of a boot's wall clock. Raises BufferFileError where this file does not know it."""
         return WallClock(*self._one("SELECT offset_us, error_us FROM boot WHERE boot_id = ?", boot_id))
+
+    def marks(self, prefix: str) -> dict[str, bytes]:
+        """The marks whose keys begin with `prefix`."""
+        return dict(
+            self.connection.execute(
+                "SELECT key, value FROM mark WHERE key >= ?1 AND key < ?1 || char(1114111)", (prefix,)
+            )
+        )
+
+    def quarantined(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
+        """Quarantined input by its numbers; what is not there is left out."""
+        return self._quarantine.find(numbers)
+
+    def has_losses(self) -> bool:
+        """Whether losses wait to be reported."""
+        return self.connection.execute("SELECT 1 FROM loss LIMIT 1").fetchone() is not None
 
     def pending(self, queued: Sequence[Entry]) -> list[PendingLane]:
         """The lanes that hold rows, `queued` (what waits for its commit) counted with this one's."""
@@ -217,135 +382,57 @@ class BufferFile:
             )
         }
         if queued:
-            event_from_us = min(self._state.floor.value_us, *(event_us(entry) for entry in queued))
+            event_from_us = min(self._state.floor.value_us, *(_event_us(entry) for entry in queued))
             lanes[self.lane.name] = PendingLane(self.lane.name, event_from_us, queued[-1].received_us, self._boot_id)
         return list(lanes.values())
-
-    def used_bytes(self) -> int:
-        """Pages in use: deleted rows leave free pages, not a smaller file."""
-        (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
-        (free,) = self.connection.execute("PRAGMA freelist_count").fetchone()
-        (page_bytes,) = self.connection.execute("PRAGMA page_size").fetchone()
-        return int((pages - free) * page_bytes)
 
     # -- the parts ------------------------------------------------------------------------------
 
     def _open_lane(self) -> Lane:
-        # Lanes and boots of which no row is left are history; this one's begin here.
-        self.connection.execute("DELETE FROM lane WHERE NOT EXISTS (SELECT 1 FROM reading WHERE lane = number)")
+        # Lanes and boots of which nothing is left are history; this one's begin here.
+        kept = list(self.salvaged.values())
+        self.connection.execute(
+            "DELETE FROM lane WHERE NOT EXISTS (SELECT 1 FROM reading WHERE lane = number)"
+            f" AND number NOT IN ({', '.join('?' * len(kept))})",
+            kept,
+        )
         name = secrets.token_hex(6)
         (number,) = self.connection.execute(
             "INSERT INTO lane (name, boot_id) VALUES (?, ?) RETURNING number", (name, self._boot_id)
         ).fetchone()
-        self.connection.execute("DELETE FROM boot WHERE boot_id NOT IN (SELECT boot_id FROM lane)")
-        return Lane(number, name, self._boot_id)
-
-    def _keep(self, report: Entry, input_: Quarantined) -> None:
-        """Put input into the local quarantine, whole; the oldest makes room where it is over its bounds."""
         self.connection.execute(
-            "INSERT INTO quarantine (boot_id, received_us, device, subject, reason, payload) VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                self._boot_id,
-                report.received_us,
-                report.series.device,
-                report.series.subject,
-                input_.reason,
-                input_.payload,
-            ),
+            """DELETE FROM boot WHERE boot_id NOT IN
+            (SELECT boot_id FROM lane UNION SELECT boot_id FROM quarantine UNION SELECT boot_id FROM loss)"""
         )
-        state = self._state
-        state.quarantined_rows += 1
-        state.quarantined_bytes += len(input_.payload)
-        # At most a tenth of the buffer: what is set aside must not keep readings out.
-        bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
-        while state.quarantined_rows > self._settings.quarantine_rows_max or (
-            state.quarantined_bytes > bytes_max and state.quarantined_rows > 1
-        ):
-            number, size = self.connection.execute(
-                "SELECT number, length(payload) FROM quarantine ORDER BY number LIMIT 1"
-            ).fetchone()
-            self.connection.execute("DELETE FROM quarantine WHERE number = ?", (number,))
-            state.quarantined_rows -= 1
-            state.quarantined_bytes -= size
-            self._tally["quarantine-overflow"] += 1
+        return Lane(number, name, self._boot_id, self.id)
 
-    def _is_duplicate(self, entry: Entry, touched: dict[Run, DuplicateWindow]) -> bool:
-        if entry.device_sequence is None or entry.device_boot is None:
-            return False
-        run = (entry.series.device, entry.series.topic, entry.device_boot)
-        window = self._window(run)
-        verdict = window.admit(entry.device_sequence, entry.payload)
-        if verdict is not Verdict.NEW:
-            self._tally[verdict.value] += 1
-        if verdict is Verdict.DUPLICATE:
-            return True
-        touched[run] = window
-        return False
-
-    def _window(self, run: Run) -> DuplicateWindow:
-        window = self._runs.pop(run, None)
-        if window is None:
-            window = self._stored_window(run)
-        # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
-        self._runs[run] = window
-        if len(self._runs) > RUNS_MAX:
-            del self._runs[next(iter(self._runs))]
-        return window
-
-    def _stored_window(self, run: Run) -> DuplicateWindow:
-        stored = self.connection.execute(
-            "SELECT window FROM device_run WHERE device = ? AND topic = ? AND boot = ?", run
+    def _adopt_lane(self, lane: Lane) -> int:
+        (number,) = self.connection.execute(
+            "INSERT INTO lane (name, boot_id, buffer_id) VALUES (?, ?, ?) RETURNING number",
+            (lane.name, lane.boot_id, lane.buffer_id),
         ).fetchone()
-        if stored is None:
-            self._forget_older_runs(run)
-            return DuplicateWindow()
-        try:
-            return DuplicateWindow.from_bytes(stored[0])
-        except ValueError as error:
-            # Without it resends may be stored again: the cloud tells them, nothing is lost.
-            log.warning("a duplicate window is begun anew", device=run[0], error=str(error))
-            return DuplicateWindow()
-
-    def _forget_older_runs(self, run: Run) -> None:
-        """Make room for a new run: of the same stream's older ones, then of the least recently used of all.
-
-        The order is by lane, then by time: the wall clock may stand in another year after each start.
-        """
-        device, topic, _ = run
-        self.connection.execute(
-            """DELETE FROM device_run WHERE device = ?1 AND topic = ?2 AND boot NOT IN (
-                SELECT boot FROM device_run WHERE device = ?1 AND topic = ?2
-                ORDER BY lane DESC, seen_us DESC LIMIT ?3)""",
-            (device, topic, RUNS_PER_STREAM - 1),
-        )
-        (runs,) = self.connection.execute("SELECT count(*) FROM device_run").fetchone()
-        if runs >= RUNS_MAX:
-            self.connection.execute(
-                """DELETE FROM device_run WHERE (device, topic, boot) IN (
-                    SELECT device, topic, boot FROM device_run ORDER BY lane, seen_us LIMIT ?)""",
-                (RUNS_MAX // 10,),
-            )
+        return int(number)
 
     def _series_number(self, series: Series) -> int:
-        number = self._series_numbers.get(series)
-        if number is None:
-            fields = (series.topic, series.key, series.device, series.subject, series.type, series.content_type)
-            self.connection.execute(
-                "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                fields,
-            )
-            (number,) = self.connection.execute(
-                "SELECT number FROM series WHERE topic = ? AND key = ? AND device = ? AND subject = ?"
-                " AND type = ? AND content_type = ?",
-                fields,
-            ).fetchone()
-            self._series_numbers[series] = number
-        return number
+        fields = (series.topic, series.key, series.device, series.subject, series.type, series.content_type)
+        self.connection.execute(
+            "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type) VALUES (?, ?, ?, ?, ?, ?)",
+            fields,
+        )
+        (number,) = self.connection.execute(
+            "SELECT number FROM series WHERE topic = ? AND key = ? AND device = ? AND subject = ?"
+            " AND type = ? AND content_type = ?",
+            fields,
+        ).fetchone()
+        self._series_numbers[series] = number
+        return int(number)
 
     def _prune_series(self) -> None:
         """Forget series that no row refers to. What is left sets when to look again: never at every commit."""
-        self.connection.execute("DELETE FROM series WHERE number NOT IN (SELECT series FROM reading)")
+        self.connection.execute(
+            """DELETE FROM series WHERE number NOT IN
+            (SELECT series FROM reading UNION SELECT series FROM quarantine WHERE series IS NOT NULL)"""
+        )
         self._series_numbers.clear()
         (left,) = self.connection.execute("SELECT count(*) FROM series").fetchone()
         self._series_pruned_at = max(SERIES_MAX, 2 * left)
@@ -386,6 +473,13 @@ class BufferFile:
         return found
 
 
-def event_us(entry: Entry) -> int:
+def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+    whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
+    for start in range(0, whole, _INSERT_MANY_ROWS):
+        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(rows[start : start + _INSERT_MANY_ROWS])))
+    connection.executemany(_INSERT, rows[whole:])
+
+
+def _event_us(entry: Entry) -> int:
     """When an entry was measured, as far as it is known: CLOCK_BOOTTIME in microseconds."""
     return entry.received_us if entry.event_us is None else entry.event_us

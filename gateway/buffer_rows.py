@@ -6,8 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True, cache_hash=True):
     """What many readings have in common; stored once, referred to by number."""
 
     topic: str
@@ -21,12 +20,29 @@ class Series:
     content_type: str
 
 
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """Input that no route could take; kept whole on this box, bounded by `buffer.quarantine_rows_max`."""
+class Quarantined(Struct, frozen=True, gc=False):
+    """Input that cannot be forwarded, with all that taking it in again needs.
+
+    Kept whole on this box, bounded by `buffer.quarantine_rows_max`. Times are of the gateway boot `boot_id`, or of this
+    one where that is None.
+    """
 
     reason: str
     payload: bytes
+    device: str
+    subject: str
+    received_us: int
+    topic: str | None = None
+    """What the routes match, where none took it."""
+    writer: str | None = None
+    series: int | None = None
+    """The series of this file that it belongs to, where it had been routed."""
+    event_us: int | None = None
+    event_error_us: int = 0
+    tick_ms: int | None = None
+    device_boot: str | None = None
+    device_sequence: int | None = None
+    boot_id: str | None = None
 
 
 class Entry(Struct, frozen=True, gc=False):
@@ -40,6 +56,8 @@ class Entry(Struct, frozen=True, gc=False):
     device_boot: str | None = None
     device_sequence: int | None = None
     tick_ms: int | None = None
+    redelivered: bool = False
+    """See `Reading.redelivered`."""
     quarantined: Quarantined | None = None
     """Set where the row reports quarantined input: `payload` is then the report, and this the input itself."""
 
@@ -52,6 +70,14 @@ class Position(NamedTuple):
 
 
 START = Position(0, -1)
+
+
+class Span(NamedTuple):
+    """Rows of one lane, from `first` to `last`, both included."""
+
+    lane: int
+    first: int
+    last: int
 
 
 class Row(NamedTuple):
@@ -67,6 +93,7 @@ class Row(NamedTuple):
     device_boot: str | None
     device_sequence: int | None
     payload: bytes
+    redelivered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +103,8 @@ class Lane:
     number: int
     name: str
     boot_id: str
+    buffer_id: str
+    """The file that it was opened in: another than this one where its rows were salvaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +116,40 @@ class PendingLane:
     """Earliest event time that may still be pending, in `boot_id`'s CLOCK_BOOTTIME."""
     event_to_us: int
     boot_id: str
+
+
+class Loss(Struct):
+    """Readings that are gone for good, counted by device and reason (promise P4).
+
+    Times are CLOCK_BOOTTIME of the gateway boot `boot_id`. The sensor's sequences are given where it sends some and
+    lost ones are known: `count` of those from `first_sequence` to `last_sequence`.
+    """
+
+    device: str
+    """Empty where the device is not known."""
+    reason: str
+    boot_id: str
+    count: int
+    first_us: int
+    last_us: int
+    device_boot: str = ""
+    first_sequence: int | None = None
+    last_sequence: int | None = None
+
+    def add(self, other: "Loss") -> None:
+        """Count another loss of the same device, boot and reason with this one."""
+        self.count += other.count
+        self.first_us = min(self.first_us, other.first_us)
+        self.last_us = max(self.last_us, other.last_us)
+        if other.first_sequence is not None and other.last_sequence is not None:
+            first, last = self.first_sequence, self.last_sequence
+            self.first_sequence = other.first_sequence if first is None else min(first, other.first_sequence)
+            self.last_sequence = other.last_sequence if last is None else max(last, other.last_sequence)
+
+
+LossKey = tuple[str, str, str, str]
+"""Device, reason, gateway boot, device boot: what a loss is counted by."""
+
+
+def loss_key(loss: Loss) -> LossKey:
+    return loss.device, loss.reason, loss.boot_id, loss.device_boot

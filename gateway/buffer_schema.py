@@ -60,7 +60,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             seconds REAL NOT NULL, readings INTEGER NOT NULL, stored_bytes INTEGER NOT NULL,
             disk_bytes INTEGER NOT NULL, UNIQUE (boot_id, hour)
         )""",
-        # What a reading needs to be taken in again.
+        # What a reading needs to be taken in again: its series where it had been routed, else the topic and the sender.
+        "ALTER TABLE quarantine ADD COLUMN series INTEGER",
         "ALTER TABLE quarantine ADD COLUMN topic TEXT",
         "ALTER TABLE quarantine ADD COLUMN writer TEXT",
         "ALTER TABLE quarantine ADD COLUMN event_us INTEGER",
@@ -101,12 +102,15 @@ def buffer_id(connection: sqlite3.Connection) -> str:
 
 
 def count_rows(connection: sqlite3.Connection) -> int:
-    """How many readings wait. Lanes are numbered densely and deleted from the front: their ends tell, no scan."""
+    """How many readings wait. Lanes are numbered densely and deleted from the front: their ends tell, no scan.
+
+    Salvaged lanes have holes: their rows are counted.
+    """
     (rows,) = connection.execute(
-        """SELECT coalesce(sum(
+        """SELECT coalesce(sum(CASE WHEN buffer_id IS NULL THEN
             (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence DESC LIMIT 1)
             - (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence LIMIT 1) + 1
-        ), 0) FROM lane"""
+        ELSE (SELECT count(*) FROM reading WHERE lane = number) END), 0) FROM lane"""
     ).fetchone()
     return int(rows)
 
@@ -127,6 +131,29 @@ def is_corruption(error: sqlite3.Error) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     # The low byte is the primary result code; the rest says where it was noticed.
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+_OF_DISK = frozenset(
+    (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
+)
+
+
+def is_of_disk(error: Exception) -> bool:
+    """Whether the disk or the file is at fault, and the same may succeed later; or what was to be stored is."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(error, OSError | BufferFileError) or (code is not None and code & 0xFF in _OF_DISK)
 
 
 def _migrate(connection: sqlite3.Connection) -> None:

@@ -2,12 +2,17 @@
 
 import fcntl
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
-from gateway.buffer_schema import BufferFileError, buffer_id, count_rows
+from gateway.buffer_schema import MIGRATIONS, BufferFileError, buffer_id, count_rows, is_corruption
+
+ASIDE_MARK = ".corrupt-"
+"""Stands between the buffer's name and the date in the name of a file that was set aside."""
+_NOT_TO_BE_OPENED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -33,23 +38,98 @@ class BufferStatus(Struct, frozen=True):
     quarantined: int
     quarantine_reasons: dict[str, int]
     """How many of them for which reason."""
+    losses: dict[str, int]
+    """Readings that are gone for good, by reason, as far as that was not reported to Kafka yet."""
+    set_aside: tuple[str, ...]
+    """Names of the files beside it that SQLite found corrupt, and that were replaced."""
     devices: tuple[DeviceStatus, ...]
 
 
 def read_status(path: Path) -> BufferStatus:
     """Look at a buffer file. Raises BufferFileError where there is none, or it cannot be read."""
+    with reading(path) as connection:
+        # One transaction: all figures are of the same moment.
+        connection.execute("BEGIN")
+        return _read(connection, path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a buffer file for reading; sqlite3.Error in the block becomes BufferFileError, as does a wrong schema."""
     if not path.exists():
         raise BufferFileError(f"there is no buffer at {path}: sluice run makes it when it first starts")
     try:
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)) as connection:
-            # One transaction: all figures are of the same moment.
-            connection.execute("BEGIN")
-            return _read(connection, running=_is_locked(path))
+        with closing(_connect(path)) as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            _check_version(version)
+            yield connection
     except sqlite3.Error as error:
-        raise BufferFileError(f"the buffer at {path} cannot be read: {error}") from error
+        raise BufferFileError(f"the buffer at {path} cannot be read: {error}{_hint(path, error)}") from error
 
 
-def _read(connection: sqlite3.Connection, *, running: bool) -> BufferStatus:
+def _connect(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write. What it reads blocks nobody, but keeps the WAL from being begun anew."""
+    uri = f"{path.resolve().as_uri()}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, timeout=5.0)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if _code(error) not in _NOT_TO_BE_OPENED or is_running(path) or _wal_bytes(path):
+            raise
+        # A reader of a WAL file needs its index, and here it cannot be made. Nobody writes and no WAL is there: the
+        # file is all there is.
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_version(version: int) -> None:
+    if version > len(MIGRATIONS):
+        raise BufferFileError(
+            f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}): "
+            "use that version's commands"
+        )
+    if version < len(MIGRATIONS):
+        raise BufferFileError(
+            f"the buffer was written by an older Sluice (schema {version}, this one has {len(MIGRATIONS)}): "
+            "sluice run brings it up to date when it starts, and keeps what is in it"
+        )
+
+
+def _hint(path: Path, error: sqlite3.Error) -> str:
+    if _code(error) in _NOT_TO_BE_OPENED:
+        return (
+            f". Reading takes a file {path.name}-shm beside it: run this as the user that sluice runs as, or as root. "
+            f"Where the disk is read-only, copy {path.name} and {path.name}-wal elsewhere, and set buffer.path to them"
+        )
+    if is_corruption(error):
+        return (
+            ". The file is damaged: sluice run sets it aside when it meets the damage, salvages what can be read, and "
+            "goes on with a new one"
+        )
+    return ""
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _wal_bytes(path: Path) -> int:
+    wal = path.with_name(path.name + "-wal")
+    return wal.stat().st_size if wal.exists() else 0
+
+
+def set_aside_files(path: Path) -> tuple[str, ...]:
+    """Names of the corrupt files beside a buffer file that it took the place of, oldest first."""
+    names = (found.name for found in path.parent.glob(f"{path.name}{ASIDE_MARK}*"))
+    return tuple(sorted(name for name in names if not name.endswith(("-wal", "-shm"))))
+
+
+def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
@@ -62,23 +142,27 @@ def _read(connection: sqlite3.Connection, *, running: bool) -> BufferStatus:
         "SELECT count(*) FROM lane WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number)"
     ).fetchone()
     reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
+    losses = dict(connection.execute("SELECT reason, sum(count) FROM loss WHERE count > 0 GROUP BY reason").fetchall())
     devices = connection.execute(
         "SELECT device, boot, max(seen_us) FROM device_run GROUP BY device ORDER BY device"
     ).fetchall()
     return BufferStatus(
         buffer_id=buffer_id(connection),
-        running=running,
+        running=is_running(path),
         rows=count_rows(connection),
         bytes_used=(pages - free) * page_bytes,
         oldest_wall_us=None if oldest is None else oldest[0],
         lanes=lanes,
         quarantined=sum(reasons.values()),
         quarantine_reasons=reasons,
+        losses=losses,
+        set_aside=set_aside_files(path),
         devices=tuple(DeviceStatus(*device) for device in devices),
     )
 
 
-def _is_locked(path: Path) -> bool:
+def is_running(path: Path) -> bool:
+    """Whether a daemon holds the buffer's lock."""
     try:
         with path.with_name(path.name + ".lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -28,11 +28,12 @@ from aiokafka.errors import (
 from aiokafka.partitioner import murmur2
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Lane, Position, Row, Series
+from gateway.buffer_rows import START, Lane, Position, Quarantined, Row, Series, Span
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.intake import FrontDoor
-from gateway.kafka_record import Headers, RecordFrame, record_bytes, record_frame, record_headers, rfc3339
+from gateway.kafka_batch import EncodedBatch
+from gateway.kafka_record import RecordFrame, encode_record, record_frame, rfc3339
 from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -94,15 +95,20 @@ class _Session:
     producer: AIOKafkaProducer
     admin: AIOKafkaAdminClient
     buffer_id: str
-    frames: dict[tuple[int, int], RecordFrame] = field(default_factory=dict)
+    routes: dict[tuple[int, int], "_Route"] = field(default_factory=dict)
+    """By lane and series: those whose topic may be written to."""
     series: dict[int, Series] = field(default_factory=dict)
     lanes: dict[int, Lane] = field(default_factory=dict)
-    partitions: dict[tuple[str, bytes], int] = field(default_factory=dict)
     judging: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Drain and heartbeat must not both create the same topic."""
 
 
-_Record = tuple[RecordFrame, Row, Headers]
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where the rows of one series in one lane go, and what their records have in common."""
+
+    frame: RecordFrame
+    partition: int
 
 
 class Forwarder:
@@ -129,9 +135,9 @@ class Forwarder:
         self._heartbeat_from_s = 0.0
         self._rows_max = kafka.batch_rows_max
         self._position = START
-        self._position_of = ""
-        """The buffer file that `_position` belongs to."""
-        self._heartbeat_lane = Lane(0, secrets.token_hex(6), "")
+        self._position_of = ("", 0)
+        """The buffer file, and how often it was rewound, that `_position` belongs to."""
+        self._heartbeat_lane = secrets.token_hex(6)
         self._heartbeats = 0
         self.state = UplinkState()
 
@@ -207,10 +213,11 @@ class Forwarder:
     # -- rows -----------------------------------------------------------------------------------
 
     async def _drain(self, session: _Session) -> None:
-        if self._position_of != session.buffer_id:
-            self._position, self._position_of = START, session.buffer_id
         while True:
             self._buffer.committed.clear()
+            of = (session.buffer_id, self._buffer.rewinds)
+            if self._position_of != of:
+                self._position, self._position_of = START, of
             buffer_id, rows = await self._buffer.read(self._position, self._rows_max)
             if buffer_id != session.buffer_id:
                 raise BufferFileError("the buffer file was replaced: starting over with the new one")
@@ -231,7 +238,7 @@ class Forwarder:
     def _settled(self, session: _Session, rows: Sequence[Row]) -> None:
         """Kafka or the quarantine has these rows: the buffer may delete them."""
         self._position = Position(rows[-1].lane, rows[-1].sequence)
-        self._buffer.confirm(session.buffer_id, self._position)
+        self._buffer.confirm(session.buffer_id, _spans(rows))
         self._aside.clear()
         self.state.sent += len(rows)
 
@@ -246,27 +253,37 @@ class Forwarder:
     async def _send_rows(self, session: _Session, rows: Sequence[Row]) -> None:
         """Have all of them in Kafka or in the quarantine. Raises _RefusedError, KafkaError, TimeoutError."""
         clocks: dict[str, WallClock] = {}
-        by_partition: dict[tuple[str, int], list[_Record]] = defaultdict(list)
+        batches: dict[tuple[str, int], list[EncodedBatch]] = {}
         aside: list[tuple[Row, str]] = []
+        compression, record_bytes_max = self._kafka.compression, self._kafka.record_bytes_max
         for row in rows:
-            if (row.lane, row.sequence) in self._aside:
+            if self._aside and (row.lane, row.sequence) in self._aside:
                 continue
-            frame = await self._frame(session, row)
-            verdict = await self._verdict(session, frame.topic)
-            if not verdict.usable:
-                aside.append((row, verdict.reason))
+            route = session.routes.get((row.lane, row.series)) or await self._route(session, row)
+            if isinstance(route, TopicVerdict):
+                aside.append((row, route.reason))
                 continue
+            frame = route.frame
             clock = clocks.get(frame.boot_id)
             if clock is None:
                 clock = clocks[frame.boot_id] = await self._buffer.boot_clock(frame.boot_id)
-            headers = record_headers(frame, row, clock)
-            if record_bytes(frame, row, headers) > self._kafka.record_bytes_max:
+            partition = frame.topic, route.partition
+            batch_list = batches.get(partition)
+            if batch_list is None:
+                batch_list = batches[partition] = [EncodedBatch(compression)]
+            batch = batch_list[-1]
+            record = encode_record(frame, row, clock, len(batch.records))
+            if len(record) > record_bytes_max:
                 # An oversized record would spoil the producer for its partition: it is never handed over.
                 aside.append((row, "record-too-large"))
                 continue
-            by_partition[frame.topic, await self._partition(session, frame)].append((frame, row, headers))
+            if batch.bytes + len(record) > BATCH_BYTES_MAX and batch.records:
+                batch = EncodedBatch(compression)
+                batch_list.append(batch)
+                record = encode_record(frame, row, clock, 0)
+            batch.add(record)
         results = await asyncio.gather(
-            *(self._send_partition(session, *partition, records) for partition, records in by_partition.items()),
+            *(self._send_partition(session, *partition, batch_list) for partition, batch_list in batches.items()),
             return_exceptions=True,
         )
         errors = [result for result in results if isinstance(result, BaseException)]
@@ -278,25 +295,24 @@ class Forwarder:
         # Last: what is sent again after an error is set aside once.
         await self._set_aside(session, aside)
 
-    async def _send_partition(self, session: _Session, topic: str, partition: int, records: Sequence[_Record]) -> None:
-        """Send one partition's records in order: a batch goes out when the one before it is acknowledged."""
-        start = 0
-        while start < len(records):
-            batch = session.producer.create_batch()
-            end = start
-            while end < len(records):
-                frame, row, headers = records[end]
-                if batch.append(timestamp=None, key=frame.key, value=row.payload, headers=headers) is None:
-                    break
-                end += 1
-            batch.close()
-            # aiokafka's idempotent producer retries for ever: this is what notices that it is stuck.
-            async with asyncio.timeout(2 * self._kafka.request_timeout_s):
-                metadata = await (await session.producer.send_batch(batch, topic, partition=partition))
-            if metadata.offset >= 0:
-                self.state.offsets[topic][partition] = metadata.offset + (end - start)
+    async def _send_partition(
+        self, session: _Session, topic: str, partition: int, batches: Sequence[EncodedBatch]
+    ) -> None:
+        """Send one partition's batches in order: each goes out when the one before it is acknowledged."""
+        for batch in batches:
+            if not batch.records:
+                continue
+            offset = await self._send(session, topic, partition, batch)
+            if offset >= 0:
+                self.state.offsets[topic][partition] = offset + len(batch.records)
             self._lone_refusals.pop(topic, None)
-            start = end
+
+    async def _send(self, session: _Session, topic: str, partition: int, batch: EncodedBatch) -> int:
+        """Send a batch, and give the offset that it got once all replicas have it."""
+        # aiokafka's idempotent producer retries for ever: this is what notices that it is stuck.
+        async with asyncio.timeout(2 * self._kafka.request_timeout_s):
+            metadata = await (await session.producer.send_batch(batch, topic, partition=partition))
+        return int(metadata.offset)
 
     async def _narrow_down(self, session: _Session, rows: Sequence[Row], error: KafkaError) -> None:
         """Halve what is sent at a time until the refused record stands alone, then set it aside."""
@@ -304,7 +320,7 @@ class Forwarder:
         if len(rows) == 1:
             await self._set_aside(session, [(rows[0], refused.reason)])
             self._settled(session, rows)
-            self._count_lone_refusal((await self._frame(session, rows[0])).topic, error)
+            self._count_lone_refusal((await self._series(session, rows[0].series)).topic, error)
         self._rows_max = max(1, len(rows) // 2)
         # Whatever the producer still believes of this partition's sequence is void: a new one takes over.
         raise refused
@@ -328,9 +344,8 @@ class Forwarder:
             said[reason, series.topic] += 1
             # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
             if series.topic != self._kafka.quarantine_topic:
-                reports.append(
-                    self._front_door.quarantine_entry(reason, series.device, series.subject, boottime_us(), row.payload)
-                )
+                lane = await self._lane(session, row.lane)
+                reports.append(self._front_door.quarantine_entry(_quarantined(row, series, lane, reason)))
         if reports:
             await self._buffer.quarantine(reports)
         for (reason, topic), count in said.items():
@@ -351,17 +366,18 @@ class Forwarder:
             lane = session.lanes[number] = await self._buffer.lane_of(number)
         return lane
 
-    async def _frame(self, session: _Session, row: Row) -> RecordFrame:
-        frame = session.frames.get((row.lane, row.series))
-        if frame is None:
-            if len(session.frames) >= CACHE_MAX:
-                session.frames.clear()
-                session.series.clear()
-                session.partitions.clear()
-            lane = await self._lane(session, row.lane)
-            series = await self._series(session, row.series)
-            frame = session.frames[row.lane, row.series] = record_frame(self._gateway, session.buffer_id, lane, series)
-        return frame
+    async def _route(self, session: _Session, row: Row) -> _Route | TopicVerdict:
+        """Where a row goes; the verdict on its topic where that may not be written to."""
+        series = await self._series(session, row.series)
+        verdict = await self._verdict(session, series.topic)
+        if not verdict.usable:
+            return verdict
+        frame = record_frame(self._gateway, await self._lane(session, row.lane), series)
+        if len(session.routes) >= CACHE_MAX:
+            session.routes.clear()
+            session.series.clear()
+        route = session.routes[row.lane, row.series] = _Route(frame, await self._partition(session, frame))
+        return route
 
     async def _verdict(self, session: _Session, topic: str) -> TopicVerdict:
         known = self._verdicts.get(topic)
@@ -387,13 +403,9 @@ class Forwarder:
 
     async def _partition(self, session: _Session, frame: RecordFrame) -> int:
         """The partition of a key as every Kafka client computes it."""
-        partition = session.partitions.get((frame.topic, frame.key))
-        if partition is None:
-            async with asyncio.timeout(self._kafka.request_timeout_s):
-                partitions = await session.producer.partitions_for(frame.topic)
-            partition = (murmur2(frame.key) & 0x7FFFFFFF) % len(partitions)
-            session.partitions[frame.topic, frame.key] = partition
-        return partition
+        async with asyncio.timeout(self._kafka.request_timeout_s):
+            partitions = await session.producer.partitions_for(frame.topic)
+        return int((murmur2(frame.key) & 0x7FFFFFFF) % len(partitions))
 
     # -- the gateway's own words ----------------------------------------------------------------
 
@@ -407,19 +419,15 @@ class Forwarder:
             due = time.monotonic() >= self._heartbeat_from_s and (clock.synced or self._hold_is_over())
             if due and (await self._verdict(session, topic)).usable:
                 now_us = boottime_us()
-                lane = Lane(0, self._heartbeat_lane.name, self._buffer.boot_id)
-                row = Row(0, self._heartbeats, 0, now_us, None, 0, None, None, None, b"")
+                lane = Lane(0, self._heartbeat_lane, self._buffer.boot_id, session.buffer_id)
+                body = msgspec.json.encode(await self._heartbeat_body(now_us, clock))
+                row = Row(0, self._heartbeats, 0, now_us, None, 0, None, None, None, body, 0)
                 self._heartbeats += 1
-                frame = record_frame(self._gateway, session.buffer_id, lane, series)
+                frame = record_frame(self._gateway, lane, series)
+                batch = EncodedBatch(self._kafka.compression)
+                batch.add(encode_record(frame, row, clock, 0))
                 try:
-                    async with asyncio.timeout(2 * self._kafka.request_timeout_s):
-                        await session.producer.send_and_wait(
-                            topic,
-                            value=msgspec.json.encode(await self._heartbeat_body(now_us, clock)),
-                            key=frame.key,
-                            partition=await self._partition(session, frame),
-                            headers=record_headers(frame, row, clock),
-                        )
+                    await self._send(session, topic, await self._partition(session, frame), batch)
                 except REFUSALS as error:
                     # Readings must not wait for it: the producer is rebuilt once, without heartbeats for a while.
                     self._heartbeat_from_s = time.monotonic() + VERDICT_S
@@ -471,6 +479,37 @@ class Forwarder:
                 since=datetime.now(UTC).isoformat(timespec="seconds"),
             )
         self.state.error = words
+
+
+def _spans(rows: Sequence[Row]) -> list[Span]:
+    """The rows, which are in order, as spans without holes."""
+    spans = [Span(rows[0].lane, rows[0].sequence, rows[0].sequence)]
+    if rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:
+        return [Span(rows[0].lane, rows[0].sequence, rows[-1].sequence)]
+    for row in rows[1:]:
+        last = spans[-1]
+        if row.lane == last.lane and row.sequence == last.last + 1:
+            spans[-1] = Span(last.lane, last.first, row.sequence)
+        else:
+            spans.append(Span(row.lane, row.sequence, row.sequence))
+    return spans
+
+
+def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantined:
+    return Quarantined(
+        reason,
+        row.payload,
+        series.device,
+        series.subject,
+        row.received_us,
+        series=row.series,
+        event_us=row.event_us,
+        event_error_us=row.event_error_us,
+        tick_ms=row.tick_ms,
+        device_boot=row.device_boot,
+        device_sequence=row.device_sequence,
+        boot_id=lane.boot_id,
+    )
 
 
 async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient) -> None:

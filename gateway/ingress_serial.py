@@ -202,7 +202,10 @@ class _Line:
                 case Received():
                     self._intake.take(event.readings, partial(self._committed, event))
                 case Lost():
-                    self._intake.lost(event.device, "sensor-ring-overflow", event.last - event.first + 1)
+                    count = event.last - event.first + 1
+                    self._intake.lost(
+                        event.device, "sensor-ring-overflow", count, (event.boot, event.first, event.last)
+                    )
                 case Identified():
                     log.info("serial device appeared", port=self.name, device=event.device, boot=event.boot)
                     self._intake.event(

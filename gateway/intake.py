@@ -4,13 +4,13 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import Entry, Quarantined, Series
-from gateway.reading import Reading
+from gateway.buffer_losses import loss_body
+from gateway.buffer_rows import Entry, Loss, Quarantined, Series
+from gateway.reading import Mark, Reading
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -18,8 +18,6 @@ TOPICS_CACHED_MAX = 20_000
 """Resolved topics that are remembered; a sender of ever new ones makes the cache begin again."""
 TOPIC_CACHED_CHARACTERS_MAX = 256
 """Longer topics are resolved each time: a hostile one may have 65,535 characters."""
-LOSSES_MAX = 10_000
-"""(device, reason) pairs counted apart between two flushes; beyond it they are counted without the device."""
 REPORT_BYTES_MAX = 65_536
 """Raw bytes that go to Kafka with a quarantine report; the whole input stays on this box."""
 REPORT_SUBJECT_MAX = 256
@@ -36,11 +34,14 @@ class _Identity(msgspec.Struct):
     seq: int
 
 
-@dataclass(slots=True)
-class _Loss:
-    count: int
-    first_us: int
-    last_us: int
+class RetryOutcome(msgspec.Struct, frozen=True):
+    """What became of quarantined input that was to be taken in again."""
+
+    stored: int
+    refused: dict[str, int]
+    """Why some stays in the quarantine, and how much."""
+    unknown: int
+    """Numbers that are not there (any more)."""
 
 
 class FrontDoor:
@@ -61,7 +62,6 @@ class FrontDoor:
         self._now_us = now_us
         self._resolved: dict[tuple[str, str, str | None], tuple[Destination, Series] | Refusal] = {}
         self._identity = msgspec.json.Decoder(_Identity)
-        self._losses: dict[tuple[str | None, str], _Loss] = {}
         # Base64 takes four bytes for three.
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
@@ -69,66 +69,82 @@ class FrontDoor:
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, by reason, since the start."""
 
-    def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
-        """See `Intake.take`."""
-        self._buffer.append([self._entry(reading) for reading in readings], done)
+    @property
+    def holding(self) -> bool:
+        """See `Intake.holding`."""
+        return self._buffer.holding
 
-    def lost(self, device: str | None, reason: str, count: int = 1) -> None:
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
+        """See `Intake.take`."""
+        self._buffer.append([self._entry(reading) for reading in readings], done, marks)
+
+    async def marks(self, prefix: str) -> dict[str, bytes]:
+        """See `Intake.marks`."""
+        return await self._buffer.marks(prefix)
+
+    def lost(
+        self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
+    ) -> None:
         """See `Intake.lost`."""
-        if len(self._losses) >= LOSSES_MAX and (device, reason) not in self._losses:
-            device = None
         now_us = self._now_us()
-        loss = self._losses.setdefault((device, reason), _Loss(0, now_us, now_us))
-        loss.count += count
-        loss.last_us = now_us
+        self._buffer.count_loss(
+            Loss(device or "", reason, self._buffer.boot_id, count, now_us, now_us, *(sequences or ("", None, None)))
+        )
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """See `Intake.event`."""
         event = self.event_entry(kind, {"device": device, **details})
-        self._buffer.append(
-            [event], lambda stored: None if stored else self.lost(device, "event-refused"), reserve=True
-        )
+        self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, "event-refused"))
 
-    def flush_losses(self) -> None:
-        """Append what was counted as lost since the last flush, as loss records."""
-        losses, self._losses = self._losses, {}
-        entries = [
-            self.event_entry(
-                "loss",
-                {
-                    "device": device,
-                    "reason": reason,
-                    "count": loss.count,
-                    "first_boottime_us": loss.first_us,
-                    "last_boottime_us": loss.last_us,
-                },
-            )
-            for (device, reason), loss in losses.items()
-        ]
-        if entries:
-            self._buffer.append(entries, lambda stored: None if stored else self._restore(losses), reserve=True)
+    async def report_losses(self) -> int:
+        """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""
+        return await self._buffer.report_losses(lambda loss: self.event_entry("loss", loss_body(loss)))
+
+    async def retry_quarantined(self, numbers: Sequence[int]) -> RetryOutcome:
+        """Take quarantined input in again, in the current lane; what is refused again stays. Raises BufferFileError."""
+        entries, judged, done = [], [], []
+        refused: Counter[str] = Counter()
+        found = await self._buffer.quarantined(numbers)
+        for number, input_ in found.items():
+            reading = await self._in_this_boot(input_)
+            if input_.series is not None:
+                series = await self._buffer.series(input_.series)
+                judged.append(_entry_of(reading, series, reading.device_boot, reading.device_sequence))
+            elif input_.topic is None:
+                refused[input_.reason] += 1
+                continue
+            else:
+                entry = self._entry(reading)
+                if entry.quarantined is not None:
+                    refused[entry.quarantined.reason] += 1
+                    continue
+                entries.append(entry)
+            done.append(number)
+        await self._buffer.requeue(done, entries, judged)
+        return RetryOutcome(len(done), dict(refused), len(set(numbers)) - len(found))
 
     def event_entry(self, kind: str, body: dict[str, object]) -> Entry:
         """An event of this gateway, as a row for `gateway-events`."""
         return Entry(self._own_series(self._kafka.events_topic, kind), msgspec.json.encode(body), self._now_us())
 
-    def quarantine_entry(self, reason: str, device: str, subject: str, received_us: int, payload: bytes) -> Entry:
+    def quarantine_entry(self, input_: Quarantined) -> Entry:
         """The report on input that cannot be forwarded, for `gateway-quarantine`; it carries the input itself."""
-        self.counts[reason] += 1
-        subject = subject[:REPORT_SUBJECT_MAX]
+        self.counts[input_.reason] += 1
+        subject = input_.subject[:REPORT_SUBJECT_MAX]
+        payload = input_.payload
         report = {
-            "reason": reason,
-            "device": device,
+            "reason": input_.reason,
+            "device": input_.device,
             "subject": subject,
             "sha256": hashlib.sha256(payload).hexdigest(),
             "bytes": len(payload),
             "payload_base64": base64.b64encode(payload[: self._report_bytes]).decode(),
         }
         return Entry(
-            self._own_series(self._kafka.quarantine_topic, "quarantined", device, subject),
+            self._own_series(self._kafka.quarantine_topic, "quarantined", input_.device, subject),
             msgspec.json.encode(report),
-            received_us,
-            quarantined=Quarantined(reason, payload),
+            self._now_us(),
+            quarantined=input_,
         )
 
     def key(self, name: str) -> str:
@@ -140,22 +156,35 @@ class FrontDoor:
         resolved = self._resolve(reading)
         if isinstance(resolved, Refusal):
             self.quarantined[resolved.reason] += 1
-            return self.quarantine_entry(
-                resolved.reason, reading.writer or "", reading.subject, reading.received_us, reading.payload
-            )
+            return self.quarantine_entry(_quarantined(reading, resolved.reason))
         destination, series = resolved
-        device_boot, device_sequence = reading.device_boot, reading.device_sequence
-        if destination.identity == "json" and device_sequence is None:
-            device_boot, device_sequence = self._identity_of(reading.payload)
-        return Entry(
-            series,
-            reading.payload,
-            reading.received_us,
-            reading.event_us,
-            reading.event_error_us,
-            device_boot,
-            device_sequence,
-            reading.tick_ms,
+        if destination.identity == "json" and reading.device_sequence is None:
+            return _entry_of(reading, series, *self._identity_of(reading.payload))
+        return _entry_of(reading, series, reading.device_boot, reading.device_sequence)
+
+    async def _in_this_boot(self, input_: Quarantined) -> Reading:
+        """Quarantined input as a reading, its times in this boot's CLOCK_BOOTTIME."""
+        shift_us, error_us, tick_ms, event_us = 0, input_.event_error_us, input_.tick_ms, input_.event_us
+        if input_.boot_id is not None and input_.boot_id != self._buffer.boot_id:
+            then = await self._buffer.boot_clock(input_.boot_id)
+            now = await self._buffer.boot_clock(self._buffer.boot_id)
+            shift_us = then.offset_us - now.offset_us
+            if then.error_us is None:
+                # As a sensor's clock that was not learnt: no bound is claimed for its time.
+                event_us, tick_ms = None, tick_ms or 0
+            else:
+                error_us += then.error_us
+        return Reading(
+            input_.topic or "",
+            input_.subject,
+            input_.payload,
+            input_.received_us + shift_us,
+            input_.device_boot,
+            input_.device_sequence,
+            tick_ms,
+            None if event_us is None else event_us + shift_us,
+            error_us,
+            input_.writer,
         )
 
     def _resolve(self, reading: Reading) -> tuple[Destination, Series] | Refusal:
@@ -210,12 +239,34 @@ class FrontDoor:
             "application/json",
         )
 
-    def _restore(self, losses: dict[tuple[str | None, str], _Loss]) -> None:
-        """The buffer did not take the loss records: count them on, to be flushed again."""
-        for key, loss in losses.items():
-            later = self._losses.get(key)
-            if later is None:
-                self._losses[key] = loss
-            else:
-                later.count += loss.count
-                later.first_us = loss.first_us
+
+def _entry_of(reading: Reading, series: Series, device_boot: str | None, device_sequence: int | None) -> Entry:
+    return Entry(
+        series,
+        reading.payload,
+        reading.received_us,
+        reading.event_us,
+        reading.event_error_us,
+        device_boot,
+        device_sequence,
+        reading.tick_ms,
+        reading.redelivered,
+    )
+
+
+def _quarantined(reading: Reading, reason: str) -> Quarantined:
+    return Quarantined(
+        reason,
+        reading.payload,
+        reading.writer or "",
+        reading.subject,
+        reading.received_us,
+        reading.topic,
+        reading.writer,
+        None,
+        reading.event_us,
+        reading.event_error_us,
+        reading.tick_ms,
+        reading.device_boot,
+        reading.device_sequence,
+    )

@@ -1,6 +1,8 @@
 """A buffered row as a Kafka record: a CloudEvents 1.0 event in Kafka's binary content mode.
 
-The value is the sensor's payload, byte for byte; what the gateway knows is in the headers, in a fixed order.
+The value is the sensor's payload, byte for byte; what the gateway knows is in the headers, in a fixed order. Records
+are encoded here, in message format 2 (Kafka's documentation, "Record"): what all records of a series share, which is most
+of each, is encoded once; a client library that is given headers cannot know that.
 """
 
 from dataclasses import dataclass
@@ -30,105 +32,178 @@ HEADER_NAMES = (
     "content-type",
     "ce_deviceboot",
     "ce_devicesequence",
+    "ce_redelivered",
 )
-"""The order on the wire; the last two only where the sensor sends them. Readers may take them by position."""
-_RECORD_OVERHEAD_BYTES = 64
-"""Lengths, offsets and timestamps of a record beside key, value and headers, rounded up."""
+"""The order on the wire. Readers may take them by position; of the last three, the device's are there where the sensor
+sends them, and `ce_redelivered` where a reading may be stored already under another `ce_id`."""
+HEADERS_MIN = 14
 
-Headers = list[tuple[str, bytes]]
+_RFC3339_BYTES = 27
+
+
+def _zigzag_varint(number: int) -> bytes:
+    """A non-negative number as Kafka's records have it: zigzag, then seven bits a byte, least significant first."""
+    number <<= 1
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+_VARINTS = tuple(_zigzag_varint(number) for number in range(8192))
+
+
+def _varint(number: int) -> bytes:
+    return _VARINTS[number] if number < len(_VARINTS) else _zigzag_varint(number)
+
+
+def _string(value: bytes) -> bytes:
+    """A string with its length before it, as keys, values, and headers' names and values stand in a record."""
+    return _varint(len(value)) + value
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFrame:
-    """What all records of one series in one lane have in common, encoded once."""
+    """What all records of one series in one lane have in common, encoded once: the stretches between what differs."""
 
-    key: bytes
     topic: str
-    id_prefix: str
+    key: bytes
     boot_id: str
-    source: tuple[str, bytes]
-    type: tuple[str, bytes]
-    subject: tuple[str, bytes]
-    gateway_boot: tuple[str, bytes]
-    lane: tuple[str, bytes]
-    content_type: tuple[str, bytes]
     of_gateway: bool
+    id_prefix: bytes
+    encoded_key: bytes
+    from_specversion_to_id: bytes
+    from_source_to_time: bytes
+    from_gatewayboot_to_boottime: bytes
+    from_lane_to_lanesequence: bytes
+    content_type: bytes
 
 
-SPECVERSION = ("ce_specversion", b"1.0")
-
-
-def record_frame(gateway: GatewaySettings, buffer_id: str, lane: Lane, series: Series) -> RecordFrame:
+def record_frame(gateway: GatewaySettings, lane: Lane, series: Series) -> RecordFrame:
     """Encode the constant parts."""
+
+    def name(text: str) -> bytes:
+        return _string(text.encode())
+
+    def header(text: str, value: str) -> bytes:
+        return name(text) + _string(value.encode())
+
     return RecordFrame(
-        key=series.key.encode(),
         topic=series.topic,
-        id_prefix=f"{buffer_id}-{lane.name}-",
+        key=series.key.encode(),
         boot_id=lane.boot_id,
-        source=("ce_source", f"/{gateway.namespace}/{gateway.id}".encode()),
-        type=("ce_type", series.type.encode()),
-        subject=("ce_subject", series.subject.encode()),
-        gateway_boot=("ce_gatewayboot", lane.boot_id.encode()),
-        lane=("ce_lane", lane.name.encode()),
-        content_type=("content-type", series.content_type.encode()),
         of_gateway=series.type.startswith("sluice.gateway."),
+        id_prefix=f"{lane.buffer_id}-{lane.name}-".encode(),
+        encoded_key=_string(series.key.encode()),
+        from_specversion_to_id=header("ce_specversion", "1.0") + name("ce_id"),
+        from_source_to_time=header("ce_source", f"/{gateway.namespace}/{gateway.id}")
+        + header("ce_type", series.type)
+        + header("ce_subject", series.subject)
+        + name("ce_time")
+        + _varint(_RFC3339_BYTES),
+        from_gatewayboot_to_boottime=header("ce_gatewayboot", lane.boot_id) + name("ce_boottime"),
+        from_lane_to_lanesequence=header("ce_lane", lane.name) + name("ce_lanesequence"),
+        content_type=header("content-type", series.content_type),
     )
 
 
-def record_headers(frame: RecordFrame, row: Row, clock: WallClock) -> Headers:
-    """The headers of one row, its times derived from what is known of the clock now."""
-    event_us = row.received_us if row.event_us is None else row.event_us
-    error_us, quality = time_quality(frame, row, clock)
-    headers = [
-        SPECVERSION,
-        ("ce_id", f"{frame.id_prefix}{row.sequence}".encode()),
-        frame.source,
-        frame.type,
-        frame.subject,
-        ("ce_time", rfc3339(clock.at(event_us))),
-        ("ce_timeerror", b"%d" % error_us),
-        ("ce_timequality", quality),
-        ("ce_receivedtime", rfc3339(clock.at(row.received_us))),
-        frame.gateway_boot,
-        ("ce_boottime", b"%d" % event_us),
-        frame.lane,
-        ("ce_lanesequence", b"%d" % row.sequence),
-        frame.content_type,
-    ]
-    if row.device_boot is not None:
-        headers.append(("ce_deviceboot", row.device_boot.encode()))
-        headers.append(("ce_devicesequence", b"%d" % (row.device_sequence or 0)))
-    return headers
+def encode_record(frame: RecordFrame, row: Row, clock: WallClock, offset: int) -> bytes:
+    """The record of one row, its times derived from what is known of the clock now.
+
+    `offset` is its place in its batch. Kafka's own timestamp is that of the batch: the broker's (LogAppendTime).
+    """
+    (_, row_sequence, _, received_us, event_us, _, _, device_boot, device_sequence, payload, redelivered) = row
+    offset_us = clock.offset_us
+    received = rfc3339(received_us + offset_us)
+    if event_us is None:
+        event_us, time = received_us, received
+    else:
+        time = rfc3339(event_us + offset_us)
+    sequence = b"%d" % row_sequence
+    boottime = b"%d" % event_us
+    headers = HEADERS_MIN
+    device = b""
+    if device_boot is not None:
+        number = b"%d" % (device_sequence or 0)
+        device = _device_boot(device_boot) + _VARINTS[len(number)] + number
+        headers += 2
+    if redelivered:
+        device += _REDELIVERED
+        headers += 1
+    record = b"".join(
+        (
+            # Attributes, and the distance from the batch's timestamp: both 0.
+            b"\0\0",
+            _varint(offset),
+            frame.encoded_key,
+            _varint(len(payload)),
+            payload,
+            _VARINTS[headers],
+            frame.from_specversion_to_id,
+            _VARINTS[len(frame.id_prefix) + len(sequence)],
+            frame.id_prefix,
+            sequence,
+            frame.from_source_to_time,
+            time,
+            _time_quality(*time_quality(frame, row, clock)),
+            received,
+            frame.from_gatewayboot_to_boottime,
+            _VARINTS[len(boottime)],
+            boottime,
+            frame.from_lane_to_lanesequence,
+            _VARINTS[len(sequence)],
+            sequence,
+            frame.content_type,
+            device,
+        )
+    )
+    return _varint(len(record)) + record
 
 
 def time_quality(frame: RecordFrame, row: Row, clock: WallClock) -> tuple[int, bytes]:
     """The bound of the event time's error in microseconds, and how the time was obtained."""
     if clock.error_us is None:
         return TIME_ERROR_UNKNOWN_US, b"bounded"
+    if row.event_us is not None:
+        return clock.error_us + row.event_error_us, b"synced" if frame.of_gateway else b"estimated"
     if frame.of_gateway:
         return clock.error_us, b"synced"
-    if row.event_us is None and row.tick_ms is not None:
+    if row.tick_ms is not None:
         # A sensor with a ring and a clock that was not learnt: the reading may be older than its receipt by any time.
         return TIME_ERROR_UNKNOWN_US, b"bounded"
-    if row.event_us is None:
-        return clock.error_us, b"received"
-    return clock.error_us + row.event_error_us, b"estimated"
+    # With a bound of its own where it was taken in again in another boot than that of its receipt.
+    return clock.error_us + row.event_error_us, b"received"
 
 
-def record_bytes(frame: RecordFrame, row: Row, headers: Headers) -> int:
-    """An upper bound of what the record takes in a request, uncompressed."""
+@lru_cache(maxsize=1024)
+def _time_quality(error_us: int, quality: bytes) -> bytes:
+    """The two headers, and the name of `ce_receivedtime`, which follows them."""
     return (
-        _RECORD_OVERHEAD_BYTES
-        + len(frame.key)
-        + len(row.payload)
-        + sum(len(name) + len(value) + 4 for name, value in headers)
+        _string(b"ce_timeerror")
+        + _string(b"%d" % error_us)
+        + _string(b"ce_timequality")
+        + _string(quality)
+        + _string(b"ce_receivedtime")
+        + _varint(_RFC3339_BYTES)
     )
+
+
+@lru_cache(maxsize=8192)
+def _device_boot(boot: str) -> bytes:
+    """The header, and the name of the one that follows it."""
+    return _string(b"ce_deviceboot") + _string(boot.encode()) + _string(b"ce_devicesequence")
+
+
+_REDELIVERED = _string(b"ce_redelivered") + _string(b"true")
 
 
 def rfc3339(wall_us: int) -> bytes:
     """UTC in RFC 3339 with microseconds, from microseconds since 1970; clamped to the years 1 to 9999."""
-    wall_us = min(max(wall_us, _EARLIEST_US), _LATEST_US)
-    return b"%s.%06dZ" % (_whole_seconds(wall_us // 1_000_000), wall_us % 1_000_000)
+    if not _EARLIEST_US <= wall_us <= _LATEST_US:
+        wall_us = min(max(wall_us, _EARLIEST_US), _LATEST_US)
+    return b"%b.%06dZ" % (_whole_seconds(wall_us // 1_000_000), wall_us % 1_000_000)
 
 
 _EARLIEST_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000

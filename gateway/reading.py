@@ -62,15 +62,21 @@ class Intake(Protocol):
 
         `done(True)` is called on the event loop after the commit that holds all of them is synced: only then
         may they be acknowledged. `done(False)` says that none was stored (too much waits already, or the gateway
-        stops): withhold the acknowledgement, or report what cannot be sent again by `lost`. Calls of `done` come in
-        the order of `take`. Marks alone, without readings, are taken by a full buffer too.
+        stops): withhold the acknowledgement, or report what cannot be sent again by `lost`. Calls of `done(True)`
+        come in the order of `take`. Marks alone, without readings, need no room in a full buffer; they wait for what
+        was taken before them.
         """
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """The marks that are kept, whose keys begin with `prefix`; for an ingress that starts."""
 
-    def lost(self, device: str | None, reason: str, count: int = 1) -> None:
-        """Count readings that are gone for good, to be forwarded as a loss record (promise P4)."""
+    def lost(
+        self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
+    ) -> None:
+        """Count readings that are gone for good, to be forwarded as a loss record (promise P4).
+
+        `sequences` are the sensor's boot, and the first and last of its sequences that are lost, where they are known.
+        """
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """Report something about a device on `gateway-events`: `device-appeared`, `device-disconnected`, ..."""

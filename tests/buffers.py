@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Entry, Position, Row, Series
+from gateway.buffer_rows import START, Entry, Position, Row, Series, Span
 from gateway.clock_gateway import WallClock
+from gateway.reading import Mark
 from gateway.settings import BufferSettings
 
 CLOCK = WallClock(1_700_000_000_000_000, 1_000)
@@ -32,7 +33,7 @@ def entry(
 
 
 @asynccontextmanager
-async def opened(path: Path, boot: str = BOOT, **settings: float) -> AsyncIterator[Buffer]:
+async def opened(path: Path, boot: str = BOOT, **settings: object) -> AsyncIterator[Buffer]:
     buffer = Buffer(BufferSettings(path=path, **settings), boot, lambda: CLOCK)  # type: ignore[arg-type]
     buffer.open()
     try:
@@ -48,9 +49,42 @@ async def store(buffer: Buffer, entries: Sequence[Entry]) -> bool:
     return await asyncio.wait_for(outcome, 10)
 
 
+def append(buffer: Buffer, entries: Sequence[Entry], marks: Sequence[Mark] = ()) -> asyncio.Future[bool]:
+    """Append; the outcome may take as long as the buffer holds it."""
+    outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def done(stored: bool) -> None:  # noqa: FBT001 - the contract of Intake
+        if not outcome.done():
+            outcome.set_result(stored)
+
+    buffer.append(entries, done, marks)
+    return outcome
+
+
+async def is_held(outcome: asyncio.Future[bool], seconds: float = 1.5) -> bool:
+    """Whether it has no outcome, after the buffer had the time to try again."""
+    await asyncio.wait((outcome,), timeout=seconds)
+    return not outcome.done()
+
+
+async def fill(buffer: Buffer, payload_bytes: int = 50_000) -> tuple[int, asyncio.Future[bool]]:
+    """Append until one is held for want of room: how many were stored before it, and its outcome to come."""
+    for count in range(10_000):
+        outcome = append(buffer, [entry(bytes(payload_bytes))])
+        if await is_held(outcome, 0.3):
+            return count, outcome
+        assert await outcome
+    raise AssertionError("the buffer has no bounds")
+
+
 async def rows(buffer: Buffer, after: Position = START) -> list[Row]:
     _, found = await buffer.read(after, 1_000_000)
     return found
+
+
+def upto(row: Row) -> list[Span]:
+    """What confirms a row and all those before it, in its lane and in those before."""
+    return [*(Span(lane, 0, 2**60) for lane in range(1, row.lane)), Span(row.lane, 0, row.sequence)]
 
 
 def is_full(buffer: Buffer) -> bool:

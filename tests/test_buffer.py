@@ -1,11 +1,11 @@
 """The buffer: on disk before it is acknowledged, in order, once, and gone only when confirmed."""
 
 import asyncio
+import json
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace as dataclass_replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,14 @@ from msgspec.structs import replace
 
 from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer_rows import Position, Quarantined
+from gateway.buffer_losses import LOSS_TYPE, loss_body
+from gateway.buffer_rows import Entry, Loss, Position, Quarantined, Series, Span
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
+from gateway.clock_gateway import boottime_us
+from gateway.reading import Mark
 from gateway.settings import BufferSettings
-from tests.buffers import BOOT, CLOCK, entry, failure, is_full, opened, rows, store
+from tests.buffers import BOOT, CLOCK, append, entry, failure, fill, is_full, is_held, opened, rows, store, upto
 
 
 async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
@@ -38,7 +41,7 @@ async def test_rows_stay_until_confirmed_and_go_afterwards(tmp_path: Path) -> No
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry(b"%d" % number) for number in range(5)])
         kept = await rows(buffer)
-        buffer.confirm(buffer.id, Position(kept[2].lane, kept[2].sequence))
+        buffer.confirm(buffer.id, upto(kept[2]))
         await store(buffer, [entry(b"5")])  # deletion rides in this transaction
         assert [row.payload for row in await rows(buffer)] == [b"3", b"4", b"5"]
         assert buffer.state.rows == 3
@@ -48,7 +51,7 @@ async def test_confirmed_rows_go_without_a_later_insert_too(tmp_path: Path) -> N
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry()])
         (row,) = await rows(buffer)
-        buffer.confirm(buffer.id, Position(row.lane, row.sequence))
+        buffer.confirm(buffer.id, upto(row))
         async with asyncio.timeout(DELETE_DELAY_S + 5):
             while await rows(buffer):
                 await asyncio.sleep(0.05)
@@ -57,7 +60,7 @@ async def test_confirmed_rows_go_without_a_later_insert_too(tmp_path: Path) -> N
 async def test_a_confirmation_of_another_file_deletes_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry()])
-        buffer.confirm("0000000000000000", Position(9, 9))
+        buffer.confirm("0000000000000000", [Span(9, 0, 9)])
         await store(buffer, [entry()])
         assert len(await rows(buffer)) == 2
 
@@ -86,7 +89,7 @@ async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
             identity = ((await buffer.lane_of(row.lane)).name, row.sequence)
             assert identity not in seen
             seen.add(identity)
-            buffer.confirm(buffer.id, Position(row.lane, row.sequence))
+            buffer.confirm(buffer.id, upto(row))
 
 
 async def test_a_retransmission_is_acknowledged_again_and_stored_once_across_restarts(tmp_path: Path) -> None:
@@ -116,49 +119,154 @@ async def test_the_same_identity_with_another_payload_is_stored_and_counted(tmp_
         assert buffer.counts["conflict"] == 1
 
 
-async def test_a_full_buffer_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
-    path = tmp_path / "buffer.db"
-    async with opened(path, bytes_max=1_000_000) as buffer:
-        stored = 0
-        while await store(buffer, [entry(bytes(50_000))]):
-            stored += 1
+async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+        stored, held = await fill(buffer)
+        behind = append(buffer, [entry(b"behind")])
         assert is_full(buffer)
-        assert buffer.state.bytes_used < 1_500_000
+        assert buffer.holding
+        assert await is_held(held)
+        assert buffer.state.bytes_used < 1_000_000
         kept = await rows(buffer)
         assert len(kept) == stored
-        buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
-        async with asyncio.timeout(10):
-            while is_full(buffer):
-                await asyncio.sleep(0.05)
-        assert await store(buffer, [entry()])
+        buffer.confirm(buffer.id, upto(kept[-1]))
+        assert await asyncio.wait_for(held, 10)
+        assert await asyncio.wait_for(behind, 10)
+        assert [len(row.payload) for row in await rows(buffer)] == [50_000, len(b"behind")]
+        assert not buffer.holding
+
+
+async def test_what_is_held_when_the_buffer_closes_was_not_stored(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+        stored, held = await fill(buffer)
+    assert await held is False
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+        assert len(await rows(buffer)) == stored
+
+
+async def test_marks_alone_need_no_room(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+        assert await append(buffer, [entry(b"qos 2")], [Mark("mqtt/qos2/a/1", b"")])
+        _, held = await fill(buffer)
+        kept = await rows(buffer)
+        # Full by the bound, and nothing waits: the exchange can be ended.
+        buffer.confirm(buffer.id, upto(kept[1]))
+        assert await asyncio.wait_for(held, 10)
+        assert await asyncio.wait_for(append(buffer, [], [Mark("mqtt/qos2/a/1", None)]), 10)
+        assert await buffer.marks("mqtt/") == {}
+
+
+async def test_marks_are_kept_exactly_with_their_readings(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        assert await append(buffer, [entry(b"1")], [Mark("mqtt/qos2/a/1", b"x"), Mark("broker/b", b"y")])
+        await fail_next_commit(buffer)
+        second = append(buffer, [entry(b"2")], [Mark("mqtt/qos2/a/2", b"")])
+        assert await is_held(second, 0.3)
+        assert await buffer.marks("mqtt/") == {"mqtt/qos2/a/1": b"x"}
+        await mend(buffer)
+        assert await asyncio.wait_for(second, 10)
+    async with opened(path) as buffer:
+        assert await buffer.marks("mqtt/") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b""}
+        assert await buffer.marks("") == {"mqtt/qos2/a/1": b"x", "mqtt/qos2/a/2": b"", "broker/b": b"y"}
 
 
 async def test_the_gateways_own_words_have_room_in_a_full_buffer(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
-        while await store(buffer, [entry(bytes(50_000))]):
-            pass
+        _, held = await fill(buffer)
         outcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        buffer.append([entry(b"event")], outcome.set_result, reserve=True)
-        assert await outcome
+        buffer.append_own(entry(b"event"), outcome.set_result)
+        assert await asyncio.wait_for(outcome, 10)
+        assert not held.done()
+        held.cancel()
 
 
-async def test_outcomes_come_in_the_order_of_the_appends_although_some_are_refused(tmp_path: Path) -> None:
-    async with opened(tmp_path / "buffer.db", queue_bytes_max=100_000, commit_delay_ms=100) as buffer:
-        order: list[tuple[int, bool]] = []
-        for number in range(6):
-            buffer.append([entry(bytes(60_000))], lambda ok, number=number: order.append((number, ok)))  # type: ignore[misc]
+async def test_what_is_too_much_to_be_held_is_refused_at_once(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", queue_bytes_max=100_000, commit_delay_ms=300) as buffer:
+        outcomes = [append(buffer, [entry(bytes(60_000))]) for _ in range(6)]
+        assert [await outcome for outcome in outcomes[2:]] == [False] * 4
+        assert not outcomes[0].done()
+        assert [await outcome for outcome in outcomes[:2]] == [True, True]
+        assert len(await rows(buffer)) == 2
+
+
+async def test_drop_oldest_makes_room_and_accounts_for_what_went(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+        for sequence in range(3_000):
+            number = entry(b"%0500d" % sequence, device=f"d{sequence % 3}", sequence=sequence, received_us=sequence)
+            append(buffer, [number])
+            if sequence % 100 == 99:
+                assert await append(buffer, [])
+        kept = await rows(buffer)
+        assert not buffer.holding
+        assert buffer.state.bytes_used <= 1_000_000
+        assert [int(row.payload) for row in kept] == list(range(3_000 - len(kept), 3_000))
+        losses: list[Loss] = []
+        await buffer.report_losses(lambda loss: losses.append(loss) or entry(b"report"))  # type: ignore[func-returns-value]
+    assert sum(loss.count for loss in losses) == 3_000 - len(kept) == buffer.counts["dropped"]
+    assert {loss.device for loss in losses} == {"d0", "d1", "d2"}
+    assert {loss.reason for loss in losses} == {"buffer-full"}
+    first = min(losses, key=lambda loss: loss.device)
+    assert (first.first_sequence, first.first_us) == (0, 0)
+    assert first.last_sequence == first.last_us == 3 * (first.count - 1)
+
+
+async def test_a_dropped_loss_record_is_counted_again(tmp_path: Path) -> None:
+    gateway = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
+
+    def report(loss: Loss) -> Entry:
+        return Entry(gateway, json.dumps(loss_body(loss)).encode(), 5)
+
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+        buffer.count_loss(Loss("42", "refused-qos0", BOOT, 7, 100, 200))
+        assert await buffer.report_losses(report) == 1
+        for _ in range(60):
+            await append(buffer, [entry(bytes(50_000))])
+        losses: list[Loss] = []
+        await buffer.report_losses(lambda loss: losses.append(loss) or entry(b"report"))  # type: ignore[func-returns-value]
+        (again,) = (loss for loss in losses if loss.reason == "refused-qos0")
+        assert (again.device, again.count, again.first_us, again.last_us) == ("42", 7, 100, 200)
+
+
+async def test_readings_that_waited_too_long_are_dropped_and_counted(tmp_path: Path) -> None:
+    now_us = boottime_us()
+    async with opened(tmp_path / "buffer.db", age_max_s=3600) as buffer:
+        old = [entry(b"old", sequence=number, received_us=now_us - 7_200_000_000) for number in range(3)]
+        await store(buffer, [*old, entry(b"young", received_us=now_us)])
         async with asyncio.timeout(10):
-            while len(order) < 6:
-                await asyncio.sleep(0.01)
-    assert [number for number, _ in order] == list(range(6))
-    assert [ok for _, ok in order] == [True, True, False, False, False, False]
+            while buffer.counts["dropped"] < 3:
+                buffer._age_due_s = 0.0
+                await store(buffer, [entry(b"ride", received_us=now_us)])
+        assert {row.payload for row in await rows(buffer)} == {b"young", b"ride"}
+
+
+async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", free_bytes_min=2**40) as buffer:
+        # The free pages that the file has are used up first.
+        stored, held = await fill(buffer, 1_000_000)
+        assert stored > 0
+        assert buffer.holding
+        held.cancel()
+
+
+async def test_a_reading_that_no_disk_can_store_costs_nobody_else_anything(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", commit_delay_ms=50) as buffer:
+        good = append(buffer, [entry(b"before")])
+        bad = append(buffer, [entry(b"", received_us=2**70)])
+        after = append(buffer, [entry(b"after")])
+        assert (await good, await bad, await after) == (True, False, True)
+        assert [row.payload for row in await rows(buffer)] == [b"before", b"after"]
+        assert failure(buffer) is None
 
 
 async def test_quarantined_input_is_kept_whole_and_bounded(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     async with opened(path, quarantine_rows_max=3) as buffer:
         for number in range(5):
-            await store(buffer, [replace(entry(b"report"), quarantined=Quarantined("no-route", b"raw %d" % number))])
+            await store(
+                buffer,
+                [replace(entry(b"report"), quarantined=Quarantined("no-route", b"raw %d" % number, "", "kitchen", 1))],
+            )
         assert buffer.counts["quarantine-overflow"] == 2
         assert len(await rows(buffer)) == 5
     with sqlite3.connect(path) as file:
@@ -172,11 +280,13 @@ async def test_a_commit_that_fails_is_not_acknowledged_and_leaves_no_trace(tmp_p
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [entry(b"before", sequence=0)])
         await buffer._call(lambda: buffer._file.connection.execute("PRAGMA max_page_count = 1").fetchone())
-        assert not await store(buffer, [entry(bytes(100_000), sequence=1)])
+        held = append(buffer, [entry(bytes(20_000_000), sequence=1)])
+        assert await is_held(held)
         assert failure(buffer) is not None
+        assert len(await rows(buffer)) == 1
         await buffer._call(lambda: buffer._file.connection.execute("PRAGMA max_page_count = 1000000").fetchone())
-        # The window must not believe that sequence 1 is on disk.
-        assert await store(buffer, [entry(bytes(100_000), sequence=1)])
+        # The window must not believe that sequence 1 was on disk.
+        assert await asyncio.wait_for(held, 10)
         assert failure(buffer) is None
         assert [row.sequence for row in await rows(buffer)] == [0, 1]
 
@@ -263,7 +373,9 @@ async def mend(buffer: Buffer) -> None:
 async def test_a_rolled_back_quarantine_leaves_nothing_behind(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry(b"poison", "42")])
-        report = replace(entry(b"report", "gw1"), quarantined=Quarantined("record-too-large", b"poison"))
+        report = replace(
+            entry(b"report", "gw1"), quarantined=Quarantined("record-too-large", b"poison", "", "kitchen", 1)
+        )
         # Fails at its very end: a trigger refuses what the transaction writes last.
         connection = buffer._file.connection
         await buffer._call(
@@ -291,9 +403,10 @@ async def test_a_failed_first_commit_does_not_lose_the_floor_of_pending_times(tm
     path = tmp_path / "buffer.db"
     async with opened(path) as buffer:
         await fail_next_commit(buffer)
-        assert not await store(buffer, [entry(received_us=5)])
+        held = append(buffer, [entry(received_us=7)])
+        assert await is_held(held)
         await mend(buffer)
-        assert await store(buffer, [entry(received_us=7)])
+        assert await asyncio.wait_for(held, 10)
     async with opened(path) as buffer:
         (lane,) = await buffer.pending()
         assert lane.event_from_us == 7
@@ -306,7 +419,7 @@ async def test_a_deletion_that_cannot_be_committed_is_not_tried_in_a_hot_loop(tm
         await fail_next_commit(buffer)
         tried: list[str] = []
         await buffer._call(lambda: buffer._file.connection.set_trace_callback(tried.append))
-        buffer.confirm(buffer.id, Position(row.lane, row.sequence))
+        buffer.confirm(buffer.id, upto(row))
         await asyncio.sleep(DELETE_DELAY_S + 1.5)
         assert 1 <= sum("BEGIN" in statement for statement in tried) <= 3
         await mend(buffer)
@@ -318,7 +431,7 @@ async def test_a_deletion_that_cannot_be_committed_is_not_tried_in_a_hot_loop(tm
 async def test_two_streams_of_a_device_may_each_count_their_own_sequences(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         thermo = entry(b"1", sequence=0)
-        light = replace(thermo, series=dataclass_replace(thermo.series, topic="device-light"))
+        light = replace(thermo, series=replace(thermo.series, topic="device-light"))
         await store(buffer, [thermo, light, thermo, light])
         assert len(await rows(buffer)) == 2
 
@@ -338,10 +451,10 @@ async def test_quarantined_bytes_never_keep_readings_out(tmp_path: Path) -> None
     path = tmp_path / "buffer.db"
     async with opened(path, bytes_max=2_000_000) as buffer:
         for number in range(40):
-            unroutable = replace(entry(b"report"), quarantined=Quarantined("no-route", bytes(60_000)))
+            unroutable = replace(entry(b"report"), quarantined=Quarantined("no-route", bytes(60_000), "", "kitchen", 1))
             assert await store(buffer, [unroutable]), number
         kept = await rows(buffer)
-        buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
+        buffer.confirm(buffer.id, upto(kept[-1]))
         assert await store(buffer, [entry()])
         assert not is_full(buffer)
         assert buffer.counts["quarantine-overflow"] == 37
@@ -367,7 +480,7 @@ async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
             await store(buffer, [entry(device=f"d{number}")])
             kept = await rows(buffer)
             if len(kept) > 5:  # something always waits
-                buffer.confirm(buffer.id, Position(kept[-6].lane, kept[-6].sequence))
+                buffer.confirm(buffer.id, upto(kept[-6]))
     with sqlite3.connect(path) as file:
         (series,) = file.execute("SELECT count(*) FROM series").fetchone()
     file.close()
@@ -408,7 +521,7 @@ async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path
         assert (first.event_from_us, first.event_to_us) == (100, 900)
         assert (second.event_from_us, second.event_to_us) == (1_000, 1_000)
         kept = await rows(buffer)
-        buffer.confirm(buffer.id, Position(kept[-1].lane, kept[-1].sequence))
+        buffer.confirm(buffer.id, upto(kept[-1]))
         await store(buffer, [entry(received_us=2_000)])
         (only,) = await buffer.pending()
         assert only.event_from_us == 2_000
@@ -475,7 +588,7 @@ class BufferMachine(RuleBasedStateMachine):
         kept = self.loop.run_until_complete(rows(self.buffer))
         taken = kept[: int(len(kept) * share)]
         if taken:
-            self.buffer.confirm(self.buffer.id, Position(taken[-1].lane, taken[-1].sequence))
+            self.buffer.confirm(self.buffer.id, upto(taken[-1]))
             del self.model[: len(taken)]
             self.loop.run_until_complete(store(self.buffer, [entry(b"rides", "c", self.sent.get("c", 0))]))
             self.sent["c"] = self.sent.get("c", 0) + 1

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from gateway import serial_link
 from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress, open_port
-from gateway.reading import Reading
+from gateway.reading import Mark, Reading
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from gateway.settings import SerialSettings
 from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
@@ -37,10 +37,20 @@ class RecordingIntake:
     losses: list[tuple[str | None, str, int]] = field(default_factory=list)
     events: list[tuple[str, str | None, dict[str, object]]] = field(default_factory=list)
 
-    def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
+    holding = False
+
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
+        assert not marks
         self.taken.append((readings, done))
 
-    def lost(self, device: str | None, reason: str, count: int = 1) -> None:
+    async def marks(self, prefix: str) -> dict[str, bytes]:
+        raise NotImplementedError(prefix)
+
+    def lost(
+        self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
+    ) -> None:
+        assert sequences is not None
+        assert sequences[2] - sequences[1] + 1 == count
         self.losses.append((device, reason, count))
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
@@ -413,7 +423,8 @@ class CommittingIntake(RecordingIntake):
         super().__init__()
         self.stored: dict[tuple[str, str | None, int | None], Reading] = {}
 
-    def take(self, readings: Sequence[Reading], done: Callable[[bool], None]) -> None:
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
+        assert not marks
         for reading in readings:
             self.stored.setdefault((reading.topic, reading.device_boot, reading.device_sequence), reading)
         asyncio.get_running_loop().call_soon(done, True)

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.buffer import Buffer
+from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Series
+from gateway.buffer_schema import BufferFileError
 from gateway.intake import FrontDoor
 from gateway.reading import Reading
 from gateway.routes import compile_routes
@@ -105,11 +106,9 @@ async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None
         door.lost("42", "refused-qos0", 2)
         door.lost("42", "refused-qos0")
         door.lost("s1", "sensor-ring-overflow", 5)
-        door.flush_losses()
-        door.flush_losses()  # nothing is told twice
-        async with asyncio.timeout(10):
-            while len(kept := await rows(buffer)) < 2:
-                await asyncio.sleep(0.01)
+        assert await door.report_losses() == 2
+        assert await door.report_losses() == 0  # nothing is told twice
+        kept = await rows(buffer)
         records = [json.loads(row.payload) for row in kept]
         assert [(record["device"], record["reason"], record["count"]) for record in records] == [
             ("42", "refused-qos0", 3),
@@ -121,14 +120,27 @@ async def test_losses_that_the_buffer_refuses_are_counted_on(tmp_path: Path) -> 
     async with front_door(tmp_path, bytes_max=1_000_000) as (door, buffer):
         await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
         door.lost("42", "refused-qos0", 2)
-        door.flush_losses()
-        async with asyncio.timeout(10):
-            while not door._losses:
-                await asyncio.sleep(0.01)
+        with pytest.raises(BufferFileError):
+            await door.report_losses()
         door.lost("42", "refused-qos0", 1)
         await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 0").fetchone())
-        door.flush_losses()
-        async with asyncio.timeout(10):
-            while not (kept := await rows(buffer)):
-                await asyncio.sleep(0.01)
-        assert json.loads(kept[0].payload)["count"] == 3
+        assert await door.report_losses() == 1
+        (kept,) = await rows(buffer)
+        assert json.loads(kept.payload)["count"] == 3
+
+
+async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, _):
+        door.lost("attic", "sensor-ring-overflow", 2, ("7-00000001", 5, 6))
+        await asyncio.sleep(DELETE_DELAY_S + 0.3)
+        door.lost("attic", "sensor-ring-overflow", 1, ("7-00000001", 9, 9))
+    async with front_door(tmp_path) as (door, buffer):
+        assert await door.report_losses() == 1
+        (kept,) = await rows(buffer)
+        body = json.loads(kept.payload)
+        assert (body["count"], body["device_boot"], body["first_sequence"], body["last_sequence"]) == (
+            3,
+            "7-00000001",
+            5,
+            9,
+        )

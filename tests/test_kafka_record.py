@@ -1,38 +1,50 @@
 """The contract with the cloud: CloudEvents headers in a fixed order, times with their bound and quality."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.buffer_rows import Lane, Row, Series
 from gateway.clock_gateway import WallClock
+from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_record import (
     HEADER_NAMES,
     TIME_ERROR_UNKNOWN_US,
-    Headers,
-    record_bytes,
+    encode_record,
     record_frame,
-    record_headers,
     rfc3339,
 )
 from gateway.settings import GatewaySettings
 
 WALL = int(datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC).timestamp() * 1_000_000)
 CLOCK = WallClock(offset_us=WALL - 1_000_000, error_us=250)
-LANE = Lane(1, "0123456789ab", "boot-1")
+GATEWAY = GatewaySettings(id="gw1", namespace="north")
+LANE = Lane(1, "0123456789ab", "boot-1", "00ff00ff00ff00ff")
 SERIES = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json")
 EVENT = Series("gateway-events", "gw1", "", "boot", "sluice.gateway.boot", "application/json")
 
 
-def headers(row: Row, clock: WallClock = CLOCK, series: Series = SERIES) -> Headers:
-    return record_headers(
-        record_frame(GatewaySettings(id="gw1", namespace="north"), "00ff00ff00ff00ff", LANE, series), row, clock
-    )
+def headers(row: Row, clock: WallClock = CLOCK, series: Series = SERIES) -> list[tuple[str, bytes]]:
+    """The headers of a row's record, as a consumer decodes them."""
+    batch = EncodedBatch("none")
+    batch.add(encode_record(record_frame(GATEWAY, LANE, series), row, clock, 0))
+    (record,) = decoded(batch)
+    assert (record.key, record.value) == (series.key.encode(), row.payload)
+    return [(name, value) for name, value in record.headers if value is not None]
+
+
+def decoded(batch: EncodedBatch) -> list[Any]:
+    """What aiokafka's consumer makes of a batch."""
+    found = DefaultRecordBatch(bytes(batch._build()))
+    assert found.validate_crc()
+    return list(found)
 
 
 def test_a_reading_with_everything() -> None:
-    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}")
+    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1)
     assert headers(row) == [
         ("ce_specversion", b"1.0"),
         ("ce_id", b"00ff00ff00ff00ff-0123456789ab-17"),
@@ -50,12 +62,13 @@ def test_a_reading_with_everything() -> None:
         ("content-type", b"application/json"),
         ("ce_deviceboot", b"7-1a2b3c4d"),
         ("ce_devicesequence", b"99"),
+        ("ce_redelivered", b"true"),
     ]
     assert tuple(name for name, _ in headers(row)) == HEADER_NAMES
 
 
 def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"21.5")
+    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"21.5", 0)
     found = dict(headers(row))
     assert found["ce_time"] == found["ce_receivedtime"]
     assert (found["ce_timequality"], found["ce_timeerror"]) == (b"received", b"250")
@@ -63,20 +76,20 @@ def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
 
 
 def test_without_a_synced_clock_no_bound_is_claimed() -> None:
-    row = Row(1, 0, 1, 1_000_000, 900_000, 5, 1, None, None, b"21.5")
+    row = Row(1, 0, 1, 1_000_000, 900_000, 5, 1, None, None, b"21.5", 0)
     found = dict(headers(row, WallClock(0, None)))
     assert found["ce_timequality"] == b"bounded"
     assert int(found["ce_timeerror"]) == TIME_ERROR_UNKNOWN_US
 
 
 def test_a_tick_that_could_not_be_placed_claims_no_bound() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, 123, "1-00000001", 0, b"21.5")
+    row = Row(1, 0, 1, 1_000_000, None, 0, 123, "1-00000001", 0, b"21.5", 0)
     found = dict(headers(row))
     assert (found["ce_timequality"], int(found["ce_timeerror"])) == (b"bounded", TIME_ERROR_UNKNOWN_US)
 
 
 def test_the_gateways_own_words_have_the_gateways_own_time() -> None:
-    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"{}")
+    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"{}", 0)
     assert dict(headers(row, series=EVENT))["ce_timequality"] == b"synced"
 
 
@@ -89,12 +102,47 @@ def test_any_time_is_written_as_rfc_3339(wall_us: int) -> None:
         assert (parsed - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) == wall_us
 
 
-@given(st.binary(max_size=300), st.integers(0, 2**40))
-def test_the_size_of_a_record_is_not_underrated(payload: bytes, sequence: int) -> None:
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
+@given(
+    st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
+    st.lists(
+        st.tuples(
+            st.binary(max_size=300),
+            st.none() | st.integers(-(2**62), 2**62),
+            st.none() | st.text(min_size=1, max_size=64),
+            st.integers(0, 2**62),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=100,
+    ),
+)
+def test_what_is_encoded_here_is_what_a_consumer_reads(
+    compression: str, readings: list[tuple[bytes, int | None, str | None, int, bool]]
+) -> None:
+    frame = record_frame(GATEWAY, LANE, SERIES)
+    batch = EncodedBatch(compression)
+    rows = [
+        Row(1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, int(redelivered))
+        for payload, event_us, boot, sequence, redelivered in readings
+    ]
+    for row in rows:
+        batch.add(encode_record(frame, row, CLOCK, batch.record_count()))
+    batch._set_producer_state(7, 1, 42)
+    uncompressed = batch.size()
+    assert len(batch._build()) <= uncompressed
+    assert batch._build() is batch._build()  # a resend is the same, byte for byte
+    records = decoded(batch)
+    assert [(record.offset, record.key, record.value) for record in records] == [
+        (offset, b"42", row.payload) for offset, row in enumerate(rows)
+    ]
+    for record, row in zip(records, rows, strict=True):
+        found = dict(record.headers)
+        assert found["ce_lanesequence"] == b"%d" % row.sequence
+        assert found.get("ce_deviceboot") == (None if row.device_boot is None else row.device_boot.encode())
+        assert ("ce_redelivered" in found) == bool(row.redelivered)
+        assert [name for name in HEADER_NAMES if name in found] == [name for name, _ in record.headers]
 
-    row = Row(1, sequence, 1, 1_000_000, 900_000, 1_500, None, "7-1a2b3c4d", sequence, payload)
-    frame = record_frame(GatewaySettings(id="gw1"), "00ff00ff00ff00ff", LANE, SERIES)
-    written = record_headers(frame, row, CLOCK)
-    estimate = DefaultRecordBatchBuilder.size_of(frame.key, payload, [(name, value) for name, value in written])
-    assert record_bytes(frame, row, written) >= estimate
+
+def test_a_large_payload_is_encoded_too() -> None:
+    row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, bytes(900_000), 0)
+    assert dict(headers(row))["ce_lanesequence"] == b"0"

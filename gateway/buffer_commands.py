@@ -1,0 +1,519 @@
+"""`sluice buffer`: what waits in the buffer, what stands in the quarantine, whether the file is sound."""
+
+import asyncio
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from msgspec import UNSET, Struct
+from sqlite_utils import Database
+
+from gateway import buffer_inspect, control
+from gateway.buffer_inspect import Depths, Moment, Now, QuarantinedInput, Reading
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import is_running
+from gateway.buffer_verify import Verdict, verify
+from gateway.cli_options import FINDING, config_option, json_option, load_settings
+from gateway.clock_gateway import read_wall_clock
+from gateway.settings import Settings
+from gateway.terminal_text import aligned, escaped, escaped_bytes, size, span, utc
+from gateway.write_budget import (
+    CARD_ENDURANCE_TBW,
+    SEEN_S_MIN,
+    WRITE_AMPLIFICATION,
+    WriteBudget,
+    hours_until_full,
+    last_day,
+    room_bytes,
+    write_budget,
+)
+
+PEEK_BYTES_MAX = 4_000
+"""Of a payload, what is looked at to be shown on one line."""
+TABLE_ROWS = 500
+"""Rows whose widths are looked at together: longer tables are printed in parts, so that memory stays bounded."""
+OWN_NAME = "(gateway)"
+"""Stands for a device where the gateway's own events and reports wait."""
+UNKNOWN_NAME = "(unknown)"
+"""Stands for a device where readings were lost and nothing told whose they were."""
+
+_device = click.option("--device", metavar="NAME", help="Of this device only.")
+_reason = click.option("--reason", metavar="REASON", help="What was set aside for this reason.")
+
+
+@click.group()
+def buffer() -> None:
+    """Look into the buffer: what waits for Kafka, what could not be forwarded, whether the file is sound.
+
+    Works on a running gateway and on a stopped one. Nothing is changed but by `quarantine retry` and `quarantine drop`.
+    """
+
+
+class _Overview(Struct, frozen=True):
+    """What `ls --json` prints. Sizes in bytes."""
+
+    gateway: str
+    running: bool
+    rows: int
+    bytes_used: int
+    bytes_max: int
+    room_bytes: int
+    """What may still come in: up to buffer.bytes_max, and as far as the disk has more than buffer.free_bytes_min."""
+    oldest: Moment | None
+    oldest_age_s: float | None
+    hours_until_full: float | None
+    """With the last day's intake, and nothing leaving; null where too little was seen, or nothing came in."""
+    write_budget: WriteBudget
+    lost: int
+    devices: list[buffer_inspect.DeviceDepth]
+
+
+@buffer.command(name="ls", epilog="Example: sluice buffer ls --card-endurance-tbw 117")
+@config_option
+@click.option(
+    "--card-endurance-tbw",
+    type=click.FloatRange(min=0, min_open=True),
+    default=CARD_ENDURANCE_TBW,
+    show_default=True,
+    help="What the memory card takes over its life, in TB. The default is a cheap one: 16 GB of TLC flash, each cell "
+    "written 1,000 times. Give what the maker promises (TBW) with --write-amplification 1.",
+)
+@click.option(
+    "--write-amplification",
+    type=click.FloatRange(min=1),
+    default=WRITE_AMPLIFICATION,
+    show_default=True,
+    help="What the card's flash writes for each byte that it is given: 4 KiB, synced, take a page of 16 KiB.",
+)
+@json_option
+def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_json: bool) -> None:  # noqa: FBT001
+    """Show what waits by device, how soon the buffer is full, and what is written to the card.
+
+    Hours until full go by what came in during the last 24 hours of uptime, as if nothing left. LOST counts readings
+    that are gone for good and were not reported to Kafka yet.
+    """
+    settings = load_settings(config)
+    with _opened(settings) as db:
+        depths = buffer_inspect.depths(db)
+        space = buffer_inspect.space(db)
+        day = last_day(buffer_inspect.usage(db))
+    path = settings.buffer.path
+    disk = os.statvfs(path.parent)
+    room = room_bytes(
+        bytes_used=space.used,
+        bytes_max=settings.buffer.bytes_max,
+        unused_bytes=space.unused,
+        disk_free=disk.f_bavail * disk.f_frsize,
+        disk_free_min=settings.buffer.free_bytes_min,
+    )
+    now = _now(settings)
+    found = _Overview(
+        gateway=settings.gateway.id,
+        running=is_running(path),
+        rows=sum(depth.rows for depth in depths.devices),
+        bytes_used=space.used,
+        bytes_max=settings.buffer.bytes_max,
+        room_bytes=room,
+        oldest=depths.oldest,
+        oldest_age_s=None if depths.oldest is None else now.age_s(depths.oldest),
+        hours_until_full=hours_until_full(room, day),
+        write_budget=write_budget(day, card_endurance_tbw, write_amplification),
+        lost=sum(depth.lost for depth in depths.devices),
+        devices=depths.devices,
+    )
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+    else:
+        for line in chain(_overview_lines(found, settings), _device_lines(depths, now)):
+            click.echo(line)
+
+
+def _overview_lines(found: _Overview, settings: Settings) -> Iterator[str]:
+    yield f"gateway  {found.gateway}, {'running' if found.running else 'not running'}"
+    if found.oldest is None:
+        yield "waiting  nothing"
+    else:
+        age = "" if found.oldest_age_s is None else f", {span(found.oldest_age_s)} old"
+        zone = "" if found.oldest.wall_us is None else " UTC"
+        yield f"waiting  {found.rows:,} rows, the oldest of {_time(found.oldest)}{zone}{age}"
+    yield f"space    {size(found.bytes_used)} used of {size(found.bytes_max)} (buffer.bytes_max)"
+    if found.room_bytes < found.bytes_max - found.bytes_used:
+        floor = size(settings.buffer.free_bytes_min)
+        yield f"         the disk has room for {size(found.room_bytes)} more (buffer.free_bytes_min = {floor})"
+    budget = found.write_budget
+    yield f"full     {_until_full(found)}"
+    if budget.disk_bytes_per_day is None:
+        yield f"writes   not known yet: {_seen_too_little(budget)}"
+    else:
+        each = "" if budget.disk_bytes_per_reading is None else f", {size(budget.disk_bytes_per_reading)} a reading"
+        yield f"writes   {size(budget.disk_bytes_per_day)} a day{each}, {_seen(budget)}"
+    if budget.card_days is not None:
+        endurance, amplification = budget.card_endurance_tbw, budget.write_amplification
+        yield f"card     lasts {span(budget.card_days * 86_400)} at that rate, if its flash takes"
+        yield f"         {endurance:g} TB and writes {amplification:g} bytes for each that it is given"
+        yield "         (--card-endurance-tbw, --write-amplification)"
+    if found.lost:
+        yield f"lost     {found.lost:,} readings, not reported to Kafka yet"
+
+
+def _until_full(found: _Overview) -> str:
+    budget = found.write_budget
+    if found.room_bytes == 0:
+        return "now"
+    if found.hours_until_full is not None:
+        return f"in {span(found.hours_until_full * 3600)} if nothing leaves, {_seen(budget)}"
+    if budget.readings_per_day is None:
+        return f"not known yet: {_seen_too_little(budget)}"
+    return f"never at this rate: nothing came in, {_seen(budget)}"
+
+
+def _seen(budget: WriteBudget) -> str:
+    return f"by the last {span(budget.seen_s)} of uptime"
+
+
+def _seen_too_little(budget: WriteBudget) -> str:
+    return f"{span(budget.seen_s)} of uptime were seen, it takes {span(SEEN_S_MIN)}"
+
+
+def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
+    rows = []
+    for depth in depths.devices:
+        lost = f"{depth.lost:,}"
+        if depth.device or depth.newest is not None:
+            rows.append(
+                (
+                    escaped(depth.device) or OWN_NAME,
+                    f"{depth.rows:,}",
+                    size(depth.payload_bytes),
+                    _age(now, depth.oldest),
+                    "-" if depth.newest is None else _time(depth.newest),
+                    lost if depth.device else "0",
+                )
+            )
+        if not depth.device and depth.lost:
+            rows.append((UNKNOWN_NAME, "0", "0 B", "-", "-", lost))
+    if rows:
+        yield ""
+        headers = ("DEVICE", "WAITING", "PAYLOAD", "OLDEST", "NEWEST (UTC)", "LOST")
+        yield from aligned(headers, rows, right=frozenset({1, 2, 3, 5}))
+
+
+@buffer.command(epilog="Example: sluice buffer peek --device 42 --newest")
+@config_option
+@_device
+@click.option("--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many readings.")
+@click.option("--newest", is_flag=True, help="The newest first, instead of the oldest.")
+@json_option
+def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bool) -> None:  # noqa: FBT001
+    r"""Show the oldest waiting readings, one a line, cut to the terminal's width.
+
+    What a terminal would obey, and each byte that is no text, is shown as \x1b.
+    """
+    settings = load_settings(config)
+    with _opened(settings) as db:
+        found = list(islice(buffer_inspect.readings(db, settings.gateway, device, newest_first=newest), limit))
+    if as_json:
+        click.echo(msgspec.json.encode(found))
+        return
+    if not found:
+        click.echo("nothing waits" if device is None else f"nothing waits of device {escaped(device)}")
+        return
+    rows = [
+        (_received(reading), escaped(reading.device) or OWN_NAME, escaped(reading.topic), _payload_shown(reading))
+        for reading in found
+    ]
+    for line in aligned(("RECEIVED (UTC)", "DEVICE", "TOPIC", "PAYLOAD"), rows):
+        click.echo(line)
+
+
+@buffer.command(
+    epilog="Example: sluice buffer export > waiting.jsonl",
+)
+@config_option
+@_device
+@click.option("--quarantine", is_flag=True, help="What stands in the quarantine, instead of what waits.")
+@click.option("--json", is_flag=True, expose_value=False, help="Changes nothing: the export is JSON.")
+def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa: FBT001
+    """Write everything that waits to standard output as JSON lines, oldest first. Nothing is removed.
+
+    Each line has the record's identity, device, Kafka topic, times and `payload`: the bytes as text where they are
+    UTF-8; where they are not, `payload_base64` stands in its place.
+    """
+    settings = load_settings(config)
+    encode = msgspec.json.Encoder().encode
+    with _opened(settings) as db, _to_stdout() as write:
+        found: Iterable[Struct]
+        if quarantine:
+            found = buffer_inspect.quarantined(db, device=device)
+        else:
+            found = buffer_inspect.readings(db, settings.gateway, device)
+        for item in found:
+            write(encode(item) + b"\n")
+
+
+@contextmanager
+def _to_stdout() -> Iterator[Callable[[bytes], object]]:
+    """Write to standard output; whoever reads it may have had enough."""
+    try:
+        yield sys.stdout.buffer.write
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        # Python would flush what is left at its end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        raise click.ClickException(f"the export ends early: {os.strerror(error.errno or errno.EIO)}") from error
+
+
+@buffer.command(name="verify", epilog="Example: sluice buffer verify --full")
+@config_option
+@click.option("--full", is_flag=True, help="Let SQLite compare indexes with tables too (integrity_check): slower.")
+@json_option
+def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FBT001
+    """Check the buffer file: SQLite's own check, lanes without holes, references, bounds. Changes nothing.
+
+    SQLite's check reads all of the file in one go; a busy gateway's WAL grows meanwhile.
+    """
+    settings = load_settings(config)
+    if not settings.buffer.path.exists():
+        raise click.ClickException(
+            f"there is no buffer at {settings.buffer.path}: sluice run makes it when it first starts"
+        )
+    verdicts: list[Verdict] = []
+    for verdict in verify(settings.buffer.path, settings.buffer, full=full):
+        verdicts.append(verdict)
+        if not as_json:
+            click.echo(f"{'ok  ' if verdict.ok else 'FAIL'}  {verdict.subject}: {escaped(verdict.words)}")
+    if as_json:
+        click.echo(msgspec.json.encode(verdicts))
+    sys.exit(0 if all(verdict.ok for verdict in verdicts) else FINDING)
+
+
+# -- the quarantine -------------------------------------------------------------------------------
+
+
+@buffer.group()
+def quarantine() -> None:
+    """Input that could not be forwarded: list it, take it in again, drop it."""
+
+
+@quarantine.command(name="ls", epilog="Example: sluice buffer quarantine ls --reason no-route")
+@config_option
+@_reason
+@_device
+@json_option
+def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json: bool) -> None:  # noqa: FBT001
+    """List quarantined input, oldest first: its number, when it came, from whom and why it stands here.
+
+    `sluice buffer export --quarantine` has it whole.
+    """
+    settings = load_settings(config)
+    with _opened(settings) as db:
+        found = buffer_inspect.quarantined(db, reason, device)
+        if as_json:
+            told = [msgspec.structs.replace(item, payload=UNSET, payload_base64=UNSET) for item in found]
+            click.echo(msgspec.json.encode(told))
+            return
+        reasons = buffer_inspect.quarantine_reasons(db)
+        if not reasons:
+            click.echo("the quarantine is empty")
+            return
+        for name, count in reasons.items():
+            click.echo(f"{count:,} {escaped(name)}")
+        while page := list(islice(found, TABLE_ROWS)):
+            click.echo()
+            for line in _quarantine_lines(page):
+                click.echo(line)
+
+
+def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
+    rows = [
+        (
+            str(item.number),
+            _received(item),
+            escaped(item.device) or "-",
+            escaped(item.reason),
+            size(item.bytes),
+            escaped(item.subject),
+        )
+        for item in page
+    ]
+    headers = ("NUMBER", "RECEIVED (UTC)", "DEVICE", "REASON", "SIZE", "SUBJECT")
+    return aligned(headers, rows, right=frozenset({0, 4}))
+
+
+def _selection(command: Callable[..., None]) -> Callable[..., None]:
+    command = click.option("--reason", metavar="REASON", help="All that was set aside for this reason.")(command)
+    command = click.option("--all", "everything", is_flag=True, help="All that stands in the quarantine.")(command)
+    return click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1, 2**63 - 1))(command)
+
+
+@quarantine.command(epilog="Example: sluice buffer quarantine retry --reason no-route")
+@config_option
+@_selection
+@json_option
+def retry(
+    config: Path,
+    numbers: tuple[int, ...],
+    everything: bool,  # noqa: FBT001
+    reason: str | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Take quarantined input in again, once its cause is mended: a route, a topic, a limit of Kafka's.
+
+    What is taken in gets a place behind what waits; what is refused again stays where it is (exit code 1).
+    """
+    settings = load_settings(config)
+    chosen = _chosen(settings, numbers, reason, everything=everything)
+    stored, unknown = 0, 0
+    refused: dict[str, int] = {}
+    for outcome in _ask(settings, "quarantine-retry", chosen):
+        stored += outcome["stored"]
+        unknown += outcome["unknown"]
+        for why, count in outcome["refused"].items():
+            refused[why] = refused.get(why, 0) + count
+    if as_json:
+        click.echo(msgspec.json.encode({"stored": stored, "refused": refused, "unknown": unknown}))
+    else:
+        click.echo(f"{stored:,} taken in again: they go to Kafka with what waits")
+        for why, count in sorted(refused.items()):
+            click.echo(f"{count:,} stay in the quarantine: {escaped(why)}")
+        _tell_unknown(unknown)
+    sys.exit(FINDING if refused or unknown else 0)
+
+
+@quarantine.command(epilog="Example: sluice buffer quarantine drop 17 18")
+@config_option
+@_selection
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@json_option
+def drop(  # noqa: PLR0913, PLR0917 - click passes each option
+    config: Path,
+    numbers: tuple[int, ...],
+    everything: bool,  # noqa: FBT001
+    reason: str | None,
+    yes: bool,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Throw quarantined input away, for good. Asks first."""
+    settings = load_settings(config)
+    chosen = _chosen(settings, numbers, reason, everything=everything)
+    if chosen and not yes:
+        click.confirm(f"Throw {len(chosen):,} quarantined inputs away, for good?", abort=True, err=True)
+    dropped = sum(outcome["dropped"] for outcome in _ask(settings, "quarantine-drop", chosen))
+    unknown = len(chosen) - dropped
+    if as_json:
+        click.echo(msgspec.json.encode({"dropped": dropped, "unknown": unknown}))
+    else:
+        click.echo(f"{dropped:,} thrown away")
+        _tell_unknown(unknown)
+    sys.exit(FINDING if unknown else 0)
+
+
+def _tell_unknown(count: int) -> None:
+    if count:
+        click.echo(f"{count:,} not found: sluice buffer quarantine ls has the numbers")
+
+
+def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *, everything: bool) -> list[int]:
+    """The numbers that are meant, each once. Ends with exit code 2 unless exactly one way of choosing is used."""
+    if sum((bool(numbers), reason is not None, everything)) != 1:
+        raise click.UsageError("say which: NUMBER..., --reason REASON or --all, and only one of these")
+    with _opened(settings) as db:
+        if numbers:
+            return list(dict.fromkeys(numbers))
+        found = buffer_inspect.quarantine_numbers(db, reason)
+        if reason is not None and not found:
+            there = ", ".join(map(escaped, buffer_inspect.quarantine_reasons(db))) or "nothing"
+            raise click.ClickException(f"nothing was set aside for {escaped(reason)!r}; in the quarantine is: {there}")
+        return found
+
+
+def _ask(settings: Settings, command: str, numbers: list[int]) -> Iterator[dict[str, Any]]:
+    """Have a command done in parts of `control.NUMBERS_MAX`: by the daemon, or here where none runs."""
+    parts = [numbers[start : start + control.NUMBERS_MAX] for start in range(0, len(numbers), control.NUMBERS_MAX)]
+    for number, part in enumerate(parts):
+        try:
+            try:
+                yield control.call(control.socket_path(settings.buffer.path), command, numbers=part)
+            except control.NotRunningError:
+                if is_running(settings.buffer.path):
+                    raise
+                yield from asyncio.run(_done_here(settings, command, parts[number:]))
+                return
+        except control.NotRunningError as error:
+            raise click.ClickException(
+                f"{error}, although one has the buffer open: its log says why; or stop it, and ask again"
+            ) from error
+        except (control.ControlError, BufferFileError) as error:
+            done = f" ({number * control.NUMBERS_MAX:,} of {len(numbers):,} were done before)" if number else ""
+            raise click.ClickException(f"{error}{done}") from error
+
+
+async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -> list[dict[str, Any]]:
+    """Do it as the daemon would, which does not run: with the buffer's lock, and a lane of its own."""
+    from gateway import logs  # noqa: PLC0415 - a running daemon does all this itself
+    from gateway.buffer import Buffer  # noqa: PLC0415
+    from gateway.clock_gateway import ClockWatch, boot_id, boottime_us  # noqa: PLC0415
+    from gateway.config_file import route_table  # noqa: PLC0415
+    from gateway.intake import FrontDoor  # noqa: PLC0415
+
+    logs.set_up(settings.log)
+    clock = ClockWatch(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    opened = Buffer(settings.buffer, boot_id(), clock.now)
+    front_door = FrontDoor(opened, route_table(settings), settings.gateway, settings.kafka, boottime_us)
+    opened.open()
+    try:
+        if command == "quarantine-retry":
+            front_door.event("lane-opened", None, lane=opened.lane.name, buffer=opened.id)
+        do = control.handlers(front_door, opened)[command]
+        return [msgspec.to_builtins(await do({"numbers": part})) for part in parts]
+    finally:
+        await opened.close()
+
+
+# -- what the commands share ----------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(settings: Settings) -> Iterator[Database]:
+    try:
+        with buffer_inspect.opened(settings.buffer.path) as db:
+            yield db
+    except BufferFileError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _now(settings: Settings) -> Now:
+    return buffer_inspect.now(
+        read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    )
+
+
+def _time(moment: Moment) -> str:
+    if moment.wall_us is None:
+        return f"boot + {span(moment.boottime_us / 1e6)}"
+    return utc(moment.wall_us)
+
+
+def _age(now: Now, moment: Moment | None) -> str:
+    age_s = None if moment is None else now.age_s(moment)
+    return "-" if age_s is None else span(age_s)
+
+
+def _received(item: Reading | QuarantinedInput) -> str:
+    if item.received_time is None:
+        return f"boot + {span(item.received_boottime_us / 1e6)}"
+    return item.received_time[:19].replace("T", " ")
+
+
+def _payload_shown(reading: Reading) -> str:
+    if isinstance(reading.payload, str):
+        return escaped(reading.payload[:PEEK_BYTES_MAX])
+    return escaped_bytes(msgspec.convert(reading.payload_base64, bytes)[:PEEK_BYTES_MAX])

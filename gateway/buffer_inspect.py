@@ -1,0 +1,427 @@
+"""What stands in a buffer file, read for `sluice buffer`: beside the daemon that writes it, in short transactions.
+
+A long read would keep the WAL from being begun anew, on a disk that may be full. So nothing here reads more than some
+thousand rows at once, and goes on behind the last one by (lane, sequence).
+"""
+
+import base64
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from msgspec import UNSET, Struct, UnsetType
+from sqlite_utils import Database
+
+from gateway import buffer_status
+from gateway.buffer_rows import Lane, Row, Series
+from gateway.clock_gateway import WallClock, boot_id, boottime_us
+from gateway.kafka_record import TIME_ERROR_UNKNOWN_US, RecordFrame, record_frame, rfc3339, time_quality
+from gateway.settings import GatewaySettings
+from gateway.write_budget import UsageHour
+
+SPAN_ROWS = 20_000
+"""Sequence numbers that one transaction looks through."""
+PAGE_ROWS = 1_000
+PAGE_BYTES = 4_000_000
+"""Payload bytes beyond which a page of rows ends early."""
+
+_DEPTHS = """
+    SELECT coalesce(series.device, ''), count(*), sum(length(payload)), min(received_us), max(received_us)
+    FROM reading LEFT JOIN series ON series.number = reading.series
+    WHERE lane = ? AND sequence BETWEEN ? AND ? GROUP BY 1
+"""
+_NO_SERIES = Series("", "", "", "", "", "")
+
+
+class Moment(Struct, frozen=True):
+    """When something was received, as far as it is known (promise P5)."""
+
+    boot: str
+    """The gateway's boot, and CLOCK_BOOTTIME in it."""
+    boottime_us: int
+    wall_us: int | None
+    """Microseconds since 1970, UTC; None where that boot's clock was never synced."""
+    error_us: int | None
+    """The bound of the wall time's error."""
+
+
+class Now(Struct, frozen=True):
+    """This moment, to tell ages by."""
+
+    boot: str
+    boottime_us: int
+    wall_us: int | None
+    """None where this machine's clock is not to be trusted."""
+
+    def age_s(self, moment: Moment) -> float | None:
+        """Seconds since a moment; None where nothing tells. Within one boot the wall clock does not matter."""
+        if moment.boot == self.boot:
+            return (self.boottime_us - moment.boottime_us) / 1e6
+        if moment.wall_us is None or self.wall_us is None:
+            return None
+        return (self.wall_us - moment.wall_us) / 1e6
+
+
+class DeviceDepth(Struct):
+    """What waits of one device; an empty name is this gateway's own events, and losses of nobody knows which device."""
+
+    device: str
+    rows: int = 0
+    payload_bytes: int = 0
+    oldest: Moment | None = None
+    newest: Moment | None = None
+    lost: int = 0
+    """Readings that are gone for good and were not reported to Kafka yet."""
+
+
+class Depths(Struct, frozen=True):
+    """What waits, by device."""
+
+    devices: list[DeviceDepth]
+    """The fullest first."""
+    oldest: Moment | None
+    """When the oldest row of all was received; None where nothing waits."""
+
+
+class Reading(Struct, frozen=True):
+    """A waiting row with what its numbers stand for, as `sluice buffer export` writes it: one JSON object a line.
+
+    Exactly one of `payload` (the bytes are UTF-8, and these are they) and `payload_base64` is there. Times of a
+    sensor's tick and boot are as in Kafka's headers (DESIGN section 4).
+    """
+
+    id: str
+    """`ce_id`: buffer, lane name and sequence."""
+    buffer: str
+    lane: str
+    sequence: int
+    device: str
+    topic: str
+    """The Kafka topic."""
+    key: str
+    subject: str
+    type: str
+    content_type: str
+    time: str | None
+    """Event time, RFC 3339 in UTC; null where the clock of the boot that took it in was never known."""
+    time_error_us: int | None
+    """Its bound; null where nothing bounds it."""
+    time_quality: str
+    received_time: str | None
+    gateway_boot: str
+    boottime_us: int
+    """Event time in CLOCK_BOOTTIME of `gateway_boot`."""
+    received_boottime_us: int
+    tick_ms: int | None
+    device_boot: str | None
+    device_sequence: int | None
+    redelivered: bool
+    payload: str | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+
+class QuarantinedInput(Struct, frozen=True):
+    """Input that could not be forwarded, as `sluice buffer export --quarantine` writes it; payload as in `Reading`."""
+
+    number: int
+    reason: str
+    device: str
+    subject: str
+    topic: str | None
+    writer: str | None
+    tick_ms: int | None
+    device_boot: str | None
+    device_sequence: int | None
+    received_time: str | None
+    received_error_us: int | None
+    gateway_boot: str
+    received_boottime_us: int
+    bytes: int
+    payload: str | UnsetType = UNSET
+    payload_base64: str | UnsetType = UNSET
+
+
+class Space(Struct, frozen=True):
+    """What the file takes, in bytes."""
+
+    used: int
+    unused: int
+    """Free pages inside the file."""
+
+
+class LaneEnds(Struct, frozen=True):
+    """A lane that holds rows, with its first and last sequence at the time of looking."""
+
+    number: int
+    name: str
+    boot: str
+    buffer: str
+    salvaged: bool
+    """Taken over from another file, with holes where that could not be read."""
+    clock: WallClock
+    first: int
+    last: int
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Database]:
+    """Open a buffer file for reading. Raises BufferFileError, also for what SQLite meets within the block."""
+    with buffer_status.reading(path) as connection:
+        # No plugins: what the user has installed for sqlite-utils is none of ours.
+        yield Database(connection, execute_plugins=False)
+
+
+def now(clock: WallClock) -> Now:
+    """This moment, by this machine's wall clock as far as it is known."""
+    at_us = boottime_us()
+    return Now(boot_id(), at_us, clock.at(at_us) if clock.synced else None)
+
+
+def space(db: Database) -> Space:
+    """What the file takes."""
+    pages, free, page_bytes = (
+        next(iter(db.query(f"PRAGMA {name}")))[name] for name in ("page_count", "freelist_count", "page_size")
+    )
+    return Space((pages - free) * page_bytes, free * page_bytes)
+
+
+def usage(db: Database) -> list[UsageHour]:
+    """The hours of uptime that the daemon remembers, newest first."""
+    rows = db["usage"].rows_where(order_by="number desc", select="seconds, readings, stored_bytes, disk_bytes")
+    return [UsageHour(**row) for row in rows]
+
+
+# -- what waits -----------------------------------------------------------------------------------
+
+
+def lanes(db: Database) -> list[LaneEnds]:
+    """The lanes that hold rows, in the order in which they were opened."""
+    found = db.query(
+        """SELECT lane.number, lane.name, lane.boot_id AS boot, lane.buffer_id IS NOT NULL AS salvaged,
+            coalesce(lane.buffer_id, (SELECT value FROM meta WHERE name = 'buffer_id')) AS buffer,
+            coalesce(boot.offset_us, 0) AS offset_us, boot.error_us,
+            (SELECT min(sequence) FROM reading WHERE lane = lane.number) AS first,
+            (SELECT max(sequence) FROM reading WHERE lane = lane.number) AS last
+        FROM lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
+        WHERE first IS NOT NULL ORDER BY lane.number"""
+    )
+    return [
+        LaneEnds(clock=WallClock(row.pop("offset_us"), row.pop("error_us")), salvaged=bool(row.pop("salvaged")), **row)
+        for row in found
+    ]
+
+
+def depths(db: Database) -> Depths:
+    """What waits and what was lost of each device. Looks at every row: some seconds for millions."""
+    found: dict[str, DeviceDepth] = {}
+    oldest: Moment | None = None
+    for lane in lanes(db):
+        for first, last in _spans(db, lane):
+            for device, rows, size, oldest_us, newest_us in db.execute(_DEPTHS, (lane.number, first, last)).fetchall():
+                depth = found.setdefault(device, DeviceDepth(device))
+                depth.rows += rows
+                depth.payload_bytes += size
+                depth.oldest = _earlier(depth.oldest, _moment(lane, oldest_us))
+                depth.newest = _later(depth.newest, _moment(lane, newest_us))
+                oldest = _earlier(oldest, depth.oldest)
+    for row in db.query("SELECT device, sum(count) AS lost FROM loss GROUP BY device HAVING lost > 0"):
+        found.setdefault(row["device"], DeviceDepth(row["device"])).lost = row["lost"]
+    return Depths(sorted(found.values(), key=lambda depth: (-depth.rows, depth.device)), oldest)
+
+
+def readings(
+    db: Database, gateway: GatewaySettings, device: str | None = None, *, newest_first: bool = False
+) -> Iterator[Reading]:
+    """What waits now, in order; one device's only, where it is given. Rows that come or go meanwhile may be missing."""
+    ends = lanes(db)
+    # After the ends: a series that a row refers to does not go before the row does.
+    series = {row.pop("number"): Series(**row) for row in db["series"].rows}
+    for lane in reversed(ends) if newest_first else ends:
+        named = Lane(lane.number, lane.name, lane.boot, lane.buffer)
+        frames: dict[int, RecordFrame] = {}
+        for row in _rows(db, lane, device, newest_first=newest_first):
+            # A series that is not there is for `verify` to tell; the payload is what counts here.
+            of_row = series.get(row.series, _NO_SERIES)
+            frame = frames.get(row.series)
+            if frame is None:
+                frame = frames[row.series] = record_frame(gateway, named, of_row)
+            event_us = row.received_us if row.event_us is None else row.event_us
+            error_us, quality = time_quality(frame, row, lane.clock)
+            yield Reading(
+                id=f"{lane.buffer}-{lane.name}-{row.sequence}",
+                buffer=lane.buffer,
+                lane=lane.name,
+                sequence=row.sequence,
+                device=of_row.device,
+                topic=of_row.topic,
+                key=of_row.key,
+                subject=of_row.subject,
+                type=of_row.type,
+                content_type=of_row.content_type,
+                time=_wall(lane.clock, event_us),
+                time_error_us=None if error_us == TIME_ERROR_UNKNOWN_US else error_us,
+                time_quality=quality.decode(),
+                received_time=_wall(lane.clock, row.received_us),
+                gateway_boot=lane.boot,
+                boottime_us=event_us,
+                received_boottime_us=row.received_us,
+                tick_ms=row.tick_ms,
+                device_boot=row.device_boot,
+                device_sequence=row.device_sequence,
+                redelivered=bool(row.redelivered),
+                **_payload(row.payload),
+            )
+
+
+def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: bool) -> Iterator[Row]:
+    only = "" if device is None else " AND series IN (SELECT number FROM series WHERE device = :device)"
+    order = "DESC" if newest_first else "ASC"
+    statement = f"""SELECT {", ".join(Row._fields)} FROM reading
+        WHERE lane = :lane AND sequence BETWEEN :low AND :high{only}
+        ORDER BY sequence {order} LIMIT {PAGE_ROWS}"""
+    for first, last in _spans(db, lane, newest_first=newest_first):
+        low, high = first, last
+        while low <= high:
+            page, ended = _page(db, statement, {"lane": lane.number, "low": low, "high": high, "device": device})
+            yield from page
+            if ended:
+                break
+            if newest_first:
+                high = page[-1].sequence - 1
+            else:
+                low = page[-1].sequence + 1
+
+
+def _page(db: Database, statement: str, parameters: dict[str, object]) -> tuple[list[Row], bool]:
+    """Some rows, read in one transaction which ends with this call, and whether there are no more."""
+    rows: list[Row] = []
+    size = 0
+    with closing(db.execute(statement, parameters)) as cursor:
+        for values in cursor:
+            rows.append(Row(*values))
+            size += len(rows[-1].payload)
+            if size > PAGE_BYTES:
+                return rows, False
+    return rows, len(rows) < PAGE_ROWS
+
+
+def _spans(db: Database, lane: LaneEnds, *, newest_first: bool = False) -> Iterator[tuple[int, int]]:
+    """A lane cut into spans of sequences, each of which one transaction can look through; holes are jumped over."""
+    if newest_first:
+        high: int | None = lane.last
+        while high is not None:
+            yield max(high - SPAN_ROWS + 1, lane.first), high
+            below = high - SPAN_ROWS
+            high = sequence_of(db, "SELECT max(sequence) FROM reading WHERE lane = ? AND sequence <= ?", lane, below)
+        return
+    low: int | None = lane.first
+    while low is not None and low <= lane.last:
+        yield low, min(low + SPAN_ROWS - 1, lane.last)
+        above = low + SPAN_ROWS
+        low = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, above)
+
+
+def sequence_of(db: Database, statement: str, lane: LaneEnds, sequence: int) -> int | None:
+    """The one sequence that a statement finds in a lane, given another; None where it finds none."""
+    value: int | None = db.execute(statement, (lane.number, sequence)).fetchone()[0]
+    return value
+
+
+def _payload(payload: bytes) -> dict[str, str]:
+    try:
+        return {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"payload_base64": base64.b64encode(payload).decode()}
+
+
+def _wall(clock: WallClock, at_us: int) -> str | None:
+    return rfc3339(clock.at(at_us)).decode() if clock.synced else None
+
+
+def _moment(lane: LaneEnds, received_us: int) -> Moment:
+    known = lane.clock.synced
+    return Moment(lane.boot, received_us, lane.clock.at(received_us) if known else None, lane.clock.error_us)
+
+
+def _earlier(found: Moment | None, other: Moment) -> Moment:
+    """The earlier of two, of which `found` is of the lane that was opened earlier: that counts where no clock does."""
+    return found if found is not None and _goes_before(found, other) else other
+
+
+def _later(found: Moment | None, other: Moment) -> Moment:
+    return other if found is None or _goes_before(found, other) else found
+
+
+def _goes_before(found: Moment, other: Moment) -> bool:
+    if found.boot == other.boot:
+        return found.boottime_us <= other.boottime_us
+    if found.wall_us is None or other.wall_us is None:
+        return True
+    return found.wall_us <= other.wall_us
+
+
+# -- the quarantine -------------------------------------------------------------------------------
+
+
+def quarantined(db: Database, reason: str | None = None, device: str | None = None) -> Iterator[QuarantinedInput]:
+    """Quarantined input with its payload, oldest first; of one reason or one device, where these are given."""
+    where, given = _quarantine_filter(reason, device)
+    statement = f"""SELECT number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence,
+            boot_id, received_us, payload, boot.offset_us, boot.error_us
+        FROM quarantine LEFT JOIN boot USING (boot_id)
+        WHERE number > :number AND {where} ORDER BY number LIMIT {PAGE_ROWS}"""
+    number = 0
+    while page := _quarantine_page(db, statement, {"number": number, **given}):
+        yield from page
+        number = page[-1].number
+
+
+def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]) -> list[QuarantinedInput]:
+    page: list[QuarantinedInput] = []
+    size = 0
+    with closing(db.execute(statement, parameters)) as cursor:
+        for number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence, *rest in cursor:
+            boot, received_us, payload, offset_us, error_us = rest
+            # A boot that is not known any more has no wall clock.
+            clock = WallClock(offset_us or 0, None if offset_us is None else error_us)
+            page.append(
+                QuarantinedInput(
+                    number=number,
+                    reason=reason,
+                    device=device,
+                    subject=subject,
+                    topic=topic,
+                    writer=writer,
+                    tick_ms=tick_ms,
+                    device_boot=device_boot,
+                    device_sequence=device_sequence,
+                    received_time=_wall(clock, received_us),
+                    received_error_us=clock.error_us,
+                    gateway_boot=boot,
+                    received_boottime_us=received_us,
+                    bytes=len(payload),
+                    **_payload(payload),
+                )
+            )
+            size += len(payload)
+            if size > PAGE_BYTES:
+                break
+    return page
+
+
+def quarantine_numbers(db: Database, reason: str | None = None) -> list[int]:
+    """The numbers of quarantined input, oldest first; of one reason, where it is given."""
+    where, parameters = _quarantine_filter(reason, None)
+    return [row["number"] for row in db["quarantine"].rows_where(where, parameters, order_by="number", select="number")]
+
+
+def quarantine_reasons(db: Database) -> dict[str, int]:
+    """How much quarantined input there is for which reason."""
+    found = db.query("SELECT reason, count(*) AS count FROM quarantine GROUP BY reason ORDER BY reason")
+    return {row["reason"]: row["count"] for row in found}
+
+
+def _quarantine_filter(reason: str | None, device: str | None) -> tuple[str, dict[str, object]]:
+    wanted = {"reason": reason, "device": device}
+    given: dict[str, object] = {name: value for name, value in wanted.items() if value is not None}
+    return " AND ".join([f"{name} = :{name}" for name in given] or ["1"]), given

@@ -1,0 +1,37 @@
+"""Keeps a second daemon, or a command that writes, off a buffer file that is in use."""
+
+import fcntl
+import time
+from pathlib import Path
+from typing import IO
+
+from gateway.buffer_schema import BufferFileError
+
+LOCK_TRIES = 5
+LOCK_RETRY_S = 0.1
+"""`sluice status` holds the lock for an instant; another daemon holds it for good."""
+
+
+def acquire(path: Path) -> IO[bytes]:
+    """Lock the buffer at `path` until what is returned is closed. Raises BufferFileError."""
+    try:
+        lock = path.with_name(path.name + ".lock").open("ab")
+    except OSError as error:
+        raise BufferFileError(
+            f"buffer.path: nothing can be written in {path.parent} ({error.strerror}): make the directory, "
+            "and let the user that sluice runs as write to it"
+        ) from error
+    for attempt in range(LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if attempt == LOCK_TRIES - 1:
+                lock.close()
+                raise BufferFileError(
+                    f"buffer.path: {path} is in use by another sluice: stop that one, or give this one a buffer of "
+                    "its own"
+                ) from error
+            time.sleep(LOCK_RETRY_S)
+        else:
+            break
+    return lock

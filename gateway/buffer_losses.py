@@ -1,0 +1,134 @@
+"""The loss counters in the buffer file: kept in the transaction that drops a reading, until they are reported."""
+
+import sqlite3
+from collections.abc import Iterable
+
+import msgspec
+
+from gateway.buffer_rows import Loss
+
+LOSSES_MAX = 20_000
+"""Counters kept apart; beyond it losses are counted without their device."""
+LOSS_TYPE = "sluice.gateway.loss"
+"""`ce_type` of a loss record."""
+
+_COUNT = """
+    INSERT INTO loss (
+        device, reason, boot_id, device_boot, count, first_us, last_us, first_sequence, last_sequence
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (device, reason, boot_id, device_boot) DO UPDATE SET
+        count = count + excluded.count,
+        first_us = min(first_us, excluded.first_us), last_us = max(last_us, excluded.last_us),
+        first_sequence = min(
+            coalesce(first_sequence, excluded.first_sequence), coalesce(excluded.first_sequence, first_sequence)),
+        last_sequence = max(
+            coalesce(last_sequence, excluded.last_sequence), coalesce(excluded.last_sequence, last_sequence))
+"""
+_SELECT = """
+    SELECT device, reason, boot_id, count, first_us, last_us, device_boot, first_sequence, last_sequence
+    FROM loss ORDER BY device, reason, boot_id, device_boot LIMIT ?
+"""
+# What one statement drops may be of many sensors: by what a loss is counted by.
+_OF_ROWS = """
+    SELECT series.type, series.device, lane.boot_id, count(*),
+        min(coalesce(event_us, received_us)), max(coalesce(event_us, received_us)),
+        coalesce(device_boot, ''), min(device_sequence), max(device_sequence)
+    FROM reading JOIN series ON series.number = reading.series JOIN lane ON lane.number = reading.lane
+    WHERE lane = ?1 AND sequence BETWEEN ?2 AND ?3
+    GROUP BY series.type, series.device, device_boot
+"""
+
+
+class _Reported(msgspec.Struct):
+    """A loss record's body, as `intake` writes it."""
+
+    device: str | None
+    reason: str
+    count: int
+    boot: str
+    first_boottime_us: int
+    last_boottime_us: int
+    device_boot: str | None = None
+    first_sequence: int | None = None
+    last_sequence: int | None = None
+
+
+def loss_body(loss: Loss) -> dict[str, object]:
+    """What a loss record on `gateway-events` says."""
+    return {
+        "device": loss.device or None,
+        "reason": loss.reason,
+        "count": loss.count,
+        "boot": loss.boot_id,
+        "first_boottime_us": loss.first_us,
+        "last_boottime_us": loss.last_us,
+        "device_boot": loss.device_boot or None,
+        "first_sequence": loss.first_sequence,
+        "last_sequence": loss.last_sequence,
+    }
+
+
+def count_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
+    """Add to the counters, inside the caller's transaction."""
+    (kept,) = connection.execute("SELECT count(*) FROM loss").fetchone()
+    connection.executemany(
+        _COUNT,
+        [
+            (
+                loss.device if kept < LOSSES_MAX else "",
+                loss.reason,
+                loss.boot_id,
+                loss.device_boot if kept < LOSSES_MAX else "",
+                loss.count,
+                loss.first_us,
+                loss.last_us,
+                loss.first_sequence,
+                loss.last_sequence,
+            )
+            for loss in losses
+        ],
+    )
+
+
+def counted_losses(connection: sqlite3.Connection, limit: int) -> list[Loss]:
+    """Counters that were not reported yet."""
+    return [Loss(*values) for values in connection.execute(_SELECT, (limit,))]
+
+
+def forget_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
+    """Drop counters that are reported, inside the transaction that holds the reports."""
+    connection.executemany(
+        "DELETE FROM loss WHERE device = ? AND reason = ? AND boot_id = ? AND device_boot = ?",
+        [(loss.device, loss.reason, loss.boot_id, loss.device_boot) for loss in losses],
+    )
+
+
+def losses_of_rows(
+    connection: sqlite3.Connection, lane: int, first: int, last: int, reason: str, boot_id: str
+) -> list[Loss]:
+    """What dropping these rows of a lane loses. A loss record among them is counted again: it was not sent."""
+    losses = []
+    for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, (lane, first, last)):
+        if type_ != LOSS_TYPE:
+            losses.append(Loss(device, reason, lane_boot, *counted))
+    reports = connection.execute(
+        "SELECT payload FROM reading JOIN series ON series.number = reading.series"
+        " WHERE lane = ? AND sequence BETWEEN ? AND ? AND series.type = ?",
+        (lane, first, last, LOSS_TYPE),
+    )
+    for (payload,) in reports:
+        said = msgspec.json.decode(payload, type=_Reported)
+        losses.append(
+            Loss(
+                said.device or "",
+                said.reason,
+                said.boot or boot_id,
+                said.count,
+                said.first_boottime_us,
+                said.last_boottime_us,
+                said.device_boot or "",
+                said.first_sequence,
+                said.last_sequence,
+            )
+        )
+    return losses

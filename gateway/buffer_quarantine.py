@@ -1,0 +1,87 @@
+"""The quarantine in the buffer file: input that cannot be forwarded, kept whole and bounded until it is taken in again."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+
+from gateway.buffer_rows import Quarantined
+from gateway.settings import BufferSettings
+
+_COLUMNS = (
+    "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
+    " device_boot, device_sequence, boot_id"
+)
+
+
+class Quarantine:
+    """The table and its bounds; every method belongs into a transaction of the file."""
+
+    def __init__(self, settings: BufferSettings, connection: sqlite3.Connection, boot_id: str) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._boot_id = boot_id
+        self.rows = 0
+        self.bytes = 0
+        self.measure()
+
+    def measure(self) -> None:
+        """Count what is there: after the file was opened, or a transaction was rolled back."""
+        self.rows, self.bytes = self._connection.execute(
+            "SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine"
+        ).fetchone()
+
+    def keep(self, input_: Quarantined, tally: Counter[str]) -> None:
+        """Put input in, whole; the oldest makes room where it is over its bounds (`quarantine-overflow`)."""
+        self._connection.execute(
+            f"INSERT INTO quarantine ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                input_.reason,
+                input_.payload,
+                input_.device,
+                input_.subject,
+                input_.received_us,
+                input_.topic,
+                input_.writer,
+                input_.series,
+                input_.event_us,
+                input_.event_error_us,
+                input_.tick_ms,
+                input_.device_boot,
+                input_.device_sequence,
+                input_.boot_id or self._boot_id,
+            ),
+        )
+        self.rows += 1
+        self.bytes += len(input_.payload)
+        # At most a tenth of the buffer: what is set aside must not keep readings out.
+        bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
+        while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
+            (oldest,) = self._connection.execute("SELECT min(number) FROM quarantine").fetchone()
+            self.drop([oldest])
+            tally["quarantine-overflow"] += 1
+
+    def find(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
+        """What stands there under these numbers."""
+        found = {}
+        for number in numbers:
+            values = self._connection.execute(
+                f"SELECT {_COLUMNS} FROM quarantine WHERE number = ?",
+                (number,),
+            ).fetchone()
+            if values is not None:
+                found[number] = Quarantined(*values)
+        return found
+
+    def drop(self, numbers: Sequence[int]) -> int:
+        """Take these out; how many there were."""
+        dropped = 0
+        for number in numbers:
+            size = self._connection.execute(
+                "SELECT length(payload) FROM quarantine WHERE number = ?", (number,)
+            ).fetchone()
+            if size is not None:
+                self._connection.execute("DELETE FROM quarantine WHERE number = ?", (number,))
+                self.rows -= 1
+                self.bytes -= size[0]
+                dropped += 1
+        return dropped

@@ -1,0 +1,111 @@
+"""Room for the buffer file: its bounds, and what is kept ready for a disk that has no room at all.
+
+With 0 bytes free SQLite cannot even DELETE, unless its WAL was grown beforehand and is never truncated, and a commit
+may succeed whose pages a later checkpoint has no room for. So the WAL is pre-grown, some free pages stay in the file, and
+the file itself is extended before the commit that needs it.
+"""
+
+import os
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+
+from gateway.settings import BufferSettings
+
+PAGE_BYTES = 4096
+SPARE_BYTES_MIN = 256 * 1024
+SPARE_BYTES_MAX = 8_000_000
+GROWTH_BYTES = 1_000_000
+"""What the file grows by at once, where the disk has it."""
+
+
+class Room:
+    """What one open buffer file may use of its disk. Methods raise OSError where the file system refuses."""
+
+    def __init__(self, settings: BufferSettings, connection: sqlite3.Connection) -> None:
+        self._settings = settings
+        self._connection = connection
+        self.spare_bytes = min(max(settings.bytes_max // 16, SPARE_BYTES_MIN), SPARE_BYTES_MAX)
+        """What the WAL is grown to, and what the file has in free pages at its beginning."""
+        # One more descriptor on the file: closing it would drop SQLite's locks, so it is closed after the connection.
+        self._fd = os.open(settings.path, os.O_RDWR | os.O_CLOEXEC)
+
+    @property
+    def commit_bytes_max(self) -> int:
+        """Payload in one commit: with its indexes it must fit into what is left of the WAL."""
+        return self.spare_bytes // 4
+
+    def prepare(self) -> None:
+        """Grow the WAL and leave free pages, where this was not done before; as far as the disk has room for it."""
+        # A checkpoint at half of it, and the largest commit, stay within what was grown.
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {self.spare_bytes // 2 // PAGE_BYTES:d}").fetchone()
+        # What a former process left in the WAL goes into the file: the next commit then begins the WAL anew.
+        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        wal = self._settings.path.with_name(self._settings.path.name + "-wal")
+        if wal.stat().st_size >= self.spare_bytes or self.disk_free_bytes() < 3 * self.spare_bytes:
+            return
+        with suppress(sqlite3.OperationalError):  # no room for it after all: it is tried again at the next start
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("CREATE TABLE spare (bytes BLOB)")
+            self._connection.execute("INSERT INTO spare VALUES (zeroblob(?))", (self.spare_bytes,))
+            self._connection.execute("COMMIT")
+            self._connection.execute("DROP TABLE spare")
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def extend(self) -> None:
+        """Give the file its blocks on disk as far as the open transaction has grown it: call before COMMIT."""
+        needed = self._pragma("page_count") * PAGE_BYTES
+        # A complete checkpoint cuts the file to its pages: what it has now is asked anew.
+        has = os.fstat(self._fd).st_size
+        if needed > has:
+            # Some more at once, for a file that grows does so again; exactly, where there is no more.
+            try:
+                os.posix_fallocate(self._fd, has, needed + GROWTH_BYTES - has)
+            except OSError:
+                os.posix_fallocate(self._fd, has, needed - has)
+
+    def used_bytes(self) -> int:
+        """Pages in use: deleted rows leave free pages, not a smaller file."""
+        return (self._pragma("page_count") - self._pragma("freelist_count")) * PAGE_BYTES
+
+    def is_full(self, coming_bytes: int = 0) -> bool:
+        """Whether `coming_bytes` more of readings would pass a bound: `bytes_max`, or what the disk has left."""
+        free = self._pragma("freelist_count") * PAGE_BYTES
+        used = self._pragma("page_count") * PAGE_BYTES - free
+        if used + coming_bytes >= self._settings.bytes_max:
+            return True
+        # The file system counts only where the file has to grow: its own free pages are used first, but for some
+        # that deletions, loss counters and the gateway's own events need.
+        must_grow = free - coming_bytes <= self.spare_bytes // 4
+        return must_grow and self.disk_free_bytes() < max(self._settings.free_bytes_min, self.spare_bytes)
+
+    def disk_free_bytes(self) -> int:
+        """What the file system has left for us."""
+        found = os.fstatvfs(self._fd)
+        return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        """Close the connection, and leave the WAL as it is: grown, for a next start on a full disk."""
+        with suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        # SQLite deletes the WAL when the last connection closes, unless that one may not write.
+        with suppress(sqlite3.Error), closing(_open_read_only(self._settings.path)) as last:
+            last.execute("SELECT count(*) FROM meta").fetchone()
+            self._connection.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close without a look at what stands in the file."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+        os.close(self._fd)
+
+    def _pragma(self, name: str) -> int:
+        (value,) = self._connection.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)

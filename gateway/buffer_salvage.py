@@ -1,0 +1,263 @@
+"""Takes what can still be read out of a buffer file that SQLite found corrupt. Rows keep their identity.
+
+The file was set aside (`buffer_schema.set_aside`) and is never changed here.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.buffer_rows import Lane, Row, Series
+from gateway.buffer_schema import BufferFileError
+
+SALVAGE_PREFIX = "salvage/"
+"""Marks by this and the damaged file's name: `Progress`."""
+CHUNK_ROWS = 1_000
+WAIT_S = 5.0
+"""How long a salvage waits for room before it asks again."""
+_SEQUENCE_MAX = 2**62
+_ROWS = f"SELECT {', '.join(Row._fields)} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
+_COPIED_TABLES = {
+    "boot": 3,
+    "mark": 2,
+    "device_run": 6,
+    "loss": 9,
+}
+"""Small tables that are taken over as they are, and how many columns they have."""
+
+
+log = structlog.get_logger()
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the salvage of one file has come: kept as a mark, so that the next start goes on with it."""
+
+    lanes: dict[int, int]
+    """Lane numbers of the damaged file, to those of this one."""
+    lane: int
+    sequence: int
+    """The last row that was taken over."""
+    expected: int | None
+    """Rows that the file held, where the daemon knew it."""
+    taken: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What stands beside the rows, as far as it could be read."""
+
+    lanes: list[Lane] = field(default_factory=list)
+    floors: dict[int, int | None] = field(default_factory=dict)
+    """By lane number: the earliest event time that may wait in it."""
+    series: dict[int, Series] = field(default_factory=dict)
+    tables: dict[str, list[tuple[object, ...]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SalvagedBatch:
+    """Rows of one lane, under the new file's lane number and the damaged file's series numbers."""
+
+    aside: Path
+    rows: Sequence[Row]
+    series: dict[int, Series]
+    progress: Progress
+    finished: bool
+    missing: int | None
+    """Of the whole file, at its end: rows that could not be read; None where nobody knows."""
+
+
+class Salvage(threading.Thread):
+    """Reads a damaged file to its end, beside the daemon's work; `adopt` takes a batch, or says that it has no room."""
+
+    def __init__(self, aside: Path, progress: Progress, adopt: Callable[[SalvagedBatch], bool]) -> None:
+        super().__init__(name="salvage", daemon=True)
+        self._aside = aside
+        self._progress = progress
+        self._adopt = adopt
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Let it end soon; the next start goes on where it was."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        connection = open_damaged(self._aside)
+        try:
+            if connection is not None:
+                found = Found()
+                _read_beside(connection, found)
+                self._read_lanes(connection, found.series)
+            if not self._stopping.is_set():
+                expected = self._progress.expected
+                missing = None if expected is None else max(0, expected - self._progress.taken)
+                self._hand_over(SalvagedBatch(self._aside, (), {}, self._progress, True, missing))
+        except (sqlite3.Error, OSError, BufferFileError) as error:
+            log.warning("salvage has to wait for the next start", aside=self._aside.name, error=str(error))
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _read_lanes(self, connection: sqlite3.Connection, series: dict[int, Series]) -> None:
+        for lane in sorted(self._progress.lanes):
+            if lane < self._progress.lane:
+                continue
+            after = self._progress.sequence if lane == self._progress.lane else -1
+            for rows in salvaged_rows(connection, lane, after):
+                self._progress = msgspec.structs.replace(
+                    self._progress, lane=lane, sequence=rows[-1].sequence, taken=self._progress.taken + len(rows)
+                )
+                renumbered = [row._replace(lane=self._progress.lanes[lane]) for row in rows]
+                self._hand_over(SalvagedBatch(self._aside, renumbered, series, self._progress, False, None))
+                if self._stopping.is_set():
+                    return
+
+    def _hand_over(self, batch: SalvagedBatch) -> None:
+        while not self._stopping.is_set() and not self._adopt(batch):
+            self._stopping.wait(WAIT_S)
+
+
+def open_damaged(path: Path) -> sqlite3.Connection | None:
+    """A connection that reads the file, with its WAL where that can be used; None where nothing can be read."""
+    uri = path.resolve().as_uri()
+    # Without `immutable` the WAL counts, which holds what was acknowledged last; with it, a bad WAL is passed over.
+    for query in ("mode=rw", "mode=ro&immutable=1"):
+        connection = sqlite3.connect(f"{uri}?{query}", uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA query_only = 1")
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.Error:
+            connection.close()
+        else:
+            return connection
+    return None
+
+
+def read_beside(path: Path, known: Lane | None) -> Found:
+    """Read everything but the rows. `known` is the lane that the daemon knows of by itself."""
+    found = Found(lanes=[] if known is None else [known])
+    connection = open_damaged(path)
+    if connection is None:
+        return found
+    with closing(connection):
+        _read_beside(connection, found)
+    return found
+
+
+def _read_beside(connection: sqlite3.Connection, found: Found) -> None:
+    buffer_id = found.lanes[0].buffer_id if found.lanes else None
+    with suppress(sqlite3.Error, TypeError):
+        (buffer_id,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
+    if buffer_id is None:
+        # Without it no row can keep its identity.
+        return
+    numbers = {lane.number for lane in found.lanes}
+    columns = "number, name, boot_id, coalesce(buffer_id, ?), event_from_us"
+    for number, name, boot_id, origin, floor in _readable(
+        connection.execute, f"SELECT {columns} FROM lane ORDER BY number", (buffer_id,)
+    ):
+        found.floors[number] = floor
+        if number not in numbers:
+            found.lanes.append(Lane(number, name, boot_id, origin))
+    found.lanes.sort(key=lambda lane: lane.number)
+    for number, *fields in _readable(
+        connection.execute, "SELECT number, topic, key, device, subject, type, content_type FROM series"
+    ):
+        if all(isinstance(text, str) for text in fields):
+            found.series[number] = Series(*fields)
+    for table in _COPIED_TABLES:
+        found.tables[table] = list(_readable(connection.execute, f"SELECT * FROM {table}"))
+
+
+def adopt_beside(connection: sqlite3.Connection, found: Found, lanes: Mapping[int, int]) -> None:
+    """Write the small tables into the file that takes its place; what that one has already stays.
+
+    `lanes` are the lane numbers of the damaged file to those of this one.
+    """
+    # Where a lane's floor is lost, it may reach back to the boot's beginning.
+    connection.executemany(
+        "UPDATE lane SET event_from_us = ? WHERE number = ?",
+        [(found.floors.get(number) or 0, adopted) for number, adopted in lanes.items()],
+    )
+    for table, columns in _COPIED_TABLES.items():
+        connection.executemany(
+            f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})",
+            [values for values in found.tables.get(table, ()) if not str(values[0]).startswith(SALVAGE_PREFIX)],
+        )
+
+
+def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row]]:
+    """The readable rows of a lane behind a sequence, in order, in chunks; damaged stretches are jumped over."""
+    start = after + 1
+    while True:
+        chunk, failed = _read_chunk(connection, lane, start)
+        if chunk:
+            yield chunk
+            start = chunk[-1].sequence + 1
+        if failed:
+            jumped = _behind_damage(connection, lane, start)
+            if jumped is None:
+                return
+            start = jumped
+        elif not chunk:
+            return
+
+
+def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[list[Row], bool]:
+    """Rows from a sequence on, and whether damage ended them."""
+    rows: list[Row] = []
+    try:
+        for values in connection.execute(_ROWS, (lane, start, CHUNK_ROWS)):
+            row = Row(*values)
+            # A damaged page may also read as nonsense: what goes backwards is not what was written.
+            if row.sequence < (rows[-1].sequence + 1 if rows else start) or not _is_sound(row):
+                return rows, True
+            rows.append(row)
+    except (sqlite3.Error, OverflowError):
+        return rows, True
+    return rows, False
+
+
+def _behind_damage(connection: sqlite3.Connection, lane: int, start: int) -> int | None:
+    """The first sequence behind `start` from which rows can be read again; None where there is none.
+
+    Doubles its step until something is readable, then halves it back to the edge of the damage.
+    """
+
+    def is_readable(sequence: int) -> bool:
+        rows, failed = _read_chunk(connection, lane, sequence)
+        return bool(rows) or not failed
+
+    bad, step = start, 1
+    while not is_readable(bad + step):
+        bad += step
+        step *= 2
+        if bad > _SEQUENCE_MAX:
+            return None
+    good = bad + step
+    while good - bad > 1:
+        middle = (good + bad) // 2
+        if is_readable(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _is_sound(row: Row) -> bool:
+    numbers = (row.lane, row.sequence, row.series, row.received_us, row.event_error_us, row.redelivered)
+    return all(isinstance(number, int) for number in numbers) and isinstance(row.payload, bytes)
+
+
+def _readable(
+    execute: Callable[..., sqlite3.Cursor], statement: str, parameters: Sequence[object] = ()
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a statement up to the first that cannot be read."""
+    with suppress(sqlite3.Error, OverflowError):
+        yield from execute(statement, parameters)

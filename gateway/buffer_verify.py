@@ -1,0 +1,179 @@
+"""`sluice buffer verify`: looks for what must not be in a buffer file, and says what to do about it."""
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import Struct
+from sqlite_utils import Database
+
+from gateway.buffer_inspect import SPAN_ROWS, LaneEnds, lanes, opened, sequence_of
+from gateway.buffer_schema import MIGRATIONS, BufferFileError, is_corruption
+from gateway.settings import BufferSettings
+
+HOLES_TOLD_MAX = 5
+FAULTS_TOLD_MAX = 10
+
+_COUNT_SPAN = """
+    SELECT count(*), count(*) FILTER (WHERE series NOT IN (SELECT number FROM series))
+    FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?
+"""
+# A row before the first and one behind the last show holes at the ends too.
+_HOLES = """
+    SELECT before + 1, sequence - 1 FROM (
+        SELECT sequence, lag(sequence, 1, ?2 - 1) OVER (ORDER BY sequence) AS before
+        FROM (SELECT sequence FROM reading WHERE lane = ?1 AND sequence BETWEEN ?2 AND ?3 UNION ALL SELECT ?3 + 1)
+    ) WHERE sequence > before + 1 LIMIT ?4
+"""
+
+
+class Verdict(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    subject: str
+    ok: bool
+    words: str
+
+
+def verify(path: Path, settings: BufferSettings, *, full: bool = False) -> Iterator[Verdict]:
+    """Look for what must not be in a buffer file; give each verdict as soon as it is found.
+
+    `full` lets SQLite compare indexes with tables too (`integrity_check` instead of `quick_check`).
+    """
+    try:
+        with opened(path) as db:
+            yield Verdict("schema", ok=True, words=f"version {len(MIGRATIONS)}, which this Sluice knows")
+            sound = _pages(db, "integrity_check" if full else "quick_check")
+            yield sound
+            if not sound.ok:
+                return
+            yield _references(db)
+            yield from _dense_lanes(db)
+            yield _quarantine_bounds(db, settings)
+    except BufferFileError as error:
+        damaged = isinstance(error.__cause__, sqlite3.Error) and is_corruption(error.__cause__)
+        yield Verdict("pages" if damaged else "file", ok=False, words=str(error))
+
+
+def _pages(db: Database, check: str) -> Verdict:
+    started_s = time.monotonic()
+    faults = [str(fault) for (fault,) in db.execute(f"PRAGMA {check}({FAULTS_TOLD_MAX})")]
+    if faults == ["ok"]:
+        return Verdict("pages", ok=True, words=f"SQLite's {check} finds nothing ({time.monotonic() - started_s:.1f} s)")
+    return Verdict(
+        "pages",
+        ok=False,
+        words=f"SQLite's {check} finds damage: {'; '.join(faults)}. Export what can be read (sluice buffer export); "
+        "sluice run sets the file aside when it meets the damage, salvages what it can, and goes on with a new one. "
+        "Look at the disk or card too: it may be failing",
+    )
+
+
+def _references(db: Database) -> Verdict:
+    """Whether what rows refer to is there: without it they cannot be sent, and stay for ever."""
+    faults = [
+        f"lane {row['name']} is of a boot that is not there"
+        for row in db["lane"].rows_where("boot_id NOT IN (SELECT boot_id FROM boot)", order_by="number", select="name")
+    ]
+    lane: int | None = -1
+    while (lane := db.execute("SELECT min(lane) FROM reading WHERE lane > ?", (lane,)).fetchone()[0]) is not None:
+        if not db["lane"].count_where("number = ?", [lane]):
+            faults.append(f"there are readings of lane number {lane}, and no such lane")
+    for what, where in (
+        ("boot", "boot_id NOT IN (SELECT boot_id FROM boot)"),
+        ("series", "series IS NOT NULL AND series NOT IN (SELECT number FROM series)"),
+    ):
+        found = db["quarantine"].rows_where(where, select="number", order_by="number", limit=FAULTS_TOLD_MAX)
+        faults += [f"quarantined input {row['number']} refers to a {what} that is not there" for row in found]
+    if not faults:
+        return Verdict("references", ok=True, words="each lane, boot and series that is referred to is there")
+    return Verdict("references", ok=False, words=_advice(faults))
+
+
+def _dense_lanes(db: Database) -> Iterator[Verdict]:
+    """Sequences without holes, and series that are known. A salvaged lane has holes: what was there is a loss."""
+    for lane in lanes(db):
+        found = _lane_faults(db, lane)
+        faults = []
+        if found.missing and not lane.salvaged:
+            told = ", ".join(f"{first} to {last}" for first, last in found.holes)
+            faults.append(f"{found.missing:,} sequence numbers are missing between rows that are there ({told})")
+        if found.foreign:
+            faults.append(f"{found.foreign:,} rows refer to a series that is not there: whose they are is lost")
+        subject = f"lane {lane.name}"
+        if faults:
+            yield Verdict(subject, ok=False, words=_advice(faults))
+        elif lane.salvaged:
+            yield Verdict(subject, ok=True, words=f"{found.rows:,} rows, salvaged from buffer {lane.buffer}")
+        else:
+            yield Verdict(subject, ok=True, words=f"{found.rows:,} rows, no number is missing")
+
+
+@dataclass(slots=True)
+class _LaneFaults:
+    rows: int = 0
+    missing: int = 0
+    foreign: int = 0
+    """Rows whose series is not there."""
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    """The first ones: first and last sequence that is missing."""
+
+
+def _lane_faults(db: Database, lane: LaneEnds) -> _LaneFaults:
+    found = _LaneFaults()
+    expected: int | None = lane.first
+    while expected is not None and expected <= lane.last:
+        # What is read of a span is of one moment: the daemon deletes from the front meanwhile, which makes no hole.
+        db.execute("BEGIN")
+        try:
+            expected = _count_span(db, lane, expected, found)
+        finally:
+            db.execute("ROLLBACK")
+    return found
+
+
+def _count_span(db: Database, lane: LaneEnds, expected: int, found: _LaneFaults) -> int | None:
+    """Look at the span that begins at `expected`, or where the lane begins by now; give where the next one begins."""
+    front = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, 0)
+    if front is None:
+        return None
+    first = max(front, expected)
+    last = min(first + SPAN_ROWS - 1, lane.last)
+    if lane.salvaged:
+        # Its holes may be wide.
+        following = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, first)
+        first = lane.last + 1 if following is None else following
+        last = min(first + SPAN_ROWS - 1, lane.last)
+    rows, foreign = db.execute(_COUNT_SPAN, (lane.number, first, last)).fetchone()
+    missing = max(last - first + 1, 0) - rows
+    if missing and len(found.holes) < HOLES_TOLD_MAX:
+        found.holes += db.execute(_HOLES, (lane.number, first, last, HOLES_TOLD_MAX - len(found.holes))).fetchall()
+    found.rows += rows
+    found.missing += missing
+    found.foreign += foreign
+    return last + 1
+
+
+def _quarantine_bounds(db: Database, settings: BufferSettings) -> Verdict:
+    (rows, size) = db.execute("SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine").fetchone()
+    bytes_max = min(settings.quarantine_bytes_max, settings.bytes_max // 10)
+    words = f"{rows:,} inputs, {size:,} bytes"
+    if rows > settings.quarantine_rows_max:
+        words += f": more than buffer.quarantine_rows_max = {settings.quarantine_rows_max:,}"
+    elif size > bytes_max and rows > 1:
+        words += f": more than {bytes_max:,} bytes (buffer.quarantine_bytes_max, and a tenth of buffer.bytes_max)"
+    else:
+        return Verdict("quarantine", ok=True, words=words)
+    words += ". The next input that comes in makes the oldest go; sluice buffer export --quarantine keeps a copy"
+    return Verdict("quarantine", ok=False, words=words)
+
+
+def _advice(faults: Sequence[str]) -> str:
+    told = "; ".join(faults[:FAULTS_TOLD_MAX])
+    more = f"; and {len(faults) - FAULTS_TOLD_MAX} more" if len(faults) > FAULTS_TOLD_MAX else ""
+    return (
+        f"{told}{more}. Sluice never leaves a file so: keep a copy of it, and save what is in it with "
+        "sluice buffer export"
+    )

@@ -1,0 +1,58 @@
+"""Counts what comes in and what goes to the disk for it: the figures of the write budget."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.buffer_rows import Row
+
+INTERVAL_S = 60.0
+"""How often the figures are written down, and only together with something else: an idle box writes nothing."""
+_PROCESS_IO = Path("/proc/self/io")
+
+
+class Usage(NamedTuple):
+    """What a stretch of time brought."""
+
+    seconds: float
+    readings: int
+    stored_bytes: int
+    """Payload bytes."""
+    disk_bytes: int
+    """What this process had written to disk, in whole pages (proc(5), write_bytes)."""
+
+
+class WriteMeter:
+    """Adds up commits until their sum is written down. `now_s` is a monotonic clock's, in seconds."""
+
+    def __init__(self, now_s: float) -> None:
+        self.reset(now_s)
+
+    def reset(self, now_s: float) -> None:
+        """Begin to count anew."""
+        self._since_s = now_s
+        self._readings = 0
+        self._stored_bytes = 0
+        self._disk_bytes = _written_bytes()
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count what a commit stored."""
+        self._readings += len(rows)
+        self._stored_bytes += sum([len(row.payload) for row in rows])
+
+    def due(self, now_s: float) -> Usage | None:
+        """What is to be written down now, if anything; `reset` once it is on disk."""
+        if now_s < self._since_s + INTERVAL_S:
+            return None
+        return Usage(
+            now_s - self._since_s, self._readings, self._stored_bytes, max(0, _written_bytes() - self._disk_bytes)
+        )
+
+
+def _written_bytes() -> int:
+    """Bytes that this process caused to be written to storage; 0 where the kernel does not count them."""
+    try:
+        lines = _PROCESS_IO.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), 0)
