@@ -58,6 +58,13 @@ AGE_CHECK_S = 60.0
 LOSSES_REPORTED_MAX = 1_000
 """Loss records made in one commit."""
 
+ROOM_SAID_AFTER_S = 10.0
+"""A buffer at its bound is full and not full many times a second: it is said once."""
+FULL_WORDS = {
+    "refuse": "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
+    "drop-oldest": "buffer full: the oldest readings make room, and are counted as lost",
+}
+
 Done = Callable[[bool], None]
 T = TypeVar("T")
 
@@ -135,6 +142,8 @@ class Buffer:
         self._delete_due_s = float("inf")
         self._retry_s = 0.0
         self._age_due_s = 0.0
+        self._full_said = False
+        self._full_seen_s = 0.0
         self._tail = Tail()
         self._meter = WriteMeter(time.monotonic())
 
@@ -512,24 +521,21 @@ class Buffer:
             self._fail(error)
             return
         self.state.rows = self._file.rows
-        if full != self.state.full:
-            self.state.full = full
-            if not full:
-                log.info("buffer has room again", bytes_used=self.state.bytes_used)
-            elif self._settings.when_full == "refuse":
+        self.state.full = full
+        now_s = time.monotonic()
+        if full:
+            self._full_seen_s = now_s
+            if not self._full_said:
+                self._full_said = True
                 log.warning(
-                    "buffer full: sensors keep what they have until Kafka has taken some, or the disk has room",
+                    FULL_WORDS[self._settings.when_full],
                     bytes_used=self.state.bytes_used,
                     disk_free=self._file.room.disk_free_bytes(),
                     settings="buffer.bytes_max, buffer.free_bytes_min, buffer.when_full",
                 )
-            else:
-                log.warning(
-                    "buffer full: the oldest readings make room, and are counted as lost",
-                    bytes_used=self.state.bytes_used,
-                    disk_free=self._file.room.disk_free_bytes(),
-                    settings="buffer.bytes_max, buffer.free_bytes_min, buffer.when_full",
-                )
+        elif self._full_said and now_s >= self._full_seen_s + ROOM_SAID_AFTER_S:
+            self._full_said = False
+            log.info("buffer has room again", bytes_used=self.state.bytes_used)
 
     # -- the buffer's thread: the file ----------------------------------------------------------
 

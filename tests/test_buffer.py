@@ -535,7 +535,7 @@ async def test_what_waits_for_its_commit_is_pending_too(tmp_path: Path) -> None:
 
 
 class BufferMachine(RuleBasedStateMachine):
-    """The buffer against a list: append, resend, forward, confirm, restart, power cut."""
+    """The buffer against a list: append, resend, mark, forward, confirm, fill, fail, restart, power cut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -547,11 +547,12 @@ class BufferMachine(RuleBasedStateMachine):
         self.sent: dict[str, int] = {}
         self.identities: set[tuple[str, int]] = set()
         self.last: tuple[str, int] | None = None
+        self.marks: dict[str, bytes] = {}
         self._open()
 
     def _open(self) -> None:
         async def start() -> Buffer:
-            buffer = Buffer(BufferSettings(path=self.path), BOOT, lambda: CLOCK)
+            buffer = Buffer(BufferSettings(path=self.path, bytes_max=1_000_000), BOOT, lambda: CLOCK)
             buffer.open()
             return buffer
 
@@ -594,6 +595,70 @@ class BufferMachine(RuleBasedStateMachine):
             self.sent["c"] = self.sent.get("c", 0) + 1
             self.model.append(b"rides")
 
+    @rule(key=st.sampled_from(["a", "b", "c"]), value=st.none() | st.binary(max_size=3))
+    def mark(self, key: str, value: bytes | None) -> None:
+        async def keep() -> bool:
+            return await append(self.buffer, [], [Mark(key, value)])
+
+        assert self.loop.run_until_complete(keep())
+        if value is None:
+            self.marks.pop(key, None)
+        else:
+            self.marks[key] = value
+
+    @rule(count=st.integers(1, 3))
+    def fail_and_mend(self, count: int) -> None:
+        """The disk refuses for a while: what came in meanwhile is held, and stored in its order."""
+
+        async def hold() -> None:
+            await fail_next_commit(self.buffer)
+            outcomes = [append(self.buffer, [entry(b"held %d" % number, "h")]) for number in range(count)]
+            assert await is_held(outcomes[0], 0.02)
+            await mend(self.buffer)
+            self.buffer._retry_s = 0.0
+            await self.buffer.marks("")  # wakes it
+            assert await asyncio.wait_for(asyncio.gather(*outcomes), 10) == [True] * count
+
+        self.loop.run_until_complete(hold())
+        self.model += [b"held %d" % number for number in range(count)]
+
+    @rule(share=st.floats(0, 1))
+    def fill_and_drain(self, share: float) -> None:
+        """Full to the brim, then Kafka takes some: what was held follows behind what was there."""
+
+        async def overflow() -> None:
+            outcomes = [append(self.buffer, [entry(b"%0100000d" % number, "f")]) for number in range(12)]
+            async with asyncio.timeout(10):
+                while not self.buffer.holding:
+                    await asyncio.sleep(0.01)
+            assert not outcomes[-1].done()
+            self.model += [b"%0100000d" % number for number in range(12)]
+            while not outcomes[-1].done() or is_full(self.buffer) or self.buffer.state.rows > 5:
+                kept = await rows(self.buffer)
+                assert [row.payload for row in kept] == self.model[: len(kept)]
+                taken = kept[: max(1, int(len(kept) * share))]
+                self.buffer.confirm(self.buffer.id, upto(taken[-1]))
+                del self.model[: len(taken)]
+                await append(self.buffer, [], []) if outcomes[-1].done() else await asyncio.sleep(0.01)
+            assert all(outcome.result() for outcome in outcomes)
+
+        self.loop.run_until_complete(overflow())
+
+    @rule(count=st.integers(1, 5))
+    def power_cut_before_the_acknowledgement(self, count: int) -> None:
+        """What was not acknowledged may be on disk or not, but all of one append or nothing."""
+        payloads = [b"unacknowledged %d" % number for number in range(count)]
+
+        async def send() -> None:
+            append(self.buffer, [entry(payload, "u") for payload in payloads])
+            await asyncio.sleep(0.001)
+
+        self.loop.run_until_complete(send())
+        self.power_cut()
+        kept = [row.payload for row in self.loop.run_until_complete(rows(self.buffer))]
+        if kept != self.model:
+            self.model += payloads
+
     @rule()
     def restart(self) -> None:
         self.loop.run_until_complete(self.buffer.close())
@@ -615,6 +680,7 @@ class BufferMachine(RuleBasedStateMachine):
         kept = self.loop.run_until_complete(rows(self.buffer))
         assert [row.payload for row in kept] == self.model
         assert self.buffer.state.rows == len(self.model)
+        assert self.loop.run_until_complete(self.buffer.marks("")) == self.marks
 
 
 BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15, deadline=None)
