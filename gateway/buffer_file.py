@@ -27,6 +27,10 @@ from gateway.settings import BufferSettings
 
 SERIES_MAX = 10_000
 """Series that are kept although no row needs them, so that devices need not be stored anew each time."""
+SERIES_CACHED_MAX = 50_000
+"""Series whose numbers are remembered in memory."""
+PRUNED_ROWS_MAX = 100_000
+"""Rows beyond which series are not looked through for those that nothing needs."""
 FLOOR_SAVE_S = 10.0
 """A risen floor of pending event times is written down no more often than this: it is a page for the card."""
 READ_BYTES_MAX = 4_000_000
@@ -223,7 +227,8 @@ class BufferFile:
         ).rowcount
         if confirmed.lane == self.lane.number:
             state.floor.settle(confirmed.last, state.next_sequence)
-        if len(self._series_numbers) > self._series_pruned_at:
+        # It looks at every row: where many wait, it waits too.
+        if len(self._series_numbers) > self._series_pruned_at and state.rows <= PRUNED_ROWS_MAX:
             self._prune_series()
 
     def drop_oldest(self, coming_bytes: int) -> None:
@@ -424,6 +429,8 @@ class BufferFile:
             " AND type = ? AND content_type = ?",
             fields,
         ).fetchone()
+        if len(self._series_numbers) >= SERIES_CACHED_MAX:
+            self._series_numbers.clear()
         self._series_numbers[series] = number
         return int(number)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,13 +11,13 @@ import msgspec
 import pytest
 
 from gateway.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer_rows import Series
+from gateway.buffer_rows import Quarantined, Series
 from gateway.buffer_schema import BufferFileError
-from gateway.intake import FrontDoor
+from gateway.intake import FrontDoor, RetryOutcome
 from gateway.reading import Reading
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
-from tests.buffers import opened, rows
+from tests.buffers import CLOCK, opened, rows
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
@@ -144,3 +145,52 @@ async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) 
             5,
             9,
         )
+
+
+OTHER_ROUTE = RouteSettings("kitchen/{device}", "kitchen")
+
+
+def door_of(buffer: Buffer, *routes: RouteSettings) -> FrontDoor:
+    gateway = msgspec.convert({"id": "gw1", "namespace": "north"}, GatewaySettings)
+    return FrontDoor(buffer, compile_routes(routes, None, frozenset()), gateway, KAFKA, lambda: 5)
+
+
+async def test_quarantined_input_is_taken_in_again_once_a_route_takes_it(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(b"1", topic="kitchen/7"), reading(b"2", topic="cellar"))
+        assert await door.retry_quarantined([1, 2, 99]) == RetryOutcome(0, {"no-route": 2}, 1)
+        mended = door_of(buffer, JSON_ROUTE, OTHER_ROUTE)
+        assert await mended.retry_quarantined([1, 2, 99]) == RetryOutcome(1, {"no-route": 1}, 1)
+        assert (await rows(buffer))[-1].payload == b"1"
+        assert await mended.retry_quarantined([1]) == RetryOutcome(0, {}, 1)
+        assert await buffer.drop_quarantined([1, 2]) == 1
+
+
+async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_sequence_is_known(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(b'{"boot": 1, "seq": 7}'))
+        (row,) = await rows(buffer)
+        refused = Quarantined(
+            "record-too-large", row.payload, "42", "device/42/thermo", 3, series=row.series, device_boot="1",
+            device_sequence=7, boot_id=buffer.boot_id,
+        )  # fmt: skip
+        await buffer.quarantine([door.quarantine_entry(refused)])
+        assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        again = (await rows(buffer))[-1]
+        assert again._replace(sequence=row.sequence, received_us=row.received_us) == row
+        assert again.received_us == 3
+
+
+async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    quarantined = Quarantined("no-route", b"x", "", "kitchen/7", 1_000, topic="kitchen/7", event_us=900)
+    async with opened(path, boot="boot-0") as buffer:
+        await buffer.quarantine([door_of(buffer).quarantine_entry(quarantined)])
+    with sqlite3.connect(path) as file:
+        # That boot began a second before this one, and knew its time to 250 microseconds.
+        file.execute("UPDATE boot SET offset_us = ?, error_us = 250", (CLOCK.offset_us - 1_000_000,))
+    file.close()
+    async with opened(path) as buffer:
+        assert await door_of(buffer, OTHER_ROUTE).retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        row = (await rows(buffer))[-1]
+        assert (row.received_us, row.event_us, row.event_error_us) == (-999_000, -999_100, 250)
