@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
 from gateway.clock_gateway import read_wall_clock
 from gateway.settings import Settings
-from gateway.terminal_text import aligned, escaped, escaped_bytes, size, span, utc
+from gateway.terminal_text import aligned, escaped, escaped_bytes, hanging, size, span, utc
 from gateway.write_budget import (
     CARD_ENDURANCE_TBW,
     SEEN_S_MIN,
@@ -37,6 +37,8 @@ from gateway.write_budget import (
 
 PEEK_BYTES_MAX = 4_000
 """Of a payload, what is looked at to be shown on one line."""
+REQUEST_PAYLOAD_BYTES_MAX = 1_000_000
+"""Quarantined bytes that one request takes in again, in one commit; a larger input goes alone."""
 TABLE_ROWS = 500
 """Rows whose widths are looked at together: longer tables are printed in parts, so that memory stays bounded."""
 OWN_NAME = "(gateway)"
@@ -75,19 +77,25 @@ class _Overview(Struct, frozen=True):
     devices: list[buffer_inspect.DeviceDepth]
 
 
-@buffer.command(name="ls", epilog="Example: sluice buffer ls --card-endurance-tbw 117")
+@buffer.command(
+    name="ls",
+    short_help="What waits of each device, how soon it is full, card wear.",
+    epilog="Example: sluice buffer ls --card-endurance-tbw 117",
+)
 @config_option
 @click.option(
     "--card-endurance-tbw",
     type=click.FloatRange(min=0, min_open=True),
+    metavar="TB",
     default=CARD_ENDURANCE_TBW,
     show_default=True,
-    help="What the memory card takes over its life, in TB. The default is a cheap one: 16 GB of TLC flash, each cell "
-    "written 1,000 times. Give what the maker promises (TBW) with --write-amplification 1.",
+    help="What the memory card's flash takes over its life. The default is a cheap card: 16 GB of TLC flash, each cell "
+    "written 1,000 times. Where the maker promises a TBW, give that, and 1 for the write amplification.",
 )
 @click.option(
     "--write-amplification",
     type=click.FloatRange(min=1),
+    metavar="FACTOR",
     default=WRITE_AMPLIFICATION,
     show_default=True,
     help="What the card's flash writes for each byte that it is given: 4 KiB, synced, take a page of 16 KiB.",
@@ -105,7 +113,7 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
         space = buffer_inspect.space(db)
         day = last_day(buffer_inspect.usage(db))
     path = settings.buffer.path
-    disk = os.statvfs(path.parent)
+    disk = os.statvfs(path)
     room = room_bytes(
         bytes_used=space.used,
         bytes_max=settings.buffer.bytes_max,
@@ -131,7 +139,9 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
-        for line in chain(_overview_lines(found, settings), _device_lines(depths, now)):
+        for line in _overview_lines(found, settings):
+            click.echo(hanging(line, 9))
+        for line in _device_lines(depths, now):
             click.echo(line)
 
 
@@ -205,7 +215,9 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
         yield from aligned(headers, rows, right=frozenset({1, 2, 3, 5}))
 
 
-@buffer.command(epilog="Example: sluice buffer peek --device 42 --newest")
+@buffer.command(
+    short_help="The oldest or the newest waiting readings.", epilog="Example: sluice buffer peek --device 42 --newest"
+)
 @config_option
 @_device
 @click.option("--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many readings.")
@@ -234,7 +246,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
 
 
 @buffer.command(
-    epilog="Example: sluice buffer export > waiting.jsonl",
+    short_help="Everything that waits, as JSON lines.", epilog="Example: sluice buffer export > waiting.jsonl"
 )
 @config_option
 @_device
@@ -271,7 +283,7 @@ def _to_stdout() -> Iterator[Callable[[bytes], object]]:
         raise click.ClickException(f"the export ends early: {os.strerror(error.errno or errno.EIO)}") from error
 
 
-@buffer.command(name="verify", epilog="Example: sluice buffer verify --full")
+@buffer.command(name="verify", short_help="Is the file sound?", epilog="Example: sluice buffer verify --full")
 @config_option
 @click.option("--full", is_flag=True, help="Let SQLite compare indexes with tables too (integrity_check): slower.")
 @json_option
@@ -289,7 +301,7 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
     for verdict in verify(settings.buffer.path, settings.buffer, full=full):
         verdicts.append(verdict)
         if not as_json:
-            click.echo(f"{'ok  ' if verdict.ok else 'FAIL'}  {verdict.subject}: {escaped(verdict.words)}")
+            click.echo(hanging(f"{'ok  ' if verdict.ok else 'FAIL'}  {verdict.subject}: {escaped(verdict.words)}", 6))
     if as_json:
         click.echo(msgspec.json.encode(verdicts))
     sys.exit(0 if all(verdict.ok for verdict in verdicts) else FINDING)
@@ -298,12 +310,14 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
 # -- the quarantine -------------------------------------------------------------------------------
 
 
-@buffer.group()
+@buffer.group(short_help="Input that could not be forwarded.")
 def quarantine() -> None:
     """Input that could not be forwarded: list it, take it in again, drop it."""
 
 
-@quarantine.command(name="ls", epilog="Example: sluice buffer quarantine ls --reason no-route")
+@quarantine.command(
+    name="ls", short_help="List it, oldest first.", epilog="Example: sluice buffer quarantine ls --reason no-route"
+)
 @config_option
 @_reason
 @_device
@@ -354,7 +368,7 @@ def _selection(command: Callable[..., None]) -> Callable[..., None]:
     return click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1, 2**63 - 1))(command)
 
 
-@quarantine.command(epilog="Example: sluice buffer quarantine retry --reason no-route")
+@quarantine.command(short_help="Take it in again.", epilog="Example: sluice buffer quarantine retry --reason no-route")
 @config_option
 @_selection
 @json_option
@@ -421,23 +435,34 @@ def _tell_unknown(count: int) -> None:
         click.echo(f"{count:,} not found: sluice buffer quarantine ls has the numbers")
 
 
-def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *, everything: bool) -> list[int]:
-    """The numbers that are meant, each once. Ends with exit code 2 unless exactly one way of choosing is used."""
+def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *, everything: bool) -> dict[int, int]:
+    """The numbers that are meant, with their bytes. Raises UsageError unless exactly one way of choosing is used."""
     if sum((bool(numbers), reason is not None, everything)) != 1:
         raise click.UsageError("say which: NUMBER..., --reason REASON or --all, and only one of these")
     with _opened(settings) as db:
-        if numbers:
-            return list(dict.fromkeys(numbers))
-        found = buffer_inspect.quarantine_numbers(db, reason)
+        found = buffer_inspect.quarantine_sizes(db, reason)
         if reason is not None and not found:
             there = ", ".join(map(escaped, buffer_inspect.quarantine_reasons(db))) or "nothing"
-            raise click.ClickException(f"nothing was set aside for {escaped(reason)!r}; in the quarantine is: {there}")
-        return found
+            raise click.ClickException(f"nothing was set aside for '{escaped(reason)}'; in the quarantine is: {there}")
+        return {number: found.get(number, 0) for number in numbers} if numbers else found
 
 
-def _ask(settings: Settings, command: str, numbers: list[int]) -> Iterator[dict[str, Any]]:
-    """Have a command done in parts of `control.NUMBERS_MAX`: by the daemon, or here where none runs."""
-    parts = [numbers[start : start + control.NUMBERS_MAX] for start in range(0, len(numbers), control.NUMBERS_MAX)]
+def request_parts(chosen: dict[int, int]) -> list[list[int]]:
+    """The numbers cut into what one request, and one commit on a full disk, can take."""
+    parts: list[list[int]] = []
+    room = 0
+    for number, payload_bytes in chosen.items():
+        if not parts or len(parts[-1]) >= control.NUMBERS_MAX or payload_bytes > room:
+            parts.append([])
+            room = REQUEST_PAYLOAD_BYTES_MAX
+        parts[-1].append(number)
+        room -= payload_bytes
+    return parts
+
+
+def _ask(settings: Settings, command: str, chosen: dict[int, int]) -> Iterator[dict[str, Any]]:
+    """Have a command done in parts: by the daemon, or here where none runs."""
+    parts = request_parts(chosen)
     for number, part in enumerate(parts):
         try:
             try:
@@ -452,7 +477,8 @@ def _ask(settings: Settings, command: str, numbers: list[int]) -> Iterator[dict[
                 f"{error}, although one has the buffer open: its log says why; or stop it, and ask again"
             ) from error
         except (control.ControlError, BufferFileError) as error:
-            done = f" ({number * control.NUMBERS_MAX:,} of {len(numbers):,} were done before)" if number else ""
+            before = sum(map(len, parts[:number]))
+            done = f" ({before:,} of {len(chosen):,} were done before)" if before else ""
             raise click.ClickException(f"{error}{done}") from error
 
 

@@ -259,13 +259,14 @@ class BufferFile:
     def _drop_front(self, limit: int, reason: str, before_us: int | None) -> int:
         """Drop up to `limit` rows from the front of the oldest lane, those received before `before_us` only."""
         (lane,) = self.connection.execute("SELECT lane FROM reading ORDER BY lane, sequence LIMIT 1").fetchone()
-        first, last = self.connection.execute(
-            "SELECT min(sequence), max(sequence) FROM"
-            " (SELECT sequence, received_us FROM reading WHERE lane = ? ORDER BY sequence LIMIT ?)"
-            " WHERE received_us < ?",
-            (lane, limit, NOTHING_US if before_us is None else before_us),
+        first, last, young = self.connection.execute(
+            "SELECT min(sequence), max(sequence), min(CASE WHEN received_us >= ? THEN sequence END) FROM"
+            " (SELECT sequence, received_us FROM reading WHERE lane = ? ORDER BY sequence LIMIT ?)",
+            (NOTHING_US if before_us is None else before_us, lane, limit),
         ).fetchone()
-        if first is None:
+        # Up to the first that stays, whatever comes behind it: a lane has no holes.
+        last = last if young is None else young - 1
+        if last < first:
             return 0
         span = Span(lane, first, last)
         losses = buffer_losses.losses_of_rows(self.connection, *span, reason, self._boot_id)

@@ -409,10 +409,12 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
     return page
 
 
-def quarantine_numbers(db: Database, reason: str | None = None) -> list[int]:
-    """The numbers of quarantined input, oldest first; of one reason, where it is given."""
+def quarantine_sizes(db: Database, reason: str | None = None) -> dict[int, int]:
+    """The numbers of quarantined input, oldest first, with the bytes of each; of one reason, where it is given."""
     where, parameters = _quarantine_filter(reason, None)
-    return [row["number"] for row in db["quarantine"].rows_where(where, parameters, order_by="number", select="number")]
+    columns = "number, length(payload) AS bytes"
+    found = db["quarantine"].rows_where(where, parameters, order_by="number", select=columns)
+    return {row["number"]: row["bytes"] for row in found}
 
 
 def quarantine_reasons(db: Database) -> dict[str, int]:

@@ -34,6 +34,8 @@ class BufferStatus(Struct, frozen=True):
     bytes_used: int
     oldest_wall_us: int | None
     """When the oldest waiting row was received, microseconds since 1970; None where nothing waits."""
+    oldest_synced: bool
+    """Whether that is to be believed: the clock of the boot that took it in was synced at some time."""
     lanes: int
     quarantined: int
     quarantine_reasons: dict[str, int]
@@ -134,7 +136,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     oldest = connection.execute(
-        """SELECT reading.received_us + boot.offset_us
+        """SELECT reading.received_us + boot.offset_us, boot.error_us IS NOT NULL
         FROM reading JOIN lane ON lane.number = reading.lane JOIN boot ON boot.boot_id = lane.boot_id
         ORDER BY reading.lane, reading.sequence LIMIT 1"""
     ).fetchone()
@@ -152,6 +154,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         rows=count_rows(connection),
         bytes_used=(pages - free) * page_bytes,
         oldest_wall_us=None if oldest is None else oldest[0],
+        oldest_synced=oldest is not None and bool(oldest[1]),
         lanes=lanes,
         quarantined=sum(reasons.values()),
         quarantine_reasons=reasons,

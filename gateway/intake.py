@@ -114,9 +114,9 @@ class FrontDoor:
                 refused[input_.reason] += 1
                 continue
             else:
-                entry = self._entry(reading)
-                if entry.quarantined is not None:
-                    refused[entry.quarantined.reason] += 1
+                entry = self._routed(reading)
+                if isinstance(entry, Refusal):
+                    refused[entry.reason] += 1
                     continue
                 entries.append(entry)
             done.append(number)
@@ -153,10 +153,16 @@ class FrontDoor:
 
     def _entry(self, reading: Reading) -> Entry:
         self.counts["readings"] += 1
+        entry = self._routed(reading)
+        if isinstance(entry, Refusal):
+            self.quarantined[entry.reason] += 1
+            return self.quarantine_entry(_quarantined(reading, entry.reason))
+        return entry
+
+    def _routed(self, reading: Reading) -> Entry | Refusal:
         resolved = self._resolve(reading)
         if isinstance(resolved, Refusal):
-            self.quarantined[resolved.reason] += 1
-            return self.quarantine_entry(_quarantined(reading, resolved.reason))
+            return resolved
         destination, series = resolved
         if destination.identity == "json" and reading.device_sequence is None:
             return _entry_of(reading, series, *self._identity_of(reading.payload))

@@ -24,6 +24,12 @@ HEADERS = (
 )
 DEVICE_HEADERS = ("ce_deviceboot", "ce_devicesequence")
 """They follow the others where the sensor sends them."""
+REDELIVERED_HEADER = "ce_redelivered"
+"""The last, `true`, where the sender sent a reading before and nothing told the gateway whether it has it."""
+SHAPES = tuple(
+    HEADERS + device + redelivered for device in ((), DEVICE_HEADERS) for redelivered in ((), (REDELIVERED_HEADER,))
+)
+"""All the headers that a record may have."""
 
 IDENTITY = "^([0-9a-f]{16})-([0-9a-f]{12})-([0-9]{1,19})$"
 """`ce_id`: buffer id, lane, lane sequence."""
@@ -44,10 +50,11 @@ def typed_records(records: DataFrame) -> DataFrame:
 def _texts(records: DataFrame) -> DataFrame:
     """The headers as text, by position once their names are the contract's."""
     names = F.col("headers.key")
-    shapes = (HEADERS, HEADERS + DEVICE_HEADERS)
-    in_order = reduce(or_, (names == F.array(*(F.lit(name) for name in shape)) for shape in shapes))
+    in_order = reduce(or_, (names == F.array(*(F.lit(name) for name in shape)) for shape in SHAPES))
     readable = F.forall("headers", lambda header: _utf8(header["value"]).isNotNull())
     fits = F.coalesce(in_order & readable, F.lit(False))
+    of_device = F.get(names, F.lit(len(HEADERS))) == DEVICE_HEADERS[0]
+    last = F.size("headers") - 1
     return records.select(
         "topic",
         "partition",
@@ -56,11 +63,12 @@ def _texts(records: DataFrame) -> DataFrame:
         _utf8(F.col("key")).alias("key"),
         "value",
         fits.alias("headers_fit"),
+        *(_text(F.lit(position), fits).alias(_column(name)) for position, name in enumerate(HEADERS)),
         *(
-            # `get`, not `[]`: a position that is not there is null, not an error.
-            F.when(fits, F.get("headers", F.lit(position))["value"].cast("string")).alias(_column(name))
-            for position, name in enumerate(HEADERS + DEVICE_HEADERS)
+            _text(F.lit(position), fits & of_device).alias(name)
+            for position, name in enumerate(DEVICE_HEADERS, start=len(HEADERS))
         ),
+        _text(last, fits & (F.get(names, last) == REDELIVERED_HEADER)).alias(REDELIVERED_HEADER),
     )
 
 
@@ -106,6 +114,8 @@ def _typed(texts: DataFrame) -> DataFrame:
         (F.col("ce_devicesequence").isNotNull() & _integer("ce_devicesequence").isNull()).alias(
             "device_sequence_unreadable"
         ),
+        F.when(F.col("headers_fit"), F.coalesce(_boolean(REDELIVERED_HEADER), F.lit(False))).alias("redelivered"),
+        (F.col(REDELIVERED_HEADER).isNotNull() & _boolean(REDELIVERED_HEADER).isNull()).alias("redelivered_unreadable"),
     )
 
 
@@ -123,8 +133,12 @@ def _judged(typed: DataFrame) -> DataFrame:
         _unless(F.col("time_error_us") >= 0, "ce_timeerror is not a count of microseconds"),
         _unless(F.col("boot_time_us").isNotNull(), "ce_boottime is not a count of microseconds"),
         F.when(F.col("device_sequence_unreadable"), "ce_devicesequence is not a 64-bit integer"),
+        F.when(F.col("redelivered_unreadable"), "ce_redelivered is neither true nor false"),
     )
-    dropped = {"headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable", "ce_id"}
+    dropped = {
+        *("headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable", "redelivered_unreadable"),
+        "ce_id",
+    }
     kept = [column for column in typed.columns if column not in dropped]
     return typed.select("*", fault.alias("header_fault")).select(
         *kept,
@@ -132,6 +146,12 @@ def _judged(typed: DataFrame) -> DataFrame:
         F.when(F.col("header_fault").isNull(), F.col("ce_id")).alias("ce_id"),
         "header_fault",
     )
+
+
+def _text(position: Column, where: Column) -> Column:
+    """One header's value as text, null where `where` does not hold."""
+    # `get`, not `[]`: a position that is not there is null, not an error.
+    return F.when(where, F.get("headers", position)["value"].cast("string"))
 
 
 def _column(header: str) -> str:
@@ -149,6 +169,11 @@ def _part(column: str, pattern: str, group: int) -> Column:
 
 def _integer(column: str) -> Column:
     return F.when(F.col(column).rlike(INTEGER), F.col(column).try_cast("bigint"))
+
+
+def _boolean(column: str) -> Column:
+    """CloudEvents 1.0, section 3.1: a Boolean is written `true` or `false`."""
+    return F.when(F.col(column) == "true", F.lit(True)).when(F.col(column) == "false", F.lit(False))
 
 
 def _time(column: str) -> Column:

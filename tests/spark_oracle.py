@@ -24,6 +24,8 @@ REQUIRED = [
     *("ce_receivedtime", "ce_gatewayboot", "ce_boottime", "ce_lane", "ce_lanesequence", "content-type"),
 ]
 OPTIONAL = ["ce_deviceboot", "ce_devicesequence"]
+REDELIVERED = ["ce_redelivered"]
+SHAPES = (REQUIRED, REQUIRED + OPTIONAL, REQUIRED + REDELIVERED, REQUIRED + OPTIONAL + REDELIVERED)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -148,7 +150,7 @@ def fold(members: list[tuple[datetime, tuple[str, str, int], Decimal]]) -> Windo
 def read_headers(record: KafkaRecord) -> Event:
     """Read a record's headers by the contract, or raise UnreadableError."""
     headers = record.headers or []
-    if [name for name, _ in headers] not in (REQUIRED, REQUIRED + OPTIONAL):
+    if [name for name, _ in headers] not in SHAPES:
         raise UnreadableError
     given = {name: utf8(value) for name, value in headers}
     source = re.fullmatch("/([^/]+)/([^/]+)", given["ce_source"])
@@ -165,6 +167,8 @@ def read_headers(record: KafkaRecord) -> Event:
         raise UnreadableError
     if "ce_devicesequence" in given:
         integer(given["ce_devicesequence"])
+    if given.get("ce_redelivered", "true") not in {"true", "false"}:
+        raise UnreadableError
     key = utf8(record.key)
     return Event(
         record=record,

@@ -120,7 +120,7 @@ async def test_a_salvage_that_was_interrupted_goes_on_at_the_next_start(
     damage(path, 0.1)
     monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
     adopt_now = Buffer._adopt_now
-    taken = []
+    taken: list[buffer_salvage.SalvagedBatch] = []
 
     def only_five(self: Buffer, batch: buffer_salvage.SalvagedBatch) -> bool:
         if len(taken) == 5:

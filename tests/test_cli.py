@@ -1,18 +1,19 @@
-"""The `sluice` command, and that README and `--help` tell of every command there is."""
+"""The `sluice` command: what it says of a gateway that runs, of one that does not, and of one that is in trouble."""
 
+import asyncio
 import json
-import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner
 
+from gateway import buffer_schema, control
 from gateway.cli import main
-from spark.cli import main as cloud
 from tests.buffers import entry, opened, store
 
-README = Path(__file__).parent.parent / "README.md"
 CONFIG = """\
 [gateway]
 id = "gw1"
@@ -46,6 +47,103 @@ async def test_status_of_a_stopped_gateway(tmp_path: Path) -> None:
     assert [device["device"] for device in as_json["devices"]] == ["42"]
 
 
+@asynccontextmanager
+async def daemon(path: Path, state: object) -> AsyncIterator[None]:
+    """What `sluice status` meets of a daemon that would answer with this state."""
+
+    async def answer(_arguments: dict[str, Any]) -> object:
+        return state
+
+    async with opened(path):
+        socket = control.socket_path(path)
+        serving = asyncio.create_task(control.serve(socket, {"state": answer}))
+        try:
+            while not socket.exists():
+                await asyncio.sleep(0.01)
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def status(config: Path, *options: str) -> str:
+    """What it prints, whatever the width; in a thread, for this one answers as the daemon."""
+    wide = CliRunner(env={"COLUMNS": "1000"})
+    shown = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config), *options])
+    assert shown.exit_code == 0, shown.output
+    return shown.output
+
+
+async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    aside = buffer_schema.set_aside(path)
+    await fill(path)
+    connection = buffer_schema.connect(path)
+    connection.execute("INSERT INTO loss VALUES ('42', 'buffer-full', 'b', '', 1200, 0, 0, NULL, NULL)")
+    connection.execute("INSERT INTO loss VALUES ('43', 'ring', 'b', '', 0, 0, 0, NULL, NULL)")
+    connection.close()
+    shown = await status(config)
+    assert "lost        1,200 not reported to Kafka yet: 1,200 buffer-full\n" in shown
+    assert f"set aside as corrupt: {aside.name}" in shown
+    told = json.loads(await status(config, "--json"))
+    assert (told["losses"], told["set_aside"], told["daemon"]) == ({"buffer-full": 1200}, [aside.name], None)
+
+
+async def test_status_fits_the_terminal(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    full = {"buffer": {"full": True, "failing": None}, "uplink": {"up": False, "error": "too long a story " * 20}}
+    async with daemon(tmp_path / "buffer.db", full):
+        narrow = CliRunner(env={"COLUMNS": "60"})
+        shown = await asyncio.to_thread(narrow.invoke, main, ["status", "--config", str(config)])
+    assert max(map(len, shown.output.splitlines())) <= 60
+    assert "uplink      down: too long a story" in shown.output
+    assert " ".join(shown.output.split()).count("too long a story") == 20
+
+
+async def test_status_asks_the_running_daemon_how_it_is(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    full = {"buffer": {"full": True, "failing": None}, "uplink": {"up": False, "error": "no route to \x1b[2Jhost"}}
+    async with daemon(tmp_path / "buffer.db", full):
+        shown = await status(config)
+        told = json.loads(await status(config, "--json"))
+    assert "gw1, running" in shown
+    assert "FULL: readings are held unacknowledged until Kafka has taken some (buffer.when_full)" in shown
+    assert r"uplink      down: no route to \x1b[2Jhost" in shown
+    assert told["daemon"] == full
+    failing = {"buffer": {"full": False, "failing": "disk I/O error"}, "uplink": {"up": True, "error": None}}
+    async with daemon(tmp_path / "buffer.db", failing):
+        shown = await status(config)
+    assert "FAILING: disk I/O error; nothing is acknowledged until it works again" in shown
+    assert "uplink      up\n" in shown
+
+
+async def test_status_of_a_daemon_that_cannot_be_asked_falls_back_to_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    async with opened(tmp_path / "buffer.db"):
+        shown = await status(config)
+    assert "gw1, running\n            what it is doing is not known: no gateway listens at" in shown
+    assert "empty: nothing waits for Kafka" in shown
+
+
+async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    await fill(tmp_path / "buffer.db")
+    connection = buffer_schema.connect(tmp_path / "buffer.db")
+    connection.execute("UPDATE boot SET error_us = NULL, offset_us = 946684800000000")
+    connection.close()
+    assert "the oldest of 2000-01-01 00:00:00 UTC, by a clock that was never synced\n" in await status(config)
+
+
+async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(bytes(500_000)), entry(bytes(500_000))])
+    config.write_text(config.read_text().replace("[kafka]", "bytes_max = 1_000_000\n[kafka]"))
+    assert "FULL: readings are held" in await status(config)
+
+
 def test_status_before_the_first_start_says_so(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["status", "--config", str(write(tmp_path))])
     assert shown.exit_code == 1
@@ -58,13 +156,3 @@ def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
     assert missing.exit_code == 2
     assert "cannot be read: No such file" in missing.output
     assert CliRunner().invoke(main, [command, "--nonsense"]).exit_code == 2
-
-
-@pytest.mark.parametrize(("name", "group"), [("sluice", main), ("sluice-cloud", cloud)])
-def test_every_command_is_in_the_readme_with_a_help_text(name: str, group: click.Group) -> None:
-    told = set(re.findall(rf"`?{name} ([a-z]+)", README.read_text()))
-    assert set(group.commands) <= told
-    assert told <= set(group.commands), "the README tells of a command that is not there"
-    for command in group.commands.values():
-        assert command.help
-        assert all(parameter.help for parameter in command.params if isinstance(parameter, click.Option))

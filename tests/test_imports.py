@@ -6,9 +6,10 @@ import sys
 import pytest
 
 # Not rich: structlog loads it where it happens to be installed, and a gateway does not install it.
-FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "spark", "demo", "sluice_sim")
+FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "spark", "demo", "sluice_sim", "sqlite_utils")
 DAEMON = (
     "gateway.cli",
+    "gateway.control",
     "gateway.logs",
     "gateway.pipeline",
     "gateway.ingress_mqtt_listener",

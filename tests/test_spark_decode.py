@@ -201,6 +201,10 @@ HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
     (changed(GOOD, "ce_timeerror", "9223372036854775808"), "ce_timeerror"),
     (changed(GOOD, "ce_boottime", "1.5"), "ce_boottime"),
     (changed(GOOD, "ce_devicesequence", "x"), "ce_devicesequence"),
+    ([*GOOD, ("ce_redelivered", b"1")], "ce_redelivered"),
+    ([*GOOD, ("ce_redelivered", None)], "the headers are not"),
+    ([*GOOD[:14], ("ce_redelivered", b"true"), *GOOD[14:]], "the headers are not"),
+    ([*GOOD, ("ce_redelivered", b"true"), ("ce_redelivered", b"true")], "the headers are not"),
 ]
 
 
@@ -233,3 +237,19 @@ def test_headers_become_typed_columns(spark: SparkSession) -> None:
     # What a gateway says of itself is kept, and is neither a measurement nor a reject.
     assert (heartbeat.device_boot, heartbeat.device_sequence) == (None, None)
     assert (heartbeat.metrics, heartbeat.reject_reason) == (None, None)
+
+
+def test_a_reading_that_may_be_stored_twice_is_marked_with_and_without_a_device_sequence(spark: SparkSession) -> None:
+    shapes = [(boot, redelivered) for boot in (None, "7-1a2b3c4d") for redelivered in (None, "true", "false")]
+    records = [
+        reading(headers=reading_headers(17, device_boot=boot, redelivered=redelivered), offset=offset)
+        for offset, (boot, redelivered) in enumerate(shapes)
+    ]
+
+    rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=9)])).orderBy("offset").collect()
+
+    found = [(row.device_boot, row.device_sequence, row.redelivered, row.header_fault) for row in rows]
+    assert found[:-1] == [
+        (boot, None if boot is None else 17, redelivered == "true", None) for boot, redelivered in shapes
+    ]
+    assert rows[-1].redelivered is None

@@ -1,0 +1,36 @@
+"""What the `sluice` commands share: their options, their exit codes, and how settings that are wrong are told."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from gateway import config_file
+from gateway.config_file import ConfigError
+from gateway.settings import Settings
+
+DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
+FINDING = 1
+"""Exit code where something is wrong with the gateway; 2 is wrong usage, the configuration included."""
+
+config_option = click.option(
+    "--config",
+    "config",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_CONFIG,
+    show_default=True,
+    help="The gateway's settings.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def load_settings(path: Path) -> Settings:
+    """Read the settings; where they are wrong, say so by line and end with exit code 2."""
+    try:
+        return config_file.load(path)
+    except ConfigError as error:
+        for mistake in error.mistakes:
+            place = f"{path}:{mistake.line}" if mistake.line else str(path)
+            click.echo(f"{place}: {mistake.message}", err=True)
+        click.echo("nothing was done: correct this first", err=True)
+        sys.exit(2)

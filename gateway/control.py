@@ -1,0 +1,283 @@
+"""The control channel: a Unix socket beside the buffer file, by which commands ask the running daemon.
+
+One JSON line in, `{"command": ..., "arguments": {...}}`, and one out, `{"result": ...}` or `{"error": "words"}`; then
+the connection ends. Only the daemon's own user, and root, may connect.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import structlog
+from msgspec import Meta, Struct
+
+if TYPE_CHECKING:
+    from gateway.buffer import Buffer
+    from gateway.intake import FrontDoor
+
+CLIENTS_MAX = 8
+"""Clients that are answered at a time; the next ones wait in the socket's queue, which is as long."""
+REQUEST_BYTES_MAX = 65_536
+RESPONSE_BYTES_MAX = 4_000_000
+REQUEST_TIMEOUT_S = 10.0
+"""How long a client may take to send its request, or to take in the answer."""
+ANSWER_TIMEOUT_S = 60.0
+"""How long the daemon may take for an answer: a full disk may keep a commit waiting."""
+REOPEN_INTERVAL_S = 30.0
+"""How long until the socket is tried again where it could not be made: a disk that is read-only may come back."""
+NUMBERS_MAX = 1_000
+"""Numbers of quarantined input in one request."""
+_ADDRESS_BYTES_MAX = 107
+"""`sun_path` of unix(7), without the terminating null."""
+
+Handler = Callable[[dict[str, Any]], Awaitable[object]]
+
+log = structlog.get_logger()
+
+
+class ControlError(Exception):
+    """A request that was not answered, or refused: the message says why and what to do."""
+
+
+class NotRunningError(ControlError):
+    """Nobody listens at the control socket."""
+
+
+class RefusedError(ControlError):
+    """The daemon answered, with an error: raised by handlers, and by `call` for the one who asked."""
+
+
+class _Request(Struct, forbid_unknown_fields=True):
+    command: str
+    arguments: dict[str, Any] = {}
+
+
+class _Numbers(Struct, forbid_unknown_fields=True):
+    numbers: Annotated[list[Annotated[int, Meta(ge=1, le=2**63 - 1)]], Meta(max_length=NUMBERS_MAX)]
+
+
+def socket_path(buffer_path: Path) -> Path:
+    """Where the daemon of a buffer listens."""
+    return buffer_path.with_name(buffer_path.name + ".control")
+
+
+# -- the daemon's side ----------------------------------------------------------------------------
+
+
+def handlers(
+    front_door: "FrontDoor", buffer: "Buffer", parts: Mapping[str, Callable[[], object]] | None = None
+) -> dict[str, Handler]:
+    """What the daemon does for the commands: `state`, `quarantine-retry` and `quarantine-drop`.
+
+    `parts` are further things to tell in `state`, by name: each is called for each request, and gives what
+    msgspec can encode.
+    """
+
+    async def state(_arguments: dict[str, Any]) -> object:
+        told = {name: part() for name, part in (parts or {}).items()}
+        return {"buffer": buffer.state, "counts": {**buffer.counts, **front_door.counts}, **told}
+
+    async def quarantine_retry(arguments: dict[str, Any]) -> object:
+        return await front_door.retry_quarantined(_numbers(arguments))
+
+    async def quarantine_drop(arguments: dict[str, Any]) -> object:
+        return {"dropped": await buffer.drop_quarantined(_numbers(arguments))}
+
+    return {"state": state, "quarantine-retry": quarantine_retry, "quarantine-drop": quarantine_drop}
+
+
+def _numbers(arguments: dict[str, Any]) -> list[int]:
+    try:
+        return msgspec.convert(arguments, _Numbers).numbers
+    except msgspec.ValidationError as error:
+        raise RefusedError(f"the numbers cannot be taken: {error}") from error
+
+
+async def serve(path: Path, commands: Mapping[str, Handler]) -> None:
+    """Answer requests at `path` until cancelled; then the socket is gone. For the pipeline's TaskGroup.
+
+    The caller holds the buffer's lock: a socket that is there already is a dead daemon's, and replaced. Where it
+    cannot be made the gateway goes on without it, says so once, and tries again now and then (promise P9).
+    """
+    said = ""
+    while True:
+        try:
+            listener = _listen(path)
+        except OSError as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning(
+                    "no control socket: `sluice buffer quarantine retry` and `drop` cannot reach this gateway",
+                    path=str(path),
+                    error=said,
+                )
+            await asyncio.sleep(REOPEN_INTERVAL_S)
+            continue
+        with _named(listener, path):
+            await _accept(listener, commands)
+
+
+@contextmanager
+def _named(listener: socket.socket, path: Path) -> Iterator[None]:
+    """Close a listening socket at the end, and take its name away, unless somebody else took that since."""
+    ours = path.stat().st_ino
+    try:
+        yield
+    finally:
+        listener.close()
+        with suppress(OSError):
+            if path.stat().st_ino == ours:
+                path.unlink()
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at `path` that only this user may connect to. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(f"{path} is there and is no socket: move it away")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        # Linux takes the mode of the socket for that of its file: there is no moment at which others may connect.
+        os.fchmod(listener.fileno(), 0o600)
+        with _address(path) as address:
+            listener.bind(address)
+        listener.listen(CLIENTS_MAX)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+async def _accept(listener: socket.socket, commands: Mapping[str, Handler]) -> None:
+    loop = asyncio.get_running_loop()
+    free = asyncio.Semaphore(CLIENTS_MAX)
+    async with asyncio.TaskGroup() as clients:
+        while True:
+            await free.acquire()
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                # Such as too many open files: the daemon's sensors have them, and go before.
+                log.warning("a command could not be let in", error=str(error))
+                free.release()
+                await asyncio.sleep(1)
+                continue
+            task = clients.create_task(_serve_client(client, commands), name="control-client")
+            task.add_done_callback(lambda _: free.release())
+
+
+async def _serve_client(client: socket.socket, commands: Mapping[str, Handler]) -> None:
+    """Read one request, answer it, close. What a client does wrong is its own loss."""
+    reader, writer = await asyncio.open_unix_connection(sock=client, limit=REQUEST_BYTES_MAX)
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            try:
+                line = await reader.readline()
+            except ValueError:
+                line = None
+        answer = (
+            {"error": f"a request is at most {REQUEST_BYTES_MAX} bytes"}
+            if line is None
+            else await _answer(line, commands)
+        )
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            writer.write(msgspec.json.encode(answer) + b"\n")
+            await writer.drain()
+    except (OSError, TimeoutError) as error:
+        log.debug("a command went away", error=str(error))
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _answer(line: bytes, commands: Mapping[str, Handler]) -> dict[str, object]:
+    try:
+        request = msgspec.json.decode(line, type=_Request)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return {"error": f"this is not a request: {error}"}
+    handler = commands.get(request.command)
+    if handler is None:
+        return {"error": f"this gateway knows no command {request.command!r}: is it of another version?"}
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            return {"result": msgspec.to_builtins(await handler(request.arguments))}
+    except TimeoutError:
+        return {"error": f"no answer within {ANSWER_TIMEOUT_S:.0f} s; it may still be done: is the buffer full?"}
+    except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the one who asked, and the daemon goes on
+        if not isinstance(error, RefusedError):
+            log.warning("a command failed", command=request.command, error=str(error) or type(error).__name__)
+        return {"error": str(error) or type(error).__name__}
+
+
+# -- the commands' side ---------------------------------------------------------------------------
+
+
+def call(path: Path, command: str, **arguments: object) -> Any:
+    """Ask the daemon that listens at `path`; give its result.
+
+    Raises NotRunningError where nobody listens, RefusedError with the daemon's own words, and ControlError where it
+    may not be asked, or does not answer.
+    """
+    request = json.dumps({"command": command, "arguments": arguments}).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.settimeout(ANSWER_TIMEOUT_S + REQUEST_TIMEOUT_S)
+        try:
+            with _address(path) as address:
+                channel.connect(address)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise NotRunningError(f"no gateway listens at {path}") from error
+        except OSError as error:
+            raise ControlError(
+                f"the gateway at {path} cannot be asked ({error.strerror or error}): "
+                "run this as the user that sluice runs as, or as root"
+            ) from error
+        try:
+            # A daemon that refuses the request's size answers before it has read all of it.
+            with suppress(BrokenPipeError):
+                channel.sendall(request)
+            line = _line(channel)
+        except OSError as error:
+            raise ControlError(
+                f"the gateway at {path} does not answer ({error}); it may be done all the same"
+            ) from error
+    answer = json.loads(line)
+    if "error" in answer:
+        raise RefusedError(answer["error"])
+    return answer["result"]
+
+
+def _line(channel: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        chunk = channel.recv(65_536)
+        if not chunk:
+            raise ConnectionError("it closed the connection")
+        received += chunk
+        if len(received) > RESPONSE_BYTES_MAX:
+            raise ConnectionError("its answer has no end")
+    return bytes(received)
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """What to bind or connect to for a path: itself, or a short way to it where it is too long for unix(7)."""
+    if len(os.fsencode(path)) <= _ADDRESS_BYTES_MAX:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        address = f"/proc/self/fd/{folder}/{path.name}"
+        if len(os.fsencode(address)) > _ADDRESS_BYTES_MAX:
+            raise OSError(f"buffer.path: the file's name ({len(path.name)} characters) is too long for a socket's")
+        yield address
+    finally:
+        os.close(folder)

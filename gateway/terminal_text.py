@@ -1,0 +1,119 @@
+"""Text for a person at a terminal: tables that fit its width, sizes and spans of time, hostile bytes made harmless."""
+
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+GAP = "  "
+COLUMN_MIN = 6
+"""No column is made narrower than this, even where the table then is wider than the terminal."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+YEAR_S = 365.25 * 86_400
+YEARS_FROM_S = 2 * YEAR_S
+_SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def escaped(text: str) -> str:
+    r"""One line that a terminal shows and does not obey: controls, line ends and bidi overrides as `\x1b`, `\u202e`.
+
+    A backslash is doubled, so that what is shown tells what was sent.
+    """
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(_escaped_character(character) for character in text)
+
+
+def escaped_bytes(data: bytes) -> str:
+    r"""The same for bytes: as UTF-8 where they are, each other byte as `\xff`."""
+    return escaped(data.decode("utf-8", "surrogateescape"))
+
+
+def _escaped_character(character: str) -> str:
+    number = ord(character)
+    if character == "\\":
+        return r"\\"
+    if character.isprintable():
+        return character
+    if 0xDC80 <= number <= 0xDCFF:  # a byte that is not UTF-8, as "surrogateescape" carries it
+        return f"\\x{number - 0xDC00:02x}"
+    if number < 0x80:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters; what is cut off is marked."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def hanging(line: str, indent: int) -> str:
+    """A line wrapped at words to the terminal's width, what follows indented; a longer word stays whole."""
+    return textwrap.fill(
+        line, terminal_width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def aligned(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None
+) -> Iterator[str]:
+    """Lines of a table, headers first; columns in `right` are figures, the last column takes what room is left.
+
+    Where all do not fit, the widest column gives way. Cells are one line each and hold nothing hostile.
+    """
+    width = terminal_width() if width is None else width
+    widths = _fitted([max(map(len, column)) for column in zip(headers, *rows, strict=True)], width)
+    for cells in (headers, *rows):
+        aligned_cells = (
+            _justified(number in right)(shortened(cell, widths[number]), widths[number])
+            for number, cell in enumerate(cells)
+        )
+        yield GAP.join(aligned_cells).rstrip()
+
+
+def _fitted(widths: list[int], width: int) -> list[int]:
+    room = width - len(GAP) * (len(widths) - 1)
+    while (over := sum(widths) - room) > 0 and max(widths) > COLUMN_MIN:
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        others = max([COLUMN_MIN, *(w for w in widths if w < widths[widest])])
+        widths[widest] -= min(over, max(1, widths[widest] - others))
+    return widths
+
+
+def _justified(to_the_right: bool) -> Callable[[str, int], str]:  # noqa: FBT001 - a column's side
+    return str.rjust if to_the_right else str.ljust
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as the settings have them: `950 B`, `1.2 MB`."""
+    for unit, name in _SIZES:
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count:.0f} B"
+
+
+def span(seconds: float) -> str:
+    """A time span in its leading units: `45 s`, `10 min`, `2 h 31 min`, `3 d 4 h`, `2.5 years`."""
+    whole = round(max(seconds, 0.0))
+    if whole >= YEARS_FROM_S:
+        return f"{whole / YEAR_S:,.1f} years"
+    for (unit_s, unit), (smaller_s, smaller) in pairwise(_SPANS):
+        if whole >= unit_s:
+            rest = whole % unit_s // smaller_s
+            return f"{whole // unit_s:,} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
+
+
+def utc(wall_us: int) -> str:
+    """Microseconds since 1970 as `2026-03-14 12:00:00` in UTC; years that have no four digits are told as such."""
+    try:
+        return f"{_EPOCH + timedelta(microseconds=wall_us):%Y-%m-%d %H:%M:%S}"
+    except OverflowError:
+        return "no such date"

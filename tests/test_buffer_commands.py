@@ -1,0 +1,418 @@
+"""`sluice buffer`, as an installer uses it: on a stopped gateway and beside a running one."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import buffer_schema, config_file, control
+from gateway.buffer import Buffer
+from gateway.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
+from gateway.cli import main
+from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
+from gateway.config_file import route_table
+from gateway.intake import FrontDoor
+from gateway.reading import Reading
+from tests.gateways import SLUICE
+
+CONFIG = """\
+[gateway]
+id = "gw1"
+clock = "system"
+[buffer]
+path = "{folder}/buffer.db"
+[kafka]
+bootstrap = ["127.0.0.1:1"]
+[[routes]]
+topic = "{route}/{{device}}/{{stream}}"
+kafka = "device-{{stream}}"
+"""
+HOSTILE = b'\x1b]0;owned\x07\xff {"t": 1}\n'
+
+
+def write_config(folder: Path, route: str = "device") -> Path:
+    config = folder / "gateway.toml"
+    config.write_text(CONFIG.format(folder=folder, route=route))
+    return config
+
+
+def sluice(config: Path, *command: str) -> Result:
+    """`sluice buffer COMMAND` in a terminal of 80 columns."""
+    return CliRunner(env={"COLUMNS": "80"}).invoke(main, ["buffer", *command, "--config", str(config)])
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+async def beside(config: Path, *command: str, told: str = "") -> Ended:
+    """The same in a process of its own, while this one may be the daemon."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(SLUICE), "buffer", *command, "--config", str(config)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate(told.encode())
+    assert process.returncode is not None
+    return Ended(process.returncode, output.decode(), errors.decode())
+
+
+@asynccontextmanager
+async def front_door(config: Path) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
+    settings = config_file.load(config)
+    clock = ClockWatch(settings.gateway.clock, 1_000)
+    buffer = Buffer(settings.buffer, boot_id(), clock.now)
+    door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
+    buffer.open()
+    try:
+        yield door, buffer
+    finally:
+        await buffer.close()
+
+
+@asynccontextmanager
+async def daemon(config: Path) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
+    """What of the daemon the commands meet: the buffer, and the control socket."""
+    async with front_door(config) as (door, buffer):
+        path = control.socket_path(config.with_name("buffer.db"))
+        serving = asyncio.create_task(control.serve(path, control.handlers(door, buffer)))
+        try:
+            while not path.exists():
+                await asyncio.sleep(0.01)
+            yield door, buffer
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+def reading(topic: str, payload: bytes = b'{"t": 21.5}') -> Reading:
+    return Reading(topic, topic, payload, boottime_us())
+
+
+async def take(door: FrontDoor, readings: Sequence[Reading]) -> None:
+    taken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    door.take(readings, taken.set_result)
+    assert await asyncio.wait_for(taken, 10)
+
+
+async def fill(config: Path) -> None:
+    """Three readings of `42`, one of `kitchen`, two that no route takes, and a loss."""
+    async with front_door(config) as (door, _):
+        await take(door, [reading("device/42/thermo", b"%d" % number) for number in range(3)])
+        await take(door, [reading("device/kitchen/thermo", HOSTILE)])
+        await take(door, [reading("shed/7/thermo", b"7"), reading("shed/\x1b[2J", b"\xff")])
+        door.lost("42", "buffer-full", 5)
+
+
+@pytest.fixture
+async def config(tmp_path: Path) -> Path:
+    """A stopped gateway with something in its buffer."""
+    written = write_config(tmp_path)
+    await fill(written)
+    return written
+
+
+def is_harmless(output: str) -> bool:
+    return all(line.isprintable() for line in output.splitlines())
+
+
+# -- ls -------------------------------------------------------------------------------------------
+
+
+def put_usage(config: Path, hours: int, readings: int, disk_bytes: int) -> None:
+    connection = buffer_schema.connect(config.with_name("buffer.db"))
+    connection.execute("DELETE FROM usage")
+    connection.executemany(
+        "INSERT INTO usage (boot_id, hour, seconds, readings, stored_bytes, disk_bytes) VALUES ('b', ?, 3600, ?, ?, ?)",
+        [(hour, readings, readings * 35, disk_bytes) for hour in range(hours)],
+    )
+    connection.close()
+
+
+def test_ls_of_a_stopped_gateway(config: Path) -> None:
+    put_usage(config, 30, 3600, 3600 * 500)
+    shown = sluice(config, "ls")
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert "gateway  gw1, not running" in lines
+    assert any(line.startswith("waiting  6 rows, the oldest of 20") and line.endswith(" s old") for line in lines)
+    assert any(line.endswith("if nothing leaves, by the last 1 d of uptime") for line in lines)
+    assert "writes   43.2 MB a day, 500 B a reading, by the last 1 d of uptime" in lines
+    assert "card     lasts 253.5 years at that rate, if its flash takes" in lines
+    assert "lost     5 readings, not reported to Kafka yet" in lines
+    table = [line.split() for line in lines[lines.index("") + 1 :]]
+    assert table[0] == ["DEVICE", "WAITING", "PAYLOAD", "OLDEST", "NEWEST", "(UTC)", "LOST"]
+    assert [(line[0], line[1], line[-1]) for line in table[1:]] == [
+        ("42", "3", "5"),
+        ("(gateway)", "2", "0"),
+        ("kitchen", "1", "0"),
+    ]
+    assert max(map(len, lines)) <= 80
+    assert is_harmless(shown.output)
+
+
+def test_ls_says_what_it_does_not_know_yet_and_takes_another_card(config: Path) -> None:
+    put_usage(config, 0, 0, 0)
+    assert "full     not known yet: 0 s of uptime were seen, it takes 10 min" in sluice(config, "ls").output
+    put_usage(config, 1, 0, 0)
+    assert "full     never at this rate: nothing came in, by the last 1 h of uptime" in sluice(config, "ls").output
+    put_usage(config, 1, 10, 10**9)
+    told = json.loads(
+        sluice(config, "ls", "--card-endurance-tbw", "117", "--write-amplification", "1", "--json").output
+    )
+    assert told["write_budget"]["disk_bytes_per_day"] == 24e9
+    assert told["write_budget"]["card_days"] == pytest.approx(117e12 / 24e9)
+    assert (told["rows"], told["lost"], told["running"]) == (6, 5, False)
+    assert told["hours_until_full"] > 0
+
+
+def test_ls_tells_where_the_disk_is_the_bound(config: Path) -> None:
+    put_usage(config, 1, 10, 10)
+    text = config.read_text()
+    config.write_text(text.replace("[kafka]", f"free_bytes_min = {2**40}\n[kafka]"))
+    shown = sluice(config, "ls").output
+    assert "(buffer.free_bytes_min = 1.1 TB)" in shown
+    # Free pages in the file are all the room that is left.
+    assert "the disk has room for " in shown
+
+
+async def test_ls_of_a_running_gateway_with_nothing_in_its_buffer(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with daemon(config):
+        shown = await asyncio.to_thread(sluice, config, "ls")
+    assert shown.exit_code == 0
+    assert "gateway  gw1, running\nwaiting  nothing\n" in shown.output
+
+
+# -- peek and export ------------------------------------------------------------------------------
+
+
+def test_peek_shows_the_oldest_or_the_newest_and_no_terminal_obeys_them(config: Path) -> None:
+    shown = sluice(config, "peek", "--limit", "2")
+    assert [line.split()[2:] for line in shown.output.splitlines()[1:]] == [
+        ["42", "device-thermo", "0"],
+        ["42", "device-thermo", "1"],
+    ]
+    newest = sluice(config, "peek", "--device", "kitchen", "--newest")
+    assert r'kitchen  device-thermo  \x1b]0;owned\x07\xff {"t": 1}\x0a' in newest.output
+    assert is_harmless(newest.output)
+    assert max(map(len, newest.output.splitlines())) <= 80
+    assert sluice(config, "peek", "--device", "nobody\x1b").output == "nothing waits of device nobody\\x1b\n"
+    told = json.loads(sluice(config, "peek", "--device", "42", "--json").output)
+    assert [reading["payload"] for reading in told] == ["0", "1", "2"]
+
+
+async def test_export_is_one_json_object_a_line_on_a_running_gateway_too(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    await fill(config)
+    stopped = sluice(config, "export", "--device", "42")
+    async with daemon(config):
+        running = await beside(config, "export", "--device", "42", "--json")
+    before, after = ([json.loads(line) for line in text.splitlines()] for text in (stopped.output, running.stdout))
+    # The boot's wall clock was read anew in between: it may differ by microseconds.
+    walls = {"time", "received_time", "time_error_us"}
+    assert [{name: line[name] for name in line.keys() - walls} for line in after] == [
+        {name: line[name] for name in line.keys() - walls} for line in before
+    ]
+    assert [line["payload"] for line in after] == ["0", "1", "2"]
+
+
+def test_export_of_the_quarantine_has_it_whole(config: Path) -> None:
+    lines = [json.loads(line) for line in sluice(config, "export", "--quarantine").output.splitlines()]
+    assert [(line["number"], line["reason"], line["topic"]) for line in lines] == [
+        (1, "no-route", "shed/7/thermo"),
+        (2, "no-route", "shed/\x1b[2J"),
+    ]
+    assert (lines[0]["payload"], lines[1]["payload_base64"]) == ("7", "/w==")
+
+
+async def test_who_has_read_enough_may_close_the_pipe(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        await take(door, [reading("device/42/thermo", bytes(5_000)) for _ in range(500)])
+    command = f"set -o pipefail; {SLUICE} buffer export --config {config} | head -n 1 | wc -l"
+    ended = await asyncio.to_thread(
+        subprocess.run, ["bash", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "1", "")
+
+
+def test_a_full_disk_ends_an_export_with_words(config: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [SLUICE, "buffer", "export", "--config", config],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert "the export ends early: No space left on device" in ended.stderr
+
+
+# -- the quarantine -------------------------------------------------------------------------------
+
+
+def test_the_quarantine_is_listed(config: Path) -> None:
+    shown = sluice(config, "quarantine", "ls")
+    assert shown.exit_code == 0
+    assert shown.output.startswith("2 no-route\n\nNUMBER  RECEIVED (UTC)       DEVICE  REASON    SIZE  SUBJECT\n")
+    assert r"shed/\x1b[2J" in shown.output
+    assert is_harmless(shown.output)
+    told = json.loads(sluice(config, "quarantine", "ls", "--json").output)
+    assert [(item["number"], item["bytes"], "payload" in item) for item in told] == [(1, 1, False), (2, 1, False)]
+    assert json.loads(sluice(config, "quarantine", "ls", "--reason", "other", "--json").output) == []
+
+
+def mend_the_route(config: Path) -> None:
+    write_config(config.parent, route="shed")
+
+
+def waiting(config: Path, device: str) -> list[str]:
+    return [json.loads(line)["payload"] for line in sluice(config, "export", "--device", device).output.splitlines()]
+
+
+async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Path) -> None:
+    refused = await beside(config, "quarantine", "retry", "--all")
+    assert refused.exit_code == 1
+    assert refused.stdout.splitlines() == [
+        "0 taken in again: they go to Kafka with what waits",
+        "2 stay in the quarantine: no-route",
+    ]
+    mend_the_route(config)
+    mended = await beside(config, "quarantine", "retry", "1")
+    assert mended.exit_code == 0
+    assert mended.stdout == "1 taken in again: they go to Kafka with what waits\n"
+    assert waiting(config, "7") == ["7"]
+    assert [item["number"] for item in json.loads(sluice(config, "quarantine", "ls", "--json").output)] == [2]
+    # Its lane was made known, as one of the daemon's is.
+    events = [json.loads(line) for line in sluice(config, "export").output.splitlines()]
+    assert "sluice.gateway.lane-opened" in [event["type"] for event in events]
+    assert sluice(config, "verify").exit_code == 0
+
+
+async def test_what_is_mended_is_taken_in_again_by_a_running_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Several requests for one command.
+    monkeypatch.setattr(control, "NUMBERS_MAX", 2)
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        await take(door, [reading(f"shed/{number}/thermo") for number in range(5)])
+    mend_the_route(config)
+    async with daemon(config) as (_, buffer):
+        lane = buffer.lane.name
+        ended = await asyncio.to_thread(sluice, config, "quarantine", "retry", "--reason", "no-route", "--json")
+        assert json.loads(ended.stdout) == {"stored": 5, "refused": {}, "unknown": 0}
+        exported = await asyncio.to_thread(sluice, config, "export", "--device", "3")
+        (stored,) = (json.loads(line) for line in exported.output.splitlines())
+        assert (stored["lane"], stored["payload"]) == (lane, '{"t": 21.5}')
+
+
+@given(st.dictionaries(st.integers(1, 10**6), st.integers(0, 3 * REQUEST_PAYLOAD_BYTES_MAX)))
+def test_one_request_takes_in_no_more_than_a_commit_can(chosen: dict[int, int]) -> None:
+    parts = request_parts(chosen)
+    assert [number for part in parts for number in part] == list(chosen)
+    for part in parts:
+        assert 0 < len(part) <= control.NUMBERS_MAX
+        assert len(part) == 1 or sum(chosen[number] for number in part) <= REQUEST_PAYLOAD_BYTES_MAX
+
+
+async def test_drop_asks_first_and_drops_for_good(config: Path) -> None:
+    kept = await beside(config, "quarantine", "drop", "--all", told="n\n")
+    assert kept.exit_code == 1
+    assert "Throw 2 quarantined inputs away, for good?" in kept.stderr
+    dropped = await beside(config, "quarantine", "drop", "1", told="y\n")
+    assert (dropped.exit_code, dropped.stdout) == (0, "1 thrown away\n")
+    async with daemon(config):
+        running = await beside(config, "quarantine", "drop", "1", "2", "--yes")
+    assert running.exit_code == 1
+    assert running.stdout == "1 thrown away\n1 not found: sluice buffer quarantine ls has the numbers\n"
+    assert sluice(config, "quarantine", "ls").output == "the quarantine is empty\n"
+    assert sluice(config, "quarantine", "retry", "--all").exit_code == 0
+
+
+def test_which_input_is_meant_must_be_said_in_one_way(config: Path) -> None:
+    for arguments in ([], ["--all", "1"], ["--all", "--reason", "x"], ["0"], ["x"]):
+        assert sluice(config, "quarantine", "retry", *arguments).exit_code == 2
+        assert sluice(config, "quarantine", "drop", "--yes", *arguments).exit_code == 2
+    mistaken = sluice(config, "quarantine", "drop", "--yes", "--reason", "noroute")
+    assert mistaken.exit_code == 1
+    assert "nothing was set aside for 'noroute'; in the quarantine is: no-route" in mistaken.output
+
+
+async def test_a_gateway_that_cannot_be_asked_is_not_gone_behind(config: Path) -> None:
+    async with front_door(config):
+        # It runs, and has no control socket.
+        ended = await beside(config, "quarantine", "drop", "--all", "--yes")
+    assert ended.exit_code == 1
+    assert "although one has the buffer open" in ended.stderr
+    assert len(json.loads(sluice(config, "quarantine", "ls", "--json").output)) == 2
+
+
+# -- verify and wrong usage -----------------------------------------------------------------------
+
+
+async def test_verify_of_a_running_gateway_and_of_a_broken_file(config: Path) -> None:
+    async with daemon(config):
+        running = await beside(config, "verify", "--full")
+    assert running.exit_code == 0
+    assert "FAIL" not in running.stdout
+    assert running.stdout.startswith("ok    schema: version")
+    connection = buffer_schema.connect(config.with_name("buffer.db"))
+    connection.execute("DELETE FROM reading WHERE sequence = 1")
+    connection.close()
+    broken = sluice(config, "verify")
+    assert broken.exit_code == 1
+    assert "FAIL  lane " in broken.output
+    assert "1 sequence numbers are missing between rows that are there (1 to 1)" in " ".join(broken.output.split())
+    assert max(map(len, broken.output.splitlines())) <= 80
+    told = json.loads(sluice(config, "verify", "--json").output)
+    assert [verdict["ok"] for verdict in told].count(False) == 1
+
+
+READING = ["ls", "peek", "export", "verify", "quarantine ls"]
+WRITING = ["quarantine retry --all", "quarantine drop --all"]
+
+
+@pytest.mark.parametrize("command", READING + WRITING)
+def test_before_the_first_start_there_is_nothing_to_look_into(command: str, tmp_path: Path) -> None:
+    shown = sluice(write_config(tmp_path), *command.split())
+    assert shown.exit_code == 1
+    assert "there is no buffer at" in shown.output
+    assert "sluice run makes it" in shown.output
+
+
+@pytest.mark.parametrize("command", READING + WRITING)
+def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
+    missing = sluice(tmp_path / "none.toml", *command.split())
+    assert missing.exit_code == 2
+    assert "nothing was done: correct this first" in missing.output
+    assert sluice(write_config(tmp_path), *command.split(), "--nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize("command", READING)
+def test_looking_changes_no_row(command: str, config: Path) -> None:
+    before = dump(config)
+    assert sluice(config, *command.split()).exit_code == 0
+    assert dump(config) == before
+
+
+def dump(config: Path) -> list[str]:
+    connection = buffer_schema.connect(config.with_name("buffer.db"))
+    try:
+        return list(connection.iterdump())
+    finally:
+        connection.close()

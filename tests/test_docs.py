@@ -1,0 +1,103 @@
+"""What there is and what is told of it are the same: every command and option, in the README and in `--help`."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from spark.cli import main as cloud
+
+README = Path(__file__).parent.parent / "README.md"
+COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--bootstrap"}
+"""Options that many commands have: the README need not have them beside each."""
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with the words that call it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+SLUICE = [(("sluice", *path), command) for path, command in commands(main)]
+ALL = [*SLUICE, *((("sluice-cloud", *path), command) for path, command in commands(cloud))]
+by_name = pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) for path, _ in ALL])
+of_gateway = pytest.mark.parametrize(("path", "command"), SLUICE, ids=[" ".join(path) for path, _ in SLUICE])
+
+
+def options(command: click.Command) -> dict[str, click.Option]:
+    """Its options by their long names."""
+    return {
+        name: parameter
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for name in parameter.opts
+        if name.startswith("--")
+    }
+
+
+def told_commands() -> set[tuple[str, ...]]:
+    """What the README calls, as far as it is words: `sluice buffer ls` in code, not what follows it."""
+    code = re.findall(r"`+[^`]+`+", README.read_text())
+    called = re.findall(r"(?:^|[\s`])(sluice(?:-cloud)?(?: [a-z]+)+)", "\n".join(code))
+    return {tuple(words.split()) for words in called}
+
+
+@by_name
+def test_the_readme_tells_of_every_command(path: tuple[str, ...], command: click.Command) -> None:
+    assert command.name == path[-1]
+    assert any(told[: len(path)] == path for told in told_commands()), f"say in the README what `{' '.join(path)}` does"
+
+
+def test_the_readme_tells_of_no_command_that_is_not_there() -> None:
+    # Words may follow a command (`sluice buffer peek and ...` is none of ours); what it begins with must be there.
+    known = {path for path, _ in ALL}
+    groups = {path[:length] for path in known for length in range(1, len(path))}
+    for told in told_commands():
+        beginnings = {told[:length] for length in range(1, len(told) + 1)}
+        assert beginnings & known or told in groups, " ".join(told)
+
+
+@of_gateway
+def test_the_readme_tells_of_every_option(path: tuple[str, ...], command: click.Command) -> None:
+    lines = "\n".join(line for line in README.read_text().splitlines() if " ".join(path) in line)
+    for option in options(command).keys() - COMMON:
+        assert re.search(rf"(?<![\w-]){option}\b", lines), f"say beside `{' '.join(path)}` what {option} does"
+
+
+def test_the_readme_tells_of_no_option_of_the_gateways_that_is_not_there() -> None:
+    lines = [line for line in README.read_text().splitlines() if line.startswith("| `sluice ")]
+    assert lines
+    known = {option for _, command in SLUICE for option in options(command)}
+    for line in lines:
+        assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known, line
+
+
+@by_name
+def test_help_tells_of_every_command_and_option(path: tuple[str, ...], command: click.Command) -> None:
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(main if path[0] == "sluice" else cloud, [*path[1:], "--help"])
+    assert shown.exit_code == 0
+    assert command.help
+    for name, option in options(command).items():
+        assert option.help, f"{' '.join(path)} {name} has no help text"
+        assert name in shown.output
+    assert max(map(len, shown.output.splitlines())) <= 80
+
+
+@of_gateway
+def test_the_example_in_the_help_can_be_called(path: tuple[str, ...], command: click.Command) -> None:
+    assert command.epilog is not None
+    words = shlex.split(command.epilog.removeprefix("Example: ").partition(" > ")[0])
+    assert tuple(words[: len(path)]) == path
+    # Parsing fails on what is not there; nothing is run.
+    command.make_context(path[-1], words[len(path) :])
