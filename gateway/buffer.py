@@ -350,6 +350,9 @@ class Buffer:
             due_s = min(due_s, self._delete_due_s)
         if self._settings.age_max_s:
             due_s = min(due_s, self._age_due_s)
+        if self.holding:
+            # Others may have made room on the disk, or mended it: nothing that comes in would tell.
+            due_s = self._retry_s
         return max(due_s, self._retry_s)
 
     def _commit(self, now_s: float, *, closing: bool) -> None:
@@ -364,7 +367,7 @@ class Buffer:
             self._confirmed, self._losses = [], {}
             self._delete_due_s = float("inf")
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
-        if not (own or readings or confirmed or losses or age_due):
+        if not (own or readings or confirmed or losses or age_due or self.holding):
             return
         try:
             if not self._attached:
@@ -460,9 +463,9 @@ class Buffer:
                 self._own_bytes -= self._own.popleft().bytes
             for _ in stored:
                 self._queued_bytes -= self._readings.popleft().bytes
-            if held and not stored:
-                self._retry_s = time.monotonic() + RETRY_S
         self._measure(held=held)
+        with self._wake:
+            self._retry_s = time.monotonic() + RETRY_S if self.holding and not stored else 0.0
         self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
         if self._file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)

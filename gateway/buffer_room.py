@@ -46,6 +46,8 @@ class Room:
             return
         with suppress(sqlite3.OperationalError):  # no room for it after all: it is tried again at the next start
             self._connection.execute("BEGIN IMMEDIATE")
+            # There is one where a former start was cut off just here.
+            self._connection.execute("DROP TABLE IF EXISTS spare")
             self._connection.execute("CREATE TABLE spare (bytes BLOB)")
             self._connection.execute("INSERT INTO spare VALUES (zeroblob(?))", (self.spare_bytes,))
             self._connection.execute("COMMIT")

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_losses import LOSS_TYPE, loss_body
+from gateway.buffer_room import Room
 from gateway.buffer_rows import Entry, Loss, Position, Quarantined, Series, Span
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
@@ -247,6 +248,30 @@ async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
         assert stored > 0
         assert buffer.holding
         held.cancel()
+
+
+async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        monkeypatch.setattr(Room, "is_full", lambda *_: True)
+        buffer.append_own(entry(b"event"), lambda _: None)
+        async with asyncio.timeout(10):
+            while not buffer.holding:
+                await asyncio.sleep(0.01)
+        monkeypatch.undo()
+        async with asyncio.timeout(10):
+            while buffer.holding:
+                await asyncio.sleep(0.01)
+        await fail_next_commit(buffer)
+        buffer.append_own(entry(b"event"), lambda _: None)
+        async with asyncio.timeout(10):
+            while not buffer.holding:
+                await asyncio.sleep(0.01)
+        await mend(buffer)
+        async with asyncio.timeout(10):
+            while buffer.holding:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_reading_that_no_disk_can_store_costs_nobody_else_anything(tmp_path: Path) -> None:
