@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from gateway import buffer_lock, buffer_salvage, buffer_schema
-from gateway.buffer_file import BufferFile
+from gateway.buffer_file import ROW_BYTES, BufferFile
 from gateway.buffer_losses import LOSSES_MAX
 from gateway.buffer_rows import (
     Entry,
@@ -50,8 +50,6 @@ RETRY_S = 1.0
 """What could not be stored is tried again after this, and as soon as Kafka has taken something."""
 ENTRY_BYTES = 300
 """What an entry takes in memory beside its payload, for `buffer.queue_bytes_max`."""
-ROW_BYTES = 90
-"""What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
 OWN_BYTES_MAX = 1_000_000
 """The gateway's own events: so much of them waits in memory at most, and has room on disk beyond `bytes_max`."""
 AGE_CHECK_S = 60.0
@@ -407,9 +405,7 @@ class Buffer:
         now_s = time.monotonic()
         usage = self._meter.due(now_s)
         with self._transaction():
-            if confirmed and self._confirmed_of == file.id:
-                for span in confirmed:
-                    file.delete(span)
+            rest = self._delete(confirmed)
             if losses:
                 file.count_losses(list(losses.values()))
             if age_due:
@@ -424,9 +420,22 @@ class Buffer:
         with self._wake:
             for span in confirmed:
                 self._tail.forget(span)
+            if rest:
+                self._confirmed[:0] = rest
+                self._delete_due_s = 0.0
         if usage is not None:
             self._meter.reset(now_s)
         return stored
+
+    def _delete(self, confirmed: Sequence[Span]) -> list[Span]:
+        """Delete confirmed rows, as many as one transaction may; give what is left."""
+        if self._confirmed_of != self._file.id:
+            return []
+        for index, span in enumerate(confirmed):
+            rest = self._file.delete(span)
+            if rest is not None:
+                return [rest, *confirmed[index + 1 :]]
+        return []
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -465,7 +474,9 @@ class Buffer:
                 self._queued_bytes -= self._readings.popleft().bytes
         self._measure(held=held)
         with self._wake:
-            self._retry_s = time.monotonic() + RETRY_S if self.holding and not stored else 0.0
+            # While deletions make room, the next commit is not waited for.
+            waits = self.holding and not stored and not self._confirmed
+            self._retry_s = time.monotonic() + RETRY_S if waits else 0.0
         self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
         if self._file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)

@@ -37,8 +37,13 @@ READ_BYTES_MAX = 4_000_000
 """Payload bytes that one read gives at the most, whatever the number of rows."""
 READ_ROWS = 100
 """Rows taken from SQLite at a time."""
-DROP_ROWS_MIN = 500
-"""Rows that `drop-oldest` drops at a time: counting them costs less than the commit that they make room for."""
+ROW_BYTES = 90
+"""What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
+DELETED_ROWS_MAX = 20_000
+"""Confirmed rows that one transaction deletes."""
+DROPPED_ROWS_MAX = 5_000
+DROP_BYTES = 64_000
+"""What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
 USAGE_HOURS = 48
 
 _COLUMNS = len(Row._fields)
@@ -219,22 +224,38 @@ class BufferFile:
             else:
                 self.connection.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (key, value))
 
-    def delete(self, confirmed: Span) -> None:
-        """Delete rows that Kafka or the quarantine has."""
+    def delete(self, confirmed: Span) -> Span | None:
+        """Delete rows that Kafka or the quarantine has; give those that are left for the next transaction."""
         state = self._state
+        last = min(confirmed.last, confirmed.first + DELETED_ROWS_MAX - 1)
+        if self.room.is_tight():
+            last = self._last_within(Span(confirmed.lane, confirmed.first, last), self.room.commit_bytes_max)
         state.rows -= self.connection.execute(
-            "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", confirmed
+            "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
         ).rowcount
         if confirmed.lane == self.lane.number:
-            state.floor.settle(confirmed.last, state.next_sequence)
+            state.floor.settle(last, state.next_sequence)
         # It looks at every row: where many wait, it waits too.
         if len(self._series_numbers) > self._series_pruned_at and state.rows <= PRUNED_ROWS_MAX:
             self._prune_series()
+        return None if last == confirmed.last else Span(confirmed.lane, last + 1, confirmed.last)
+
+    def _last_within(self, span: Span, bytes_max: int) -> int:
+        """The last sequence of a span up to which its rows take no more than this; its first at least."""
+        (last,) = self.connection.execute(
+            """SELECT max(sequence) FROM (
+                SELECT sequence, sum(length(payload) + ?) OVER (ORDER BY sequence) AS bytes
+                FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?
+            ) WHERE bytes <= ?""",
+            (ROW_BYTES, *span, bytes_max),
+        ).fetchone()
+        return span.first if last is None else int(last)
 
     def drop_oldest(self, coming_bytes: int) -> None:
-        """Drop the oldest rows, each counted as lost, until the file has room for more; see `Room.is_full`."""
-        while self._state.rows and self.room.is_full(coming_bytes):
-            self._drop_front(max(DROP_ROWS_MIN, self._state.rows // 200), "buffer-full", None)
+        """Drop the oldest rows, each counted as lost, until there is room for more, or as many as one commit may."""
+        bytes_left = self.room.commit_bytes_max
+        while self._state.rows and bytes_left > 0 and self.room.is_full(coming_bytes):
+            bytes_left -= self._drop_front("buffer-full", None, min(bytes_left, DROP_BYTES))
 
     def drop_aged(self, age_us: int) -> bool:
         """Drop some rows that waited longer than this, each counted as lost; tell whether there may be more.
@@ -254,28 +275,38 @@ class BufferFile:
             if not clock.synced or not now.synced:
                 return False
             cutoff_us += now.offset_us - clock.offset_us
-        return self._drop_front(10 * DROP_ROWS_MIN, "too-old", cutoff_us) > 0
+        return self._drop_front("too-old", cutoff_us, self.room.commit_bytes_max) > 0
 
-    def _drop_front(self, limit: int, reason: str, before_us: int | None) -> int:
-        """Drop up to `limit` rows from the front of the oldest lane, those received before `before_us` only."""
-        (lane,) = self.connection.execute("SELECT lane FROM reading ORDER BY lane, sequence LIMIT 1").fetchone()
-        first, last, young = self.connection.execute(
-            "SELECT min(sequence), max(sequence), min(CASE WHEN received_us >= ? THEN sequence END) FROM"
-            " (SELECT sequence, received_us FROM reading WHERE lane = ? ORDER BY sequence LIMIT ?)",
-            (NOTHING_US if before_us is None else before_us, lane, limit),
-        ).fetchone()
-        # Up to the first that stays, whatever comes behind it: a lane has no holes.
-        last = last if young is None else young - 1
-        if last < first:
+    def _drop_front(self, reason: str, before_us: int | None, bytes_max: int) -> int:
+        """Drop rows from the front of the oldest lane, those received before `before_us` only; what they took in bytes.
+
+        One at least, if any, and no more than `bytes_max` otherwise.
+        """
+        found = self.connection.execute(
+            "SELECT lane, sequence, length(payload), received_us FROM reading ORDER BY lane, sequence LIMIT ?",
+            (DROPPED_ROWS_MAX,),
+        )
+        span: Span | None = None
+        size = 0
+        for lane, sequence, payload_bytes, received_us in found:
+            # Up to the first that stays, whatever comes behind it: a lane has no holes.
+            if before_us is not None and received_us >= before_us:
+                break
+            if span is not None and (span.lane != lane or size + payload_bytes + ROW_BYTES > bytes_max):
+                break
+            size += payload_bytes + ROW_BYTES
+            span = Span(lane, sequence if span is None else span.first, sequence)
+        found.close()
+        if span is None:
             return 0
-        span = Span(lane, first, last)
-        losses = buffer_losses.losses_of_rows(self.connection, *span, reason, self._boot_id)
+        losses = buffer_losses.losses_of_rows(self.connection, span, reason)
         before = self._state.rows
-        self.delete(span)
+        rest: Span | None = span
+        while rest is not None:
+            rest = self.delete(rest)
         buffer_losses.count_losses(self.connection, losses)
-        dropped = before - self._state.rows
-        self._tally["dropped"] += dropped
-        return dropped
+        self._tally["dropped"] += before - self._state.rows
+        return size
 
     def count_losses(self, losses: Sequence[Loss]) -> None:
         """Count readings that never came to be rows."""

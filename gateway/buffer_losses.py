@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.buffer_rows import Loss
+from gateway.buffer_rows import Loss, Span
 
 LOSSES_MAX = 20_000
 """Counters kept apart; beyond it losses are counted without their device."""
@@ -103,18 +103,16 @@ def forget_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> Non
     )
 
 
-def losses_of_rows(
-    connection: sqlite3.Connection, lane: int, first: int, last: int, reason: str, boot_id: str
-) -> list[Loss]:
-    """What dropping these rows of a lane loses. A loss record among them is counted again: it was not sent."""
+def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> list[Loss]:
+    """What dropping these rows loses. A loss record among them is counted again: it was not sent."""
     losses = []
-    for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, (lane, first, last)):
+    for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, span):
         if type_ != LOSS_TYPE:
             losses.append(Loss(device, reason, lane_boot, *counted))
     reports = connection.execute(
         "SELECT payload FROM reading JOIN series ON series.number = reading.series"
         " WHERE lane = ? AND sequence BETWEEN ? AND ? AND series.type = ?",
-        (lane, first, last, LOSS_TYPE),
+        (*span, LOSS_TYPE),
     )
     for (payload,) in reports:
         said = msgspec.json.decode(payload, type=_Reported)
@@ -122,7 +120,7 @@ def losses_of_rows(
             Loss(
                 said.device or "",
                 said.reason,
-                said.boot or boot_id,
+                said.boot,
                 said.count,
                 said.first_boottime_us,
                 said.last_boottime_us,

@@ -1,4 +1,4 @@
-"""The quarantine in the buffer file: input that cannot be forwarded, kept whole and bounded until it is taken in again."""
+"""The quarantine in the buffer file: input that cannot be forwarded, kept whole and bounded until it is retried."""
 
 import sqlite3
 from collections import Counter

@@ -1,8 +1,8 @@
 """Room for the buffer file: its bounds, and what is kept ready for a disk that has no room at all.
 
 With 0 bytes free SQLite cannot even DELETE, unless its WAL was grown beforehand and is never truncated, and a commit
-may succeed whose pages a later checkpoint has no room for. So the WAL is pre-grown, some free pages stay in the file, and
-the file itself is extended before the commit that needs it.
+may succeed whose pages a later checkpoint has no room for. So the WAL is pre-grown, some free pages stay in the file,
+and the file itself is extended before the commit that needs it.
 """
 
 import os
@@ -32,8 +32,8 @@ class Room:
 
     @property
     def commit_bytes_max(self) -> int:
-        """Payload in one commit: with its indexes it must fit into what is left of the WAL."""
-        return self.spare_bytes // 4
+        """What one commit may store, and what it may delete: together they must fit into what is left of the WAL."""
+        return self.spare_bytes // 5
 
     def prepare(self) -> None:
         """Grow the WAL and leave free pages, where this was not done before; as far as the disk has room for it."""
@@ -81,7 +81,11 @@ class Room:
         # The file system counts only where the file has to grow: its own free pages are used first, but for some
         # that deletions, loss counters and the gateway's own events need.
         must_grow = free - coming_bytes <= self.spare_bytes // 4
-        return must_grow and self.disk_free_bytes() < max(self._settings.free_bytes_min, self.spare_bytes)
+        return must_grow and self.is_tight()
+
+    def is_tight(self) -> bool:
+        """Whether the file system has too little left for anything to grow: a transaction must fit into the WAL."""
+        return self.disk_free_bytes() < max(self._settings.free_bytes_min, self.spare_bytes)
 
     def disk_free_bytes(self) -> int:
         """What the file system has left for us."""

@@ -1,5 +1,6 @@
 """What goes into the buffer and what comes out of it for Kafka."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,6 +95,20 @@ class Row(NamedTuple):
     device_sequence: int | None
     payload: bytes
     redelivered: int
+
+
+def spans_of(rows: Sequence[Row]) -> list[Span]:
+    """The rows, which are in order, as spans without holes."""
+    spans = [Span(rows[0].lane, rows[0].sequence, rows[0].sequence)]
+    if rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:
+        return [Span(rows[0].lane, rows[0].sequence, rows[-1].sequence)]
+    for row in rows[1:]:
+        last = spans[-1]
+        if row.lane == last.lane and row.sequence == last.last + 1:
+            spans[-1] = Span(last.lane, last.first, row.sequence)
+        else:
+            spans.append(Span(row.lane, row.sequence, row.sequence))
+    return spans
 
 
 @dataclass(frozen=True, slots=True)

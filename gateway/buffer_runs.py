@@ -36,7 +36,7 @@ class DeviceRuns:
         self._touched: dict[Run, DuplicateWindow] = {}
 
     def admit(self, series: Series, boot: str, sequence: int, payload: bytes, tally: Counter[str]) -> bool:
-        """Whether a reading is to be stored: not where it is on disk already. Verdicts but NEW are counted in `tally`."""
+        """Whether a reading is to be stored: not where it is on disk already. `tally` counts the verdicts but NEW."""
         known = self._by_series.get((series, boot))
         if known is None:
             run = (series.device, series.topic, boot)

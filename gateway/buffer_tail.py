@@ -9,7 +9,7 @@ TAIL_BYTES_MAX = 4_000_000
 
 
 class Tail:
-    """A dense run of rows at the end of the current lane; empty once the forwarder is further behind than it may reach."""
+    """A dense run of rows at the end of the current lane; empty once the forwarder is further behind than that."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []

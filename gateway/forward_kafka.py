@@ -28,7 +28,7 @@ from aiokafka.errors import (
 from aiokafka.partitioner import murmur2
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Lane, Position, Quarantined, Row, Series, Span
+from gateway.buffer_rows import START, Lane, Position, Quarantined, Row, Series, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.intake import FrontDoor
@@ -238,7 +238,7 @@ class Forwarder:
     def _settled(self, session: _Session, rows: Sequence[Row]) -> None:
         """Kafka or the quarantine has these rows: the buffer may delete them."""
         self._position = Position(rows[-1].lane, rows[-1].sequence)
-        self._buffer.confirm(session.buffer_id, _spans(rows))
+        self._buffer.confirm(session.buffer_id, spans_of(rows))
         self._aside.clear()
         self.state.sent += len(rows)
 
@@ -479,20 +479,6 @@ class Forwarder:
                 since=datetime.now(UTC).isoformat(timespec="seconds"),
             )
         self.state.error = words
-
-
-def _spans(rows: Sequence[Row]) -> list[Span]:
-    """The rows, which are in order, as spans without holes."""
-    spans = [Span(rows[0].lane, rows[0].sequence, rows[0].sequence)]
-    if rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:
-        return [Span(rows[0].lane, rows[0].sequence, rows[-1].sequence)]
-    for row in rows[1:]:
-        last = spans[-1]
-        if row.lane == last.lane and row.sequence == last.last + 1:
-            spans[-1] = Span(last.lane, last.first, row.sequence)
-        else:
-            spans.append(Span(row.lane, row.sequence, row.sequence))
-    return spans
 
 
 def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantined:

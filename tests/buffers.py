@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Entry, Position, Row, Series, Span
+from gateway.buffer_rows import START, Entry, Position, Row, Series
 from gateway.clock_gateway import WallClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
@@ -80,11 +80,6 @@ async def fill(buffer: Buffer, payload_bytes: int = 50_000) -> tuple[int, asynci
 async def rows(buffer: Buffer, after: Position = START) -> list[Row]:
     _, found = await buffer.read(after, 1_000_000)
     return found
-
-
-def upto(row: Row) -> list[Span]:
-    """What confirms a row and all those before it, in its lane and in those before."""
-    return [*(Span(lane, 0, 2**60) for lane in range(1, row.lane)), Span(row.lane, 0, row.sequence)]
 
 
 def is_full(buffer: Buffer) -> bool:

@@ -5,7 +5,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,13 @@ from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_losses import LOSS_TYPE, loss_body
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Entry, Loss, Position, Quarantined, Series, Span
+from gateway.buffer_rows import Entry, Loss, Position, Quarantined, Series, Span, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.clock_gateway import boottime_us
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
-from tests.buffers import BOOT, CLOCK, append, entry, failure, fill, is_full, is_held, opened, rows, store, upto
+from tests.buffers import BOOT, CLOCK, append, entry, failure, fill, is_full, is_held, opened, rows, store
 
 
 async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ async def test_rows_stay_until_confirmed_and_go_afterwards(tmp_path: Path) -> No
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry(b"%d" % number) for number in range(5)])
         kept = await rows(buffer)
-        buffer.confirm(buffer.id, upto(kept[2]))
+        buffer.confirm(buffer.id, spans_of(kept[:3]))
         await store(buffer, [entry(b"5")])  # deletion rides in this transaction
         assert [row.payload for row in await rows(buffer)] == [b"3", b"4", b"5"]
         assert buffer.state.rows == 3
@@ -52,7 +52,7 @@ async def test_confirmed_rows_go_without_a_later_insert_too(tmp_path: Path) -> N
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry()])
         (row,) = await rows(buffer)
-        buffer.confirm(buffer.id, upto(row))
+        buffer.confirm(buffer.id, spans_of([row]))
         async with asyncio.timeout(DELETE_DELAY_S + 5):
             while await rows(buffer):
                 await asyncio.sleep(0.05)
@@ -90,7 +90,7 @@ async def test_a_drained_file_never_repeats_an_identity(tmp_path: Path) -> None:
             identity = ((await buffer.lane_of(row.lane)).name, row.sequence)
             assert identity not in seen
             seen.add(identity)
-            buffer.confirm(buffer.id, upto(row))
+            buffer.confirm(buffer.id, spans_of([row]))
 
 
 async def test_a_retransmission_is_acknowledged_again_and_stored_once_across_restarts(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_a_full_buffer_holds_what_comes_and_goes_on_when_there_is_room(tmp
         assert buffer.state.bytes_used < 1_000_000
         kept = await rows(buffer)
         assert len(kept) == stored
-        buffer.confirm(buffer.id, upto(kept[-1]))
+        buffer.confirm(buffer.id, spans_of(kept))
         assert await asyncio.wait_for(held, 10)
         assert await asyncio.wait_for(behind, 10)
         assert [len(row.payload) for row in await rows(buffer)] == [50_000, len(b"behind")]
@@ -151,7 +151,7 @@ async def test_marks_alone_need_no_room(tmp_path: Path) -> None:
         _, held = await fill(buffer)
         kept = await rows(buffer)
         # Full by the bound, and nothing waits: the exchange can be ended.
-        buffer.confirm(buffer.id, upto(kept[1]))
+        buffer.confirm(buffer.id, spans_of(kept[:2]))
         assert await asyncio.wait_for(held, 10)
         assert await asyncio.wait_for(append(buffer, [], [Mark("mqtt/qos2/a/1", None)]), 10)
         assert await buffer.marks("mqtt/") == {}
@@ -250,28 +250,26 @@ async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
         held.cancel()
 
 
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
 async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         monkeypatch.setattr(Room, "is_full", lambda *_: True)
         buffer.append_own(entry(b"event"), lambda _: None)
-        async with asyncio.timeout(10):
-            while not buffer.holding:
-                await asyncio.sleep(0.01)
+        await until(lambda: buffer.holding)
         monkeypatch.undo()
-        async with asyncio.timeout(10):
-            while buffer.holding:
-                await asyncio.sleep(0.01)
+        await until(lambda: not buffer.holding)
         await fail_next_commit(buffer)
         buffer.append_own(entry(b"event"), lambda _: None)
-        async with asyncio.timeout(10):
-            while not buffer.holding:
-                await asyncio.sleep(0.01)
+        await until(lambda: buffer.holding)
         await mend(buffer)
-        async with asyncio.timeout(10):
-            while buffer.holding:
-                await asyncio.sleep(0.01)
+        await until(lambda: not buffer.holding)
 
 
 async def test_a_reading_that_no_disk_can_store_costs_nobody_else_anything(tmp_path: Path) -> None:
@@ -444,7 +442,7 @@ async def test_a_deletion_that_cannot_be_committed_is_not_tried_in_a_hot_loop(tm
         await fail_next_commit(buffer)
         tried: list[str] = []
         await buffer._call(lambda: buffer._file.connection.set_trace_callback(tried.append))
-        buffer.confirm(buffer.id, upto(row))
+        buffer.confirm(buffer.id, spans_of([row]))
         await asyncio.sleep(DELETE_DELAY_S + 1.5)
         assert 1 <= sum("BEGIN" in statement for statement in tried) <= 3
         await mend(buffer)
@@ -479,7 +477,7 @@ async def test_quarantined_bytes_never_keep_readings_out(tmp_path: Path) -> None
             unroutable = replace(entry(b"report"), quarantined=Quarantined("no-route", bytes(60_000), "", "kitchen", 1))
             assert await store(buffer, [unroutable]), number
         kept = await rows(buffer)
-        buffer.confirm(buffer.id, upto(kept[-1]))
+        buffer.confirm(buffer.id, spans_of(kept))
         assert await store(buffer, [entry()])
         assert not is_full(buffer)
         assert buffer.counts["quarantine-overflow"] == 37
@@ -505,7 +503,7 @@ async def test_series_that_nothing_refers_to_are_forgotten_under_a_steady_flow(
             await store(buffer, [entry(device=f"d{number}")])
             kept = await rows(buffer)
             if len(kept) > 5:  # something always waits
-                buffer.confirm(buffer.id, upto(kept[-6]))
+                buffer.confirm(buffer.id, spans_of(kept[:-5]))
     with sqlite3.connect(path) as file:
         (series,) = file.execute("SELECT count(*) FROM series").fetchone()
     file.close()
@@ -546,7 +544,7 @@ async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path
         assert (first.event_from_us, first.event_to_us) == (100, 900)
         assert (second.event_from_us, second.event_to_us) == (1_000, 1_000)
         kept = await rows(buffer)
-        buffer.confirm(buffer.id, upto(kept[-1]))
+        buffer.confirm(buffer.id, spans_of(kept))
         await store(buffer, [entry(received_us=2_000)])
         (only,) = await buffer.pending()
         assert only.event_from_us == 2_000
@@ -614,7 +612,7 @@ class BufferMachine(RuleBasedStateMachine):
         kept = self.loop.run_until_complete(rows(self.buffer))
         taken = kept[: int(len(kept) * share)]
         if taken:
-            self.buffer.confirm(self.buffer.id, upto(taken[-1]))
+            self.buffer.confirm(self.buffer.id, spans_of(taken))
             del self.model[: len(taken)]
             self.loop.run_until_complete(store(self.buffer, [entry(b"rides", "c", self.sent.get("c", 0))]))
             self.sent["c"] = self.sent.get("c", 0) + 1
@@ -662,7 +660,7 @@ class BufferMachine(RuleBasedStateMachine):
                 kept = await rows(self.buffer)
                 assert [row.payload for row in kept] == self.model[: len(kept)]
                 taken = kept[: max(1, int(len(kept) * share))]
-                self.buffer.confirm(self.buffer.id, upto(taken[-1]))
+                self.buffer.confirm(self.buffer.id, spans_of(taken))
                 del self.model[: len(taken)]
                 await append(self.buffer, [], []) if outcomes[-1].done() else await asyncio.sleep(0.01)
             assert all(outcome.result() for outcome in outcomes)

@@ -21,7 +21,7 @@ from gateway.buffer_inspect import Moment, Now, depths, lanes, opened, quarantin
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_verify import verify
 from gateway.settings import BufferSettings, GatewaySettings
-from tests.buffers import BOOT, CLOCK, entry, rows, store, upto
+from tests.buffers import BOOT, CLOCK, entry, rows, store
 from tests.buffers import opened as opened_buffer
 
 GATEWAY = GatewaySettings(id="gw1")
@@ -166,7 +166,7 @@ async def test_reading_everything_holds_no_transaction_and_survives_what_the_dae
                 busy, *_ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             other.close()
             assert busy == 0
-            buffer.confirm(buffer.id, upto((await rows(buffer))[49]))
+            buffer.confirm(buffer.id, spans_of((await rows(buffer))[:50]))
             async with asyncio.timeout(10):
                 while len(await rows(buffer)) > 50:
                     await asyncio.sleep(0.05)
@@ -395,7 +395,7 @@ async def test_a_running_daemon_that_deletes_from_the_front_makes_no_holes(
         assert await store(buffer, [entry() for _ in range(100)])
         verdicts = verify(path, BufferSettings(path=path))
         seen = [next(verdicts) for _ in range(3)]
-        buffer.confirm(buffer.id, upto((await rows(buffer))[49]))
+        buffer.confirm(buffer.id, spans_of((await rows(buffer))[:50]))
         async with asyncio.timeout(10):
             while len(await rows(buffer)) > 50:
                 await asyncio.sleep(0.05)
