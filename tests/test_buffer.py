@@ -18,7 +18,7 @@ from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_losses import LOSS_TYPE, loss_body
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Entry, Loss, Position, Quarantined, Series, Span, spans_of
+from gateway.buffer_rows import START, Entry, Loss, Position, Quarantined, Series, Span, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.clock_gateway import boottime_us
@@ -656,14 +656,20 @@ class BufferMachine(RuleBasedStateMachine):
                     await asyncio.sleep(0.01)
             assert not outcomes[-1].done()
             self.model += [b"%0100000d" % number for number in range(12)]
+            read = START
             while not outcomes[-1].done() or is_full(self.buffer) or self.buffer.state.rows > 5:
-                kept = await rows(self.buffer)
+                kept = await rows(self.buffer, read)
+                if not kept:
+                    await asyncio.sleep(0.01)
+                    continue
                 assert [row.payload for row in kept] == self.model[: len(kept)]
                 taken = kept[: max(1, int(len(kept) * share))]
                 self.buffer.confirm(self.buffer.id, spans_of(taken))
                 del self.model[: len(taken)]
+                read = Position(taken[-1].lane, taken[-1].sequence)
                 await append(self.buffer, [], []) if outcomes[-1].done() else await asyncio.sleep(0.01)
             assert all(outcome.result() for outcome in outcomes)
+            await until(lambda: self.buffer.state.rows == len(self.model))
 
         self.loop.run_until_complete(overflow())
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gateway import buffer_inspect, buffer_schema, buffer_status
 from gateway.buffer_inspect import Moment, Now, depths, lanes, opened, quarantined, readings
+from gateway.buffer_rows import spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_verify import verify
 from gateway.settings import BufferSettings, GatewaySettings
