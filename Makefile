@@ -1,6 +1,7 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
 # make test   all tests            make test-fast   those that need neither Kafka nor Spark nor simavr
 # make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
+# make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 #
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
 # of Kafka and Spark's connectors into build/jars by Maven.
@@ -20,7 +21,7 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl
 
-.PHONY: demo test test-fast check lock install jars clean
+.PHONY: demo test test-fast check lock install jars clean bench-gateway peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -67,6 +68,41 @@ build/jars/spark.done: spark/pom.xml | build/apt-demo
 	@echo "fetching Spark's Kafka and Delta connectors into build/jars/spark"
 	@rm -rf build/jars/spark
 	@$(MAVEN) --file spark/pom.xml dependency:copy-dependencies $(PLAIN)
+	@touch $@
+
+# -- benches ---------------------------------------------------------------------------------------
+bench-gateway: build/apt-test install jars build/bench/load peers
+	@$(BIN)/python -m tests.bench.gateway
+
+build/bench/load: tests/bench/load.c
+	@mkdir -p $(@D)
+	@gcc -std=c11 -O2 -Wall -Wextra -Wconversion -Werror -o $@ $<
+
+# The peers are built from the Go module proxy. Without Go, or without the proxy, the bench goes on and says so.
+GO := $(shell command -v go || echo /usr/local/go/bin/go)
+TELEGRAF := 1.37.2
+TELEGRAF_PARTS := custom,inputs.mqtt_consumer,outputs.kafka,parsers.value,serializers.json
+
+peers:
+	@if [ -x "$(GO)" ]; then \
+		$(MAKE) --silent --keep-going build/peers/telegraf build/peers/benthos || \
+			echo "not all peers could be built (see above): make bench-gateway leaves those out"; \
+	else \
+		echo "there is no go on the PATH or in /usr/local/go: make bench-gateway leaves Telegraf and Benthos out"; \
+	fi
+
+build/peers/telegraf:
+	@echo "building Telegraf $(TELEGRAF) (minutes)"
+	@mkdir -p $(@D)
+	@GOBIN=$(CURDIR)/$(@D) CGO_ENABLED=0 nice $(GO) install -tags "$(TELEGRAF_PARTS)" \
+		-ldflags "-X github.com/influxdata/telegraf/internal.Version=$(TELEGRAF)" \
+		github.com/influxdata/telegraf/cmd/telegraf@v$(TELEGRAF)
+	@touch $@
+
+build/peers/benthos: $(wildcard tests/bench/benthos/*.go tests/bench/benthos/go.*)
+	@echo "building Benthos (minutes)"
+	@mkdir -p $(@D)
+	@cd tests/bench/benthos && CGO_ENABLED=0 nice $(GO) build -o $(CURDIR)/$@ .
 	@touch $@
 
 lock: install

@@ -351,6 +351,8 @@ class Buffer:
         if self.holding:
             # Others may have made room on the disk, or mended it: nothing that comes in would tell.
             due_s = self._retry_s
+        if self._full_said:
+            due_s = min(due_s, self._full_seen_s + ROOM_SAID_AFTER_S)
         return max(due_s, self._retry_s)
 
     def _commit(self, now_s: float, *, closing: bool) -> None:
@@ -365,7 +367,8 @@ class Buffer:
             self._confirmed, self._losses = [], {}
             self._delete_due_s = float("inf")
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
-        if not (own or readings or confirmed or losses or age_due or self.holding):
+        if not (own or readings or confirmed or losses or age_due or self.state.failing is not None):
+            self._look_again()
             return
         try:
             if not self._attached:
@@ -379,6 +382,12 @@ class Buffer:
             return
         self._recover()
         self._finish(own, stored, held=len(stored) < len(readings))
+
+    def _look_again(self) -> None:
+        """Nothing waits: see whether there is room by now, so that sensors are let in again."""
+        if self.state.full or self._full_said:
+            self._measure(held=False)
+            self._retry_s = time.monotonic() + RETRY_S if self.holding else 0.0
 
     def _due_readings(self) -> Iterable[_Append]:
         """The oldest appends, as many as one commit may hold."""
@@ -559,6 +568,7 @@ class Buffer:
         try:
             try:
                 self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts)
+                self._reset()
             except sqlite3.Error as error:
                 if not buffer_schema.is_corruption(error):
                     raise
@@ -568,7 +578,6 @@ class Buffer:
                 f"buffer.path: {path} cannot be opened for writing ({error}): the directory must exist and be writable "
                 "by the user that sluice runs as, with space left"
             ) from error
-        self._reset()
         self._measure(held=False)
 
     def _reset(self) -> None:
@@ -599,8 +608,9 @@ class Buffer:
         self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts, found.lanes)
         with self._file.transaction():
             buffer_salvage.adopt_beside(self._file.connection, found, self._file.salvaged)
-            progress = Progress(self._file.salvaged, -1, -1, None if known is None else known.rows, 0)
+            progress = Progress(self._file.salvaged, -1, -1, found.dense, None if known is None else known.rows)
             self._file.keep_marks([Mark(SALVAGE_PREFIX + aside.name, msgspec.json.encode(progress))])
+        self._reset()
 
     def _begin_salvages(self) -> None:
         """Go on with what damaged files still hold, the last start's too."""
@@ -628,9 +638,10 @@ class Buffer:
             file.adopt(batch.rows, batch.series)
             key = SALVAGE_PREFIX + batch.aside.name
             file.keep_marks([Mark(key, None if batch.finished else msgspec.json.encode(batch.progress))])
-            if batch.finished and batch.missing:
-                now_us = boottime_us()
-                file.count_losses([Loss("", "buffer-damaged", self.boot_id, batch.missing, 0, now_us)])
+            if batch.finished and batch.missing != 0:
+                # Where nothing could be read the count is not known either: the record says so with a 0.
+                reason = "buffer-damaged" if batch.missing else "buffer-unreadable"
+                file.count_losses([Loss("", reason, self.boot_id, batch.missing or 0, 0, boottime_us())])
         self.state.rows = file.rows
         self.rewinds += 1
         if batch.finished:
@@ -665,7 +676,6 @@ class Buffer:
         if isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error) and self._attached:
             try:
                 self._replace(error)
-                self._reset()
             except (sqlite3.Error, OSError, BufferFileError) as problem:
                 words = f"no new buffer could be begun: {problem}"
             else:

@@ -17,7 +17,7 @@ from typing import Any
 from gateway import buffer_losses, buffer_schema
 from gateway.buffer_quarantine import Quarantine
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span
+from gateway.buffer_rows import Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span, is_sound
 from gateway.buffer_runs import DeviceRuns
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
@@ -364,6 +364,8 @@ class BufferFile:
         )
         while size <= READ_BYTES_MAX and (found := cursor.fetchmany(READ_ROWS)):
             for row in map(Row._make, found):
+                if not is_sound(row):
+                    raise buffer_schema.corruption("a row is none: another page may stand in the place of its own")
                 rows.append(row)
                 size += len(row.payload)
                 if size > READ_BYTES_MAX:
@@ -435,7 +437,8 @@ class BufferFile:
         )
         name = secrets.token_hex(6)
         (number,) = self.connection.execute(
-            "INSERT INTO lane (name, boot_id) VALUES (?, ?) RETURNING number", (name, self._boot_id)
+            "INSERT INTO lane (name, boot_id, buffer_id) VALUES (?, ?, ?) RETURNING number",
+            (name, self._boot_id, self.id),
         ).fetchone()
         self.connection.execute(
             """DELETE FROM boot WHERE boot_id NOT IN

@@ -197,7 +197,8 @@ def usage(db: Database) -> list[UsageHour]:
 def lanes(db: Database) -> list[LaneEnds]:
     """The lanes that hold rows, in the order in which they were opened."""
     found = db.query(
-        """SELECT lane.number, lane.name, lane.boot_id AS boot, lane.buffer_id IS NOT NULL AS salvaged,
+        """SELECT lane.number, lane.name, lane.boot_id AS boot,
+            lane.buffer_id <> (SELECT value FROM meta WHERE name = 'buffer_id') IS TRUE AS salvaged,
             coalesce(lane.buffer_id, (SELECT value FROM meta WHERE name = 'buffer_id')) AS buffer,
             coalesce(boot.offset_us, 0) AS offset_us, boot.error_us,
             (SELECT min(sequence) FROM reading WHERE lane = lane.number) AS first,

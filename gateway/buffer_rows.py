@@ -97,6 +97,24 @@ class Row(NamedTuple):
     redelivered: int
 
 
+def is_sound(row: Row) -> bool:
+    """Whether every field is of its type: what a damaged file gives may be anything."""
+    (lane, sequence, series, received_us, event_us, error_us, tick_ms, boot, number, payload, redelivered) = row
+    return (
+        type(lane) is int
+        and type(sequence) is int
+        and type(series) is int
+        and type(received_us) is int
+        and (event_us is None or type(event_us) is int)
+        and type(error_us) is int
+        and (tick_ms is None or type(tick_ms) is int)
+        and (boot is None or type(boot) is str)
+        and (number is None or type(number) is int)
+        and type(payload) is bytes
+        and type(redelivered) is int
+    )
+
+
 def spans_of(rows: Sequence[Row]) -> list[Span]:
     """The rows, which are in order, as spans without holes."""
     spans = [Span(rows[0].lane, rows[0].sequence, rows[0].sequence)]

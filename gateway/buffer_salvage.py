@@ -3,6 +3,7 @@
 The file was set aside (`buffer_schema.set_aside`) and is never changed here.
 """
 
+import secrets
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +15,14 @@ from typing import Any
 import msgspec
 import structlog
 
-from gateway.buffer_rows import Lane, Row, Series
+from gateway.buffer_rows import Lane, Row, Series, is_sound
 from gateway.buffer_schema import BufferFileError
 
 SALVAGE_PREFIX = "salvage/"
 """Marks by this and the damaged file's name: `Progress`."""
 CHUNK_ROWS = 1_000
+UNKNOWN_BOOT = "unknown"
+"""The gateway boot of rows whose lane could not be read: nothing is known of its clock."""
 WAIT_S = 5.0
 """How long a salvage waits for room before it asks again."""
 _SEQUENCE_MAX = 2**62
@@ -44,9 +47,13 @@ class Progress(msgspec.Struct, frozen=True):
     lane: int
     sequence: int
     """The last row that was taken over."""
+    dense: list[int]
+    """Those of the damaged file's lanes that had no holes."""
     expected: int | None
     """Rows that the file held, where the daemon knew it."""
-    taken: int
+    taken: int = 0
+    holes: int = 0
+    """Rows that are known to be missing between those that were taken over."""
 
 
 @dataclass(slots=True)
@@ -54,6 +61,8 @@ class Found:
     """What stands beside the rows, as far as it could be read."""
 
     lanes: list[Lane] = field(default_factory=list)
+    dense: list[int] = field(default_factory=list)
+    """Numbers of lanes that had no holes."""
     floors: dict[int, int | None] = field(default_factory=dict)
     """By lane number: the earliest event time that may wait in it."""
     series: dict[int, Series] = field(default_factory=dict)
@@ -70,7 +79,7 @@ class SalvagedBatch:
     progress: Progress
     finished: bool
     missing: int | None
-    """Of the whole file, at its end: rows that could not be read; None where nobody knows."""
+    """Of the whole file, at its end: rows that are known to be lost, at least; None where nothing could be read."""
 
 
 class Salvage(threading.Thread):
@@ -95,8 +104,9 @@ class Salvage(threading.Thread):
                 _read_beside(connection, found)
                 self._read_lanes(connection, found.series)
             if not self._stopping.is_set():
-                expected = self._progress.expected
-                missing = None if expected is None else max(0, expected - self._progress.taken)
+                progress = self._progress
+                known = progress.expected is not None or bool(progress.lanes)
+                missing = max(progress.holes, (progress.expected or 0) - progress.taken) if known else None
                 self._hand_over(SalvagedBatch(self._aside, (), {}, self._progress, True, missing))
         except (sqlite3.Error, OSError, BufferFileError) as error:
             log.warning("salvage has to wait for the next start", aside=self._aside.name, error=str(error))
@@ -110,8 +120,15 @@ class Salvage(threading.Thread):
                 continue
             after = self._progress.sequence if lane == self._progress.lane else -1
             for rows in salvaged_rows(connection, lane, after):
+                # Before a lane's first row there may have been others, which Kafka has.
+                first = rows[0].sequence if self._progress.lane != lane else self._progress.sequence + 1
+                holes = rows[-1].sequence + 1 - first - len(rows) if lane in self._progress.dense else 0
                 self._progress = msgspec.structs.replace(
-                    self._progress, lane=lane, sequence=rows[-1].sequence, taken=self._progress.taken + len(rows)
+                    self._progress,
+                    lane=lane,
+                    sequence=rows[-1].sequence,
+                    taken=self._progress.taken + len(rows),
+                    holes=self._progress.holes + holes,
                 )
                 renumbered = [row._replace(lane=self._progress.lanes[lane]) for row in rows]
                 self._hand_over(SalvagedBatch(self._aside, renumbered, series, self._progress, False, None))
@@ -151,28 +168,42 @@ def read_beside(path: Path, known: Lane | None) -> Found:
 
 
 def _read_beside(connection: sqlite3.Connection, found: Found) -> None:
-    buffer_id = found.lanes[0].buffer_id if found.lanes else None
+    own = None
     with suppress(sqlite3.Error, TypeError):
-        (buffer_id,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
-    if buffer_id is None:
-        # Without it no row can keep its identity.
-        return
-    numbers = {lane.number for lane in found.lanes}
-    columns = "number, name, boot_id, coalesce(buffer_id, ?), event_from_us"
-    for number, name, boot_id, origin, floor in _readable(
-        connection.execute, f"SELECT {columns} FROM lane ORDER BY number", (buffer_id,)
-    ):
+        (own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
+    lanes = {lane.number: lane for lane in found.lanes}
+    # The tables first, then the indexes that hold the same: what is damaged in the one may be whole in the other.
+    for source in ("lane", "lane INDEXED BY lane_copy WHERE name > ''"):
+        for number, name, boot_id, origin in _readable(
+            connection.execute, f"SELECT number, name, boot_id, coalesce(buffer_id, ?) FROM {source}", (own,)
+        ):
+            if all(isinstance(text, str) for text in (name, boot_id, origin)):
+                lanes.setdefault(number, Lane(number, name, boot_id, origin))
+    for number, floor in _readable(connection.execute, "SELECT number, event_from_us FROM lane"):
         found.floors[number] = floor
-        if number not in numbers:
-            found.lanes.append(Lane(number, name, boot_id, origin))
-    found.lanes.sort(key=lambda lane: lane.number)
-    for number, *fields in _readable(
-        connection.execute, "SELECT number, topic, key, device, subject, type, content_type FROM series"
-    ):
-        if all(isinstance(text, str) for text in fields):
-            found.series[number] = Series(*fields)
+    fields = "topic, key, device, subject, type, content_type"
+    for source in ("series", "series INDEXED BY sqlite_autoindex_series_1 WHERE topic > ''"):
+        for number, *texts in _readable(connection.execute, f"SELECT number, {fields} FROM {source}"):
+            if all(isinstance(text, str) for text in texts):
+                found.series.setdefault(number, Series(*texts))
+    for number in _lanes_of_rows(connection):
+        # Its name is gone, and with it the identity of its rows; under a new one they are better off than lost.
+        lanes.setdefault(number, Lane(number, secrets.token_hex(6), UNKNOWN_BOOT, own or secrets.token_hex(8)))
+    found.lanes = [lanes[number] for number in sorted(lanes)]
+    found.dense = [lane.number for lane in found.lanes if own is None or lane.buffer_id == own]
     for table in _COPIED_TABLES:
         found.tables[table] = list(_readable(connection.execute, f"SELECT * FROM {table}"))
+
+
+def _lanes_of_rows(connection: sqlite3.Connection) -> Iterator[int]:
+    """The lane numbers that rows stand under, as far as they can be found."""
+    lane = 0
+    with suppress(sqlite3.Error, OverflowError, TypeError):
+        while True:
+            (lane,) = connection.execute("SELECT min(lane) FROM reading WHERE lane > ?", (lane,)).fetchone()
+            if not isinstance(lane, int):
+                return
+            yield lane
 
 
 def adopt_beside(connection: sqlite3.Connection, found: Found, lanes: Mapping[int, int]) -> None:
@@ -185,6 +216,7 @@ def adopt_beside(connection: sqlite3.Connection, found: Found, lanes: Mapping[in
         "UPDATE lane SET event_from_us = ? WHERE number = ?",
         [(found.floors.get(number) or 0, adopted) for number, adopted in lanes.items()],
     )
+    connection.execute("INSERT OR IGNORE INTO boot VALUES (?, 0, NULL)", (UNKNOWN_BOOT,))
     for table, columns in _COPIED_TABLES.items():
         connection.executemany(
             f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})",
@@ -195,18 +227,29 @@ def adopt_beside(connection: sqlite3.Connection, found: Found, lanes: Mapping[in
 def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row]]:
     """The readable rows of a lane behind a sequence, in order, in chunks; damaged stretches are jumped over."""
     start = after + 1
+    last = _last_sequence(connection, lane)
     while True:
         chunk, failed = _read_chunk(connection, lane, start)
         if chunk:
             yield chunk
             start = chunk[-1].sequence + 1
-        if failed:
-            jumped = _behind_damage(connection, lane, start)
+        elif not failed and (last is None or start > last):
+            return
+        if failed or not chunk:
+            # A page that holds something else may also end the rows before their time.
+            jumped = _behind_damage(connection, lane, start, last)
             if jumped is None:
                 return
             start = jumped
-        elif not chunk:
-            return
+
+
+def _last_sequence(connection: sqlite3.Connection, lane: int) -> int | None:
+    """The last row of a lane; None where its end is damaged."""
+    try:
+        (last,) = connection.execute("SELECT max(sequence) FROM reading WHERE lane = ?", (lane,)).fetchone()
+    except (sqlite3.Error, OverflowError):
+        return None
+    return last if isinstance(last, int) else None
 
 
 def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[list[Row], bool]:
@@ -216,7 +259,7 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
         for values in connection.execute(_ROWS, (lane, start, CHUNK_ROWS)):
             row = Row(*values)
             # A damaged page may also read as nonsense: what goes backwards is not what was written.
-            if row.sequence < (rows[-1].sequence + 1 if rows else start) or not _is_sound(row):
+            if not is_sound(row) or row.lane != lane or row.sequence < (rows[-1].sequence + 1 if rows else start):
                 return rows, True
             rows.append(row)
     except (sqlite3.Error, OverflowError):
@@ -224,7 +267,7 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
     return rows, False
 
 
-def _behind_damage(connection: sqlite3.Connection, lane: int, start: int) -> int | None:
+def _behind_damage(connection: sqlite3.Connection, lane: int, start: int, last: int | None) -> int | None:
     """The first sequence behind `start` from which rows can be read again; None where there is none.
 
     Doubles its step until something is readable, then halves it back to the edge of the damage.
@@ -232,7 +275,7 @@ def _behind_damage(connection: sqlite3.Connection, lane: int, start: int) -> int
 
     def is_readable(sequence: int) -> bool:
         rows, failed = _read_chunk(connection, lane, sequence)
-        return bool(rows) or not failed
+        return bool(rows) or (not failed and (last is None or sequence > last))
 
     bad, step = start, 1
     while not is_readable(bad + step):
@@ -248,11 +291,6 @@ def _behind_damage(connection: sqlite3.Connection, lane: int, start: int) -> int
         else:
             bad = middle
     return good
-
-
-def _is_sound(row: Row) -> bool:
-    numbers = (row.lane, row.sequence, row.series, row.received_us, row.event_error_us, row.redelivered)
-    return all(isinstance(number, int) for number in numbers) and isinstance(row.payload, bytes)
 
 
 def _readable(

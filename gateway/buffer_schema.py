@@ -42,8 +42,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         # 1 where the sender sent it before and nothing tells whether it is stored.
         "ALTER TABLE reading ADD COLUMN redelivered INTEGER NOT NULL DEFAULT 0",
-        # The file that a lane was opened in: salvaged rows keep their identity. NULL is this one.
+        # The file that a lane was opened in: another than this one where rows were salvaged. NULL is this one.
         "ALTER TABLE lane ADD COLUMN buffer_id TEXT",
+        # Small and dear: a second copy of what gives rows their identity, for the salvage of a damaged file.
+        "CREATE INDEX lane_copy ON lane (name, boot_id, buffer_id)",
         # What an ingress keeps in one commit with its readings; see `gateway.reading.Mark`.
         "CREATE TABLE mark (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
         # Readings that are gone for good, until they are reported. Times are CLOCK_BOOTTIME of `boot_id`; the sensor's
@@ -103,10 +105,15 @@ def buffer_id(connection: sqlite3.Connection) -> str:
     """The file's own random name: 16 hex digits, made with the file."""
     found = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
     if found is None:
-        error = sqlite3.DatabaseError("the buffer's own name is gone from it")
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise corruption("the buffer's own name is gone from it")
     return str(found[0])
+
+
+def corruption(message: str) -> sqlite3.DatabaseError:
+    """An error for what SQLite cannot see: pages that are sound and hold what they should not."""
+    error = sqlite3.DatabaseError(message)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def count_rows(connection: sqlite3.Connection) -> int:
@@ -115,7 +122,8 @@ def count_rows(connection: sqlite3.Connection) -> int:
     Salvaged lanes have holes: their rows are counted.
     """
     (rows,) = connection.execute(
-        """SELECT coalesce(sum(CASE WHEN buffer_id IS NULL THEN
+        """SELECT coalesce(sum(CASE
+            WHEN buffer_id IS NULL OR buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id') THEN
             (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence DESC LIMIT 1)
             - (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence LIMIT 1) + 1
         ELSE (SELECT count(*) FROM reading WHERE lane = number) END), 0) FROM lane"""

@@ -12,6 +12,8 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from gateway import mqtt_filters
+from gateway.mqtt_access import CommandTopics
 from gateway.routes import (
     DEVICE_NAME,
     INTERNAL_PREFIX,
@@ -21,7 +23,7 @@ from gateway.routes import (
     compile_route,
     compile_routes,
 )
-from gateway.settings import KafkaSettings, ListenerSettings, RouteSettings, Settings
+from gateway.settings import BrokerSettings, KafkaSettings, ListenerSettings, RouteSettings, Settings
 
 _PART = r"""(?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*')"""
 _DOTTED = rf"({_PART}(?:\s*\.\s*{_PART})*)"
@@ -44,6 +46,10 @@ _NO_DIGEST = (
 _NO_DEVICE = (
     "a name here is no device name, so that every reading of that user would go to the quarantine; "
     "write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+)
+_ALSO_A_DEVICE = (
+    "a name here is one of mqtt_listener.users too, so that its secret would be a device's and an operator's; "
+    "write another name"
 )
 _NO_CONTROL = (
     "no path, address, name or topic can hold; remove it, and where a backslash is meant, "
@@ -70,10 +76,17 @@ _NO_HOST = (
     "no host can be called so (a name's parts, between single dots, have 1 to 63 characters); "
     "write a host's name or its IP address"
 )
+_ENDS_THE_OTHER = (
+    "and the broker would end the one for the other; write all topics into one section, or another client_id"
+)
+_OVERLAP = (
+    "match some of the same topics, and a broker may send such a message once for each; "
+    "write filters that do not overlap"
+)
 _SHOWN_MAX = 300
 """Characters of a text that a message repeats: longer than Kafka's longest topic."""
-_USERS = ("mqtt_listener", "users")
-"""Below it nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
+_SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
+"""Below these nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
 
 Place = tuple[str | int, ...]
 """Where a setting stands: ('kafka', 'linger_ms'), ('routes', 0, 'topic')."""
@@ -227,6 +240,7 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     yield from _bootstrap_mistakes(settings.kafka)
     if settings.mqtt_listener is not None:
         yield from _listener_mistakes(settings.mqtt_listener)
+    yield from _broker_mistakes(settings)
     if settings.serial is not None:
         for variable in ("{device}", "{stream}"):
             if settings.serial.topic.count(variable) != 1:
@@ -309,13 +323,69 @@ def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]
         yield ("mqtt_listener", "host"), _EVERYWHERE
     elif not _can_be_looked_up(listener.host):
         yield ("mqtt_listener", "host"), f'{_show(listener.host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
-    if not listener.anonymous and not listener.users:
+    certified = listener.tls is not None and listener.tls.client_ca is not None
+    if not listener.anonymous and not listener.users and not certified:
         yield ("mqtt_listener",), _NOBODY
-    for name, digest in listener.users.items():
+    if listener.port == 0 and listener.tls is None:
+        yield ("mqtt_listener", "port"), "is 0, so that nobody could connect; write a port, or add [mqtt_listener.tls]"
+    if listener.tls is not None and listener.tls.port == listener.port:
+        yield ("mqtt_listener", "tls", "port"), f"{listener.port} is mqtt_listener.port; write another, such as 8883"
+    yield from _secret_mistakes(_SECRETS[0], listener.users)
+    yield from _secret_mistakes(_SECRETS[1], listener.operators)
+    for name in listener.users.keys() & listener.operators.keys():
+        yield (*_SECRETS[1], name), _ALSO_A_DEVICE
+    for template in listener.command_topics:
+        try:
+            CommandTopics((template,))
+        except ValueError as error:
+            yield ("mqtt_listener", "command_topics"), str(error)
+
+
+def _secret_mistakes(place: Place, secrets: Mapping[str, str]) -> Iterator[tuple[Place, str]]:
+    for name, digest in secrets.items():
         if DEVICE_NAME.fullmatch(name) is None:
-            yield (*_USERS, name), _NO_DEVICE
+            yield (*place, name), _NO_DEVICE
         if _SHA256.fullmatch(digest) is None:
-            yield (*_USERS, name), _NO_DIGEST
+            yield (*place, name), _NO_DIGEST
+
+
+def _broker_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
+    sessions: dict[tuple[str, int, str], int] = {}
+    for index, broker in enumerate(settings.mqtt_brokers):
+        place = ("mqtt_brokers", index)
+        if not broker.host or not _can_be_looked_up(broker.host):
+            yield (*place, "host"), f'{_show(broker.host)}: {_NO_HOST}, such as "mosquitto.example"'
+        session = (broker.host, broker.port, broker.client_id or f"sluice-{settings.gateway.id}")
+        earlier = sessions.setdefault(session, index)
+        if earlier != index:
+            yield place, f"is the same session as mqtt_brokers[{earlier}], {_ENDS_THE_OTHER}"
+        yield from _subscription_mistakes(broker, (*place, "topics"))
+        yield from _credential_mistakes(broker, place)
+        if broker.backoff_s_min > broker.backoff_s_max:
+            yield (*place, "backoff_s_min"), f"is above backoff_s_max ({broker.backoff_s_max}); write a smaller one"
+
+
+def _subscription_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple[Place, str]]:
+    if not broker.topics:
+        yield place, 'is empty, so that nothing would be read; write at least one filter, such as ["device/#"]'
+    for number, topic_filter in enumerate(broker.topics):
+        mistake = mqtt_filters.mistake(topic_filter)
+        if mistake is not None:
+            yield place, f"{_show(topic_filter)} {mistake}"
+            continue
+        for other in broker.topics[:number]:
+            if mqtt_filters.mistake(other) is None and mqtt_filters.overlap(topic_filter, other):
+                yield place, f"{_show(topic_filter)} and {_show(other)} {_OVERLAP}"
+
+
+def _credential_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple[Place, str]]:
+    if broker.password is not None and broker.password_file is not None:
+        yield (*place, "password"), "stands beside password_file; write one of the two"
+    if broker.user is None and (broker.password is not None or broker.password_file is not None):
+        yield place, "has a password and no user, which MQTT 3.1.1 does not allow; write user"
+    tls = broker.tls
+    if tls is not None and (tls.certificate is None) != (tls.key is None):
+        yield (*place, "tls"), "has one of certificate and key; write both, or neither"
 
 
 def _can_be_looked_up(host: str) -> bool:
@@ -343,7 +413,13 @@ def _lines(text: str) -> dict[Place, int]:
     for number, line in enumerate(text.split("\n"), start=1):
         header = _HEADER.match(line)
         if header is not None:
-            table = _split(header[2])
+            *outer, name = _split(header[2])
+            table = ()
+            for part in outer:
+                table = (*table, part)
+                # A table inside an array's belongs to the element that was begun last.
+                table = (*table, counts[table]) if table in counts else table
+            table = (*table, name)
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1
                 places.setdefault(table, number)
@@ -368,8 +444,8 @@ def _line_of(lines: Mapping[Place, int], place: Place) -> int:
 
 
 def _spell(place: Place) -> str:
-    if place[: len(_USERS)] == _USERS:
-        place = _USERS
+    if place[:2] in _SECRETS:
+        place = place[:2]
     text = ""
     for part in place:
         if isinstance(part, int):
@@ -381,8 +457,10 @@ def _spell(place: Place) -> str:
 
 
 def _may_be_secret(place: Place) -> bool:
-    """Whether a value stands where users and their secrets belong, or around that."""
-    return all(part == secret for part, secret in zip(place, _USERS, strict=False))
+    """Whether a value stands where names and their secrets belong, or around that."""
+    if place[:1] == ("mqtt_brokers",) and place[2:] in ((), ("password",)):
+        return True
+    return any(all(part == other for part, other in zip(place, secret, strict=False)) for secret in _SECRETS)
 
 
 def _example(place: Place, name: str) -> str:

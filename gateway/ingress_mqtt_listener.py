@@ -1,69 +1,39 @@
-"""The MQTT listener: sensors connect here; a PUBACK goes out after the commit that holds its reading.
+"""The MQTT listener: sensors connect here; an acknowledgement goes out after the commit that it stands for.
 
-What the packets mean is `mqtt_protocol`'s; here are the connections, their time-outs and their bounds.
+What the packets mean is `mqtt_protocol`'s, what a session is `mqtt_sessions`', one connection `mqtt_connection`'s; here
+are the ports, and what all connections share.
 """
 
 import asyncio
-import contextlib
 import errno
-import hashlib
-import hmac
+import math
 import resource
+import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
 
-from gateway.mqtt_protocol import (
-    PINGRESP,
-    Connect,
-    ConnectReturnCode,
-    Disconnect,
-    Event,
-    PingRequest,
-    Publish,
-    ServerProtocol,
-    Subscribe,
-    Unsubscribe,
-    Violation,
-    Will,
-    connack,
-    pubacks,
-    suback_refused,
-    unsuback,
-)
-from gateway.reading import Intake, Reading
+from gateway.mqtt_access import CommandTopics, matches
+from gateway.mqtt_connection import SHUTDOWN, SPARE_CONNECTIONS, Connection
+from gateway.mqtt_device_events import DeviceEvents
+from gateway.mqtt_sessions import MARKS, Batch, RecentlyUnanswered, SessionKey, Sessions
+from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError
+from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
 
-READING_BYTES: Final = 200
-"""What a reading weighs in memory beside the bytes that it came in."""
-REFUSAL_HOLD_S: Final = 1.0
-"""How long CONNACK 3 answers after the intake refused; then a client is let in, and shows if it still does."""
-SPARE_CONNECTIONS: Final = 64
-"""Beyond `connections_max`: so many more are let in far enough to be told CONNACK 3."""
-LINGER_S: Final = 1.0
-"""How long a refused client gets to read the answer and close its side."""
-WRITE_STALL_S: Final = 60.0
-"""How long a peer may leave what is written to it unread, whatever its keep-alive."""
-PROBE_AFTER_S: Final = 120
-"""Silence after which TCP asks whether the peer is still there."""
-DIED_INTERVAL_S: Final = 60.0
-"""A device whose connection flaps is reported as died no oftener."""
 REFUSALS_LOG_INTERVAL_S: Final = 60.0
-
-_SHUTDOWN = "shutdown"
-_TAKEN_OVER = "taken-over"
-_INTAKE_REFUSED = "intake-refused"
-_OUR_DOING: Final = frozenset({_SHUTDOWN, _TAKEN_OVER, _INTAKE_REFUSED})
-"""Ends that say nothing of the device, which is alive."""
+HOUSEKEEPING_INTERVAL_S: Final = 1.0
+CLOSING_TURNS: Final = 10
+"""Turns of the event loop that connections get to end in: TLS takes more than one."""
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 
 
 class ListenError(OSError):
-    """The listener could not bind; the message names the setting to change."""
+    """The listener could not begin; the message names the setting to change."""
 
 
 class MqttListener:
@@ -79,56 +49,101 @@ class MqttListener:
         self.counts: Counter[str] = Counter()
         self.listening = asyncio.Event()
         self.port: int = settings.port
-        self.connections: set[_Connection] = set()
-        self.sessions: dict[tuple[str | None, str], _Connection] = {}
-        """Accepted connections by writer and client identifier: nobody takes over another user's session."""
+        self.connections: set[Connection] = set()
+        self.sessions: dict[SessionKey, Connection] = {}
+        """Connections by session: nobody takes over another user's."""
+        self.paused: set[Connection] = set()
+        """Connections that are not read from, because too much of them waits for its commit."""
+        self.kept = Sessions(
+            settings.sessions_max,
+            settings.session_expiry_s,
+            settings.commands_bytes_max,
+            lambda: secrets.token_hex(8),
+        )
+        self.unanswered = RecentlyUnanswered()
+        self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts)
+        self.command_topics = CommandTopics(settings.command_topics)
         self.inflight_bytes = 0
         self.refusing_until = 0.0
         """Time of the event loop's clock until which the intake is held to refuse."""
+        self._tls_files: TlsFiles | None = None
+        self._tls_connections: set[TlsConnection] = set()
         self._generated_ids = 0
-        self._reported: dict[str, float] = {}
-        """Devices that were reported as appeared, and when as died last; bounded."""
         self._unlogged: Counter[str] = Counter()
         self._log_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot bind."""
+        """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot begin."""
         loop = asyncio.get_running_loop()
-        host, port = self.settings.host, self.settings.port
         self._allow_open_files()
+        if self.settings.tls is not None:
+            try:
+                self._tls_files = TlsFiles(self.settings.tls)
+            except TlsFilesError as error:
+                raise ListenError(str(error)) from error
+        await self._load_sessions()
+        servers: list[asyncio.Server] = []
         try:
-            server = await loop.create_server(lambda: _Connection(self, loop), host, port, backlog=1024)
-        except OSError as error:
-            raise ListenError(_bind_message(host, port, error)) from error
-        try:
-            _log.info("listening for MQTT", host=host, port=self.port)
+            await self._listen(loop, servers)
             self.listening.set()
-            await loop.create_future()
+            while True:
+                await asyncio.sleep(HOUSEKEEPING_INTERVAL_S)
+                self._keep_house(loop.time())
         finally:
             self.listening.clear()
-            server.close()
+            for server in servers:
+                server.close()
+            await self._close_connections()
             if self._log_timer is not None:
                 self._log_timer.cancel()
-            for connection in tuple(self.connections):
-                connection.end(_SHUTDOWN)
-            # One turn for the transports to flush and close; whoever does not read is cut off.
-            await asyncio.sleep(0)
-            for connection in tuple(self.connections):
-                connection.cut()
-            await asyncio.sleep(0)
 
-    def authorize(self, connect: Connect) -> tuple[ConnectReturnCode, str | None]:
-        """Judge a CONNECT's credentials; give the return code and the one device that it may write as."""
-        if self.settings.anonymous:
-            return ConnectReturnCode.ACCEPTED, None
-        if connect.user_name is None or connect.password is None:
-            return ConnectReturnCode.NOT_AUTHORIZED, None
-        digest = hashlib.sha256(connect.password).hexdigest()
-        # An unknown user costs the same comparison as a known one, so that time tells nobody who exists.
-        expected = self.settings.users.get(connect.user_name, "-" * len(digest))
-        if hmac.compare_digest(digest.encode(), expected.lower().encode()):
-            return ConnectReturnCode.ACCEPTED, connect.user_name
-        return ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD, None
+    def take(
+        self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Mapping[str, bytes | None]
+    ) -> None:
+        """`Intake.take`, whatever happens: what waits for a commit must not wait for ever."""
+        try:
+            self.intake.take(readings, done, [Mark(key, value) for key, value in marks.items()] if marks else ())
+        except Exception:  # noqa: BLE001 - whatever it is, it is not the client's fault
+            _log.exception("readings could not be taken in")
+            done(False)
+
+    def command(self, topic: str, payload: bytes, qos: int, batch: Batch) -> bool:
+        """Pass an operator's message on to its device; tell whether the topic is a command topic.
+
+        With QoS 0 it is sent at once. With a higher one it is queued for each session that subscribed to it with more,
+        and sent when `batch` is committed. Raises TooManyCommandsError.
+        """
+        device = self.command_topics.device_of(topic)
+        if device is None:
+            return False
+        heard = False
+        for session in self.kept.subscribed.get(device, ()):
+            granted = session.granted(lambda topic_filter: matches(topic_filter, topic))
+            if granted is None:
+                continue
+            heard = True
+            connection = self.sessions.get(session.key)
+            if min(granted, qos):
+                session.queue(batch, topic, payload, self.settings.commands_max)
+            elif connection is not None and connection.session is session:
+                connection.send_command_at_most_once(topic, payload)
+            else:
+                self.counts["command-not-delivered"] += 1
+        if not heard:
+            self.refused(
+                "command-without-subscriber",
+                f"an operator's message for {topic[:80]!r} was acknowledged, but no device has subscribed to it",
+                "",
+                None,
+            )
+        return True
+
+    def send_commands(self, batch: Batch) -> None:
+        """Send what a committed batch has queued to those of its devices that are connected."""
+        for session, _ in batch.commands:
+            connection = self.sessions.get(session.key)
+            if connection is not None and connection.session is session:
+                connection.send_commands()
 
     def generated_client_id(self) -> str:
         """Make an identifier for a client that sent none [MQTT-3.1.3-6].
@@ -138,36 +153,13 @@ class MqttListener:
         self._generated_ids += 1
         return f"\0{self._generated_ids}"
 
-    def appeared(self, device: str, peer: str) -> None:
-        """Report a device's first connection since the start; a reconnect storm says nothing new."""
-        if device in self._reported:
-            return
-        if len(self._reported) >= 2 * self.settings.connections_max:
-            self.counts["device-not-reported"] += 1
-            return
-        self._reported[device] = float("-inf")
-        self.intake.event("device-appeared", device, source="mqtt", peer=peer)
-
-    def died(self, device: str, cause: str, will: Will | None, now: float) -> None:
-        """Report a device that ended without DISCONNECT, with its will [MQTT-3.1.2-8]."""
-        last = self._reported.get(device)
-        if last is None or now - last < DIED_INTERVAL_S:
-            self.counts["death-not-reported"] += 1
-            return
-        self._reported[device] = now
-        details: dict[str, object] = {"source": "mqtt", "cause": cause}
-        if will is not None:
-            details["will_topic"] = will.topic
-            details["will_payload"] = will.payload[:1024].decode("utf-8", "replace")
-        self.intake.event("device-died", device, **details)
-
     def refused(self, reason: str, message: str, peer: str, client_id: str | None) -> None:
         """Count a refusal; log it, or sum it up where the last line is less than a minute old."""
         self.counts[reason] += 1
         if self._log_timer is not None:
             self._unlogged[reason] += 1
             return
-        _log.warning("MQTT connection refused", reason=reason, why=message, peer=peer, client_id=client_id)
+        _log.warning("refused by the MQTT listener", reason=reason, why=message, peer=peer, client_id=client_id)
         self._rearm_log()
 
     def _rearm_log(self) -> None:
@@ -177,9 +169,86 @@ class MqttListener:
     def _log_unlogged(self) -> None:
         self._log_timer = None
         if self._unlogged:
-            _log.warning("MQTT connections refused in the last minute", reasons=dict(self._unlogged))
+            _log.warning("refused by the MQTT listener in the last minute", reasons=dict(self._unlogged))
             self._unlogged.clear()
             self._rearm_log()
+
+    # --- beginning, housekeeping, end ---------------------------------------------------------------------
+
+    async def _load_sessions(self) -> None:
+        strays = self.kept.load(await self.intake.marks(MARKS), self.now_us() / 1e6)
+        if strays:
+            self.take([], lambda _: None, dict(strays))
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop, servers: list[asyncio.Server]) -> None:
+        settings, tls = self.settings, self.settings.tls
+        if settings.port:
+            servers.append(await self._bind(lambda: Connection(self, loop), settings.port, "mqtt_listener.port"))
+            _log.info("listening for MQTT", host=settings.host, port=settings.port)
+        if tls is not None:
+            factory = self._tls_factory(loop, tls.connections_max)
+            servers.append(await self._bind(factory, tls.port, "mqtt_listener.tls.port"))
+            _log.info("listening for MQTT over TLS", host=settings.host, port=tls.port)
+
+    async def _bind(self, factory: Callable[[], asyncio.BaseProtocol], port: int, setting: str) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.create_server(factory, self.settings.host, port, backlog=1024)
+        except OSError as error:
+            raise ListenError(_bind_message(self.settings.host, port, setting, error)) from error
+
+    def _tls_factory(self, loop: asyncio.AbstractEventLoop, connections_max: int) -> Callable[[], asyncio.BaseProtocol]:
+        def new() -> asyncio.BaseProtocol:
+            # Before the handshake, which is what costs memory and time.
+            if self._tls_files is None or len(self._tls_connections) >= connections_max:
+                self.refused("too-many-tls-connections", "see mqtt_listener.tls.connections_max", "", None)
+                return _Refused()
+            connection = TlsConnection(
+                loop,
+                Connection(self, loop),
+                self._tls_files.context(),
+                self.settings.connect_timeout_s,
+                self._tls_ended,
+            )
+            self._tls_connections.add(connection)
+            return connection
+
+        return new
+
+    def _tls_ended(self, connection: TlsConnection, error: BaseException | None) -> None:
+        self._tls_connections.discard(connection)
+        if error is not None:
+            why = getattr(error, "reason", None) or str(error) or type(error).__name__
+            self.refused("tls-handshake-failed", f"the TLS handshake failed: {why}", connection.peer, None)
+
+    def _keep_house(self, now_s: float) -> None:
+        """Once a second: what no packet brings about."""
+        if self.intake.holding:
+            for connection in tuple(self.paused):
+                connection.pause_or_resume()
+        self.devices.flush(now_s)
+        expired = self.kept.expired(self.now_us() / 1e6, self.sessions.__contains__)
+        if expired:
+            forget: dict[str, bytes | None] = {}
+            for session in expired:
+                forget |= session.forgetting()
+                self.kept.close(session)
+            self.counts["session-expired"] += len(expired)
+            self.take([], lambda _: None, forget)
+
+    async def _close_connections(self) -> None:
+        """End all connections, which publishes their wills, and say what of devices was put off."""
+        for connection in tuple(self.connections):
+            connection.end(SHUTDOWN)
+        # One turn for the transports to flush and close; whoever does not read is cut off.
+        await asyncio.sleep(0)
+        for connection in tuple(self.connections):
+            connection.cut()
+        for tls_connection in tuple(self._tls_connections):
+            tls_connection.cut()
+        for _ in range(CLOSING_TURNS):
+            await asyncio.sleep(0)
+        self.devices.flush(math.inf)
 
     def _allow_open_files(self) -> None:
         """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs."""
@@ -198,334 +267,20 @@ class MqttListener:
             )
 
 
-class _Connection(asyncio.Protocol):
-    """One sensor's connection."""
-
-    __slots__ = (
-        "_cause",
-        "_clean",
-        "_client_id",
-        "_device",
-        "_heard",
-        "_inflight_bytes",
-        "_key",
-        "_listener",
-        "_loop",
-        "_patience_s",
-        "_protocol",
-        "_timer",
-        "_transport",
-        "_waits_for_commit",
-        "_waits_for_peer",
-        "_will",
-        "_write_timer",
-        "_writer",
-        "peer",
-    )
-
-    def __init__(self, listener: MqttListener, loop: asyncio.AbstractEventLoop) -> None:
-        self._listener = listener
-        self._loop = loop
-        self._protocol = ServerProtocol(listener.settings.packet_bytes_max)
-        self._transport: asyncio.Transport
-        self.peer = ""
-        self._key: tuple[str | None, str] | None = None
-        """The session's key once CONNECT was accepted."""
-        self._client_id: str | None = None
-        self._device: str | None = None
-        self._writer: str | None = None
-        self._will: Will | None = None
-        self._clean = False
-        self._cause: str | None = None
-        """Why this side ends it; set once, and then nothing is taken or written any more."""
-        self._patience_s = listener.settings.connect_timeout_s
-        self._heard = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
-        self._inflight_bytes = 0
-        self._waits_for_commit = False
-        self._waits_for_peer = False
-
-    # --- asyncio.Protocol ---------------------------------------------------------------------------------
+class _Refused(asyncio.Protocol):
+    """A connection that there is no room for."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
-        self._transport = transport
-        listener = self._listener
-        if len(listener.connections) >= listener.settings.connections_max + SPARE_CONNECTIONS:
-            self._cause = "too-many-connections"
-            listener.refused(self._cause, "no room even to answer; see connections_max", "", None)
-            transport.abort()
-            return
-        listener.connections.add(self)
-        peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if peer else ""
-        # Finds out about peers that vanished and asked for no keep-alive.
-        with contextlib.suppress(OSError):
-            peer_socket = transport.get_extra_info("socket")
-            peer_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            peer_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
-        self._heard = self._loop.time()
-        self._timer = self._loop.call_later(self._patience_s, self._check_silence)
-
-    def data_received(self, data: bytes) -> None:
-        """Take all that one read brought: one `Intake.take`, one write of all the answers that need no disk."""
-        if self._cause is not None:
-            return
-        received_us = self._listener.now_us()
-        self._heard = self._loop.time()
-        readings: list[Reading] = []
-        packet_ids: list[int] = []
-        answers: list[bytes] = []
-        writer = self._writer
-        for event in self._protocol.receive(data):
-            if type(event) is Publish:
-                topic = event.topic
-                readings.append(Reading(topic, topic, event.payload, received_us, writer=writer))
-                if event.qos:
-                    packet_ids.append(event.packet_id)
-            else:
-                if not self._control(event, answers):
-                    break
-                writer = self._writer
-        if readings:
-            self._take(readings, packet_ids, len(data))
-        if answers and self._cause is None:
-            self._transport.write(b"".join(answers))
-
-    def pause_writing(self) -> None:
-        self._waits_for_peer = True
-        self._write_timer = self._loop.call_later(WRITE_STALL_S, self._write_stalled)
-        self._pause_or_resume()
-
-    def resume_writing(self) -> None:
-        self._waits_for_peer = False
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-        self._pause_or_resume()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc  # a reset and an end without DISCONNECT mean the same
-        listener = self._listener
-        listener.connections.discard(self)
-        for timer in (self._timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._key is None:
-            return
-        if listener.sessions.get(self._key) is self:
-            del listener.sessions[self._key]
-        if self._clean:
-            listener.counts["disconnected"] += 1
-            return
-        if self._cause is None:
-            self._cause = "connection-lost"
-            listener.counts[self._cause] += 1
-        if self._device is not None and self._cause not in _OUR_DOING:
-            listener.died(self._device, self._cause, self._will, self._loop.time())
-
-    # --- packets ------------------------------------------------------------------------------------------
-
-    def _control(self, event: Event, answers: list[bytes]) -> bool:
-        """Handle a packet that is not a PUBLISH; tell whether the connection goes on."""
-        match event:
-            case PingRequest():
-                answers.append(PINGRESP)
-            case Connect():
-                self._connect(event)
-            case Subscribe():
-                answers.append(suback_refused(event))
-                self._listener.refused(
-                    "subscribe-refused",
-                    "this is a gateway's front door, not a broker: nothing can be subscribed to",
-                    self.peer,
-                    self._client_id,
-                )
-            case Unsubscribe():
-                answers.append(unsuback(event.packet_id))
-            case Disconnect():
-                self._clean = True  # and so the will is discarded [MQTT-3.14.4-3]
-                self.end("disconnected")
-            case Violation():
-                self._listener.refused(event.reason, event.message, self.peer, self._client_id)
-                self.end(event.reason, event.answer)
-        return self._cause is None
-
-    def _connect(self, connect: Connect) -> None:
-        listener = self._listener
-        self._client_id = connect.client_id
-        code, writer = listener.authorize(connect)
-        if code is not ConnectReturnCode.ACCEPTED:
-            reason, why = {
-                ConnectReturnCode.NOT_AUTHORIZED: ("no-credentials", "CONNECT without user name and password"),
-                ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD: (
-                    "bad-credentials",
-                    f"wrong password or unknown user {connect.user_name!r}; see mqtt_listener.users",
-                ),
-            }[code]
-            self._refuse_connect(reason, why, code)
-            return
-        key = (writer, connect.client_id or listener.generated_client_id())
-        if self._heard < listener.refusing_until:
-            self._refuse_connect(
-                "connect-while-refusing",
-                "the buffer takes no readings at present",
-                ConnectReturnCode.SERVER_UNAVAILABLE,
-            )
-            return
-        older = listener.sessions.get(key)
-        if older is None and len(listener.sessions) >= listener.settings.connections_max:
-            self._refuse_connect(
-                "too-many-connections",
-                f"mqtt_listener.connections_max = {listener.settings.connections_max} are connected",
-                ConnectReturnCode.SERVER_UNAVAILABLE,
-            )
-            return
-        if older is not None:
-            listener.refused(
-                _TAKEN_OVER,
-                "the same client identifier connected again",
-                older.peer,
-                key[1],
-            )
-            older.end(_TAKEN_OVER)  # [MQTT-3.1.4-2]
-        listener.sessions[key] = self
-        listener.counts["connected"] += 1
-        self._key = key
-        self._writer = writer
-        self._device = writer or connect.client_id or None
-        self._will = connect.will
-        self._patience_s = 1.5 * connect.keep_alive_s  # [MQTT-3.1.2-24]; 0 means no keep-alive
-        self._arm_timer()
-        # Written before anything else can be: the first packet from a server is CONNACK [MQTT-3.2.0-1].
-        self._transport.write(connack(ConnectReturnCode.ACCEPTED))
-        if self._device is not None:
-            listener.appeared(self._device, self.peer)
-
-    def _refuse_connect(self, reason: str, message: str, code: ConnectReturnCode) -> None:
-        self._listener.refused(reason, message, self.peer, self._client_id)
-        self.end(reason, connack(code))
-
-    # --- readings and their acknowledgement ---------------------------------------------------------------
-
-    def _take(self, readings: list[Reading], packet_ids: list[int], wire_bytes: int) -> None:
-        weight = wire_bytes + READING_BYTES * len(readings)
-        qos0 = len(readings) - len(packet_ids)
-        self._inflight_bytes += weight
-        self._listener.inflight_bytes += weight
-        self._pause_or_resume()
-
-        def done(stored: bool) -> None:  # noqa: FBT001 - the contract of Intake
-            self._inflight_bytes -= weight
-            self._listener.inflight_bytes -= weight
-            if stored:
-                if packet_ids and self._cause is None:
-                    self._transport.write(pubacks(packet_ids))
-            else:
-                self._not_stored(len(packet_ids), qos0)
-            self._pause_or_resume()
-
-        try:
-            self._listener.intake.take(readings, done)
-        except Exception:  # noqa: BLE001 - whatever it is, it is not the sensor's fault
-            # What waits for a commit must not be counted for ever.
-            _log.exception("readings could not be taken in", peer=self.peer)
-            done(False)
-
-    def _not_stored(self, qos1: int, qos0: int) -> None:
-        """Nothing of a batch is stored: a client resends QoS 1 on its next connection; QoS 0 is gone."""
-        listener = self._listener
-        listener.refusing_until = self._loop.time() + REFUSAL_HOLD_S
-        if qos0:
-            listener.intake.lost(self._device, "refused-qos0", qos0)
-            listener.counts["refused-qos0"] += qos0
-        if qos1 and self._cause is None:
-            listener.refused(
-                _INTAKE_REFUSED,
-                "the buffer did not take the readings: they stay with the sensor, which sends them again",
-                self.peer,
-                self._client_id,
-            )
-            self.end(_INTAKE_REFUSED)
-
-    def _pause_or_resume(self) -> None:
-        """Read from the peer, or not: bounds what it has waiting for its commit and what waits for it."""
-        if self._cause is not None:
-            return
-        waited_for_commit = self._waits_for_commit
-        settings = self._listener.settings
-        # Beyond the total, each connection is read from again when nothing of its own waits.
-        self._waits_for_commit = self._inflight_bytes > settings.inflight_bytes_max or (
-            self._inflight_bytes > 0 and self._listener.inflight_bytes > settings.inflight_bytes_total_max
-        )
-        if waited_for_commit and not self._waits_for_commit:
-            self._heard = self._loop.time()  # its silence was our doing and does not count
-        if self._waits_for_commit or self._waits_for_peer:
-            if self._transport.is_reading():
-                self._transport.pause_reading()
-        elif not self._transport.is_reading():
-            self._transport.resume_reading()
-
-    # --- time-outs and the end ----------------------------------------------------------------------------
-
-    def _arm_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None
-        if self._patience_s:
-            self._timer = self._loop.call_at(self._heard + self._patience_s, self._check_silence)
-
-    def _check_silence(self) -> None:
-        """Close a peer silent for too long. One timer a connection, set anew when it fires, not per packet."""
-        now = self._loop.time()
-        if self._waits_for_commit:
-            self._heard = now
-        if self._key is not None and now < self._heard + self._patience_s:
-            self._arm_timer()
-            return
-        if self._key is None:
-            reason, message = "connect-timeout", "no CONNECT within mqtt_listener.connect_timeout_s"
-        else:
-            reason, message = "keep-alive-timeout", "nothing received in 1.5 times the keep-alive"
-        self._listener.refused(reason, message, self.peer, self._client_id)
-        self._cause = reason
-        self.cut()
-
-    def _write_stalled(self) -> None:
-        self._listener.refused(
-            "write-stall", f"the peer has read nothing for {WRITE_STALL_S:.0f} s", self.peer, self._client_id
-        )
-        self._cause = "write-stall"
-        self.cut()
-
-    def end(self, cause: str, answer: bytes = b"") -> None:
-        """Close, after `answer` where there is one; nothing more is taken from the peer."""
-        if self._cause is not None:
-            return
-        self._cause = cause
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(LINGER_S, self.cut)
-        if answer and self._transport.can_write_eof():
-            # Closing while the peer's bytes are unread resets the connection, which may destroy the answer
-            # on its way: so our side ends first, and the peer closes, or is cut off.
-            self._transport.write(answer)
-            self._transport.write_eof()
-        else:
-            self._transport.close()
-
-    def cut(self) -> None:
-        """Close at once, whatever was not sent."""
-        self._transport.abort()
+        transport.abort()
 
 
-def _bind_message(host: str, port: int, error: OSError) -> str:
+def _bind_message(host: str, port: int, setting: str, error: OSError) -> str:
     where = f"cannot listen for MQTT on {host}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return f"{where}: the port is taken; stop what has it, or set another mqtt_listener.port"
+        return f"{where}: the port is taken; stop what has it, or set another {setting}"
     if error.errno == errno.EACCES:
-        return f"{where}: ports below 1024 need a privilege; set mqtt_listener.port to 1024 or above"
+        return f"{where}: ports below 1024 need a privilege; set {setting} to 1024 or above"
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return f"{where}: this machine has no such address; set mqtt_listener.host (0.0.0.0 means all)"
-    return f"{where}: {error.strerror or error}; see mqtt_listener.host and mqtt_listener.port"
+    return f"{where}: {error.strerror or error}; see mqtt_listener.host and {setting}"

@@ -4,7 +4,7 @@ Statement numbers such as [MQTT-3.1.0-1] are those of the OASIS standard of 29 O
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -16,19 +16,28 @@ CLIENT_ID_BYTES_MAX: Final = 256
 
 PINGRESP: Final = b"\xd0\x00"
 
+PUBREC: Final = 0x10000000
+"""Beside a packet identifier in what `acknowledgements` takes: a PUBREC instead of a PUBACK (section 3.5)."""
+PUBCOMP: Final = 0x30000000
+"""The same for a PUBCOMP (section 3.7)."""
+
 _CONNECT: Final = 0x10
+_PUBACK: Final = 0x40
+_PUBREL: Final = 0x60
 _SUBSCRIBE: Final = 0x80
 _UNSUBSCRIBE: Final = 0xA0
 _PINGREQ: Final = 0xC0
 _DISCONNECT: Final = 0xE0
 
-_PUBLISH_PLAIN: Final = frozenset({0x30, 0x31, 0x32, 0x33, 0x3A, 0x3B})
-"""First bytes of the PUBLISH packets that are taken: QoS 0, or QoS 1 with or without DUP; RETAIN or not."""
+_PUBLISH: Final = frozenset({0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D})
+"""First bytes of the PUBLISH packets that there are: QoS 0, or QoS 1 or 2 with or without DUP; RETAIN or not."""
 
-_FIRST_BYTES: Final = frozenset({_CONNECT, _SUBSCRIBE | 2, _UNSUBSCRIBE | 2, _PINGREQ, _DISCONNECT})
+_FIRST_BYTES: Final = frozenset(
+    {_CONNECT, _PUBACK, _PUBREL | 2, _SUBSCRIBE | 2, _UNSUBSCRIBE | 2, _PINGREQ, _DISCONNECT}
+)
 """Type and flags of the other packets that a client may send here; the flags are fixed [MQTT-2.2.2-2]."""
 
-_CLIENT_TYPES: Final = frozenset({_CONNECT, _SUBSCRIBE, _UNSUBSCRIBE, _PINGREQ, _DISCONNECT})
+_CLIENT_TYPES: Final = frozenset(first & 0xF0 for first in _FIRST_BYTES)
 
 
 class ConnectReturnCode(IntEnum):
@@ -73,6 +82,18 @@ class Connect(Struct, frozen=True):
     password: bytes | None
 
 
+class PubAck(Struct, frozen=True, gc=False):
+    """The client has taken what this server published (section 3.4)."""
+
+    packet_id: int
+
+
+class PubRel(Struct, frozen=True, gc=False):
+    """The client will not send that PUBLISH again: its identifier may be forgotten (section 3.6)."""
+
+    packet_id: int
+
+
 class Subscribe(Struct, frozen=True):
     """Section 3.8; `filters` are never empty."""
 
@@ -108,7 +129,7 @@ class Violation(Struct, frozen=True):
     """What to send before closing; mostly nothing."""
 
 
-Event: TypeAlias = Connect | Publish | Subscribe | Unsubscribe | PingRequest | Disconnect | Violation
+Event: TypeAlias = Connect | Publish | PubAck | PubRel | Subscribe | Unsubscribe | PingRequest | Disconnect | Violation
 
 
 class ProtocolError(Exception):
@@ -134,6 +155,11 @@ class ServerProtocol:
         self._needed = 0
         self._connected = False
         self._ended = False
+
+    @property
+    def pending_bytes(self) -> int:
+        """What is held of a packet that is not complete yet; fewer than `packet_bytes_max`."""
+        return len(self._pending)
 
     def receive(self, data: bytes) -> list[Event]:
         """Take bytes; give the packets that they complete, in order.
@@ -210,7 +236,7 @@ class ServerProtocol:
                 )
         elif kind == _CONNECT:
             raise ProtocolError("second-connect", "MQTT-3.1.0-2", "a second CONNECT on one connection")
-        if first in _FIRST_BYTES or first in _PUBLISH_PLAIN:
+        if first in _FIRST_BYTES or first in _PUBLISH:
             return
         if kind == 0x30:
             raise _publish_flags_error(first)
@@ -223,41 +249,31 @@ class ServerProtocol:
         raise ProtocolError(
             "unexpected-packet",
             "2.2.1",
-            f"packet type {kind >> 4}: this server sends no PUBLISH, and only a server sends the others",
+            f"packet type {kind >> 4}: this server publishes with QoS 0 and 1 only, and the others are a server's",
         )
 
     def _packet(self, first: int, body: bytes) -> Event:
         """Parse one complete packet that is not a PUBLISH."""
+        event = _PARSERS[first](body)
         if first == _CONNECT:
-            connect = _parse_connect(body)
             self._connected = True
-            return connect
-        if first == _SUBSCRIBE | 2:
-            return _parse_subscribe(body)
-        if first == _UNSUBSCRIBE | 2:
-            return _parse_unsubscribe(body)
-        if body:
-            raise ProtocolError(
-                "packet-too-long", "3.12, 3.14", "a PINGREQ or DISCONNECT with something behind its header"
-            )
-        if first == _PINGREQ:
-            return PingRequest()
-        self._ended = True
-        return Disconnect()
+        elif first == _DISCONNECT:
+            self._ended = True
+        return event
 
 
 def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Event]) -> int:
     """Append the run of complete PUBLISH packets that begins at `at`; give the offset behind it.
 
     This is the hot path: one loop over all that a read brought. It stops at whatever is not a complete
-    PUBLISH of QoS 0 or 1 with a sound header, and leaves that to its caller. Raises `ProtocolError` for a
+    PUBLISH with a sound header, and leaves that to its caller. Raises `ProtocolError` for a
     complete one that breaks a rule (sections 3.3.2 and 4.7.3); those before it have been appended.
     """
     end = len(data)
     append = events.append
     while at + 1 < end:
         first = data[at]
-        if first not in _PUBLISH_PLAIN:
+        if first not in _PUBLISH:
             break
         length = data[at + 1]
         body = at + 2
@@ -273,8 +289,8 @@ def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Ev
         if following > end or following - at > packet_bytes_max:
             break
         payload_at = body + 2 + (data[body] << 8 | data[body + 1]) if length > 1 else following + 1
-        qos = first >> 1 & 1
-        if payload_at + 2 * qos > following:
+        qos = first >> 1 & 3
+        if payload_at + (2 if qos else 0) > following:
             raise ProtocolError("packet-too-short", "3.3", "a PUBLISH that ends inside its topic or packet id")
         raw = data[body + 2 : payload_at]
         topic = _known_topic_name(raw) if len(raw) <= 128 else _topic_name(raw)
@@ -289,19 +305,34 @@ def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Ev
     return at
 
 
-def connack(code: ConnectReturnCode) -> bytes:
-    """CONNACK (section 3.2). Session present is 0: this server keeps no session [MQTT-3.2.2-3]."""
-    return bytes((0x20, 0x02, 0x00, code))
+def connack(code: ConnectReturnCode, *, session_present: bool = False) -> bytes:
+    """CONNACK (section 3.2); a refusal never has the session present [MQTT-3.2.2-4]."""
+    return bytes((0x20, 0x02, session_present, code))
+
+
+def acknowledgements(answers: Sequence[int]) -> bytes:
+    """PUBACKs, PUBRECs and PUBCOMPs to be written at once, in the order of what they answer [MQTT-4.6.0-2, -3].
+
+    An answer is a packet identifier: of a PUBACK as it is, of the others with `PUBREC` or `PUBCOMP` added.
+    """
+    return struct.pack(f"!{len(answers)}I", *[0x40020000 + answer for answer in answers])
 
 
 def pubacks(packet_ids: Sequence[int]) -> bytes:
-    """The PUBACKs of many PUBLISHes, in their order [MQTT-4.6.0-2], to be written at once (section 3.4)."""
-    return struct.pack(f"!{len(packet_ids)}I", *[0x40020000 | packet_id for packet_id in packet_ids])
+    """The PUBACKs of many PUBLISHes (section 3.4)."""
+    return acknowledgements(packet_ids)
 
 
-def suback_refused(subscribe: Subscribe) -> bytes:
-    """A SUBACK that refuses each filter, in their order (section 3.9.3) [MQTT-3.8.4-5]."""
-    rest = subscribe.packet_id.to_bytes(2, "big") + b"\x80" * len(subscribe.filters)
+def publish(topic: str, payload: bytes, qos: int, packet_id: int, *, dup: bool) -> bytes:
+    """A PUBLISH of the server (section 3.3); `packet_id` counts with QoS 1. RETAIN is 0 [MQTT-3.3.1-9]."""
+    raw = topic.encode()
+    rest = len(raw).to_bytes(2, "big") + raw + (packet_id.to_bytes(2, "big") if qos else b"") + payload
+    return bytes((0x30 | dup << 3 | qos << 1,)) + _encode_remaining_length(len(rest)) + rest
+
+
+def suback(packet_id: int, granted: Sequence[int]) -> bytes:
+    """SUBACK (section 3.9): for each filter, in their order, the QoS granted or 0x80 [MQTT-3.8.4-5, MQTT-3.9.3-1]."""
+    rest = packet_id.to_bytes(2, "big") + bytes(granted)
     return b"\x90" + _encode_remaining_length(len(rest)) + rest
 
 
@@ -336,10 +367,6 @@ def _publish_flags_error(first: int) -> ProtocolError:
     qos = first >> 1 & 3
     if qos == 3:
         return ProtocolError("qos-3", "MQTT-3.3.1-4", "a PUBLISH with both QoS bits set")
-    if qos == 2:
-        return ProtocolError(
-            "qos2-unsupported", "4.3.3", "a PUBLISH with QoS 2, which this version does not take: use QoS 1"
-        )
     return ProtocolError("dup-with-qos-0", "MQTT-3.3.1-2", "a PUBLISH with DUP and QoS 0")
 
 
@@ -494,6 +521,15 @@ def _check_connect_flags(flags: int) -> None:
         raise ProtocolError("password-without-user-name", "MQTT-3.1.2-22", "a password without a user name")
 
 
+def _only_packet_id(packet: str, body: bytes) -> int:
+    """Section 3.4 and 3.6: a packet identifier, and nothing else."""
+    fields = _Fields(packet, body)
+    packet_id = fields.packet_id()
+    if fields.left:
+        raise ProtocolError("packet-too-long", "3.4, 3.6", f"a {packet} with something behind its packet identifier")
+    return packet_id
+
+
 def _parse_subscribe(body: bytes) -> Subscribe:
     """Section 3.8."""
     fields = _Fields("SUBSCRIBE", body)
@@ -519,3 +555,30 @@ def _parse_unsubscribe(body: bytes) -> Unsubscribe:
     if not filters:
         raise ProtocolError("no-topic-filter", "MQTT-3.10.3-2", "an UNSUBSCRIBE without a topic filter")
     return Unsubscribe(packet_id, tuple(filters))
+
+
+def _parse_ping_request(body: bytes) -> PingRequest:
+    _check_empty("PINGREQ", body)
+    return PingRequest()
+
+
+def _parse_disconnect(body: bytes) -> Disconnect:
+    _check_empty("DISCONNECT", body)
+    return Disconnect()
+
+
+def _check_empty(packet: str, body: bytes) -> None:
+    if body:
+        raise ProtocolError("packet-too-long", "3.12, 3.14", f"a {packet} with something behind its header")
+
+
+_PARSERS: Final[dict[int, Callable[[bytes], Event]]] = {
+    _CONNECT: _parse_connect,
+    _PUBACK: lambda body: PubAck(_only_packet_id("PUBACK", body)),
+    _PUBREL | 2: lambda body: PubRel(_only_packet_id("PUBREL", body)),
+    _SUBSCRIBE | 2: _parse_subscribe,
+    _UNSUBSCRIBE | 2: _parse_unsubscribe,
+    _PINGREQ: _parse_ping_request,
+    _DISCONNECT: _parse_disconnect,
+}
+"""By first byte: what makes an event of a packet's body."""

@@ -61,23 +61,102 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     quarantine_rows_max: Annotated[int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")] = 10_000
 
 
+class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[mqtt_listener.tls]`: sensors connect here with TLS 1.2 or 1.3. The files are read again when they change."""
+
+    certificate: Path
+    """PEM: the server's certificate, and those that lead to its CA."""
+    key: Path
+    """PEM: its private key, unencrypted."""
+    port: Port = 8883
+    client_ca: Path | None = None
+    """PEM: with it, every client needs a certificate of this CA, whose common name may stand for user and password."""
+    connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 1_000
+    """A connection with TLS takes much more memory than a plain one; these count against both bounds."""
+
+
 class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[mqtt_listener]`: sensors connect here; MQTT 3.1.1."""
 
     host: str = "127.0.0.1"
-    port: Port = 1883
+    port: Annotated[int, Meta(ge=0, le=65535, description="a TCP port, 1 to 65535, or 0 for TLS alone")] = 1883
+    """The plain port; 0 for none, where TLS has one."""
+    tls: TlsSettings | None = None
     anonymous: bool = False
     """Whether anybody who reaches the port may write as any device. Without it, `users` says who."""
     users: dict[str, str] = field(default_factory=dict)
     """Device name to the SHA-256 of its secret, in hex. A device writes under its own topics only."""
+    operators: dict[str, str] = field(default_factory=dict)
+    """The same for those who may publish to the command topics of every device, and nothing else."""
+    command_topics: tuple[str, ...] = ("command/{device}/#",)
+    """What a device may subscribe to: templates, with its name for `{device}`."""
+    commands_max: Annotated[int, Meta(ge=1, le=1_000, description="commands, 1 to 1000")] = 16
+    """Commands with QoS 1 that may wait for one device; beyond it the operator's are not acknowledged."""
+    commands_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
+    """What the waiting commands of all devices may take together."""
+    sessions_max: Annotated[int, Meta(ge=1, le=100_000, description="sessions, 1 to 100000")] = 10_000
+    """Sessions that are kept for clients that connect without clean session; beyond it they are refused."""
+    session_expiry_s: Annotated[float, Meta(gt=0, le=3.2e8, description="seconds, above 0, at most 320000000")] = (
+        604_800.0
+    )
+    """How long a session is kept after its last connection (a week); begins anew when the gateway starts."""
+    qos2_unfinished_max: Annotated[int, Meta(ge=1, le=65_535, description="exchanges, 1 to 65535")] = 1_000
+    """QoS 2 messages of one session that may wait for their PUBREL."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 5_000
     packet_bytes_max: Annotated[int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")] = 65_536
     inflight_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
-    """What one connection may have waiting for its commit; beyond it, it is not read from."""
+    """What one connection may have waiting for its commit; beyond it, it is not read from, and is closed while the
+    buffer can store nothing."""
+    inflight_messages_max: Annotated[int, Meta(ge=1, le=1_000_000, description="messages, 1 to 1000000")] = 10_000
+    """The same, counted in messages."""
     inflight_bytes_total_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 8_000_000
     """What all connections together may have waiting."""
     connect_timeout_s: Seconds = 10.0
-    """How long a connection may take to send its CONNECT."""
+    """How long a connection may take for its TLS handshake, and then for its CONNECT."""
+
+
+ClientId = Annotated[str, Meta(min_length=1, max_length=256, description="a text of 1 to 256 characters")]
+
+
+class BrokerTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[mqtt_brokers.tls]`: the broker is spoken to with TLS 1.2 or 1.3. The files are read at each connection."""
+
+    ca: Path | None = None
+    """PEM: who must have signed the broker's certificate; without it, one of the authorities that this box trusts."""
+    certificate: Path | None = None
+    """PEM: this gateway's certificate, where the broker wants one."""
+    key: Path | None = None
+    """PEM: its private key, unencrypted."""
+
+
+class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[mqtt_brokers]]`: a broker that the site has already, and what is read from it; MQTT 3.1.1."""
+
+    host: str
+    topics: tuple[str, ...]
+    """Topic filters, such as `device/#`; no shared subscriptions, and none that overlap."""
+    port: Port = 1883
+    """Where TLS is spoken mostly 8883."""
+    qos: Literal[1, 2] = 1
+    """The highest QoS that is asked for; each message comes with the lower one of this and its sender's."""
+    client_id: ClientId | None = None
+    """The session's name at the broker, which must be this gateway's alone; `sluice-` and `gateway.id` without it."""
+    user: str | None = None
+    password_file: Path | None = None
+    """A file that holds the password, readable by its owner alone (0400); it is read at each connection."""
+    password: str | None = None
+    tls: BrokerTlsSettings | None = None
+    keep_alive_s: Annotated[int, Meta(ge=5, le=3_600, description="seconds, 5 to 3600")] = 30
+    packet_bytes_max: Annotated[int, Meta(ge=1_024, le=2**28, description="bytes, 1024 to 268435456")] = 1_048_576
+    """Largest message that is taken; a larger one is dropped and counted as lost, for the broker sends it for ever."""
+    inflight_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
+    """What may wait for its commit; beyond it the broker is not read from."""
+    connect_timeout_s: Seconds = 10.0
+    """How long connecting, TLS and CONNACK may each take."""
+    backoff_s_min: Seconds = 1.0
+    """The longest pause before the first attempt to connect again; it doubles with each that fails."""
+    backoff_s_max: Seconds = 30.0
+    """The longest pause between two attempts. Each pause is a random share of its longest."""
 
 
 class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,6 +225,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     kafka: KafkaSettings
     buffer: BufferSettings = BufferSettings()
     mqtt_listener: ListenerSettings | None = None
+    mqtt_brokers: tuple[BrokerSettings, ...] = ()
     serial: SerialSettings | None = None
     routes: tuple[RouteSettings, ...] = (DEFAULT_ROUTE,)
     fallback_topic: str | None = None

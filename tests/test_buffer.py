@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from gateway import buffer as buffer_module
 from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_losses import LOSS_TYPE, loss_body
@@ -270,6 +271,18 @@ async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes
         await until(lambda: buffer.holding)
         await mend(buffer)
         await until(lambda: not buffer.holding)
+
+
+async def test_room_is_told_of_although_nothing_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(buffer_module, "ROOM_SAID_AFTER_S", 0.2)
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000) as buffer:
+        stored, held = await fill(buffer)
+        buffer.confirm(buffer.id, spans_of(await rows(buffer)))
+        assert await asyncio.wait_for(held, 10)
+        await until(lambda: "buffer has room again" in capsys.readouterr().out)
+        assert stored
 
 
 async def test_a_reading_that_no_disk_can_store_costs_nobody_else_anything(tmp_path: Path) -> None:

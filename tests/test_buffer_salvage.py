@@ -10,7 +10,8 @@ import pytest
 from gateway import buffer_salvage
 from gateway.buffer import Buffer
 from gateway.buffer_rows import START, Loss, Row
-from tests.buffers import entry, opened, store
+from gateway.reading import Mark
+from tests.buffers import append, entry, opened, store
 
 ROWS = 3_000
 PAGE_BYTES = 4096
@@ -98,6 +99,53 @@ async def test_what_a_start_finds_damaged_is_salvaged_with_its_identity(tmp_path
         assert buffer.counts["duplicate"] == 1
 
 
+@pytest.mark.parametrize("table", ["meta", "lane", "series", "mark", "device_run", "boot"])
+async def test_one_damaged_small_page_costs_no_reading(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    async with opened(path) as buffer:
+        before = await identities(buffer)
+        assert await append(buffer, [], [Mark("mqtt/x", b"1")])
+    with sqlite3.connect(path) as file:
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+    file.close()
+    with path.open("r+b") as damaged:
+        damaged.seek((page - 1) * PAGE_BYTES)
+        damaged.write(b"\xff" * PAGE_BYTES)
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"after", "43", 0)])
+        done = await salvaged(buffer)
+        assert (done.progress.taken, done.missing) == (ROWS, 0)
+        after = await identities(buffer)
+        assert before.items() <= after.items()
+
+
+async def test_a_page_of_another_table_is_damage_too(tmp_path: Path) -> None:
+    """A misdirected write: the page is sound, and its rows are none."""
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    pages = path.read_bytes()
+    with sqlite3.connect(path) as file:
+        (other,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'boot'").fetchone()
+    file.close()
+    leaf = next(
+        start
+        for start in range(40 * PAGE_BYTES, len(pages), PAGE_BYTES)
+        if pages[start] == 0x0A and pages[start : start + PAGE_BYTES].count(b"0000000000000000") > 10
+    )
+    with path.open("r+b") as damaged:
+        damaged.seek(leaf)
+        damaged.write(pages[(other - 1) * PAGE_BYTES : other * PAGE_BYTES])
+    async with opened(path) as buffer:
+        with pytest.raises(Exception, match="buffer"):
+            await identities(buffer)
+        done = await salvaged(buffer)
+        assert done.missing is not None
+        assert 0 < done.missing < 30
+        assert len(await identities(buffer)) == ROWS - done.missing
+
+
 async def test_a_file_whose_beginning_is_gone_costs_the_file_and_not_the_daemon(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     await fill(path)
@@ -108,6 +156,8 @@ async def test_a_file_whose_beginning_is_gone_costs_the_file_and_not_the_daemon(
         done = await salvaged(buffer)
         assert (done.progress.taken, done.missing) == (0, None)
         assert list((await identities(buffer)).values()) == [b"after"]
+        # How much is not known; that something is, is told.
+        assert [(loss.reason, loss.count) for loss in await losses(buffer)] == [("buffer-unreadable", 0)]
     (aside,) = tmp_path.glob("buffer.db.corrupt-*[0-9]")
     assert aside.stat().st_size > ROWS * 200
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config_file import ConfigError, Mistake, load, parse
-from gateway.settings import ListenerSettings, Settings
+from gateway.settings import ListenerSettings, Settings, TlsSettings
 
 PATH = Path("gateway.toml")
 GOOD = """\
@@ -163,7 +163,7 @@ def test_a_number_too_long_to_read_is_told() -> None:
 
 
 def test_all_mistakes_are_told_at_once() -> None:
-    text = GOOD.replace("1884", "0").replace("clock =", "clok =")
+    text = GOOD.replace("1884", "-1").replace("clock =", "clok =")
     assert [line for line, _ in mistakes(text)] == [3, 10]
 
 
@@ -213,6 +213,77 @@ def test_a_secret_is_never_shown_wherever_it_was_written(users: str) -> None:
     found = mistakes(GOOD.replace("anonymous = true", users))
     assert found
     assert all(11 <= line <= 12 for line, _ in found)
+    assert not any("letmein" in message for _, message in found)
+
+
+TLS = '[mqtt_listener.tls]\ncertificate = "/etc/sluice/server.pem"\nkey = "/etc/sluice/server.key"\n'
+
+
+def with_listener(lines: str, after: str = "") -> str:
+    """The good file with more of the listener's: lines in its section, and sections behind it."""
+    return GOOD.replace("anonymous = true\n", f"anonymous = true\n{lines}\n{after}")
+
+
+def test_everything_that_the_listener_may_be_told() -> None:
+    text = with_listener(
+        'command_topics = ["command/{device}/#", "{device}/+/set"]\nsession_expiry_s = 86_400\nsessions_max = 100',
+        f'{TLS}client_ca = "/etc/sluice/ca.pem"\nconnections_max = 50\n[mqtt_listener.operators]\nops = "{DIGEST}"\n',
+    ).replace("port = 1884", "port = 0")
+    listener = parse(text, PATH).mqtt_listener
+    assert listener is not None
+    assert listener.tls == TlsSettings(
+        Path("/etc/sluice/server.pem"), Path("/etc/sluice/server.key"), 8883, Path("/etc/sluice/ca.pem"), 50
+    )
+    assert listener.operators == {"ops": DIGEST}
+    assert listener.command_topics == ("command/{device}/#", "{device}/+/set")
+
+
+def test_certificates_of_clients_are_enough_for_devices_to_connect() -> None:
+    text = with_listener("", f'{TLS}client_ca = "/etc/sluice/ca.pem"\n').replace("anonymous = true\n", "")
+    assert parse(text, PATH).mqtt_listener is not None
+    ((_, message),) = mistakes(text.replace("client_ca =", "#"))
+    assert "nobody could connect" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (
+            GOOD.replace("1884", "0"),
+            10,
+            "port: is 0, so that nobody could connect; write a port, or add [mqtt_listener",
+        ),
+        (with_listener("", TLS + "port = 1884\n"), 16, "tls.port: 1884 is mqtt_listener.port; write another"),
+        (
+            with_listener("", TLS.replace("key =", "kee =")),
+            15,
+            "tls.kee: there is no such setting; write 'key' instead",
+        ),
+        (with_listener("", "[mqtt_listener.tls]\n"), 13, "the setting mqtt_listener.tls.certificate is missing"),
+        (with_listener("tls = true"), 12, "tls: true will not do; write a section in [brackets]"),
+        (with_listener('command_topics = ["command/#"]'), 12, "must hold {device} once, as a level of its own"),
+        (with_listener('command_topics = ["command-{device}/x"]'), 12, "must hold {device} once"),
+        (with_listener('command_topics = ["a/{device}/b#"]'), 12, "level 'b#' will not do"),
+        (with_listener('command_topics = ["#/{device}"]'), 12, "level '#' will not do"),
+        (with_listener('command_topics = ["+/{device}"]'), 12, "must begin with plain text or {device}"),
+        (with_listener('command_topics = ["$SYS/{device}"]'), 12, "must begin with plain text or {device}"),
+        (with_listener('command_topics = "command/{device}"'), 12, "write a list of texts"),
+        (with_listener("sessions_max = 0"), 12, "write sessions, 1 to 100000"),
+        (with_listener("inflight_messages_max = 0"), 12, "write messages, 1 to 1000000"),
+        (
+            with_listener(
+                "", f'[mqtt_listener.users]\n"42" = "{DIGEST}"\n[mqtt_listener.operators]\n"42" = "{DIGEST}"\n'
+            ),
+            16,
+            "its secret would be a device's and an operator's",
+        ),
+        (with_listener("", '[mqtt_listener.operators]\nops = "letmein"\n'), 14, "not the SHA-256 of a secret"),
+        (with_listener("", '[mqtt_listener.operators]\nletmein = ["ops"]\n'), 14, "what stands here will not do"),
+    ],
+)
+def test_mistakes_of_the_listener(text: str, line: int, words: str) -> None:
+    found = mistakes(text)
+    assert [number for number, message in found if words in message] in ([line], [line - 1]), found
     assert not any("letmein" in message for _, message in found)
 
 

@@ -7,22 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.mqtt_protocol import (
+    PUBCOMP,
+    PUBREC,
     Connect,
     ConnectReturnCode,
     Disconnect,
     Event,
     PingRequest,
+    PubAck,
     Publish,
+    PubRel,
     ServerProtocol,
     Subscribe,
     Unsubscribe,
     Violation,
     Will,
+    acknowledgements,
     connack,
-    pubacks,
-    suback_refused,
+    suback,
     unsuback,
 )
+from gateway.mqtt_protocol import publish as server_publish
 
 CAP = 1000
 
@@ -67,6 +72,10 @@ SESSION = b"".join(
         publish(0x30, b"device/m001/thermo", b'{"celsius":21.5}'),
         publish(0x3B, "ger\u00e4t/\ufeffm001/thermo".encode(), b"", 7),
         publish(0x32, b"device/m001/thermo", b"x" * 300, 65535),
+        publish(0x34, b"device/m001/thermo", b"twice", 8),
+        publish(0x3D, b"device/m001/thermo", b"twice", 8),
+        packet(0x62, b"\x00\x08"),
+        packet(0x40, b"\x01\x00"),
         packet(0x82, b"\x00\x05" + field(b"command/+/#") + b"\x01" + field(b"#") + b"\x02"),
         packet(0xA2, b"\x00\x06" + field(b"command/+/#")),
         packet(0xC0, b""),
@@ -80,6 +89,10 @@ SESSION_EVENTS: list[Event] = [
     Publish("device/m001/thermo", b'{"celsius":21.5}', 0, 0, False, False),
     Publish("ger\u00e4t/\ufeffm001/thermo", b"", 1, 7, True, True),
     Publish("device/m001/thermo", b"x" * 300, 1, 65535, False, False),
+    Publish("device/m001/thermo", b"twice", 2, 8, False, False),
+    Publish("device/m001/thermo", b"twice", 2, 8, True, True),
+    PubRel(8),
+    PubAck(256),
     Subscribe(5, (("command/+/#", 1), ("#", 2))),
     Unsubscribe(6, ("command/+/#",)),
     PingRequest(),
@@ -115,8 +128,16 @@ MALFORMED = {
     "tls-on-plain-port": [b"\x16\x03\x01"],
     "second-connect": [CONNECTED + CONNECTED],
     "reserved-packet-type": [CONNECTED + b"\x00", CONNECTED + b"\xf0"],
-    "unexpected-packet": [CONNECTED + bytes([kind]) for kind in (0x20, 0x40, 0x50, 0x62, 0x70, 0x90, 0xB0, 0xD0)],
-    "reserved-flags": [b"\x11", CONNECTED + b"\x80", CONNECTED + b"\xa0", CONNECTED + b"\xc1", CONNECTED + b"\xe8"],
+    "unexpected-packet": [CONNECTED + bytes([kind]) for kind in (0x20, 0x50, 0x70, 0x90, 0xB0, 0xD0)],
+    "reserved-flags": [
+        b"\x11",
+        CONNECTED + b"\x41",
+        CONNECTED + b"\x60",
+        CONNECTED + b"\x80",
+        CONNECTED + b"\xa0",
+        CONNECTED + b"\xc1",
+        CONNECTED + b"\xe8",
+    ],
     "remaining-length-too-long": [b"\x10\xff\xff\xff\xff", CONNECTED + b"\x30\x80\x80\x80\x80\x01"],
     "packet-too-large": [
         b"\x10\xff\xff\xff\x7f",
@@ -132,11 +153,16 @@ MALFORMED = {
         CONNECTED + packet(0x30, b"\x00"),
         CONNECTED + packet(0x30, b"\x00\x05abcd"),
         CONNECTED + packet(0x32, b"\x00\x01t\x00"),
+        CONNECTED + packet(0x3C, b"\x00\x01t\x00"),
+        CONNECTED + packet(0x62, b"\x00"),
+        CONNECTED + packet(0x40, b""),
         CONNECTED + packet(0x82, b"\x00\x05" + field(b"a")),
         CONNECTED + packet(0xA2, b"\x00"),
     ],
     "packet-too-long": [
         connect(payload=field(b"m001") + b"\x00"),
+        CONNECTED + packet(0x62, b"\x00\x01\x00"),
+        CONNECTED + packet(0x40, b"\x00\x01\x00"),
         CONNECTED + packet(0xC0, b"\x00"),
         CONNECTED + packet(0xE0, b"\x00"),
     ],
@@ -159,11 +185,13 @@ MALFORMED = {
     ],
     "packet-id-zero": [
         CONNECTED + publish(0x32, b"t", b"x", 0),
+        CONNECTED + publish(0x34, b"t", b"x", 0),
+        CONNECTED + packet(0x62, b"\x00\x00"),
+        CONNECTED + packet(0x40, b"\x00\x00"),
         CONNECTED + packet(0x82, b"\x00\x00" + field(b"a") + b"\x00"),
         CONNECTED + packet(0xA2, b"\x00\x00" + field(b"a")),
     ],
-    "qos-3": [CONNECTED + b"\x36"],
-    "qos2-unsupported": [CONNECTED + publish(0x34, b"t", b"x", 1)],
+    "qos-3": [CONNECTED + b"\x36", CONNECTED + b"\x3e"],
     "dup-with-qos-0": [CONNECTED + publish(0x38, b"t", b"x")],
     "bad-protocol-name": [connect(name=b"AMQP"), connect(name=b"")],
     "reserved-connect-flag": [connect(0x03)],
@@ -253,24 +281,43 @@ topics = st.text(st.characters(exclude_characters="\0+#", exclude_categories=["C
 
 @given(
     st.lists(
-        st.tuples(topics, st.binary(max_size=200), st.booleans(), st.integers(1, 65535), st.booleans(), st.booleans())
+        st.tuples(
+            topics, st.binary(max_size=200), st.integers(0, 2), st.integers(1, 65535), st.booleans(), st.booleans()
+        )
     )
 )
 def test_what_a_client_publishes_is_what_comes_out(
-    publishes: list[tuple[str, bytes, bool, int, bool, bool]],
+    publishes: list[tuple[str, bytes, int, int, bool, bool]],
 ) -> None:
     data, expected = CONNECTED, []
     for topic, payload, qos, packet_id, dup, retain in publishes:
-        dup_sent = dup and qos
-        first = 0x30 | (0x02 if qos else 0) | (0x08 if dup_sent else 0) | (0x01 if retain else 0)
+        dup_sent = dup and qos > 0
+        first = 0x30 | qos << 1 | (0x08 if dup_sent else 0) | (0x01 if retain else 0)
         data += publish(first, topic.encode(), payload, packet_id if qos else None)
-        expected.append(Publish(topic, payload, int(qos), packet_id if qos else 0, dup_sent, retain))
+        expected.append(Publish(topic, payload, qos, packet_id if qos else 0, dup_sent, retain))
     assert received(data, 2000)[1:] == expected
 
 
 def test_what_the_server_sends() -> None:
     assert connack(ConnectReturnCode.SERVER_UNAVAILABLE) == b"\x20\x02\x00\x03"
-    assert pubacks([1, 65535]) == b"\x40\x02\x00\x01\x40\x02\xff\xff"
-    assert suback_refused(Subscribe(5, (("a", 0), ("b", 1)))) == b"\x90\x04\x00\x05\x80\x80"
-    assert suback_refused(Subscribe(5, (("a", 0),) * 200)) == b"\x90\xca\x01\x00\x05" + b"\x80" * 200
+    assert connack(ConnectReturnCode.ACCEPTED, session_present=True) == b"\x20\x02\x01\x00"
+    assert acknowledgements([1, PUBREC | 2, 65535, PUBCOMP | 3]) == (
+        b"\x40\x02\x00\x01\x50\x02\x00\x02\x40\x02\xff\xff\x70\x02\x00\x03"
+    )
+    assert acknowledgements([]) == b""
+    assert suback(5, [0, 1, 0x80]) == b"\x90\x05\x00\x05\x00\x01\x80"
+    assert suback(5, [0x80] * 200) == b"\x90\xca\x01\x00\x05" + b"\x80" * 200
     assert unsuback(6) == b"\xb0\x02\x00\x06"
+
+
+@given(topics, st.binary(max_size=300), st.integers(0, 1), st.integers(1, 65535), st.booleans())
+def test_what_the_server_publishes_is_a_publish(
+    topic: str,
+    payload: bytes,
+    qos: int,
+    packet_id: int,
+    dup: bool,  # noqa: FBT001
+) -> None:
+    dup, packet_id = dup and qos > 0, packet_id if qos else 0
+    sent = server_publish(topic, payload, qos, packet_id, dup=dup)
+    assert received(CONNECTED + sent, 2000)[1:] == [Publish(topic, payload, qos, packet_id, dup, False)]

@@ -1,0 +1,349 @@
+"""Which deliveries of a broker are stored already, told from packet identifiers, digests and DUP; no I/O, no clock.
+
+QoS 1 lets a broker deliver again whatever it has no PUBACK for, and a gateway that was killed cannot know which PUBACKs
+got through. So each commit of readings carries a mark: the packet identifiers and digests it stores. A batch's mark is
+forgotten once a PINGRESP shows that the broker has handled its PUBACKs, and all of them in a commit before the next
+CONNECT: they count for the one connection that follows, and no other.
+
+QoS 1, DUP=0: new. The broker says that it never sent it.
+QoS 1, DUP=1, by what the preceding connection brought:
+
+| packet identifier and digest                  | PUBACK               | broker    | judged   | because             |
+|-----------------------------------------------|----------------------|-----------|----------|---------------------|
+| as stored, in the order of storing            | surely not written   | any       | stored   | (a)                 |
+| as stored, in the order of storing            | may have been written | counts up | stored   | (b)                 |
+| as stored, in the order of storing            | may have been written | any other | doubtful | given to another?   |
+| as what the buffer refused to store           | withheld             | any       | new      | it is in no commit  |
+| none of these; lies beyond all that ever came |                      | counts up | new      | it never came       |
+| none of these                                 |                      | any       | doubtful | (c)                 |
+
+Doubtful ones are stored and marked: a false match would lose a reading. What is judged "stored" is no false match:
+
+- Within a connection TCP keeps the order, and commits do, so what was stored is the beginning of what was sent. On the
+  next connection a broker sends again in the original order [MQTT-4.6.0-1]. An equal reading that never came, under an
+  identifier that was given again, therefore stands behind everything that was stored: the first DUP=1 that is not
+  expected ends the expectation, and behind it nothing is recognised.
+- It could still stand first, where everything stored was acknowledged. (a) Before the PUBACK an identifier cannot be
+  given again. (b) A broker that counts up gives it again after 65,535 others, which would have come before it. That a
+  broker counts is not believed but seen: `FRESH_IDS_MIN` new identifiers while acknowledged ones were free. One that
+  is given again makes it unknown anew; so does a leap of more than half of them all, as after a full queue.
+- (c) A broker that is killed and comes back with an old state counts from an earlier number, so new readings get
+  identifiers that marks hold. They come with DUP=0 first, and DUP=1 only in the connection after that: once CONNECT
+  is sent, the marks before it are void, whether a CONNACK came or not.
+- Session not present: everything is void.
+
+The cost of that caution: two connections lost in quick succession (the second before what is sent again was stored)
+leave readings that are stored twice, and marked.
+
+QoS 2: the identifier is kept with its reading until PUBREL; the same identifier and digest with DUP=1 is answered and
+not stored. DUP=0, or another digest, under a kept identifier comes only from a broker that lost its state: stored.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+from typing import Final
+
+from gateway.reading import Mark
+
+PACKET_IDS: Final = 65_535
+"""Packet identifiers run from 1 to here (section 2.3.1 of MQTT 3.1.1)."""
+FRESH_IDS_MIN: Final = 100
+"""New packet identifiers, given while used ones were free, after which a broker is held to count up."""
+UNCONFIRMED_MAX: Final = 100
+"""Acknowledged deliveries after which a PINGREQ asks whether the broker has handled their PUBACKs."""
+_HEADER: Final = struct.Struct(">HB")
+_ENTRY: Final = struct.Struct(">H8s")
+
+
+class Judgement(Enum):
+    """What to do with a delivery."""
+
+    NEW = "new"
+    """Store it, then acknowledge it."""
+    DOUBTFUL = "doubtful"
+    """Store it with `Reading.redelivered`, then acknowledge it."""
+    STORED = "stored"
+    """Acknowledge it again, after the commit of the marks that go with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    packet_id: int
+    digest: bytes
+    was_stored: bool
+    """Whether it was stored before its batch, which only acknowledges it again."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    entries: list[_Entry]
+    released: list[tuple[int, bytes | None]] = field(default_factory=list)
+    """QoS 2 identifiers that the batch changes, with what was kept of each before."""
+    forgets: tuple[int, ...] = ()
+    """Batches whose marks are forgotten in the commit of this one."""
+    frees: int = 0
+    """Identifiers that the broker may give again once it has handled what acknowledges the batch."""
+    stored: bool = False
+    acknowledged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    position: int
+    digest: bytes
+    stored: bool
+    acknowledged: bool
+
+
+def digest(body: bytes) -> bytes:
+    """Eight bytes that stand for a PUBLISH: its topic, packet identifier and payload, as they came."""
+    return blake2b(body, digest_size=8).digest()
+
+
+class Deliveries:
+    """What one broker's session has delivered, as far as it matters for what it delivers next.
+
+    The order of calls: `forget_marks` and their commit, `connecting`, CONNECT, `connected`; then for each read
+    `receive`, `receive_exactly_once`, `release`, and one `batch`; for each batch, in order, `stored` and
+    `acknowledged`, or `refused`. Every batch must be decided before `forget_marks` is called again.
+    """
+
+    def __init__(self, prefix: str, kept: Mapping[str, bytes]) -> None:
+        """Begin with the marks that are kept under `prefix`: what a process before this one knew."""
+        self._prefix = prefix
+        self._batches: dict[int, _Batch] = {}
+        """By number: not yet decided, or not yet confirmed."""
+        self._next = 0
+        self._expected: dict[int, _Expected] = {}
+        self._passed = 0
+        """Position in what is expected, before which nothing comes any more."""
+        self._entries: list[_Entry] = []
+        self._released: list[tuple[int, bytes | None]] = []
+        self._frees = 0
+        self._marks: list[Mark] = []
+        self._unreleased: dict[int, bytes] = {}
+        """QoS 2: packet identifier to digest, from PUBLISH to PUBREL."""
+        self._forgettable: list[int] = []
+        self._kept: set[int] = set()
+        """Batches whose marks may be on disk."""
+        self._barriers: deque[int] = deque()
+        """For each PINGREQ without its PINGRESP: the first batch whose PUBACKs were not written before it."""
+        self._acknowledged = 0
+        """All batches below were acknowledged."""
+        self._unconfirmed = 0
+        self._highest = 0
+        self._fresh_ids = 0
+        self._free_ids = 0
+        """Identifiers whose PUBACK the broker has handled, and of which none was given again since they came."""
+        self._free_from = 0
+        """The first batch that counts for that: all of it came after the last identifier that was given again."""
+        self._load(kept)
+
+    @property
+    def counts_up(self) -> bool:
+        """Whether the broker was seen to count its packet identifiers up."""
+        return self._fresh_ids >= FRESH_IDS_MIN
+
+    @property
+    def wants_ping(self) -> bool:
+        """Whether a PINGREQ should follow the PUBACKs, to learn that the broker has handled them."""
+        return not self._barriers and self._unconfirmed >= (UNCONFIRMED_MAX if self.counts_up else 1)
+
+    # --- connections --------------------------------------------------------------------------------------
+
+    def forget_marks(self) -> list[Mark]:
+        """What must be on disk before CONNECT is sent: this connection voids what the marks say."""
+        return [
+            Mark(f"{self._prefix}ids", self._header()),
+            *(Mark(self._stored_key(number), None) for number in sorted(self._kept)),
+        ]
+
+    def connecting(self) -> None:
+        """CONNECT is sent now, and `forget_marks` is on disk: what was stored is expected once more."""
+        entries = [(batch, entry) for _, batch in sorted(self._batches.items()) for entry in batch.entries]
+        self._expected = {
+            entry.packet_id: _Expected(position, entry.digest, batch.stored or entry.was_stored, batch.acknowledged)
+            for position, (batch, entry) in enumerate(entries)
+        }
+        self._passed = 0
+        # What was judged and is in no batch was not taken.
+        self._undo(self._released)
+        self._entries, self._released, self._marks, self._frees = [], [], [], 0
+        self._batches.clear()
+        self._kept.clear()
+        self._forgettable.clear()
+        self._barriers.clear()
+        self._acknowledged = self._next
+        self._unconfirmed = self._free_ids = 0
+
+    def connected(self, *, session_present: bool) -> None:
+        """CONNACK accepted the connection. Without a session nothing that is known of the last one counts.
+
+        A batch must follow, which forgets that.
+        """
+        if not session_present:
+            self._expected.clear()
+            self._highest = self._fresh_ids = 0
+            for packet_id in tuple(self._unreleased):
+                self.release(packet_id)
+
+    # --- deliveries ---------------------------------------------------------------------------------------
+
+    def receive(self, packet_id: int, digest: bytes, *, duplicate: bool) -> Judgement:
+        """Judge a PUBLISH of QoS 1 by the table above."""
+        judgement = Judgement.NEW
+        expected = self._expected.pop(packet_id, None) if self._expected else None
+        if not duplicate:
+            self._given(packet_id)
+        elif expected is not None and expected.position >= self._passed and expected.digest == digest:
+            self._passed = expected.position + 1
+            if expected.stored:
+                sure = self.counts_up or not expected.acknowledged
+                judgement = Judgement.STORED if sure else Judgement.DOUBTFUL
+        else:
+            judgement = self._unexpected(packet_id)
+        self._entries.append(_Entry(packet_id, digest, judgement is Judgement.STORED))
+        return judgement
+
+    def receive_exactly_once(self, packet_id: int, digest: bytes, *, duplicate: bool) -> Judgement:
+        """Judge a PUBLISH of QoS 2; what is stored is kept in mind until its PUBREL."""
+        known = self._unreleased.get(packet_id)
+        if duplicate and known == digest:
+            return Judgement.STORED
+        self._expected.pop(packet_id, None)
+        if duplicate:
+            judgement = self._unexpected(packet_id)
+        else:
+            self._given(packet_id)
+            judgement = Judgement.DOUBTFUL if known == digest else Judgement.NEW
+        self._released.append((packet_id, known))
+        self._unreleased[packet_id] = digest
+        self._marks.append(Mark(self._unreleased_key(packet_id), digest))
+        return judgement
+
+    def release(self, packet_id: int) -> None:
+        """PUBREL: the identifier is forgotten in the next batch's commit, after which PUBCOMP may be sent."""
+        self._frees += 1
+        known = self._unreleased.pop(packet_id, None)
+        if known is not None:
+            self._released.append((packet_id, known))
+            self._marks.append(Mark(self._unreleased_key(packet_id), None))
+
+    def batch(self) -> tuple[int, list[Mark]]:
+        """Number what came since the last batch, and give the marks that go into its commit."""
+        number, self._next = self._next, self._next + 1
+        frees = len(self._entries) + self._frees
+        batch = self._batches[number] = _Batch(self._entries, self._released, tuple(self._forgettable), frees)
+        marks, self._entries, self._released, self._marks, self._frees = self._marks, [], [], [], 0
+        if batch.entries:
+            packed = (_ENTRY.pack(entry.packet_id, entry.digest) for entry in batch.entries)
+            marks.append(Mark(self._stored_key(number), b"".join(packed)))
+            self._kept.add(number)
+        marks += (Mark(self._stored_key(old), None) for old in batch.forgets)
+        if marks:
+            marks.append(Mark(f"{self._prefix}ids", self._header()))
+        self._forgettable = []
+        return number, marks
+
+    # --- batches ------------------------------------------------------------------------------------------
+
+    def stored(self, number: int) -> None:
+        """The batch's commit is on disk."""
+        batch = self._batches[number]
+        batch.stored = True
+        self._kept.difference_update(batch.forgets)
+
+    def refused(self, number: int) -> None:
+        """The batch was not stored, and neither were its marks: the connection must end."""
+        self._undo(self._batches[number].released)
+
+    def acknowledged(self, number: int) -> None:
+        """The batch's acknowledgements are about to be written; they go out in the order of the batches."""
+        batch = self._batches[number]
+        batch.acknowledged = True
+        self._acknowledged = number + 1
+        self._unconfirmed += batch.frees
+        if not batch.frees:
+            del self._batches[number]
+
+    def pinged(self) -> None:
+        """A PINGREQ is written, behind the acknowledgements so far."""
+        self._barriers.append(self._acknowledged)
+
+    def ponged(self) -> None:
+        """A PINGRESP came: the broker has handled what was written before its PINGREQ."""
+        if not self._barriers:
+            return
+        reached = self._barriers.popleft()
+        for number in [number for number in self._batches if number < reached]:
+            batch = self._batches.pop(number)
+            self._unconfirmed -= batch.frees
+            if number >= self._free_from:
+                self._free_ids += batch.frees
+            if batch.entries:
+                self._forgettable.append(number)
+
+    # --- packet identifiers -------------------------------------------------------------------------------
+
+    def _given(self, packet_id: int) -> None:
+        """Learn from an identifier that the broker gave to a new message."""
+        if self._is_fresh(packet_id):
+            if self._free_ids:
+                self._fresh_ids = min(self._fresh_ids + 1, FRESH_IDS_MIN)
+            self._highest = packet_id
+        else:
+            self._fresh_ids = self._free_ids = 0
+            self._free_from = self._next + 1
+
+    def _unexpected(self, packet_id: int) -> Judgement:
+        self._expected.clear()
+        fresh = self._is_fresh(packet_id)
+        judgement = Judgement.NEW if fresh and self._highest and self.counts_up else Judgement.DOUBTFUL
+        if fresh:
+            self._highest = packet_id
+        return judgement
+
+    def _is_fresh(self, packet_id: int) -> bool:
+        """Whether it lies ahead of all that came: by less than half of them all, which wrap."""
+        return not self._highest or 0 < (packet_id - self._highest) % PACKET_IDS <= PACKET_IDS // 2
+
+    def _undo(self, released: list[tuple[int, bytes | None]]) -> None:
+        for packet_id, known in reversed(released):
+            if known is None:
+                self._unreleased.pop(packet_id, None)
+            else:
+                self._unreleased[packet_id] = known
+
+    # --- marks --------------------------------------------------------------------------------------------
+
+    def _header(self) -> bytes:
+        return _HEADER.pack(self._highest, self._fresh_ids)
+
+    def _stored_key(self, number: int) -> str:
+        return f"{self._prefix}stored/{number}"
+
+    def _unreleased_key(self, packet_id: int) -> str:
+        return f"{self._prefix}qos2/{packet_id}"
+
+    def _load(self, kept: Mapping[str, bytes]) -> None:
+        header = kept.get(f"{self._prefix}ids", b"")
+        if len(header) == _HEADER.size:
+            self._highest, self._fresh_ids = _HEADER.unpack(header)
+        for number, value in sorted(_numbered(kept, f"{self._prefix}stored/")):
+            if len(value) % _ENTRY.size:
+                continue
+            entries = [_Entry(packet_id, found, was_stored=False) for packet_id, found in _ENTRY.iter_unpack(value)]
+            self._batches[number] = _Batch(entries, stored=True, acknowledged=True)
+            self._kept.add(number)
+            self._next = self._acknowledged = number + 1
+        self._unreleased = dict(_numbered(kept, f"{self._prefix}qos2/"))
+
+
+def _numbered(kept: Mapping[str, bytes], prefix: str) -> Iterator[tuple[int, bytes]]:
+    for key, value in kept.items():
+        if key.startswith(prefix):
+            yield int(key.removeprefix(prefix)), value

@@ -1,0 +1,78 @@
+"""Small things that the gateway does once a second: it watches its clock, and reports what happened to it."""
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+
+import structlog
+
+from gateway.buffer import Buffer
+from gateway.buffer_schema import BufferFileError
+from gateway.clock_gateway import ClockWatch
+from gateway.forward_kafka import Forwarder
+from gateway.intake import FrontDoor
+
+INTERVAL_S = 1.0
+LOSSES_INTERVAL_S = 10.0
+"""Loss records come no oftener, each with what was lost since."""
+
+log = structlog.get_logger()
+
+
+class Housekeeping:
+    """Looks at the parts of the gateway, and reports what changed since the last look."""
+
+    def __init__(self, front_door: FrontDoor, buffer: Buffer, forwarder: Forwarder, clock: ClockWatch) -> None:
+        self._front_door = front_door
+        self._buffer = buffer
+        self._forwarder = forwarder
+        self._clock = clock
+        self._overflow = 0
+        self._quarantined: Counter[str] = Counter()
+        self._lane = buffer.lane
+        self._report_losses_s = 0.0
+
+    async def run(self) -> None:
+        """Look once a second until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self._look_at_the_clock()
+            self._tell_what_was_quarantined()
+            self._tell_what_became_of_files()
+            await self._report_losses()
+
+    def _look_at_the_clock(self) -> None:
+        before, now = self._clock.look()
+        if now.synced and not before.synced:
+            log.info("the wall clock is synced", error_us=now.error_us)
+            self._front_door.event("clock-learnt", None, offset_us=now.offset_us, error_us=now.error_us)
+
+    def _tell_what_was_quarantined(self) -> None:
+        overflow = self._buffer.counts["quarantine-overflow"]
+        if overflow > self._overflow:
+            self._front_door.lost(None, "quarantine-overflow", overflow - self._overflow)
+            self._overflow = overflow
+        for reason, count in (self._front_door.quarantined - self._quarantined).items():
+            log.warning("input quarantined: no route could take it", reason=reason, count=count)
+        self._quarantined = self._front_door.quarantined.copy()
+
+    def _tell_what_became_of_files(self) -> None:
+        buffer, event = self._buffer, self._front_door.event
+        while buffer.set_aside:
+            aside = buffer.set_aside.popleft()
+            event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)
+        if buffer.lane != self._lane:
+            self._lane = buffer.lane
+            event("lane-opened", None, lane=self._lane.name, buffer=buffer.id)
+        while buffer.salvaged:
+            done = buffer.salvaged.popleft()
+            event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)
+
+    async def _report_losses(self) -> None:
+        # While the uplink is down losses are counted on and not reported one by one: they must not fill the buffer.
+        if not self._forwarder.state.up or time.monotonic() < self._report_losses_s:
+            return
+        with suppress(BufferFileError):  # the counters stay, and the buffer itself says what it suffers from
+            if await self._front_door.report_losses():
+                self._report_losses_s = time.monotonic() + LOSSES_INTERVAL_S

@@ -1,0 +1,113 @@
+"""Cuts what an MQTT broker sends into packets, many at a time; no I/O."""
+
+from typing import Final, NamedTuple
+
+PUBLISH: Final = 0x30
+PUBREL: Final = 0x60
+PINGRESP: Final = 0xD0
+
+
+class Packet(NamedTuple):
+    """An MQTT control packet (section 2 of MQTT 3.1.1)."""
+
+    first: int
+    """Type and flags."""
+    body: bytes
+    missing: int
+    """How many bytes were dropped at the body's end, because it is longer than what is taken."""
+
+
+class Message(NamedTuple):
+    """What a PUBLISH carries (section 3.3)."""
+
+    topic: bytes
+    packet_id: int
+    """0 with QoS 0, which has none."""
+    payload: bytes
+
+
+class MalformedPacketError(Exception):
+    """What came is no MQTT packet: nothing behind it can be read."""
+
+
+class PacketReader:
+    """Cuts a stream into packets; holds at most `packet_bytes_max` bytes and what one read brings."""
+
+    def __init__(self, packet_bytes_max: int) -> None:
+        self._packet_bytes_max = packet_bytes_max
+        self._rest = b""
+        self._long: Packet | None = None
+        """A packet that is too long, while its end is still to come."""
+        self._skip = 0
+        """How many bytes that end has."""
+
+    def receive(self, data: bytes) -> list[Packet]:
+        """Take what one read brought, and give the packets that are whole now. Raises MalformedPacketError."""
+        packets: list[Packet] = []
+        data = self._rest + data if self._long is None else self._behind_long(data, packets)
+        longest = self._packet_bytes_max
+        position, end = 0, len(data)
+        while end - position >= 2:
+            length, at = data[position + 1], position + 2
+            if length & 0x80:
+                found = _remaining_length(data, at - 1)
+                if found is None:
+                    break
+                length, at = found
+            if length <= longest:
+                if end - at < length:
+                    break
+                packets.append(Packet(data[position], data[at : at + length], 0))
+            else:
+                if end - at < longest:
+                    break
+                packet = Packet(data[position], data[at : at + longest], length - longest)
+                if end - at < length:
+                    self._long, self._skip = packet, length - (end - at)
+                    position = end
+                    break
+                packets.append(packet)
+            position = at + length
+        self._rest = data[position:]
+        return packets
+
+    def _behind_long(self, data: bytes, packets: list[Packet]) -> bytes:
+        """What follows the end of the packet that is too long; nothing while that end is still to come."""
+        if len(data) < self._skip or self._long is None:
+            self._skip -= len(data)
+            return b""
+        packets.append(self._long)
+        self._long = None
+        return data[self._skip :]
+
+
+def message(packet: Packet) -> Message:
+    """What a PUBLISH carries. Raises MalformedPacketError."""
+    body = packet.body
+    end = 2 + int.from_bytes(body[:2], "big")
+    if packet.first & 0b110:
+        message = Message(body[2:end], int.from_bytes(body[end : end + 2], "big"), body[end + 2 :])
+        if message.packet_id:
+            return message
+    elif 2 < end <= len(body):
+        return Message(body[2:end], 0, body[end:])
+    raise MalformedPacketError("a PUBLISH without a topic or a packet identifier")
+
+
+def packet_id(packet: Packet) -> int:
+    """The packet identifier that a packet begins with (section 2.3.1). Raises MalformedPacketError."""
+    if len(packet.body) < 2:
+        raise MalformedPacketError("a packet without its packet identifier")
+    return int.from_bytes(packet.body[:2], "big")
+
+
+def _remaining_length(data: bytes, position: int) -> tuple[int, int] | None:
+    """The remaining length (section 2.2.3), and where the body begins; None while bytes of it are to come."""
+    length = 0
+    for index, byte in enumerate(data[position : position + 4]):
+        length |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return length, position + index + 1
+    if len(data) - position >= 4:
+        raise MalformedPacketError("a remaining length of more than four bytes")
+    return None

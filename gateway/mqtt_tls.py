@@ -1,0 +1,160 @@
+"""TLS for the MQTT listener: certificates that are read again when they change, connections that cost little memory."""
+
+import asyncio
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gateway.settings import TlsSettings
+
+TLS_BUFFER_BYTES: Final = 8_192
+"""Read buffer of one connection; asyncio's own is 256 KiB, which 5,000 sensors would pay with 1.4 GB."""
+CLOSE_TIMEOUT_S: Final = 1
+"""How long the peer gets to answer close_notify."""
+
+_log = structlog.get_logger("sluice.mqtt_listener")
+
+
+class TlsFilesError(OSError):
+    """A certificate or key cannot be used; the message names the setting."""
+
+
+class TlsFiles:
+    """The certificate, its key and the CA of clients, as they stand on disk."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Raises TlsFilesError."""
+        self._settings = settings
+        self._stamp = self._look()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """What a new connection is to use: read again when a file has changed; as before while the new will not do."""
+        try:
+            stamp = self._look()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._context = self._load()
+                _log.info("TLS certificate read again", file=str(self._settings.certificate))
+        except TlsFilesError as error:
+            # Said once for each change: the files may be in the middle of being replaced.
+            if self._stamp:
+                _log.error("the changed TLS files cannot be used; the old ones stay in use", why=str(error))
+            self._stamp = ()
+        return self._context
+
+    def _files(self) -> dict[str, Path]:
+        settings = self._settings
+        files = {"certificate": settings.certificate, "key": settings.key}
+        if settings.client_ca is not None:
+            files["client_ca"] = settings.client_ca
+        return files
+
+    def _look(self) -> tuple[tuple[int, int], ...]:
+        """When each file was last changed, and which file it is."""
+        stamps = []
+        for name, path in self._files().items():
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise TlsFilesError(f"mqtt_listener.tls.{name}: {path} cannot be read: {error.strerror}") from error
+            stamps.append((status.st_mtime_ns, status.st_ino))
+        return tuple(stamps)
+
+    def _load(self) -> ssl.SSLContext:
+        settings = self._settings
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for name, path in self._files().items():
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise TlsFilesError(f"mqtt_listener.tls.{name}: {path} cannot be read: {error.strerror}") from error
+        try:
+            # An empty password: an encrypted key must not ask a daemon's terminal for one.
+            context.load_cert_chain(settings.certificate, settings.key, password="")
+        except (ssl.SSLError, ValueError) as error:
+            raise TlsFilesError(
+                f"mqtt_listener.tls.certificate and mqtt_listener.tls.key ({settings.certificate}, {settings.key}) are "
+                f"no PEM certificate with its unencrypted private key: {_words(error)}"
+            ) from error
+        if settings.client_ca is not None:
+            try:
+                context.load_verify_locations(settings.client_ca)
+            except ssl.SSLError as error:
+                raise TlsFilesError(
+                    f"mqtt_listener.tls.client_ca: {settings.client_ca} holds no PEM certificate: {_words(error)}"
+                ) from error
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class TlsConnection(sslproto.SSLProtocol):
+    """asyncio's TLS around one connection's protocol, with a small buffer.
+
+    It is what `create_server(ssl=...)` would put there, which fixes the context and the buffer's size for good.
+    """
+
+    max_size = TLS_BUFFER_BYTES
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        inner: asyncio.Protocol,
+        context: ssl.SSLContext,
+        handshake_timeout_s: float,
+        ended: Callable[["TlsConnection", BaseException | None], None],
+    ) -> None:
+        """`ended` is called at the end, with the error that the handshake ended by."""
+        self._handshake: asyncio.Future[None] = loop.create_future()
+        self._ended = ended
+        self._underlying: asyncio.Transport | None = None
+        self.peer = ""
+        super().__init__(
+            loop,
+            inner,
+            context,
+            self._handshake,
+            server_side=True,
+            ssl_handshake_timeout=handshake_timeout_s,  # type: ignore[arg-type]  # floats will do
+            ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes
+        self._underlying = transport
+        self.peer = peer_name(transport)
+        super().connection_made(transport)
+
+    def cut(self) -> None:
+        """Close at once, in the middle of the handshake too."""
+        if self._underlying is not None:
+            self._underlying.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._ended(self, self._handshake.exception() if self._handshake.done() else exc)
+
+
+def peer_name(transport: asyncio.BaseTransport) -> str:
+    """Address and port of the other side, for messages."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if peer else ""
+
+
+def common_name(transport: asyncio.BaseTransport) -> str | None:
+    """The common name of a verified client certificate; None where there is none."""
+    certificate = transport.get_extra_info("peercert")
+    if not certificate:
+        return None
+    names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+    # Several would leave open which of them counts.
+    return names[0] if len(names) == 1 else None
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error) or type(error).__name__

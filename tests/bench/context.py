@@ -1,0 +1,28 @@
+"""What the parts of a bench have in common: where they work, how long they may take, how they say what they do."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from demo.kafka_broker import Broker
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One run of a bench."""
+
+    directory: Path
+    """On a real file system: on tmpfs nothing is written to disk, and nothing waits for it."""
+    kafka: Broker
+    quick: bool
+
+    def pick(self, whole: int, quick: int) -> int:
+        """A duration or a count: `quick` where BENCH_QUICK asks for it."""
+        return quick if self.quick else whole
+
+
+def say(text: str) -> None:
+    """A line about the progress, for who waits."""
+    click.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)

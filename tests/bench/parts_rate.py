@@ -1,0 +1,121 @@
+"""How many readings a second come through to Kafka: the listener, the broker ingress, the peers."""
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+from tests.bench.context import Bench, say
+from tests.bench.kafka_watch import KafkaTopic
+from tests.bench.load import LoadError, run_load
+from tests.bench.peers import FILTER, benthos, mosquitto, subscribed, telegraf
+from tests.bench.processes import Measured, NotMeasuredError, gateway, secrets_path, write_gateway
+from tests.bench.report import Result
+
+CONNECTIONS = 100
+WINDOW = int(os.environ.get("BENCH_WINDOW", "200"))
+"""Unacknowledged readings of a connection when it publishes flat out."""
+
+Consumer = Callable[[Path, Measured, str, str], AbstractAsyncContextManager[Measured]]
+"""What reads from a mosquitto into a Kafka topic: given a directory, the mosquitto, Kafka's bootstrap, the topic."""
+
+
+async def listener(bench: Bench) -> list[Result]:
+    """Listener to Kafka, flat out, from the first PUBLISH to the last record in Kafka."""
+    seconds = float(os.environ.get("BENCH_SECONDS", bench.pick(60, 3)))
+    directory = bench.directory / "listener"
+    config = write_gateway(directory, bench.kafka.bootstrap, "listener-thermo", devices=CONNECTIONS)
+    async with KafkaTopic(bench.kafka.bootstrap, "listener-thermo") as topic, gateway(config) as sluice:
+        cpu_before = sluice.cpu_s
+        done = await run_load(
+            sluice.port,
+            connections=CONNECTIONS,
+            window=WINDOW,
+            seconds=seconds,
+            secrets=secrets_path(directory),
+        )
+        count, last = await topic.wait_for(done.acknowledged)
+        cpu_us = (sluice.cpu_s - cpu_before) / done.acknowledged * 1e6
+        rss_mb = sluice.rss_mb_peak
+    elapsed = last - done.first_publish
+    say(
+        f"listener: {done.acknowledged:,} acknowledged in {done.seconds:.1f} s ({done.acknowledged / done.seconds:,.0f}"
+        f"/s), {count:,} in Kafka after {elapsed:.1f} s; gateway {cpu_us:.1f} µs of CPU a reading, {rss_mb:.0f} MB at "
+        f"the most, generator {done.cpu_s / done.acknowledged * 1e6:.2f} µs; by second: {done.by_second}"
+    )
+    note = f"{count:,} readings in {elapsed:.1f} s, published for {seconds:.0f} s"
+    return [
+        Result("listener_readings_per_s", count / elapsed, "1/s", ">= 50000", note),
+        Result("listener_missing_in_kafka", done.acknowledged - count, "readings", "= 0"),
+        Result("listener_acknowledged_per_s", done.acknowledged / done.seconds, "1/s"),
+        Result("listener_cpu_us_per_reading", cpu_us, "µs"),
+        Result("listener_rss_mb", rss_mb, "MB", None, "the most, flat out"),
+    ]
+
+
+async def broker(bench: Bench) -> list[Result]:
+    """mosquitto to our broker ingress to Kafka."""
+    return [await _behind_mosquitto(bench, "broker", bench.pick(400_000, 20_000), broker_ingress, ">= 15000")]
+
+
+async def peers(bench: Bench) -> list[Result]:
+    """Telegraf and Benthos behind mosquitto, with their buffers."""
+    # As many readings as take some 20 s: rates are sustained ones.
+    asked: list[tuple[str, int, Consumer]] = [
+        ("telegraf_disk", bench.pick(80_000, 4_000), partial(telegraf, strategy="disk")),
+        ("telegraf_memory", bench.pick(600_000, 20_000), partial(telegraf, strategy="memory")),
+        ("benthos_sqlite_unbatched", bench.pick(60_000, 4_000), partial(benthos, batch=1)),
+        ("benthos_sqlite", bench.pick(300_000, 10_000), partial(benthos, batch=100)),
+    ]
+    return [await _behind_mosquitto(bench, name, messages, consumer) for name, messages, consumer in asked]
+
+
+@asynccontextmanager
+async def broker_ingress(
+    directory: Path, mosquitto_before_it: Measured, bootstrap: str, topic: str
+) -> AsyncIterator[Measured]:
+    """Our gateway, reading from a mosquitto with a persistent session and QoS 1, subscribed."""
+    section = f'\n[[mqtt_brokers]]\nhost = "127.0.0.1"\nport = {mosquitto_before_it.port}\ntopics = ["{FILTER}"]\n'
+    config = write_gateway(directory / "gateway", bootstrap, topic, extra=section)
+    async with gateway(config) as sluice:
+        await subscribed(sluice, mosquitto_before_it)
+        yield sluice
+
+
+async def _behind_mosquitto(
+    bench: Bench, name: str, messages: int, consumer: Consumer, target: str | None = None
+) -> Result:
+    """A number of readings through mosquitto and what reads from it, from the first PUBLISH to the last in Kafka.
+
+    mosquitto takes them in faster than anybody reads them, and holds what the reader cannot take yet.
+    """
+    directory = bench.directory / name
+    topic_name = f"{name.replace('_', '-')}-thermo"
+    try:
+        async with (
+            KafkaTopic(bench.kafka.bootstrap, topic_name) as topic,
+            mosquitto(directory) as broker,
+            consumer(directory, broker, bench.kafka.bootstrap, topic_name) as measured,
+        ):
+            cpu_before = measured.cpu_s
+            done = await run_load(broker.port, connections=CONNECTIONS, window=WINDOW, messages=messages)
+            count, last = await topic.wait_for(messages)
+            cpu_us = (measured.cpu_s - cpu_before) / messages * 1e6
+            rss_mb = measured.rss_mb_peak
+    except (NotMeasuredError, LoadError) as reason:
+        return _not_measured(name, target, str(reason))
+    if count != messages:
+        return _not_measured(name, target, f"{count:,} of {messages:,} readings came to Kafka")
+    elapsed = last - done.first_publish
+    rate = count / elapsed
+    say(
+        f"{name}: {count:,} in Kafka after {elapsed:.1f} s ({rate:,.0f}/s); {cpu_us:.1f} µs of CPU a reading, "
+        f"{rss_mb:.0f} MB at the most"
+    )
+    return Result(f"{name}_readings_per_s", rate, "1/s", target, f"{count:,} readings in {elapsed:.1f} s")
+
+
+def _not_measured(name: str, target: str | None, reason: str) -> Result:
+    say(f"{name}: not measured: {reason}")
+    return Result(f"{name}_readings_per_s", None, "1/s", target, f"not measured: {reason}")

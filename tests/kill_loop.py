@@ -1,0 +1,316 @@
+"""Kills the daemon again and again under load, and compares what it acknowledged with what it kept.
+
+The sensors are written by hand, apart from the gateway's own MQTT code and from every client library; they keep a
+ledger.
+"""
+
+import asyncio
+import json
+import random
+import signal
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests.gateways import SLUICE, consume, free_port, header, wait_for_port, write_config
+
+Kind = Literal["qos1-sequence", "qos2", "qos1"]
+KINDS: tuple[Kind, ...] = ("qos1-sequence", "qos2", "qos1")
+COMMAND: Sequence[str | Path] = (SLUICE, "run")
+"""The daemon, to be given `--config`."""
+UNREACHABLE = "127.0.0.1:1"
+SENSORS_PER_KIND = 2
+WINDOW = 20
+"""Readings that a sensor has sent and not finished."""
+HANG_UP_S = 0.4
+"""Sensors hang up by themselves, on average after this: acknowledgements on their way are then lost."""
+PAUSE_S = 0.005
+FINISH_S = 30.0
+"""How long the sensors may take at the end, with the daemon left alone, until nothing is in flight."""
+READY_S = 0.6
+"""About what the daemon takes to start."""
+PINGREQ = b"\xc0\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class KillOutcome:
+    """What a loop of kills came to, by kind of client."""
+
+    cycles: int
+    acknowledged: dict[Kind, int]
+    missing: dict[Kind, int]
+    """Acknowledged, and nowhere to be found."""
+    duplicates: dict[Kind, int]
+    """Stored under more than one identity. At least once is all that QoS 1 without a sequence can be."""
+    refused_connections: int
+
+
+@dataclass(slots=True)
+class _Exchange:
+    number: int
+    packet: bytes
+    released: bool = False
+    """QoS 2: PUBREC has come, what remains is PUBREL and PUBCOMP."""
+
+
+@dataclass(slots=True)
+class LedgerSensor:
+    """An MQTT 3.1.1 client without I/O that writes down what it was told. Its session persists.
+
+    Readings are numbered from 0; a payload carries its number as `n`.
+    """
+
+    kind: Kind
+    device: str
+    boot: str = "1-0a0b0c0d"
+    window: int = WINDOW
+    next_number: int = 0
+    acknowledged: list[int] = field(default_factory=list)
+    """PUBACK or PUBREC came: from there on it is the gateway's; in the order in which they came."""
+    connected: bool = False
+    refusals: int = 0
+    """CONNACKs that let it not in."""
+    pings: int = 0
+    """PINGRESPs that came."""
+    _in_flight: dict[int, _Exchange] = field(default_factory=dict)
+    _packet_id: int = 0
+    _received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def topic(self) -> str:
+        return f"device/{self.device}/{self.kind}"
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    @property
+    def unanswered(self) -> int:
+        """Readings whose PUBACK or PUBREC has not come."""
+        return sum(not exchange.released for exchange in self._in_flight.values())
+
+    def connect(self, keep_alive_s: int = 60) -> bytes:
+        """A new connection's first packet; clean session 0."""
+        self.connected = False
+        self._received.clear()
+        client_id = self.device.encode()
+        variable = b"\x00\x04MQTT\x04\x00" + keep_alive_s.to_bytes(2, "big")
+        return _packet(0x10, variable + len(client_id).to_bytes(2, "big") + client_id)
+
+    def publish(self, text: str = "") -> bytes:
+        """The next reading."""
+        number = self.next_number
+        self.next_number += 1
+        reading: dict[str, object] = {"n": number}
+        if self.kind == "qos1-sequence":
+            reading |= {"boot": self.boot, "seq": number}
+        if text:
+            reading["text"] = text
+        while True:
+            self._packet_id = self._packet_id % 65_535 + 1
+            if self._packet_id not in self._in_flight:
+                break
+        topic = self.topic.encode()
+        variable = len(topic).to_bytes(2, "big") + topic + self._packet_id.to_bytes(2, "big")
+        packet = _packet(0x34 if self.kind == "qos2" else 0x32, variable + json.dumps(reading).encode())
+        self._in_flight[self._packet_id] = _Exchange(number, packet)
+        return packet
+
+    def fill_window(self) -> bytes:
+        """New readings, as many as may be in flight."""
+        return b"".join(self.publish() for _ in range(self.window - len(self._in_flight)))
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what came; give what is to be sent for it."""
+        self._received += data
+        return b"".join(self._answer(*packet) for packet in self._packets())
+
+    def _answer(self, type_: int, body: bytes) -> bytes:
+        match type_ >> 4:
+            case 2:
+                return self._connack(body[1])
+            case 13:
+                self.pings += 1
+                return b""
+        packet_id = int.from_bytes(body[:2], "big")
+        exchange = self._in_flight.get(packet_id)
+        match type_ >> 4:
+            case 4 if exchange is not None:
+                self.acknowledged.append(exchange.number)
+                del self._in_flight[packet_id]
+            case 5:
+                if exchange is not None and not exchange.released:
+                    self.acknowledged.append(exchange.number)
+                    exchange.released = True
+                return _pubrel(packet_id)
+            case 7 if exchange is not None:
+                del self._in_flight[packet_id]
+        return b""
+
+    def _connack(self, code: int) -> bytes:
+        if code:
+            self.refusals += 1
+            return b""
+        self.connected = True
+        # Everything unfinished again, in the order in which it was first sent [MQTT-4.4.0-1, MQTT-4.6.0-1].
+        return b"".join(
+            _pubrel(packet_id) if exchange.released else bytes([exchange.packet[0] | 0x08]) + exchange.packet[1:]
+            for packet_id, exchange in self._in_flight.items()
+        )
+
+    def _packets(self) -> Iterator[tuple[int, bytes]]:
+        # What a server sends to a client that never subscribes is shorter than 128 bytes.
+        while len(self._received) >= 2 and len(self._received) >= 2 + self._received[1]:
+            end = 2 + self._received[1]
+            packet = self._received[0], bytes(self._received[2:end])
+            del self._received[:end]
+            yield packet
+
+
+async def serve(sensor: LedgerSensor, port: int, chance: random.Random, finishing: asyncio.Event) -> None:
+    """Let a sensor publish as fast as it is acknowledged, through whatever happens; end when nothing is in flight."""
+    while not (finishing.is_set() and not sensor.in_flight):
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.03)
+            continue
+        try:
+            async with asyncio.timeout(chance.expovariate(1 / HANG_UP_S)):
+                await _converse(sensor, reader, writer, finishing)
+        except (OSError, TimeoutError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+
+async def _converse(
+    sensor: LedgerSensor, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, finishing: asyncio.Event
+) -> None:
+    writer.write(sensor.connect())
+    while not (finishing.is_set() and not sensor.in_flight):
+        data = await reader.read(65_536)
+        if not data:
+            raise EOFError
+        writer.write(sensor.receive(data))
+        if sensor.connected and not finishing.is_set():
+            writer.write(sensor.fill_window())
+        await writer.drain()
+        await asyncio.sleep(PAUSE_S)
+
+
+def kill_loop(cycles: int, directory: Path, seconds_per_cycle: float, bootstrap: str | None, seed: int) -> KillOutcome:
+    """Start the daemon so often, and end it by `kill -9` after up to `seconds_per_cycle` under load.
+
+    With Kafka at `bootstrap` what counts is what stands there in the end; without, what stands in the buffer.
+    Raises TimeoutError where the sensors cannot finish at the end.
+    """
+    return asyncio.run(_kill_loop(cycles, directory, seconds_per_cycle, bootstrap, seed))
+
+
+async def _kill_loop(
+    cycles: int, directory: Path, seconds_per_cycle: float, bootstrap: str | None, seed: int
+) -> KillOutcome:
+    chance = random.Random(seed)  # noqa: S311 - repeatable is the point
+    port = free_port()
+    config = write_config(directory, bootstrap or UNREACHABLE, port, f"kill{seed}")
+    sensors = [LedgerSensor(kind, f"{kind}-{number}") for kind in KINDS for number in range(SENSORS_PER_KIND)]
+    finishing = asyncio.Event()
+    with config.with_suffix(".log").open("ab") as log:
+        daemon: subprocess.Popen[bytes] | None = None
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen([*COMMAND, "--config", config], stderr=log)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for sensor in sensors:
+                    tasks.create_task(serve(sensor, port, random.Random(chance.random()), finishing))  # noqa: S311
+                for _ in range(cycles):
+                    daemon = start()
+                    if chance.random() < 0.15:
+                        # Now and then before it listens, or just when it does.
+                        await asyncio.sleep(chance.uniform(0, 2 * READY_S))
+                    else:
+                        await asyncio.to_thread(wait_for_port, port, daemon)
+                        await asyncio.sleep(chance.uniform(0, seconds_per_cycle))
+                    daemon.send_signal(signal.SIGKILL)
+                    await asyncio.to_thread(daemon.wait)
+                daemon = start()
+                finishing.set()
+                await _finished(sensors)
+            if bootstrap is not None:
+                await _drained(config)
+        finally:
+            if daemon is not None and daemon.poll() is None:
+                daemon.send_signal(signal.SIGTERM)
+                await asyncio.to_thread(daemon.wait, 30)
+    if bootstrap is None:
+        identities = _in_buffer(config.with_name("buffer.db"))
+    else:
+        identities = await _in_kafka(bootstrap, f"kill{seed}")
+    return _compare(cycles, sensors, identities)
+
+
+async def _finished(sensors: Sequence[LedgerSensor]) -> None:
+    async with asyncio.timeout(FINISH_S):
+        while any(sensor.in_flight for sensor in sensors):
+            await asyncio.sleep(0.05)
+
+
+async def _drained(config: Path) -> None:
+    async with asyncio.timeout(120):
+        while _in_buffer(config.with_name("buffer.db")):
+            await asyncio.sleep(0.5)
+
+
+def _in_buffer(path: Path) -> Counter[tuple[str, int]]:
+    """How many rows each reading has in the buffer, by device and number."""
+    counts: Counter[tuple[str, int]] = Counter()
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        for device, payload in connection.execute(
+            "SELECT device, payload FROM reading JOIN series ON series.number = reading.series"
+            " WHERE series.type = 'sluice.reading'"
+        ):
+            counts[device, json.loads(payload)["n"]] += 1
+    return counts
+
+
+async def _in_kafka(bootstrap: str, prefix: str) -> Counter[tuple[str, int]]:
+    """How many identities each reading has in Kafka: a record that was sent again carries the same one."""
+    records = await consume(bootstrap, *(f"{prefix}-{kind}" for kind in KINDS))
+    identities = {
+        header(record, "ce_id"): (record.key.decode(), int(json.loads(record.value)["n"])) for record in records
+    }
+    return Counter(identities.values())
+
+
+def _compare(cycles: int, sensors: Sequence[LedgerSensor], identities: Counter[tuple[str, int]]) -> KillOutcome:
+    acknowledged: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    missing: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    duplicates: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+    for sensor in sensors:
+        acknowledged[sensor.kind] += len(sensor.acknowledged)
+        missing[sensor.kind] += sum((sensor.device, number) not in identities for number in sensor.acknowledged)
+        duplicates[sensor.kind] += sum(identities[sensor.device, number] > 1 for number in range(sensor.next_number))
+    return KillOutcome(cycles, acknowledged, missing, duplicates, sum(sensor.refusals for sensor in sensors))
+
+
+def _packet(type_: int, body: bytes) -> bytes:
+    length = len(body)
+    encoded = bytearray()
+    while True:
+        length, digit = divmod(length, 128)
+        encoded.append(digit | (0x80 if length else 0))
+        if not length:
+            return bytes([type_]) + bytes(encoded) + body
+
+
+def _pubrel(packet_id: int) -> bytes:
+    return b"\x62\x02" + packet_id.to_bytes(2, "big")

@@ -1,0 +1,111 @@
+"""`[[mqtt_brokers]]`: what cannot work is told before anything starts, with its line, and no password is shown."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway import mqtt_filters
+from gateway.config_file import ConfigError, parse
+from gateway.settings import BrokerSettings, BrokerTlsSettings
+
+PATH = Path("gateway.toml")
+GOOD = """\
+[gateway]
+id = "gw1"
+
+[kafka]
+bootstrap = ["kafka.example:9092"]
+
+[[mqtt_brokers]]
+host = "mosquitto.example"
+port = 8883
+topics = ["device/#", "meter/+/power"]
+user = "sluice"
+password_file = "/etc/sluice/broker-password"
+
+[mqtt_brokers.tls]
+ca = "/etc/sluice/ca.pem"
+
+[[mqtt_brokers]]
+host = "other.example"
+topics = ["device/#"]
+"""
+
+
+def test_a_good_file() -> None:
+    assert parse(GOOD, PATH).mqtt_brokers == (
+        BrokerSettings(
+            host="mosquitto.example",
+            port=8883,
+            topics=("device/#", "meter/+/power"),
+            user="sluice",
+            password_file=Path("/etc/sluice/broker-password"),
+            tls=BrokerTlsSettings(ca=Path("/etc/sluice/ca.pem")),
+        ),
+        BrokerSettings(host="other.example", topics=("device/#",)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "words"),
+    [
+        ('host = "mosquitto.example"', 'host = ""', 8, "no host can be called so"),
+        ('["device/#", "meter/+/power"]', "[]", 10, "nothing would be read"),
+        (
+            '"meter/+/power"',
+            '"$share/site/meter/#"',
+            10,
+            "is a shared subscription: the broker would deal the messages",
+        ),
+        ('"meter/+/power"', '"meter/#/power"', 10, "has a '#' that is not the whole last level"),
+        ('"meter/+/power"', '"meter/a+/power"', 10, "has a '+' that is not a whole level"),
+        ('"meter/+/power"', '""', 10, "is empty"),
+        ('"meter/+/power"', '"+/42/thermo"', 10, '"+/42/thermo" and "device/#" match some of the same topics'),
+        ('user = "sluice"', 'password = "x"\nuser = "sluice"', 11, "stands beside password_file"),
+        ('user = "sluice"\n', "", 7, "has a password and no user"),
+        ('ca = "/etc/sluice/ca.pem"', 'key = "/etc/sluice/key.pem"', 14, "has one of certificate and key"),
+        ('ca = "/etc/sluice/ca.pem"', "ca = 5", 15, "mqtt_brokers[0].tls.ca"),
+        ("port = 8883", "port = 8883\nqos = 0", 10, "0 will not do; write one of 1, 2"),
+        ("port = 8883", "port = 8883\nbackoff_s_min = 60", 10, "is above backoff_s_max"),
+        ('host = "other.example"', 'host = "mosquitto.example"\nport = 8883', 17, "is the same session as"),
+    ],
+)
+def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: int, words: str) -> None:
+    assert right in GOOD
+    with pytest.raises(ConfigError) as raised:
+        parse(GOOD.replace(right, wrong, 1), PATH)
+    (mistake,) = raised.value.mistakes
+    assert words in mistake.message
+    assert mistake.line == line
+
+
+@pytest.mark.parametrize("value", ["12345", '["12345"]', "{ word = 12345 }"])
+def test_a_password_is_never_shown(value: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(GOOD.replace("password_file =", "password =").replace('"/etc/sluice/broker-password"', value), PATH)
+    assert "12345" not in str(raised.value)
+    assert "mqtt_brokers[0].password" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("device/#", "device/42/thermo", True),
+        ("device/+/thermo", "device/42/+", True),
+        ("device/+/thermo", "device/42", False),
+        ("device/#", "device", True),
+        ("#", "+/x", True),
+        ("#", "$SYS/broker", False),
+        ("$SYS/#", "$SYS/broker", True),
+        ("a/b", "a/c", False),
+        ("a/b/#", "a/+/c", True),
+    ],
+)
+def test_which_filters_overlap(one: str, other: str, *, expected: bool) -> None:
+    assert mqtt_filters.overlap(one, other) is expected
+    assert mqtt_filters.overlap(other, one) is expected
+
+
+def test_the_hint_for_a_shared_subscription_is_the_filter_within() -> None:
+    assert "write 'meter/#'" in (mqtt_filters.mistake("$share/site/meter/#") or "")
+    assert "write 'meter/#'" in (mqtt_filters.mistake("$queue/meter/#") or "")

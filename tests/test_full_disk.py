@@ -1,0 +1,321 @@
+"""A disk of 4 MB that others fill to the brim and empty again: no acknowledgement is a lie, nothing goes silently."""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from demo.kafka_broker import Broker
+from demo.uplink import Uplink
+from tests.gateways import consume, free_port, header, write_config
+from tests.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
+from tests.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
+
+REFUSAL = mount_refusal()
+pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
+TEXT = "x" * 600
+PING_S = 0.2
+HELD_S = 2.0
+"""How long nothing may be acknowledged before it counts as held."""
+
+
+@dataclass(slots=True)
+class Talk:
+    """A sensor that stays connected: it publishes while `flowing`, and asks every `PING_S` whether it is heard."""
+
+    sensor: LedgerSensor
+    flowing: asyncio.Event = field(default_factory=asyncio.Event)
+    pings: int = 0
+    longest_silence_s: float = 0.0
+    """Between a PINGREQ and its PINGRESP."""
+
+    async def run(self, port: int) -> None:
+        """Talk until cancelled. Raises EOFError where the gateway hangs up."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(self.sensor.connect(keep_alive_s=2))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen(reader, writer))
+                tasks.create_task(self._publish(writer))
+                tasks.create_task(self._ping(writer))
+        finally:
+            writer.transport.abort()
+
+    async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(self.sensor.receive(data))
+        raise EOFError(f"{self.sensor.device} was hung up on")
+
+    async def _publish(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self.flowing.wait()
+            if self.sensor.connected and self.sensor.in_flight < self.sensor.window:
+                writer.write(self.sensor.publish(TEXT))
+                await writer.drain()
+            await asyncio.sleep(0.002)
+
+    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(PING_S)
+            if not self.sensor.connected:
+                continue
+            answered = self.sensor.pings
+            asked_s = loop.time()
+            writer.write(PINGREQ)
+            while self.sensor.pings == answered:
+                await asyncio.sleep(0.01)
+                self.longest_silence_s = max(self.longest_silence_s, loop.time() - asked_s)
+            self.pings += 1
+
+
+@asynccontextmanager
+async def talking(talks: list[Talk], port: int) -> AsyncIterator[None]:
+    """Let the sensors talk around a block, flowing at its beginning; a hang-up ends it with an error."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(talk.run(port)) for talk in talks]
+        for talk in talks:
+            talk.flowing.set()
+        yield
+        for task in running:
+            task.cancel()
+
+
+def sensors(window: int = 40) -> list[LedgerSensor]:
+    return [LedgerSensor(kind, kind, window=window) for kind in KINDS]
+
+
+def write_small_config(disk: SmallDisk, directory: Path, port: int, bootstrap: str, when_full: str) -> Path:
+    config = write_config(directory, bootstrap, port, "full")
+    buffer = f'[buffer]\npath = "{disk.inside}/buffer.db"\nbytes_max = 2000000\nfree_bytes_min = 0\n'
+    text = config.read_text().replace(
+        f'[buffer]\npath = "{directory}/buffer.db"\n', f'{buffer}when_full = "{when_full}"\n'
+    )
+    assert when_full in text
+    config.write_text(text)
+    return config
+
+
+def acknowledged(of: list[LedgerSensor]) -> int:
+    return sum(len(sensor.acknowledged) for sensor in of)
+
+
+async def held(of: list[LedgerSensor]) -> None:
+    """Wait until the gateway has stopped to acknowledge."""
+    async with asyncio.timeout(30):
+        before = -1
+        while before != acknowledged(of):
+            before = acknowledged(of)
+            await asyncio.sleep(HELD_S)
+
+
+async def finished(talks: list[Talk]) -> None:
+    """Let nothing new come, and wait until nothing is in flight."""
+    for talk in talks:
+        talk.flowing.clear()
+    async with asyncio.timeout(20):
+        while any(talk.sensor.in_flight for talk in talks):
+            await asyncio.sleep(0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What stands in a buffer: each device's readings in the buffer's order, and what is counted as lost."""
+
+    numbers: dict[str, list[int]]
+    lost: Counter[str]
+
+
+LOOK = """
+import json, sqlite3, sys
+connection = sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True)
+connection.execute("BEGIN")
+rows = connection.execute(
+    "SELECT device, type, payload FROM reading JOIN series ON series.number = reading.series ORDER BY lane, sequence"
+)
+print(json.dumps({
+    "intact": connection.execute("PRAGMA integrity_check").fetchone(),
+    "rows": [(device, type_, payload.decode()) for device, type_, payload in rows],
+    "lost": connection.execute("SELECT device, sum(count) FROM loss GROUP BY device").fetchall(),
+}))
+"""
+
+
+def found(disk: SmallDisk) -> Found:
+    """Look at the buffer without writing to it."""
+    command = [*disk.enter, sys.executable, "-c", LOOK, str(disk.inside / "buffer.db")]
+    looked = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=20).stdout)
+    assert looked["intact"] == ["ok"]
+    numbers: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    lost: Counter[str] = Counter()
+    for device, type_, payload in looked["rows"]:
+        if type_ == "sluice.reading":
+            numbers[device].append(json.loads(payload)["n"])
+        elif type_ == "sluice.gateway.loss":
+            body = json.loads(payload)
+            lost[body["device"] or ""] += body["count"]
+    for device, count in looked["lost"]:
+        lost[device] += count
+    return Found(numbers, lost)
+
+
+def log_of(config: Path) -> str:
+    return config.with_suffix(".log").read_text()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as mounted:
+        yield mounted
+
+
+async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itself(
+    disk: SmallDisk, tmp_path: Path
+) -> None:
+    port = free_port()
+    config = write_small_config(disk, tmp_path, port, UNREACHABLE, "refuse")
+    talks = [Talk(sensor) for sensor in sensors()]
+    devices = [talk.sensor for talk in talks]
+    with daemon_on(disk, config, port):
+        async with talking(talks, port):
+            await asyncio.sleep(0.5)
+            disk.fill()
+            await held(devices)
+            assert disk.free_bytes() == 0
+            while_full = [len(sensor.acknowledged) for sensor in devices]
+            on_disk = found(disk)
+            for sensor in devices:
+                assert set(sensor.acknowledged) <= set(on_disk.numbers[sensor.device]), "an acknowledgement was a lie"
+            pings = [talk.pings for talk in talks]
+            await asyncio.sleep(1.5)
+            assert all(talk.pings >= before + 5 for talk, before in zip(talks, pings, strict=True))
+            assert all(sensor.unanswered > 0 for sensor in devices), "nothing waits: the disk was not full"
+            disk.empty()
+            async with asyncio.timeout(5):
+                while [len(sensor.acknowledged) for sensor in devices] == while_full:
+                    await asyncio.sleep(0.05)
+            await finished(talks)
+        assert max(talk.longest_silence_s for talk in talks) < 2
+        assert "buffer full" in log_of(config)
+        async with asyncio.timeout(20):
+            while "buffer has room again" not in log_of(config):
+                await asyncio.sleep(0.1)
+    at_the_end = found(disk)
+    for sensor in devices:
+        # Held PUBLISHes were acknowledged on the same connection: all that was sent is there, once and in order.
+        assert at_the_end.numbers[sensor.device] == list(range(sensor.next_number))
+        assert sensor.acknowledged == list(range(sensor.next_number))
+    assert not at_the_end.lost
+
+
+async def test_a_kill_and_a_start_on_a_full_disk_cost_nothing(disk: SmallDisk, tmp_path: Path) -> None:
+    port = free_port()
+    config = write_small_config(disk, tmp_path, port, UNREACHABLE, "refuse")
+    talks = [Talk(sensor) for sensor in sensors()]
+    devices = [talk.sensor for talk in talks]
+    with daemon_on(disk, config, port) as process:
+        async with talking(talks, port):
+            disk.fill()
+            await held(devices)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert disk.free_bytes() == 0
+    with daemon_on(disk, config, port):
+        on_disk = found(disk)
+        for sensor in devices:
+            assert set(sensor.acknowledged) <= set(on_disk.numbers[sensor.device])
+        disk.empty()
+        async with asyncio.timeout(20):
+            while True:
+                # A full buffer answers CONNACK 3: a sensor tries again.
+                try:
+                    async with talking(talks, port):
+                        await finished(talks)
+                except* EOFError:
+                    await asyncio.sleep(0.2)
+                else:
+                    break
+    at_the_end = found(disk)
+    for sensor in devices:
+        numbers = at_the_end.numbers[sensor.device]
+        assert set(numbers) == set(range(sensor.next_number))
+        if sensor.kind != "qos1":
+            assert numbers == list(range(sensor.next_number))
+
+
+async def test_drop_oldest_accounts_for_each_reading_that_is_gone(disk: SmallDisk, tmp_path: Path) -> None:
+    port = free_port()
+    config = write_small_config(disk, tmp_path, port, UNREACHABLE, "drop-oldest")
+    talks = [Talk(sensor) for sensor in sensors()]
+    devices = [talk.sensor for talk in talks]
+    with daemon_on(disk, config, port) as process:
+        async with talking(talks, port):
+            await asyncio.sleep(0.5)
+            disk.fill()
+            full_at = acknowledged(devices)
+            # More than the 2 MB that the buffer may take, with not a byte free beside it.
+            async with asyncio.timeout(40):
+                while acknowledged(devices) < full_at + 5_000:
+                    await asyncio.sleep(0.1)
+                    disk.fill()  # others take whatever the file gives back
+            await finished(talks)
+        account(devices, found(disk))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    account(devices, found(disk))
+    with daemon_on(disk, config, port):
+        await asyncio.sleep(1)
+    account(devices, found(disk))
+    assert "the oldest" in log_of(config)
+
+
+def account(devices: list[LedgerSensor], there: Found) -> None:
+    """What was acknowledged is there, or counted as lost under its device: exactly; and the newest is what is kept."""
+    assert sum(there.lost[sensor.device] for sensor in devices) > 0
+    for sensor in devices:
+        numbers = there.numbers[sensor.device]
+        assert len(numbers) + there.lost[sensor.device] == len(sensor.acknowledged), sensor.device
+        assert numbers == list(range(numbers[0], sensor.next_number))
+
+
+@pytest.mark.kafka
+async def test_with_kafka_reachable_again_a_full_disk_drains_by_itself(
+    kafka: Broker, disk: SmallDisk, tmp_path: Path
+) -> None:
+    port = free_port()
+    prefix = f"full{random.randrange(10**6)}"  # noqa: S311
+    talks = [Talk(sensor) for sensor in sensors()]
+    devices = [talk.sensor for talk in talks]
+    async with Uplink() as uplink:
+        config = write_small_config(disk, tmp_path, port, f"127.0.0.1:{uplink.port}", "refuse")
+        config.write_text(config.read_text().replace('"full-', f'"{prefix}-'))
+        with daemon_on(disk, config, port):
+            async with talking(talks, port):
+                await asyncio.sleep(0.5)
+                disk.fill()
+                await held(devices)
+                assert disk.free_bytes() == 0
+                # A reading that waits is acknowledged when Kafka has taken others: the disk stays full.
+                before = acknowledged(devices)
+                uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
+                async with asyncio.timeout(30):
+                    while acknowledged(devices) < before + 500:
+                        await asyncio.sleep(0.05)
+                        disk.fill()  # others take whatever the file gives back
+                await finished(talks)
+            async with asyncio.timeout(20):
+                while any(found(disk).numbers.values()):
+                    await asyncio.sleep(0.2)
+    for sensor in devices:
+        records = await consume(kafka.bootstrap, f"{prefix}-{sensor.kind}")
+        identities = {header(record, "ce_id"): json.loads(record.value)["n"] for record in records}
+        assert sorted(identities.values()) == list(range(sensor.next_number))

@@ -1,0 +1,66 @@
+"""`kill -9` under load: nothing that was acknowledged is missing, and what can be told apart is stored once."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo.kafka_broker import Broker
+from tests import kill_loop as loop
+from tests.kill_loop import KINDS, kill_loop
+
+HASTY = """
+import asyncio
+from gateway import cli, intake
+take = intake.FrontDoor.take
+def hasty(self, readings, done, marks=()):
+    done(True)
+    asyncio.get_running_loop().call_later(0.05, take, self, readings, lambda stored: None, marks)
+intake.FrontDoor.take = hasty
+cli.main()
+"""
+FORGETFUL = """
+import asyncio
+from gateway import cli, intake
+from gateway.buffer_runs import DeviceRuns
+DeviceRuns.admit = lambda self, series, boot, sequence, payload, tally: True
+take = intake.FrontDoor.take
+def forgetful(self, readings, done, marks=()):
+    # Late, so that each kill finds readings that are stored and not acknowledged.
+    loop = asyncio.get_running_loop()
+    take(self, readings, lambda stored: loop.call_later(0.02, done, stored))
+intake.FrontDoor.take = forgetful
+cli.main()
+"""
+
+
+def test_nothing_acknowledged_is_missing_after_a_dozen_kills(tmp_path: Path) -> None:
+    outcome = kill_loop(12, tmp_path, 1.2, None, 4)
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos1-sequence"] == 0
+    assert outcome.duplicates["qos2"] == 0
+    assert all(count > 500 for count in outcome.acknowledged.values()), outcome
+
+
+@pytest.mark.kafka
+def test_nothing_acknowledged_is_missing_in_kafka_after_some_kills(kafka: Broker, tmp_path: Path) -> None:
+    outcome = kill_loop(4, tmp_path, 2.0, kafka.bootstrap, 5)
+    assert outcome.missing == dict.fromkeys(KINDS, 0)
+    assert outcome.duplicates["qos1-sequence"] == 0
+    assert outcome.duplicates["qos2"] == 0
+
+
+def test_the_loop_finds_a_gateway_that_acknowledges_before_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "COMMAND", (sys.executable, "-c", HASTY, "run"))
+    outcome = kill_loop(3, tmp_path, 1.0, None, 6)
+    assert sum(outcome.missing.values()) > 0
+
+
+def test_the_loop_finds_a_gateway_that_forgets_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "COMMAND", (sys.executable, "-c", FORGETFUL, "run"))
+    outcome = kill_loop(3, tmp_path, 1.0, None, 7)
+    assert outcome.duplicates["qos1-sequence"] > 0
+    assert outcome.duplicates["qos2"] > 0
+    assert outcome.missing == dict.fromkeys(KINDS, 0)

@@ -1,0 +1,38 @@
+"""A few thousand of the cases that the bench runs a million of; and that the fuzzer finds what it looks for."""
+
+import pytest
+
+from gateway import mqtt_protocol
+from tests.mqtt_fuzz import PACKET_BYTES_MAX, fuzz
+
+
+def test_no_case_breaks_a_rule() -> None:
+    outcome = fuzz(5_000, seed=20_141_029)
+    assert outcome.failures == []
+    assert outcome.cases == 5_000
+    # The cases reach deep: many packets are sound, and most of the rules are broken by some case.
+    assert outcome.packets > 5_000
+    assert len(outcome.violations) > 15
+    assert 100 < outcome.pending_bytes_max < PACKET_BYTES_MAX
+
+
+def test_the_same_seed_gives_the_same_cases() -> None:
+    assert fuzz(200, seed=1) == fuzz(200, seed=1) != fuzz(200, seed=2)
+
+
+@pytest.mark.parametrize("broken", ["raises", "loses what a split leaves"])
+def test_a_parser_with_a_defect_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken == "raises":
+        monkeypatch.setattr(mqtt_protocol, "_text", bytes.decode)
+    else:
+        monkeypatch.setattr(mqtt_protocol.ServerProtocol, "receive", _forgetful)
+    assert fuzz(2_000, seed=3).failures
+
+
+def _forgetful(self: mqtt_protocol.ServerProtocol, data: bytes) -> list[mqtt_protocol.Event]:
+    events: list[mqtt_protocol.Event] = []
+    try:
+        self._parse(data, events)
+    except mqtt_protocol.ProtocolError as error:
+        events.append(error.violation)
+    return events

@@ -1,0 +1,63 @@
+"""Packets are the same however the stream is cut, and none grows beyond its bound."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.mqtt_packet_reader import MalformedPacketError, Message, Packet, PacketReader, message, packet_id
+
+BYTES_MAX = 300
+
+
+def packed(first: int, body: bytes) -> bytes:
+    length, digits = len(body), b""
+    while True:
+        length, digit = divmod(length, 128)
+        digits += bytes([digit | 0x80 if length else digit])
+        if not length:
+            return bytes([first]) + digits + body
+
+
+@given(
+    packets=st.lists(
+        st.tuples(st.sampled_from([0x30, 0x32, 0x40, 0xD0]), st.sampled_from([0, 1, 127, 128, 300, 301, 20_000])),
+        max_size=8,
+    ),
+    cuts=st.lists(st.integers(1, 400)),
+)
+def test_packets_come_out_as_they_went_in(packets: list[tuple[int, int]], cuts: list[int]) -> None:
+    bodies = [(first, bytes(number % 251 for number in range(length))) for first, length in packets]
+    stream = b"".join(packed(first, body) for first, body in bodies)
+    reader = PacketReader(BYTES_MAX)
+    found: list[Packet] = []
+    for cut in cuts:
+        found += reader.receive(stream[:cut])
+        assert len(reader._rest) <= BYTES_MAX + 5
+        stream = stream[cut:]
+    found += reader.receive(stream)
+    assert found == [Packet(first, body[:BYTES_MAX], max(0, len(body) - BYTES_MAX)) for first, body in bodies]
+
+
+def test_a_length_of_five_bytes_is_none() -> None:
+    with pytest.raises(MalformedPacketError):
+        PacketReader(BYTES_MAX).receive(b"\x30\xff\xff\xff\xff")
+
+
+def test_what_a_publish_carries() -> None:
+    assert message(Packet(0x30, b"\x00\x01t21", 0)) == Message(b"t", 0, b"21")
+    assert message(Packet(0x32, b"\x00\x01t\x00\x0721", 0)) == Message(b"t", 7, b"21")
+    assert packet_id(Packet(0x62, b"\x00\x07", 0)) == 7
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [(0x30, b""), (0x30, b"\x00\x09t"), (0x30, b"\x00\x00x"), (0x32, b"\x00\x01t"), (0x32, b"\x00\x01t\x00\x00")],
+)
+def test_what_is_no_publish_is_refused(packet: tuple[int, bytes]) -> None:
+    with pytest.raises(MalformedPacketError):
+        message(Packet(*packet, 0))
+
+
+def test_what_has_no_packet_identifier_is_refused() -> None:
+    with pytest.raises(MalformedPacketError):
+        packet_id(Packet(0x62, b"", 0))

@@ -1,0 +1,531 @@
+"""Power cuts by the thousand: what was acknowledged is there after each, once, whatever the card had not written yet.
+
+`SLUICE_POWER_CUTS` sets how many; `SLUICE_SEED` repeats a run.
+"""
+
+import os
+import random
+import shutil
+import sqlite3
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+from unittest import mock
+
+import msgspec
+import pytest
+
+from gateway import buffer_schema
+from gateway.buffer_file import BufferFile
+from gateway.buffer_losses import LOSS_TYPE, loss_body
+from gateway.buffer_rows import Entry, Loss, Quarantined, Series, Span
+from gateway.clock_gateway import WallClock
+from gateway.reading import Mark
+from gateway.settings import BufferSettings
+from tests.power_cut_vfs import (
+    CuttableDisk,
+    CuttableVfs,
+    PowerCut,
+    Survival,
+    Synchronous,
+    sqlite_over_cuttable_disks,
+)
+
+CUTS = int(os.environ.get("SLUICE_POWER_CUTS", "2000"))
+SEED = int(os.environ.get("SLUICE_SEED", "4"))
+CUTS_PER_CARD = 40
+DEVICES = ("7", "42", "43")
+CLOCK = WallClock(1_700_000_000_000_000, 1_000)
+EVENTS = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
+SURVIVALS: tuple[Survival, ...] = get_args(Survival)
+
+
+class PromiseBrokenError(AssertionError):
+    """A promise does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A row as a promise speaks of it."""
+
+    lane: int
+    sequence: int
+    device: str
+    text: str
+    """The payload; of a loss record, what it says."""
+    loss: tuple[str, str, int] | None = None
+    """Device, reason and count, where it is a loss record."""
+
+
+@dataclass(slots=True)
+class Model:
+    """What the file holds."""
+
+    rows: list[Stored] = field(default_factory=list)
+    marks: dict[str, bytes] = field(default_factory=dict)
+    quarantine: list[bytes] = field(default_factory=list)
+    losses: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def copy(self) -> "Model":
+        return replace(
+            self,
+            rows=self.rows.copy(),
+            marks=self.marks.copy(),
+            quarantine=self.quarantine.copy(),
+            losses=self.losses.copy(),
+        )
+
+
+class Card:
+    """One card in one gateway: its power is cut again and again, and each time the gateway starts on what is left."""
+
+    def __init__(self, root: Path, vfs: CuttableVfs, seed: int, first: "tuple[Path, Model] | None" = None) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - repeatable is the point
+        self._root = root
+        self._vfs = vfs
+        self._starts = 0
+        self._directory = self._next_directory()
+        self.model = Model()
+        if first is None:
+            self._directory.mkdir(parents=True)
+        else:
+            shutil.copytree(first[0], self._directory)
+            self.model = first[1].copy()
+        self._possible = [self.model]
+        """What the file may hold: as of the last acknowledged commit, or of an attempt since."""
+        self._copy: tuple[Path, Model] | None = None
+        """A copy of the card that somebody made earlier, and what it held."""
+        self._given: dict[tuple[str, str, int], str] = {}
+        """Every identity that anybody could have seen, and the reading that it was given to."""
+        self._sequences: Counter[str] = Counter()
+        self._boots = dict.fromkeys(DEVICES, 1)
+        self._sent: dict[str, list[Entry]] = {device: [] for device in DEVICES}
+        """The latest readings of each device's present boot."""
+        self._on_disk: dict[tuple[str, str, int], bytes] = {}
+        """What the duplicate windows know as long as they are asked about recent sequences only."""
+        self._in_flight: list[Entry] = []
+        """What the last attempt was to store."""
+        self._attempted: list[Entry] = []
+        """What all attempts since the last acknowledged commit were to store."""
+        self._numbers = 0
+        self.acknowledged = 0
+
+    # -- a life between two cuts ----------------------------------------------------------------
+
+    def run_until_cut(self) -> None:
+        """Start the gateway, check what it finds, let it work until the power goes. Raises PromiseBrokenError."""
+        disk = CuttableDisk(self._directory, self.chance)
+        # Often within the first commits, where opening, migrating and pre-growing are; sometimes much later.
+        disk.cut_at = int(self.chance.expovariate(1 / self.chance.choice((10, 60, 400))))
+        survival = self.chance.choice(SURVIVALS)
+        if self.chance.random() < 0.3:
+            # A dying card: some syncs fail, and what they were to write is gone.
+            disk.sync_fails = lambda: self.chance.random() < 0.05
+        self._vfs.mount(disk)
+        file: BufferFile | None = None
+        try:
+            try:
+                file = self._open(disk)
+                self._check(file)
+                while not disk.is_cut:
+                    file = self._work(file, disk)
+            except PowerCut:
+                pass
+            left = self._next_directory()
+            disk.image(left, survival)
+        finally:
+            disk.cut_at = None  # what closing does to the old files matters no more
+            if file is not None:
+                with suppress(sqlite3.Error, OSError):
+                    file.close()
+            self._vfs.unmount(disk)
+        shutil.rmtree(self._directory)
+        self._directory = left
+        self._copy_or_restore()
+
+    def _open(self, disk: CuttableDisk) -> BufferFile:
+        settings = BufferSettings(path=self._directory / "buffer.db", bytes_max=1_000_000, free_bytes_min=0)
+        while True:
+            failed = disk.failed_syncs
+            try:
+                return BufferFile(settings, f"boot-{self._starts}", lambda: CLOCK, Counter())
+            except sqlite3.Error:
+                if disk.failed_syncs == failed:
+                    raise
+
+    def _work(self, file: BufferFile, disk: CuttableDisk) -> BufferFile:
+        """Do something; where the card fails, nothing of it counts, and what follows is on the same file."""
+        failed = disk.failed_syncs
+        if self.chance.random() < 0.05:
+            file.close()
+            file = self._open(disk)
+            if disk.is_cut:
+                raise PowerCut
+            # A commit whose sync failed may be found now: what was written stands in the kernel's memory.
+            self._check(file)
+            return file
+        try:
+            self._do(file, disk)
+        except sqlite3.Error:
+            if disk.failed_syncs == failed:
+                raise
+        return file
+
+    def _do(self, file: BufferFile, disk: CuttableDisk) -> None:
+        draw = self.chance.random()
+        if draw < 0.1:
+            mode = self.chance.choice(("PASSIVE", "PASSIVE", "RESTART", "TRUNCATE"))
+            file.connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+        elif draw < 0.15:
+            self._roll_back(file)
+        elif draw < 0.2:
+            self._drop(file, disk)
+        elif draw < 0.25:
+            self._report_losses(file, disk)
+        else:
+            self._commit(file, disk)
+
+    def _commit(self, file: BufferFile, disk: CuttableDisk) -> None:
+        """What the buffer does in a transaction: delete what Kafka has, store readings, keep marks, count losses."""
+        entries = self._entries()
+        marks = self._marks()
+        confirmed = self._confirmed()
+        losses = self._losses()
+        after = self.model.copy()
+        if confirmed is not None:
+            gone = range(confirmed.first, confirmed.last + 1)
+            after.rows = [row for row in after.rows if row.lane != confirmed.lane or row.sequence not in gone]
+        on_disk = self._insert(after, entries, file)
+        for key, value in marks:
+            after.marks.pop(key, None)
+            if value is not None:
+                after.marks[key] = value
+        for loss in losses:
+            after.losses[loss.device, loss.reason] += loss.count
+        self._possible.append(after)
+        self._in_flight = entries
+        self._attempted += entries
+        with file.transaction():
+            rest = confirmed
+            while rest is not None:
+                rest = file.delete(rest)
+            file.insert(entries)
+            file.keep_marks(marks)
+            if losses:
+                file.count_losses(losses)
+        self._on_disk |= on_disk
+        self._acknowledge(file, disk, after)
+
+    def _acknowledge(self, file: BufferFile, disk: CuttableDisk, after: Model) -> None:
+        """The transaction has returned: from here on it is a promise, unless the power was gone by then."""
+        if disk.is_cut:
+            raise PowerCut
+        self.model = after
+        self._possible = [after]
+        self._in_flight = []
+        self._attempted = []
+        self.acknowledged += len(file.inserted)
+        for row in file.inserted:
+            self._give(file.id, file.lane.name, row.sequence, _text(row.payload, file.series(row.series).type))
+
+    def _insert(self, model: Model, entries: list[Entry], file: BufferFile) -> dict[tuple[str, str, int], bytes]:
+        on_disk: dict[tuple[str, str, int], bytes] = {}
+        sequence = file.next_sequence
+        for entry in entries:
+            if entry.device_boot is not None and entry.device_sequence is not None:
+                identity = (entry.series.device, entry.device_boot, entry.device_sequence)
+                if {**self._on_disk, **on_disk}.get(identity) == entry.payload:
+                    continue
+                on_disk[identity] = entry.payload
+            if entry.quarantined is not None:
+                model.quarantine.append(entry.quarantined.payload)
+            text = _text(entry.payload, entry.series.type)
+            model.rows.append(Stored(file.lane.number, sequence, entry.series.device, text))
+            sequence += 1
+        return on_disk
+
+    def _roll_back(self, file: BufferFile) -> None:
+        """A commit that fails gives its numbers back, and nothing of it is stored."""
+        with suppress(ZeroDivisionError), file.transaction():
+            file.insert([self._entry(self.chance.choice(DEVICES))])
+            raise ZeroDivisionError
+
+    def _drop(self, file: BufferFile, disk: CuttableDisk) -> None:
+        """The oldest rows are too old: each of them is counted as lost in the commit that drops it."""
+        after = self.model.copy()
+        oldest = min((row.lane for row in after.rows), default=0)
+        with file.transaction():
+            file.drop_aged(0)
+            left = file.connection.execute(
+                "SELECT sequence FROM reading WHERE lane = ? ORDER BY sequence LIMIT 1", (oldest,)
+            ).fetchone()
+            after.rows = [row for row in after.rows if row.lane != oldest or (left and row.sequence >= left[0])]
+            for row in self.model.rows[: len(self.model.rows) - len(after.rows)]:
+                device, reason, count = row.loss or (row.device, "too-old", 1)
+                after.losses[device, reason] += count
+            self._possible.append(after)
+        self._acknowledge(file, disk, after)
+
+    def _report_losses(self, file: BufferFile, disk: CuttableDisk) -> None:
+        """Counters become rows that tell of them, in one commit: no loss is told twice or never."""
+        after = self.model.copy()
+        with file.transaction():
+            first = file.next_sequence
+            file.report_losses(_report, 1_000)
+            # The records' order is the file's: what they say in all is ours to check.
+            for row in file.inserted:
+                body = msgspec.json.decode(row.payload)
+                loss = (body["device"] or "", body["reason"], body["count"])
+                after.rows.append(Stored(file.lane.number, row.sequence, "", _text(row.payload, LOSS_TYPE), loss=loss))
+                after.losses[loss[:2]] -= loss[2]
+            if +after.losses or -after.losses or file.next_sequence - first != len(file.inserted):
+                raise PromiseBrokenError(f"losses counted but not told, or told but not counted: {after.losses}")
+            after.losses.clear()
+            self._possible.append(after)
+        self._acknowledge(file, disk, after)
+
+    # -- what the sensors do --------------------------------------------------------------------
+
+    def _entries(self) -> list[Entry]:
+        entries: list[Entry] = []
+        # Whoever was not told that it is stored sends it again; some have lost it meanwhile, which is their loss.
+        entries += [entry for entry in self._in_flight if self.chance.random() < 0.9]
+        for _ in range(self.chance.choice((0, 1, 1, 2, 5, 5, 150 if self.chance.random() < 0.1 else 20))):
+            device = self.chance.choice(DEVICES)
+            draw = self.chance.random()
+            if draw < 0.1 and self._sent[device]:
+                entries.append(self.chance.choice(self._sent[device][-10:]))  # its PUBACK was lost
+            elif draw < 0.13:
+                entries.append(self._unroutable())
+            elif draw < 0.15 and not self._in_flight:
+                self._boots[device] += 1
+                self._sent[device].clear()
+                self._sequences[device] = 0
+            else:
+                entries.append(self._entry(device))
+        return entries
+
+    def _entry(self, device: str) -> Entry:
+        series = Series("device-thermo", device, device, f"device/{device}/thermo", "sluice.reading", "text/plain")
+        if self.chance.random() < 0.3:
+            return Entry(series, self._payload(), 1)
+        self._sequences[device] += 1
+        entry = Entry(
+            series,
+            self._payload(),
+            1,
+            device_boot=f"{self._boots[device]}-a",
+            device_sequence=self._sequences[device],
+        )
+        self._sent[device].append(entry)
+        return entry
+
+    def _payload(self) -> bytes:
+        self._numbers += 1
+        length = 9_000 if self.chance.random() < 0.01 else self.chance.choice((0, 30, 300))
+        return f"{self._numbers:08d}".encode() + b"." * length
+
+    def _unroutable(self) -> Entry:
+        payload = self._payload()
+        report = Series("gateway-quarantine", "gw1", "", "kitchen", "sluice.gateway.quarantined", "application/json")
+        return Entry(report, payload, 1, quarantined=Quarantined("no-route", payload, "", "kitchen", 1))
+
+    def _marks(self) -> list[Mark]:
+        return [
+            Mark(f"mqtt/qos2/{self.chance.randrange(8)}", self.chance.choice((None, b"", self.chance.randbytes(8))))
+            for _ in range(self.chance.choice((0, 0, 1, 3)))
+        ]
+
+    def _losses(self) -> list[Loss]:
+        if self.chance.random() < 0.8:
+            return []
+        device = self.chance.choice(DEVICES)
+        return [Loss(device, "refused-qos0", "boot", self.chance.randint(1, 9), 1, 2)]
+
+    def _confirmed(self) -> Span | None:
+        """Kafka has some rows, from the front of one of the lanes."""
+        if not self.model.rows or self.chance.random() < 0.6:
+            return None
+        lane = self.chance.choice(self.model.rows).lane
+        rows = [row.sequence for row in self.model.rows if row.lane == lane]
+        return Span(lane, rows[0], rows[self.chance.randrange(len(rows))])
+
+    # -- what must hold -------------------------------------------------------------------------
+
+    def _check(self, file: BufferFile) -> None:
+        """The file is as of the last acknowledged commit, or of an attempt since: nothing between."""
+        found = _observe(file)
+        if found not in self._possible:
+            raise PromiseBrokenError(f"after cut {self._starts}: {_difference(found, self._possible)}")
+        self._on_disk |= self._landed(found)
+        self._attempted = []
+        self.model = found
+        self._possible = [found]
+        (intact,) = file.connection.execute("PRAGMA integrity_check").fetchone() or ("",)
+        if intact != "ok":
+            raise PromiseBrokenError(f"after cut {self._starts}: integrity_check says {intact}")
+        if file.rows != len(found.rows):
+            raise PromiseBrokenError(
+                f"after cut {self._starts}: counts {file.rows} rows where there are {len(found.rows)}"
+            )
+        lanes: dict[int, list[int]] = {}
+        for row in found.rows:
+            lanes.setdefault(row.lane, []).append(row.sequence)
+        for lane, sequences in lanes.items():
+            if sequences != list(range(sequences[0], sequences[0] + len(sequences))):
+                raise PromiseBrokenError(f"after cut {self._starts}: lane {lane} is not dense: {sequences}")
+            name = file.lane_of(lane).name
+            for row in found.rows:
+                if row.lane == lane:
+                    self._give(file.id, name, row.sequence, row.text)
+
+    def _landed(self, found: Model) -> dict[tuple[str, str, int], bytes]:
+        """Of what was not acknowledged: what the file holds now, and will recognise."""
+        texts = {row.text for row in found.rows}
+        return {
+            (entry.series.device, entry.device_boot, entry.device_sequence): entry.payload
+            for entry in self._attempted
+            if entry.device_boot is not None
+            and entry.device_sequence is not None
+            and _text(entry.payload, entry.series.type) in texts
+        }
+
+    def _give(self, buffer_id: str, lane: str, sequence: int, text: str) -> None:
+        before = self._given.setdefault((buffer_id, lane, sequence), text)
+        if before != text:
+            raise PromiseBrokenError(f"ce_id {buffer_id}/{lane}/{sequence} was given to {before!r} and to {text!r}")
+
+    # -- the card -------------------------------------------------------------------------------
+
+    def _next_directory(self) -> Path:
+        self._starts += 1
+        return self._root / str(self._starts)
+
+    def _copy_or_restore(self) -> None:
+        """Somebody copies the card, or puts such a copy back."""
+        draw = self.chance.random()
+        if draw < 0.05 and len(self._possible) == 1:
+            if self._copy is not None:
+                shutil.rmtree(self._copy[0])
+            self._copy = self._root / f"copy-{self._starts}", self.model.copy()
+            shutil.copytree(self._directory, self._copy[0])
+        elif draw < 0.1 and self._copy is not None:
+            shutil.rmtree(self._directory)
+            self._directory = self._next_directory()
+            shutil.copytree(self._copy[0], self._directory)
+            self.model = self._copy[1].copy()
+            self._possible = [self.model]
+            self._in_flight = []
+            self._attempted = []
+            # The sensors went on: what they send is new to the copy, and what it knew is far behind.
+            self._on_disk.clear()
+            for device in DEVICES:
+                self._boots[device] += 1
+                self._sequences[device] = 0
+                self._sent[device].clear()
+
+
+def _text(payload: bytes, type_: str) -> str:
+    return f"{type_} {payload.decode()}"
+
+
+def _report(loss: Loss) -> Entry:
+    return Entry(EVENTS, msgspec.json.encode(loss_body(loss)), 1)
+
+
+def _observe(file: BufferFile) -> Model:
+    execute = file.connection.execute
+    rows = []
+    for lane, sequence, device, type_, payload in execute(
+        "SELECT lane, sequence, device, type, payload FROM reading JOIN series ON series.number = reading.series"
+        " ORDER BY lane, sequence"
+    ):
+        body = msgspec.json.decode(payload) if type_ == LOSS_TYPE else None
+        loss = None if body is None else (body["device"] or "", body["reason"], body["count"])
+        rows.append(Stored(lane, sequence, device, _text(payload, type_), loss))
+    losses = Counter(
+        {
+            (device, reason): count
+            for device, reason, count in execute("SELECT device, reason, sum(count) FROM loss GROUP BY device, reason")
+        }
+    )
+    quarantine = [payload for (payload,) in execute("SELECT payload FROM quarantine ORDER BY number")]
+    return Model(rows, dict(execute("SELECT key, value FROM mark")), quarantine, losses)
+
+
+def _difference(found: Model, possible: list[Model]) -> str:
+    told = []
+    for model in possible:
+        missing = [row.text[:40] for row in model.rows if row not in found.rows]
+        surplus = [row.text[:40] for row in found.rows if row not in model.rows]
+        others = [name for name in ("marks", "quarantine", "losses") if getattr(found, name) != getattr(model, name)]
+        told.append(f"{len(missing)} missing {missing[:3]}, {len(surplus)} too many {surplus[:3]}, differing: {others}")
+    return " | ".join(told)
+
+
+def cut(
+    cuts: int,
+    directory: Path,
+    seed: int,
+    synchronous: Synchronous = "FULL",
+    first: tuple[Path, Model] | None = None,
+) -> Counter[str]:
+    """Cut the power so often; count `cuts`, `acknowledged`, and `broken` cards, of which each ends its card's test.
+
+    A card begins empty, or as a copy of `first`.
+    """
+    counts: Counter[str] = Counter()
+    with sqlite_over_cuttable_disks(synchronous) as vfs:
+        while counts["cuts"] < cuts:
+            card_seed = seed * 1_000_003 + counts["cards"]
+            card = Card(directory / str(card_seed), vfs, card_seed, first)
+            counts["cards"] += 1
+            try:
+                # One that begins with `first` is about its beginning.
+                for _ in range(CUTS_PER_CARD if first is None else CUTS_PER_CARD // 4):
+                    counts["cuts"] += 1
+                    card.run_until_cut()
+            except (PromiseBrokenError, sqlite3.Error) as error:
+                if synchronous == "FULL":
+                    raise PromiseBrokenError(f"SLUICE_SEED={seed}, card {counts['cards']}: {error}") from error
+                counts["broken"] += 1
+            counts["acknowledged"] += card.acknowledged
+    return counts
+
+
+def schema_1(directory: Path) -> tuple[Path, Model]:
+    """A file of the first version, with readings that wait."""
+    directory.mkdir()
+    with mock.patch.object(buffer_schema, "MIGRATIONS", buffer_schema.MIGRATIONS[:1]):
+        connection = buffer_schema.connect(directory / "buffer.db")
+    connection.execute("INSERT INTO boot VALUES ('boot', ?, 1000)", (CLOCK.offset_us,))
+    connection.execute("INSERT INTO lane VALUES (1, '0123456789ab', 'boot', 1)")
+    connection.execute(
+        "INSERT INTO series VALUES (1, 'device-thermo', '42', '42', 'device/42/thermo', 'sluice.reading', 'text/plain')"
+    )
+    connection.executemany(
+        "INSERT INTO reading VALUES (1, ?, 1, 1, NULL, 0, NULL, NULL, NULL, ?)",
+        [(sequence, f"old {sequence}".encode()) for sequence in range(100)],
+    )
+    connection.execute("INSERT INTO quarantine VALUES (1, 'boot', 1, '', 'kitchen', 'no-route', x'00')")
+    connection.close()
+    rows = [Stored(1, sequence, "42", f"sluice.reading old {sequence}") for sequence in range(100)]
+    return directory, Model(rows, quarantine=[b"\0"])
+
+
+def test_no_power_cut_costs_what_was_acknowledged(tmp_path: Path) -> None:
+    counts = cut(CUTS, tmp_path, SEED)
+    assert counts["acknowledged"] > 5 * CUTS
+
+
+def test_a_file_of_an_older_version_survives_cuts_while_it_is_migrated(tmp_path: Path) -> None:
+    counts = cut(100, tmp_path, SEED, first=schema_1(tmp_path / "schema-1"))
+    assert counts["acknowledged"] > 100
+
+
+@pytest.mark.parametrize("synchronous", ["NORMAL", "OFF"])
+def test_the_cuts_find_a_buffer_that_does_not_sync_each_commit(tmp_path: Path, synchronous: Synchronous) -> None:
+    counts = cut(200, tmp_path, SEED, synchronous)
+    assert counts["broken"] >= 5

@@ -1,0 +1,28 @@
+"""The whole daemon against a power cut at any of its system calls: what it told a sensor is on the card."""
+
+import os
+
+import pytest
+
+from tests.syscall_replay import Record, record, replay, strace_refusal
+
+MOMENTS = int(os.environ.get("SLUICE_REPLAY_MOMENTS", "150"))
+REFUSAL = strace_refusal()
+pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return record(tmp_path_factory.mktemp("recorded"), 2.0)
+
+
+def test_every_acknowledged_reading_is_on_the_card_at_every_moment(recorded: Record) -> None:
+    outcome = replay(recorded, MOMENTS, 4)
+    assert (outcome.missing, outcome.duplicates, outcome.corrupt) == (0, 0, 0), outcome
+    assert outcome.acknowledged == sum(len(sensor.acknowledged) for sensor in recorded.sensors) > 300
+    assert outcome.syncs > 30
+
+
+def test_the_replay_finds_a_daemon_that_does_not_sync(recorded: Record) -> None:
+    outcome = replay(recorded, 20, 5, heed_syncs=False)
+    assert outcome.missing > 0
