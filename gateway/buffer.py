@@ -45,7 +45,7 @@ from gateway.settings import BufferSettings
 from gateway.write_meter import WriteMeter
 
 DELETE_DELAY_S = 1.0
-"""Rows that Kafka has are deleted inside a later insert's transaction, or in one of their own after this."""
+"""Rows that Kafka has, and loss counters, wait this long for company: each deletion is some pages for the card."""
 RETRY_S = 1.0
 """What could not be stored is tried again after this, and as soon as Kafka has taken something."""
 ENTRY_BYTES = 300
@@ -267,6 +267,7 @@ class Buffer:
                 self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
                 self._wake.notify()
             for span in spans:
+                self._tail.forget(span)
                 last = self._confirmed[-1] if self._confirmed else None
                 if last is not None and last.lane == span.lane and last.last + 1 == span.first:
                     self._confirmed[-1] = Span(span.lane, last.first, span.last)
@@ -363,9 +364,12 @@ class Buffer:
             appends_due = closing or now_s >= self._append_due_s
             own = list(self._own) if appends_due else []
             readings = list(self._due_readings()) if appends_due else []
-            confirmed, losses = self._confirmed, self._losses
-            self._confirmed, self._losses = [], {}
-            self._delete_due_s = float("inf")
+            confirmed: list[Span] = []
+            losses: dict[LossKey, Loss] = {}
+            if closing or now_s >= self._delete_due_s:
+                confirmed, self._confirmed = self._confirmed, confirmed
+                losses, self._losses = self._losses, losses
+                self._delete_due_s = float("inf")
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
         if not (own or readings or confirmed or losses or age_due or self.state.failing is not None):
             self._look_again()
@@ -426,10 +430,8 @@ class Buffer:
             file.insert([entry for append in stored for entry in append.entries])
             if usage is not None:
                 file.add_usage(*usage)
-        with self._wake:
-            for span in confirmed:
-                self._tail.forget(span)
-            if rest:
+        if rest:
+            with self._wake:
                 self._confirmed[:0] = rest
                 self._delete_due_s = 0.0
         if usage is not None:

@@ -169,7 +169,8 @@ class BufferFile:
             or entry.device_boot is None
             or admit(entry.series, entry.device_boot, entry.device_sequence, entry.payload, tally)
         )
-        self._runs.save(self.lane.number, self._clock().at(boottime_us()))
+        if self.inserted:
+            self._runs.save_if_due(self._last, time.monotonic(), self._seen_us())
 
     def insert_again(self, entries: Iterable[Entry]) -> None:
         """Append entries that were judged when they first came in, such as quarantined ones."""
@@ -230,6 +231,7 @@ class BufferFile:
         last = min(confirmed.last, confirmed.first + DELETED_ROWS_MAX - 1)
         if self.room.is_tight():
             last = self._last_within(Span(confirmed.lane, confirmed.first, last), self.room.commit_bytes_max)
+        self._runs.save_before_deletion(Span(confirmed.lane, confirmed.first, last), self._last, self._seen_us())
         state.rows -= self.connection.execute(
             "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
         ).rowcount
@@ -337,6 +339,9 @@ class BufferFile:
         for row in rows:
             if row.series in numbers:
                 self._state.rows += 1
+                if row.device_boot is not None and row.device_sequence is not None:
+                    # Its sensor may send it again.
+                    self._runs.admit(series[row.series], row.device_boot, row.device_sequence, row.payload, Counter())
             else:
                 reason = "salvaged-without-series"
                 self._quarantine.keep(Quarantined(reason, row.payload, "", "", row.received_us), self._tally)
@@ -426,6 +431,14 @@ class BufferFile:
         return list(lanes.values())
 
     # -- the parts ------------------------------------------------------------------------------
+
+    @property
+    def _last(self) -> Position:
+        """The row that was added last."""
+        return Position(self.lane.number, self._state.next_sequence - 1)
+
+    def _seen_us(self) -> int:
+        return self._clock().at(boottime_us())
 
     def _open_lane(self) -> Lane:
         # Lanes and boots of which nothing is left are history; this one's begin here.

@@ -1,23 +1,38 @@
-"""Which retransmissions of which sensors are on disk: the duplicate windows of the buffer file, and a cache of them."""
+"""Which retransmissions of which sensors are on disk: the duplicate windows of the buffer file, and a cache of them.
+
+A window is a page to write, and every commit touches as many as it has sensors. So windows are written now and then,
+with the place in the buffer that they speak for (`windows_saved`); rows behind that place tell the rest, and none of them
+is deleted before its window is written.
+"""
 
 import sqlite3
 from collections import Counter
 
 import structlog
 
-from gateway.buffer_rows import Series
+from gateway.buffer_rows import START, Position, Series, Span
 from gateway.duplicate_window import DuplicateWindow, Verdict
 
 RUNS_PER_STREAM = 2
 """Runs of a device's stream whose duplicate window is kept: the present boot's, and the one before for stragglers."""
 RUNS_MAX = 20_000
 """Duplicate windows kept, in the file and (a kilobyte each) in memory; least recently used go first."""
+SAVE_ROWS = 20_000
+"""Rows after which windows are written: so many are read again at a start, at the most."""
+SAVE_S = 10.0
 
 _SAVE = """
     INSERT INTO device_run VALUES (?, ?, ?, ?, ?, ?)
     ON CONFLICT (device, topic, boot)
     DO UPDATE SET lane = excluded.lane, seen_us = excluded.seen_us, window = excluded.window
 """
+_UNSAVED = """
+    SELECT series.device, series.topic, device_boot, device_sequence, payload
+    FROM reading JOIN series ON series.number = reading.series
+    WHERE (lane, sequence) > (?, ?) AND device_boot IS NOT NULL AND device_sequence IS NOT NULL
+    ORDER BY lane, sequence
+"""
+_SAVED_NAME = "windows_saved"
 
 Run = tuple[str, str, str]
 """Device, Kafka topic, device boot: sequences may be counted for a device or for each of its streams."""
@@ -33,7 +48,10 @@ class DeviceRuns:
         self._windows: dict[Run, DuplicateWindow] = {}
         # Found by what an entry carries: two series of one topic (routes that differ) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, DuplicateWindow]] = {}
-        self._touched: dict[Run, DuplicateWindow] = {}
+        self._unsaved: dict[Run, DuplicateWindow] = {}
+        self._saved = START
+        self._is_current = False
+        self._save_due_s = 0.0
 
     def admit(self, series: Series, boot: str, sequence: int, payload: bytes, tally: Counter[str]) -> bool:
         """Whether a reading is to be stored: not where it is on disk already. `tally` counts the verdicts but NEW."""
@@ -47,34 +65,62 @@ class DeviceRuns:
             tally[verdict.value] += 1
             if verdict is Verdict.DUPLICATE:
                 return False
-        self._touched[run] = window
+        self._unsaved[run] = window
         return True
 
-    def save(self, lane: int, seen_us: int) -> None:
-        """Write the windows that `admit` changed, into the open transaction."""
-        if not self._touched:
-            return
-        self._connection.executemany(
-            _SAVE, [(*run, lane, seen_us, window.to_bytes()) for run, window in self._touched.items()]
-        )
-        # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
-        for run, window in self._touched.items():
-            self._windows.pop(run, None)
-            self._windows[run] = window
-        self._touched.clear()
-        if len(self._windows) > RUNS_MAX:
-            for run in list(self._windows)[: len(self._windows) - RUNS_MAX]:
-                del self._windows[run]
-            self._by_series.clear()
+    def save_if_due(self, last: Position, now_s: float, seen_us: int) -> None:
+        """Write the windows now and then; `last` is the row that was added last, `now_s` a monotonic clock's."""
+        rows = last.sequence - self._saved.sequence if last.lane == self._saved.lane else SAVE_ROWS
+        if self._unsaved and (rows >= SAVE_ROWS or now_s >= self._save_due_s):
+            self._save(last, seen_us)
+            self._save_due_s = now_s + SAVE_S
+
+    def save_before_deletion(self, span: Span, last: Position, seen_us: int) -> None:
+        """Write the windows if rows of this span are all that speaks for them."""
+        self._catch_up()
+        if self._unsaved and Position(span.lane, span.last) > self._saved:
+            self._save(last, seen_us)
 
     def forget(self) -> None:
         """What was looked at and changed since is void: it is read again when needed."""
         self._windows.clear()
         self._by_series.clear()
-        self._touched.clear()
+        self._unsaved.clear()
+        self._is_current = False
+
+    def _save(self, last: Position, seen_us: int) -> None:
+        self._connection.executemany(
+            _SAVE, [(*run, last.lane, seen_us, window.to_bytes()) for run, window in self._unsaved.items()]
+        )
+        self._connection.execute(
+            "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SAVED_NAME, f"{last.lane} {last.sequence}")
+        )
+        self._saved = last
+        # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
+        for run, window in self._unsaved.items():
+            self._windows.pop(run, None)
+            self._windows[run] = window
+        self._unsaved.clear()
+        if len(self._windows) > RUNS_MAX:
+            for run in list(self._windows)[: len(self._windows) - RUNS_MAX]:
+                del self._windows[run]
+            self._by_series.clear()
+
+    def _catch_up(self) -> None:
+        """Let the windows know of the rows that were added since they were written."""
+        if self._is_current:
+            return
+        self._is_current = True
+        saved = self._connection.execute("SELECT value FROM meta WHERE name = ?", (_SAVED_NAME,)).fetchone()
+        self._saved = START if saved is None else Position(*map(int, saved[0].split()))
+        for device, topic, boot, sequence, payload in self._connection.execute(_UNSAVED, self._saved).fetchall():
+            run = (device, topic, boot)
+            window = self._unsaved[run] = self._window(run)
+            window.admit(sequence, payload)
 
     def _window(self, run: Run) -> DuplicateWindow:
-        window = self._windows.get(run)
+        self._catch_up()
+        window = self._unsaved.get(run) or self._windows.get(run)
         if window is None:
             window = self._windows[run] = self._stored_window(run)
         return window

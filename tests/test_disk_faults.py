@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -12,15 +13,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
+from gateway import buffer as buffer_module
+from gateway import buffer_salvage
 from gateway.buffer import Buffer
 from gateway.buffer_rows import START, Position
 from gateway.buffer_schema import BufferFileError
-from tests.buffers import entry, opened, store
+from gateway.settings import BufferSettings
+from tests.buffers import CLOCK, entry, opened, store
 from tests.gateways import consume, daemon, free_port, header, write_config
 from tests.kill_loop import KINDS, UNREACHABLE
 from tests.syscall_replay import strace_refusal
@@ -32,7 +37,7 @@ WRITES = "pwrite64,ftruncate,fallocate"
 SYNCS = "fsync,fdatasync"
 PAGE_BYTES = 4096
 SEED = int(os.environ.get("SLUICE_SEED", "4"))
-SMALL = {"bytes_max": 4_000_000, "free_bytes_min": 0}
+SMALL: dict[str, Any] = {"bytes_max": 4_000_000, "free_bytes_min": 0}
 Identity = tuple[str, str, int]
 """Buffer id, lane, sequence: a `ce_id`."""
 
@@ -85,8 +90,8 @@ async def logged(config: Path, words: str) -> None:
 @needs_strace
 @pytest.mark.parametrize(
     ("calls", "error"),
-    [(WRITES, "EIO"), (WRITES, "ENOSPC"), (SYNCS, "EIO"), (f"{WRITES},{SYNCS}", "EROFS")],
-    ids=["failing", "full", "not syncing", "read-only"],
+    [(WRITES, "EIO"), (SYNCS, "EIO"), (f"{WRITES},{SYNCS}", "EROFS")],
+    ids=["failing", "not syncing", "read-only"],
 )
 async def test_a_card_that_refuses_costs_nothing_and_the_daemon_goes_on_when_it_takes_again(
     calls: str, error: str, tmp_path: Path
@@ -102,9 +107,9 @@ async def test_a_card_that_refuses_costs_nothing_and_the_daemon_goes_on_when_it_
                 await asyncio.sleep(0.5)  # what was under way
                 while_failing = acknowledged(devices)
                 pings = [talk.pings for talk in talks]
-                await asyncio.sleep(2.5)
+                await asyncio.sleep(1.8)
                 assert acknowledged(devices) == while_failing, "acknowledged what no disk has taken"
-                assert all(talk.pings >= before + 5 for talk, before in zip(talks, pings, strict=True))
+                assert all(talk.pings >= before + 4 for talk, before in zip(talks, pings, strict=True))
                 on_disk = stored(tmp_path / "buffer.db")
                 assert all(set(sensor.acknowledged) <= set(on_disk[sensor.device]) for sensor in devices)
             async with asyncio.timeout(5):
@@ -129,12 +134,12 @@ async def test_a_card_that_fails_now_and_then_costs_nothing(tmp_path: Path) -> N
             await asyncio.sleep(0.3)
             for calls, when in ((WRITES, "20+37"), (SYNCS, "3+3")):
                 with failing(process, calls, "EIO", when):
-                    await asyncio.sleep(3)
+                    await asyncio.sleep(1.5)
             await finished(talks)
     numbers = stored(tmp_path / "buffer.db")
     for sensor in devices:
         assert numbers[sensor.device] == sensor.acknowledged == list(range(sensor.next_number))
-    assert log_of(config).count("buffer can be written again") >= 2
+    assert log_of(config).count("buffer can be written again") >= 1
 
 
 def damage(path: Path, pages: Iterable[int]) -> None:
@@ -271,6 +276,12 @@ def payloads(path: Path) -> dict[Identity, bytes]:
     return {(buffer, lane, sequence): payload for buffer, lane, sequence, payload in found}
 
 
+def counted(path: Path) -> list[tuple[str, int]]:
+    """What is counted as lost, by reason."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT reason, count FROM loss").fetchall()
+
+
 async def everything(buffer: Buffer) -> None:
     """Read all rows as the forwarder does: from the beginning, until there is no more, and again after an error."""
     async with asyncio.timeout(10):
@@ -292,18 +303,19 @@ async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity
     before = payloads(three_lanes)
     content = three_lanes.read_bytes()
     with closing(sqlite3.connect(three_lanes)) as connection:
-        pages = connection.execute("SELECT pageno, name FROM dbstat ORDER BY pageno").fetchall()
-    others = [content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] for page, _ in pages]
+        pages = connection.execute("SELECT pageno, name, pagetype FROM dbstat ORDER BY pageno").fetchall()
+    others = [content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] for page, *_ in pages]
     chance = random.Random(SEED)  # noqa: S311 - repeatable is the point
     # Each table's pages once, and of the readings' many a few.
-    damaged = [page for page in pages if page[1] != "reading"] + chance.sample(pages, 10)
-    for page, table in damaged:
+    readings = [page for page in pages if page[1:] == ("reading", "leaf")]
+    damaged = [page for page in pages if page not in readings] + chance.sample(readings, 10)
+    for page, table, kind in damaged:
         path = tmp_path / f"{page}-{table}" / "buffer.db"
         path.parent.mkdir(exist_ok=True)
         new = {"noise": chance.randbytes(PAGE_BYTES), "zeros": bytes(PAGE_BYTES), "another page": chance.choice(others)}
         start = (page - 1) * PAGE_BYTES
         path.write_bytes(content[:start] + new[damaged_by] + content[start + PAGE_BYTES :])
-        what = f"page {page} of {table}, SLUICE_SEED={SEED}"
+        what = f"page {page}, a {kind} of {table}, SLUICE_SEED={SEED}"
         async with opened(path, "boot-9", **SMALL) as buffer:
             await everything(buffer)
             assert await store(buffer, [entry(b"new-%d" % number, device="new") for number in range(10)]), what
@@ -314,8 +326,50 @@ async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity
         after = payloads(path)
         assert not [identity for identity in before if after.get(identity, before[identity]) != before[identity]], what
         assert sum(payload.startswith(b"new") for payload in after.values()) == 10, what
-        if table == "reading" and damaged_by != "another page":
-            assert len(set(before) & set(after)) > 1_400, f"more is lost than stood on {what}"
+        missing = len(set(before) - set(after))
+        if damaged_by != "another page":
+            # Another page of the same table in its place looks sound.
+            assert not missing or counted(path), f"{missing} readings lost and not told of: {what}"
+        if kind == "leaf" and table == "reading" and damaged_by != "another page":
+            assert missing < 50, f"{missing} lost, more than stood on {what}"
+
+
+class Interrupted(BaseException):
+    """The daemon is killed here."""
+
+
+@pytest.mark.parametrize("where", ["read_beside", "BufferFile", "adopt_beside", "Progress"])
+async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_read(
+    where: str, three_lanes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = payloads(three_lanes)
+    path = tmp_path / "buffer.db"
+    shutil.copy(three_lanes, path)
+    damage(path, reading_pages(path)[-1:])
+    owner = buffer_salvage if where in {"read_beside", "adopt_beside"} else buffer_module
+    original = getattr(owner, where)
+    calls = 0
+
+    def interrupt(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        # The damaged file is opened as ever; it is the new one whose opening is interrupted.
+        if where == "BufferFile" and calls == 1:
+            return original(*arguments)
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, interrupt)
+        buffer = Buffer(BufferSettings(path=path, **SMALL), "boot-8", lambda: CLOCK)
+        with pytest.raises(Interrupted):
+            buffer.open()
+    if where in {"adopt_beside", "Progress"}:
+        buffer._file.abandon()
+    async with opened(path, "boot-9", **SMALL) as buffer:
+        for salvage in buffer._salvages:
+            await asyncio.to_thread(salvage.join, 10)
+    after = payloads(path)
+    assert len(set(before) & set(after)) > 1_400
 
 
 @pytest.mark.kafka
