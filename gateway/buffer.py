@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
 import structlog
 
-from gateway import buffer_lock, buffer_salvage, buffer_schema
+from gateway import buffer_aside, buffer_lock, buffer_salvage, buffer_schema
 from gateway.buffer_file import ROW_BYTES, BufferFile
 from gateway.buffer_losses import LOSSES_MAX
 from gateway.buffer_rows import (
@@ -568,13 +569,17 @@ class Buffer:
         """Open or begin the file. One that SQLite finds corrupt is set aside. Raises BufferFileError."""
         path = self._settings.path
         try:
-            try:
-                self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts)
-                self._reset()
-            except sqlite3.Error as error:
-                if not buffer_schema.is_corruption(error):
-                    raise
-                self._replace(error)
+            unfinished = buffer_aside.interrupted(path)
+            if unfinished is not None:
+                self._go_on_replacing(unfinished)
+            if not self._attached:
+                try:
+                    self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts)
+                    self._reset()
+                except sqlite3.Error as error:
+                    if not buffer_schema.is_corruption(error):
+                        raise
+                    self._replace(error)
         except (sqlite3.Error, OSError) as error:
             raise BufferFileError(
                 f"buffer.path: {path} cannot be opened for writing ({error}): the directory must exist and be writable "
@@ -593,25 +598,43 @@ class Buffer:
     def _replace(self, error: Exception) -> None:
         """Set the damaged file aside, and begin a new one that takes over what can be read of it."""
         known = self._file if self._attached else None
-        aside = buffer_schema.set_aside(self._settings.path)
+        aside = buffer_aside.begin(self._settings.path)
         if known is not None:
             # After the renaming: closing a database deletes the WAL that stands under its name.
             self._attached = False
             known.abandon()
-        self.set_aside.append(
-            SetAside(aside.name, "unknown" if known is None else known.id, None if known is None else known.rows)
-        )
         log.error(
             "buffer is corrupt: set aside, a new one takes over what can be read of it",
             error=str(error),
-            aside=str(aside),
+            aside=buffer_aside.final_name(aside),
         )
+        self._begin_anew(aside, known)
+
+    def _go_on_replacing(self, aside: Path) -> None:
+        """Set a file aside to the end: the daemon was ended, or the disk refused, while it did."""
+        path = self._settings.path
+        if path.exists() and buffer_aside.is_known(path, SALVAGE_PREFIX + buffer_aside.final_name(aside)):
+            buffer_aside.finish(aside)
+            return
+        buffer_aside.discard(path)
+        self._begin_anew(aside, None)
+
+    def _begin_anew(self, aside: Path, known: BufferFile | None) -> None:
+        """Begin a new file; that it has something to salvage is on disk before anything is taken into it."""
+        name = buffer_aside.final_name(aside)
+        rows = None if known is None else known.rows
         found = buffer_salvage.read_beside(aside, None if known is None else known.lane)
         self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts, found.lanes)
-        with self._file.transaction():
-            buffer_salvage.adopt_beside(self._file.connection, found, self._file.salvaged)
-            progress = Progress(self._file.salvaged, -1, -1, found.dense, None if known is None else known.rows)
-            self._file.keep_marks([Mark(SALVAGE_PREFIX + aside.name, msgspec.json.encode(progress))])
+        try:
+            with self._file.transaction():
+                buffer_salvage.adopt_beside(self._file.connection, found, self._file.salvaged)
+                progress = Progress(self._file.salvaged, -1, -1, found.dense, rows)
+                self._file.keep_marks([Mark(SALVAGE_PREFIX + name, msgspec.json.encode(progress))])
+            buffer_aside.finish(aside)
+        except BaseException:
+            self._file.abandon()
+            raise
+        self.set_aside.append(SetAside(name, "unknown" if known is None else known.id, rows))
         self._reset()
 
     def _begin_salvages(self) -> None:

@@ -106,7 +106,9 @@ class Room:
         """Close without a look at what stands in the file."""
         with suppress(sqlite3.Error):
             self._connection.close()
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _pragma(self, name: str) -> int:
         (value,) = self._connection.execute(f"PRAGMA {name}").fetchone()

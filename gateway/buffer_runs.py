@@ -1,8 +1,8 @@
 """Which retransmissions of which sensors are on disk: the duplicate windows of the buffer file, and a cache of them.
 
 A window is a page to write, and every commit touches as many as it has sensors. So windows are written now and then,
-with the place in the buffer that they speak for (`windows_saved`); rows behind that place tell the rest, and none of them
-is deleted before its window is written.
+with the place in the buffer that they speak for (`windows_saved`); rows behind that place tell the rest, and none of
+them is deleted before its window is written.
 """
 
 import sqlite3
@@ -65,6 +65,8 @@ class DeviceRuns:
             tally[verdict.value] += 1
             if verdict is Verdict.DUPLICATE:
                 return False
+        # To the end: they are written in the order in which they were last used.
+        self._unsaved.pop(run, None)
         self._unsaved[run] = window
         return True
 
@@ -90,7 +92,11 @@ class DeviceRuns:
 
     def _save(self, last: Position, seen_us: int) -> None:
         self._connection.executemany(
-            _SAVE, [(*run, last.lane, seen_us, window.to_bytes()) for run, window in self._unsaved.items()]
+            _SAVE,
+            [
+                (*run, last.lane, seen_us + order, window.to_bytes())
+                for order, (run, window) in enumerate(self._unsaved.items())
+            ],
         )
         self._connection.execute(
             "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SAVED_NAME, f"{last.lane} {last.sequence}")
@@ -115,8 +121,10 @@ class DeviceRuns:
         self._saved = START if saved is None else Position(*map(int, saved[0].split()))
         for device, topic, boot, sequence, payload in self._connection.execute(_UNSAVED, self._saved).fetchall():
             run = (device, topic, boot)
-            window = self._unsaved[run] = self._window(run)
+            window = self._window(run)
             window.admit(sequence, payload)
+            self._unsaved.pop(run, None)
+            self._unsaved[run] = window
 
     def _window(self, run: Run) -> DuplicateWindow:
         self._catch_up()

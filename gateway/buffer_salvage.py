@@ -1,6 +1,6 @@
 """Takes what can still be read out of a buffer file that SQLite found corrupt. Rows keep their identity.
 
-The file was set aside (`buffer_schema.set_aside`) and is never changed here.
+The file was set aside (`buffer_aside`) and is never changed here.
 """
 
 import secrets
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -54,6 +54,8 @@ class Progress(msgspec.Struct, frozen=True):
     taken: int = 0
     holes: int = 0
     """Rows that are known to be missing between those that were taken over."""
+    torn: bool = False
+    """Whether an end of a lane is damaged: more is missing, and nobody knows how much."""
 
 
 @dataclass(slots=True)
@@ -105,8 +107,9 @@ class Salvage(threading.Thread):
                 self._read_lanes(connection, found.series)
             if not self._stopping.is_set():
                 progress = self._progress
-                known = progress.expected is not None or bool(progress.lanes)
-                missing = max(progress.holes, (progress.expected or 0) - progress.taken) if known else None
+                missing: int | None = max(progress.holes, (progress.expected or 0) - progress.taken)
+                if missing == 0 and (progress.torn or not progress.lanes):
+                    missing = None
                 self._hand_over(SalvagedBatch(self._aside, (), {}, self._progress, True, missing))
         except (sqlite3.Error, OSError, BufferFileError) as error:
             log.warning("salvage has to wait for the next start", aside=self._aside.name, error=str(error))
@@ -134,6 +137,16 @@ class Salvage(threading.Thread):
                 self._hand_over(SalvagedBatch(self._aside, renumbered, series, self._progress, False, None))
                 if self._stopping.is_set():
                     return
+            self._look_at_the_ends(connection, lane)
+
+    def _look_at_the_ends(self, connection: sqlite3.Connection, lane: int) -> None:
+        """Count what is known to follow the last row that could be read of a lane; see whether more is missing."""
+        first, last = (_end_sequence(connection, lane, end) for end in ("min", "max"))
+        taken = self._progress.sequence if self._progress.lane == lane else -1
+        if first is None or last is None:
+            self._progress = msgspec.structs.replace(self._progress, torn=True)
+        elif last > taken:
+            self._progress = msgspec.structs.replace(self._progress, holes=self._progress.holes + last - taken)
 
     def _hand_over(self, batch: SalvagedBatch) -> None:
         while not self._stopping.is_set() and not self._adopt(batch):
@@ -227,7 +240,7 @@ def adopt_beside(connection: sqlite3.Connection, found: Found, lanes: Mapping[in
 def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row]]:
     """The readable rows of a lane behind a sequence, in order, in chunks; damaged stretches are jumped over."""
     start = after + 1
-    last = _last_sequence(connection, lane)
+    last = _end_sequence(connection, lane, "max")
     while True:
         chunk, failed = _read_chunk(connection, lane, start)
         if chunk:
@@ -243,13 +256,15 @@ def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iter
             start = jumped
 
 
-def _last_sequence(connection: sqlite3.Connection, lane: int) -> int | None:
-    """The last row of a lane; None where its end is damaged."""
+def _end_sequence(connection: sqlite3.Connection, lane: int, end: Literal["min", "max"]) -> int | None:
+    """The first or the last row of a lane, -1 where it has none; None where that end is damaged."""
     try:
-        (last,) = connection.execute("SELECT max(sequence) FROM reading WHERE lane = ?", (lane,)).fetchone()
+        (found,) = connection.execute(f"SELECT {end}(sequence) FROM reading WHERE lane = ?", (lane,)).fetchone()
     except (sqlite3.Error, OverflowError):
         return None
-    return last if isinstance(last, int) else None
+    if found is None:
+        return -1
+    return found if isinstance(found, int) else None
 
 
 def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[list[Row], bool]:

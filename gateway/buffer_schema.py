@@ -1,8 +1,7 @@
-"""The buffer file's schema, and how it is opened, migrated and set aside when SQLite finds it corrupt."""
+"""The buffer file's schema, and how it is opened and migrated; what an error of SQLite means for it."""
 
 import secrets
 import sqlite3
-from datetime import UTC, datetime
 from pathlib import Path
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -129,17 +128,6 @@ def count_rows(connection: sqlite3.Connection) -> int:
         ELSE (SELECT count(*) FROM reading WHERE lane = number) END), 0) FROM lane"""
     ).fetchone()
     return int(rows)
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a corrupt file and its WAL by date, so that nothing in it is lost; give the new name."""
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
-    for suffix in ("-wal", "-shm", ""):
-        part = path.with_name(path.name + suffix)
-        if part.exists():
-            part.rename(aside.with_name(aside.name + suffix))
-    return aside
 
 
 def is_corruption(error: sqlite3.Error) -> bool:

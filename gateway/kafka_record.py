@@ -1,8 +1,8 @@
 """A buffered row as a Kafka record: a CloudEvents 1.0 event in Kafka's binary content mode.
 
 The value is the sensor's payload, byte for byte; what the gateway knows is in the headers, in a fixed order. Records
-are encoded here, in message format 2 (Kafka's documentation, "Record"): what all records of a series share, which is most
-of each, is encoded once; a client library that is given headers cannot know that.
+are encoded here, in message format 2 (Kafka's documentation, "Record"): what all records of a series share, which is
+most of each, is encoded once; a client library that is given headers cannot know that.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway import buffer_inspect, buffer_schema, buffer_status
+from gateway import buffer_aside, buffer_inspect, buffer_schema, buffer_status
 from gateway.buffer_inspect import Moment, Now, depths, lanes, opened, quarantined, readings
 from gateway.buffer_rows import spans_of
 from gateway.buffer_schema import BufferFileError
@@ -294,10 +294,10 @@ def test_files_that_were_set_aside_are_named(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     with written(path):
         pass
-    names = [buffer_schema.set_aside(path).name]
+    names = [buffer_aside.begin(path).name]
     with written(path) as connection:
         connection.execute("INSERT INTO meta VALUES ('x', 'y')")
-        names.append(buffer_schema.set_aside(path).name)
+        names.append(buffer_aside.begin(path).name)
     with written(path):
         pass
     assert list(buffer_status.read_status(path).set_aside) == names

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway import buffer_schema, control
+from gateway import buffer_aside, buffer_schema, control
 from gateway.cli import main
 from tests.buffers import entry, opened, store
 
@@ -78,7 +78,9 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     config = write(tmp_path)
     path = tmp_path / "buffer.db"
     await fill(path)
-    aside = buffer_schema.set_aside(path)
+    unfinished = buffer_aside.begin(path)
+    buffer_aside.finish(unfinished)
+    aside = buffer_aside.final_name(unfinished)
     await fill(path)
     connection = buffer_schema.connect(path)
     connection.execute("INSERT INTO loss VALUES ('42', 'buffer-full', 'b', '', 1200, 0, 0, NULL, NULL)")
@@ -86,9 +88,9 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     connection.close()
     shown = await status(config)
     assert "lost        1,200 not reported to Kafka yet: 1,200 buffer-full\n" in shown
-    assert f"set aside as corrupt: {aside.name}" in shown
+    assert f"set aside as corrupt: {aside}" in shown
     told = json.loads(await status(config, "--json"))
-    assert (told["losses"], told["set_aside"], told["daemon"]) == ({"buffer-full": 1200}, [aside.name], None)
+    assert (told["losses"], told["set_aside"], told["daemon"]) == ({"buffer-full": 1200}, [aside], None)
 
 
 async def test_status_fits_the_terminal(tmp_path: Path) -> None:

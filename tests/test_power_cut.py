@@ -222,6 +222,9 @@ class Card:
         """The transaction has returned: from here on it is a promise, unless the power was gone by then."""
         if disk.is_cut:
             raise PowerCut
+        if after == self.model:
+            # Nothing was written: what a failed attempt has left in the WAL may still be found by the next start.
+            return
         self.model = after
         self._possible = [after]
         self._in_flight = []
