@@ -318,11 +318,6 @@ def acknowledgements(answers: Sequence[int]) -> bytes:
     return struct.pack(f"!{len(answers)}I", *[0x40020000 + answer for answer in answers])
 
 
-def pubacks(packet_ids: Sequence[int]) -> bytes:
-    """The PUBACKs of many PUBLISHes (section 3.4)."""
-    return acknowledgements(packet_ids)
-
-
 def publish(topic: str, payload: bytes, qos: int, packet_id: int, *, dup: bool) -> bytes:
     """A PUBLISH of the server (section 3.3); `packet_id` counts with QoS 1. RETAIN is 0 [MQTT-3.3.1-9]."""
     raw = topic.encode()

@@ -9,10 +9,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gateway import config_file
 from gateway.cli import main
 from spark.cli import main as cloud
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+READMES = (ROOT / "README.md", ROOT / "gateway" / "README.md")
+"""The one for everybody, and the installers' page."""
 COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--bootstrap"}
 """Options that many commands have: the README need not have them beside each."""
 
@@ -46,9 +49,13 @@ def options(command: click.Command) -> dict[str, click.Option]:
     }
 
 
+def told() -> str:
+    return "\n".join(readme.read_text() for readme in READMES)
+
+
 def told_commands() -> set[tuple[str, ...]]:
     """What the README calls, as far as it is words: `sluice buffer ls` in code, not what follows it."""
-    code = re.findall(r"`+[^`]+`+", README.read_text())
+    code = re.findall(r"`+[^`]+`+", told())
     called = re.findall(r"(?:^|[\s`])(sluice(?:-cloud)?(?: [a-z]+)+)", "\n".join(code))
     return {tuple(words.split()) for words in called}
 
@@ -70,13 +77,13 @@ def test_the_readme_tells_of_no_command_that_is_not_there() -> None:
 
 @of_gateway
 def test_the_readme_tells_of_every_option(path: tuple[str, ...], command: click.Command) -> None:
-    lines = "\n".join(line for line in README.read_text().splitlines() if " ".join(path) in line)
+    lines = "\n".join(line for line in told().splitlines() if " ".join(path) in line)
     for option in options(command).keys() - COMMON:
         assert re.search(rf"(?<![\w-]){option}\b", lines), f"say beside `{' '.join(path)}` what {option} does"
 
 
 def test_the_readme_tells_of_no_option_of_the_gateways_that_is_not_there() -> None:
-    lines = [line for line in README.read_text().splitlines() if line.startswith("| `sluice ")]
+    lines = [line for line in told().splitlines() if line.startswith("| `sluice ")]
     assert lines
     known = {option for _, command in SLUICE for option in options(command)}
     for line in lines:
@@ -101,3 +108,15 @@ def test_the_example_in_the_help_can_be_called(path: tuple[str, ...], command: c
     assert tuple(words[: len(path)]) == path
     # Parsing fails on what is not there; nothing is run.
     command.make_context(path[-1], words[len(path) :])
+
+
+def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
+    whole, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
+    path = tmp_path / "gateway.toml"
+    path.write_text(whole)
+    settings = config_file.load(path)
+    assert settings.mqtt_listener is not None
+    assert settings.mqtt_listener.tls is not None
+    path.write_text(whole + broker)
+    (found,) = config_file.load(path).mqtt_brokers
+    assert found.tls is not None

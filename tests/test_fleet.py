@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_protocol import Connect, Publish, ServerProtocol, pubacks
+from gateway.mqtt_protocol import Connect, Publish, ServerProtocol, acknowledgements
 from gateway.reading import Reading
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetOptions, Progress, run_fleet
@@ -71,7 +71,7 @@ class Gateway:
     def acknowledge(self, count: int) -> None:
         packet_ids = [publish.packet_id for publish in self.publishes[:count]]
         del self.publishes[:count]
-        self.take(self.sensor.receive(pubacks(packet_ids)))
+        self.take(self.sensor.receive(acknowledgements(packet_ids)))
 
 
 def test_a_sensor_publishes_json_with_its_boot_and_sequence() -> None:
