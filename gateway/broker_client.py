@@ -1,20 +1,22 @@
 """paho's MQTT client driven by the asyncio loop: reads 64 KB at a time, writes many acknowledgements as one packet.
 
-paho takes several system calls to read a packet, and answers QoS 2 before anything is on disk. So what a read brings is
-cut into packets here, and all that carries readings goes to `packets_came`; paho makes CONNECT, SUBSCRIBE and
-DISCONNECT, reads what answers them (`answer`), and owns the queue of what is to be written. What is used or overridden
-of its private parts is `_sock`, `_create_socket`, `_in_packet`, `_packet_handle`, `_packet_queue`, `_loop_rc_handle`:
-hence the pinned version in pyproject.toml, and a test that fails where one of them changes.
+paho takes several system calls to read a packet, answers QoS 2 before anything is on disk, and hides some refusals. So
+what a read brings is cut into packets here, and all of them go to `packets_came`; paho makes CONNECT, SUBSCRIBE,
+UNSUBSCRIBE and DISCONNECT, and owns the queue of what is to be written. What is used or overridden of its private parts
+is `_sock`, `_create_socket`, `_packet_queue`, `_sock_close`: hence the pinned version in pyproject.toml, and a test
+that fails where one of them changes.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Final
 
-from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+import structlog
+from paho.mqtt.client import Client, DisconnectFlags
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
@@ -28,13 +30,24 @@ PROBE_AFTER_S: Final = 5
 _PINGREQ: Final = b"\xc0\x00"
 _PUBACK: Final = 0x40
 """What a packet of acknowledgements is queued as: paho tells only PUBLISH and DISCONNECT from the rest."""
+CLOSED: Final = (
+    "the broker or the network closed it; where this comes again and again, another client may be using the same "
+    "client_id: give this gateway one of its own"
+)
+
+_log = structlog.get_logger("sluice.mqtt_broker")
 
 
-async def connect(host: str, port: int, context: ssl.SSLContext | None) -> socket.socket:
-    """Connect, with TLS where there is a context. Raises OSError, of which ssl.SSLError is a kind."""
+async def connect(host: str, port: int, context: ssl.SSLContext | None, resolver: Executor) -> socket.socket:
+    """Connect, with TLS where there is a context. Raises OSError, of which ssl.SSLError is a kind.
+
+    The name is looked up by `resolver`: a look-up outlives whoever stops waiting for it, and in the loop's own
+    executor it would keep others from theirs.
+    """
     loop = asyncio.get_running_loop()
     failure = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    found = await loop.run_in_executor(resolver, lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    for family, kind, protocol, _, address in found:
         link = socket.socket(family, kind, protocol)
         try:
             link.setblocking(False)
@@ -63,7 +76,11 @@ def _notice_a_dead_link(link: socket.socket) -> None:
 
 async def _encrypted(link: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:
     loop = asyncio.get_running_loop()
-    encrypted = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
+    try:
+        encrypted = context.wrap_socket(link, server_hostname=host, do_handshake_on_connect=False)
+    except BaseException:
+        link.close()
+        raise
     try:
         while True:
             ready: asyncio.Future[None] = loop.create_future()
@@ -95,7 +112,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 class BrokerClient(Client):
     """One connection to a broker, on a socket that is connected already; made anew for each.
 
-    `packets_came` is called with what one read brought. `ended` gets its result when the connection is over.
+    `packets_came` is called with what one read brought; where it raises, the connection ends. `ended` gets the reason,
+    in words, when the connection is over.
     """
 
     def __init__(
@@ -106,27 +124,17 @@ class BrokerClient(Client):
             client_id=client_id,
             clean_session=False,
             protocol=MQTTProtocolVersion.MQTTv311,
-            # On a CONNACK that it does not like paho would connect anew by itself, and wait for it.
-            reconnect_on_failure=False,
-            manual_ack=True,
         )
         self._loop_of = asyncio.get_running_loop()
         self._link: socket.socket = link
         self._reader = PacketReader(packet_bytes_max)
         self._packets_came = packets_came
         self._reading = False
-        self.ended: asyncio.Future[MQTTErrorCode | ReasonCode] = self._loop_of.create_future()
-        self.accepted: Callable[[ReasonCode, bool], None] = lambda _code, _session_present: None
-        """Called for CONNACK, with its return code and whether the broker has the session (section 3.2.2)."""
-        self.granted: Callable[[int, Sequence[ReasonCode]], None] = lambda _identifier, _codes: None
-        """Called for each SUBACK with its packet identifier and a code for each filter (section 3.9)."""
-        self.ungranted: Callable[[int], None] = lambda _identifier: None
-        """Called for each UNSUBACK with its packet identifier (section 3.11)."""
+        self.connack: asyncio.Future[int] = self._loop_of.create_future()
+        """CONNACK's return code (section 3.2.2.3), for `packets_came` to set."""
+        self.ended: asyncio.Future[str] = self._loop_of.create_future()
         self.heard_s = self.wrote_s = self._loop_of.time()
         """When something came last, and when something was last given to be written, on the loop's clock."""
-        self.on_connect = self._told_connack
-        self.on_subscribe = self._told_suback
-        self.on_unsubscribe = self._told_unsuback
         self.on_disconnect = self._told_end
         self.on_socket_register_write = self._wants_to_write
         self.on_socket_unregister_write = self._has_written
@@ -155,7 +163,7 @@ class BrokerClient(Client):
         if not self._reading and self._sock is not None:
             self._reading = True
             self.heard_s = self._loop_of.time()
-            self._loop_of.add_reader(self._link, self.loop_read)
+            self._loop_of.add_reader(self._link, self._read)
 
     def send(self, packets: bytes, *, ping: bool = False) -> None:
         """Write packets that are made already, and a PINGREQ behind them."""
@@ -167,81 +175,45 @@ class BrokerClient(Client):
         self._packet_queue(_PUBACK, packets, 0, 0)
         self.loop_write()
 
-    def answer(self, packet: Packet) -> None:
-        """Let paho have a packet: CONNACK, SUBACK, UNSUBACK; anything else ends the connection."""
-        incoming = self._in_packet
-        incoming["command"] = packet.first
-        incoming["remaining_length"] = len(packet.body)
-        incoming["packet"] = bytearray(packet.body)
-        incoming["pos"] = 0
-        code = self._packet_handle()
-        if code:
-            self._loop_rc_handle(code)
+    def end(self, cause: str) -> None:
+        """End the connection at once, without DISCONNECT."""
+        if not self.ended.done():
+            self.ended.set_result(cause)
+        self._sock_close()
+        self._link.close()
 
-    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
-        """Take what is there to be read. Instead of paho's own, which asks the socket for every byte."""
-        del max_packets
+    def _read(self) -> None:
+        """Take what is there to be read. Instead of paho's `loop_read`, which asks the socket for every byte."""
         try:
-            data = self._receive()
+            # Of TLS that is one record, all of it: nothing decrypted stays behind that would wake no selector.
+            data = self._link.recv(READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return MQTTErrorCode.MQTT_ERR_SUCCESS
+            return
         except OSError:
             data = b""
         if not data:
-            return self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_CONN_LOST)
+            self.end(CLOSED)
+            return
         self.heard_s = self._loop_of.time()
         try:
             self._packets_came(self._reader.receive(data))
-        except (MalformedPacketError, UnicodeDecodeError):
-            return self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_PROTOCOL)
-        return MQTTErrorCode.MQTT_ERR_SUCCESS
-
-    def cut(self) -> None:
-        """End the connection at once, without DISCONNECT."""
-        if self._sock is not None:
-            self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_CONN_LOST)
-        elif not self.ended.done():
-            self._link.close()
-            self.ended.set_result(MQTTErrorCode.MQTT_ERR_CONN_LOST)
-
-    def _receive(self) -> bytes:
-        link = self._link
-        data = link.recv(READ_BYTES)
-        if isinstance(link, ssl.SSLSocket):
-            # TLS hands out a record at a time, 16 KB at most; what is decrypted already wakes no selector.
-            while (waiting := link.pending()) and len(data) < READ_BYTES:
-                data += link.recv(waiting)
-            if link.pending():
-                self._loop_of.call_soon(self._read_on)
-        return data
-
-    def _read_on(self) -> None:
-        if self._reading:
-            self.loop_read()
+        except MalformedPacketError as error:
+            self.end(
+                f"it sent what is not MQTT 3.1.1 ({error}); check that port is the broker's port for MQTT, without TLS "
+                "where there is no [mqtt_brokers.tls]"
+            )
+        except Exception:  # noqa: BLE001 - whatever it is, what was read and not taken must come again
+            _log.exception("what the broker sent could not be taken, which is a fault of this gateway: report it")
+            self.end("this gateway failed at what it sent, which it will send again")
 
     def _create_socket(self) -> socket.socket:
         return self._link
 
-    def _told_connack(
-        self, _client: Client, _data: object, flags: ConnectFlags, code: ReasonCode, _properties: Properties | None
-    ) -> None:
-        self.accepted(code, flags.session_present)
-
-    def _told_suback(
-        self, _client: Client, _data: object, identifier: int, codes: list[ReasonCode], _properties: Properties | None
-    ) -> None:
-        self.granted(identifier, codes)
-
-    def _told_unsuback(
-        self, _client: Client, _data: object, identifier: int, _codes: list[ReasonCode], _properties: Properties | None
-    ) -> None:
-        self.ungranted(identifier)
-
     def _told_end(
-        self, _client: Client, _data: object, _flags: DisconnectFlags, code: ReasonCode, _properties: Properties | None
+        self, _client: Client, _data: object, _flags: DisconnectFlags, _code: ReasonCode, _properties: Properties | None
     ) -> None:
         if not self.ended.done():
-            self.ended.set_result(code)
+            self.ended.set_result(CLOSED)
 
     def _wants_to_write(self, _client: Client, _data: object, _link: object) -> None:
         self._loop_of.add_writer(self._link, self.loop_write)

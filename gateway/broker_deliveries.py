@@ -30,6 +30,7 @@ Doubtful ones are stored and marked: a false match would lose a reading. What is
 - (c) A broker that is killed and comes back with an old state counts from an earlier number, so new readings get
   identifiers that marks hold. They come with DUP=0 first, and DUP=1 only in the connection after that: once CONNECT
   is sent, the marks before it are void, whether a CONNACK came or not.
+  A broker that refuses the connection (CONNACK 1 to 5) has sent nothing: all is as it was before CONNECT.
 - Session not present: everything is void.
 
 The cost of that caution: two connections lost in quick succession (the second before what is sent again was stored)
@@ -41,13 +42,18 @@ not stored. DUP=0, or another digest, under a kept identifier comes only from a 
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
+from urllib.parse import quote
 
 from gateway.reading import Mark
+from gateway.settings import BrokerSettings
+
+MARKS: Final = "broker/"
+"""What the keys of all marks of all brokers begin with."""
 
 PACKET_IDS: Final = 65_535
 """Packet identifiers run from 1 to here (section 2.3.1 of MQTT 3.1.1)."""
@@ -107,9 +113,9 @@ def digest(body: bytes) -> bytes:
 class Deliveries:
     """What one broker's session has delivered, as far as it matters for what it delivers next.
 
-    The order of calls: `forget_marks` and their commit, `connecting`, CONNECT, `connected`; then for each read
-    `receive`, `receive_exactly_once`, `release`, and one `batch`; for each batch, in order, `stored` and
-    `acknowledged`, or `refused`. Every batch must be decided before `forget_marks` is called again.
+    The order of calls: `forget_marks` and their commit, `connecting`, CONNECT, and `connection_refused` or `connected`;
+    then for each read `receive`, `receive_exactly_once`, `release`, and one `batch`; for each batch, in order, `stored`
+    and `acknowledged`, or `refused`. Every batch must be decided before `forget_marks` is called again.
     """
 
     def __init__(self, prefix: str, kept: Mapping[str, bytes]) -> None:
@@ -117,6 +123,8 @@ class Deliveries:
         self._prefix = prefix
         self._batches: dict[int, _Batch] = {}
         """By number: not yet decided, or not yet confirmed."""
+        self._preceding: dict[int, _Batch] = {}
+        """Those of the connection before this one, of which `_expected` is made."""
         self._next = 0
         self._expected: dict[int, _Expected] = {}
         self._passed = 0
@@ -173,7 +181,7 @@ class Deliveries:
         # What was judged and is in no batch was not taken.
         self._undo(self._released)
         self._entries, self._released, self._marks, self._frees = [], [], [], 0
-        self._batches.clear()
+        self._preceding, self._batches = self._batches, {}
         self._kept.clear()
         self._forgettable.clear()
         self._barriers.clear()
@@ -185,11 +193,27 @@ class Deliveries:
 
         A batch must follow, which forgets that.
         """
+        self._preceding = {}
         if not session_present:
             self._expected.clear()
             self._highest = self._fresh_ids = 0
             for packet_id in tuple(self._unreleased):
                 self.release(packet_id)
+
+    def connection_refused(self) -> list[Mark]:
+        """CONNACK refused the connection, so that nothing came by it: what was known still counts.
+
+        The marks say so on disk again; without them the next process would find what it knows doubtful.
+        """
+        self._expected.clear()
+        self._batches, self._preceding = self._preceding, {}
+        marks = []
+        for number, batch in self._batches.items():
+            stored = [entry for entry in batch.entries if batch.stored or entry.was_stored]
+            if stored:
+                marks.append(Mark(self._stored_key(number), _packed(stored)))
+                self._kept.add(number)
+        return marks
 
     # --- deliveries ---------------------------------------------------------------------------------------
 
@@ -240,8 +264,7 @@ class Deliveries:
         batch = self._batches[number] = _Batch(self._entries, self._released, tuple(self._forgettable), frees)
         marks, self._entries, self._released, self._marks, self._frees = self._marks, [], [], [], 0
         if batch.entries:
-            packed = (_ENTRY.pack(entry.packet_id, entry.digest) for entry in batch.entries)
-            marks.append(Mark(self._stored_key(number), b"".join(packed)))
+            marks.append(Mark(self._stored_key(number), _packed(batch.entries)))
             self._kept.add(number)
         marks += (Mark(self._stored_key(old), None) for old in batch.forgets)
         if marks:
@@ -341,6 +364,22 @@ class Deliveries:
             self._kept.add(number)
             self._next = self._acknowledged = number + 1
         self._unreleased = dict(_numbered(kept, f"{self._prefix}qos2/"))
+
+
+def removed_sessions(kept: Mapping[str, bytes], brokers: Sequence[BrokerSettings], gateway_id: str) -> list[Mark]:
+    """What forgets, of all that is kept under `MARKS`, that which goes with none of the brokers in the settings."""
+    prefixes = tuple(session_prefix(broker, gateway_id) for broker in brokers)
+    return [Mark(key, None) for key in kept if not key.startswith(prefixes)]
+
+
+def session_prefix(broker: BrokerSettings, gateway_id: str) -> str:
+    """What the keys of a session's marks begin with."""
+    name = broker.client_id or f"sluice-{gateway_id}"
+    return f"{MARKS}{quote(broker.host, safe='')}:{broker.port}/{quote(name, safe='')}/"
+
+
+def _packed(entries: Iterable[_Entry]) -> bytes:
+    return b"".join([_ENTRY.pack(entry.packet_id, entry.digest) for entry in entries])
 
 
 def _numbered(kept: Mapping[str, bytes], prefix: str) -> Iterator[tuple[int, bytes]]:

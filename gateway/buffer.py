@@ -10,9 +10,9 @@ import sqlite3
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -36,11 +36,12 @@ from gateway.buffer_rows import (
     Series,
     Span,
     loss_key,
+    spans_of,
 )
-from gateway.buffer_salvage import SALVAGE_PREFIX, Progress, Salvage, SalvagedBatch
+from gateway.buffer_salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_tail import Tail
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import WallClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 from gateway.write_meter import WriteMeter
@@ -54,7 +55,15 @@ ENTRY_BYTES = 300
 OWN_BYTES_MAX = 1_000_000
 """The gateway's own events: so much of them waits in memory at most, and has room on disk beyond `bytes_max`."""
 AGE_CHECK_S = 60.0
-LOSSES_REPORTED_MAX = 1_000
+END_S = 2.0
+"""How long the end waits for the event loop."""
+ANEW_WAIT_S_MAX = 60.0
+"""A card that damages one new file after another gets the next ever more rarely, down to one in so long."""
+ANEW_CALM_S = 600.0
+"""After so long without damage the next new file is begun at once again."""
+REWIND_S = 5.0
+"""How often the forwarder is called back to rows that were salvaged behind its back, at the most."""
+LOSSES_REPORTED_MAX = 200
 """Loss records made in one commit."""
 
 ROOM_SAID_AFTER_S = 10.0
@@ -86,6 +95,8 @@ class SetAside:
     buffer_id: str
     rows: int | None
     """What it held, where that is known."""
+    lane: Lane | None = None
+    """The lane that readings went into, where that is known."""
 
 
 @dataclass(slots=True)
@@ -125,7 +136,14 @@ class Buffer:
         self._file: BufferFile
         self._attached = False
         self._salvages: list[Salvage] = []
+        self._known: dict[str, SetAside] = {}
+        """Files that were set aside and have no successor yet."""
+        self._anew_due_s = float("-inf")
+        self._anew_wait_s = 0.0
+        self._rewind_due_s = 0.0
+        self._is_rewind_due = False
         self._loop: asyncio.AbstractEventLoop
+        self._died: asyncio.Future[None]
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
         self._readings: deque[_Append] = deque()
@@ -141,6 +159,8 @@ class Buffer:
         self._delete_due_s = float("inf")
         self._retry_s = 0.0
         self._age_due_s = 0.0
+        self._stuck = False
+        """Whether there is nothing left that could be dropped, and still no room."""
         self._full_said = False
         self._full_seen_s = 0.0
         self._tail = Tail()
@@ -151,6 +171,7 @@ class Buffer:
     def open(self) -> None:
         """Open the file, begin this start's lane, and start the thread. Raises BufferFileError."""
         self._loop = asyncio.get_running_loop()
+        self._died = self._loop.create_future()
         self._lock_file = buffer_lock.acquire(self._settings.path)
         try:
             self._attach()
@@ -159,6 +180,10 @@ class Buffer:
             raise
         self._thread = threading.Thread(target=self._work, name="buffer", daemon=True)
         self._thread.start()
+
+    async def watch(self) -> None:
+        """Wait until cancelled; raises what the buffer's thread died of, should it ever: the daemon must not go on."""
+        await asyncio.shield(self._died)
 
     async def close(self) -> None:
         """Commit what has been appended, as far as that is possible, and close the file."""
@@ -187,12 +212,13 @@ class Buffer:
     @property
     def holding(self) -> bool:
         """See `Intake.holding`."""
-        full = self.state.full and self._settings.when_full == "refuse"
+        full = self.state.full and (self._settings.when_full == "refuse" or self._stuck)
         return full or self.state.failing is not None
 
     def append(self, entries: Sequence[Entry], done: Done | None = None, marks: Sequence[Mark] = ()) -> None:
         """Store entries, and keep or forget marks, in one commit; `done` as `Intake.take` has it."""
         size = sum([len(entry.payload) for entry in entries]) + ENTRY_BYTES * (len(entries) + len(marks))
+        size += sum([len(mark.value) for mark in marks if mark.value is not None])
         with self._wake:
             accepted = not self._closing and self._queued_bytes <= self._settings.queue_bytes_max
             if accepted:
@@ -232,15 +258,15 @@ class Buffer:
             buffer_id = self._file.id
         if found is not None:
             return buffer_id, found
-        return await self._call(lambda: (self._file.id, self._file.read(after, limit)))
+        return await self._call(lambda: (self._file.id, self._read(after, limit)))
 
-    async def series(self, number: int) -> Series:
-        """What a row's series number stands for."""
-        return await self._call(lambda: self._file.series(number))
+    async def series(self, buffer_id: str, number: int) -> Series:
+        """What a row's series number stands for, in the file that it was read from. Raises BufferFileError."""
+        return await self._call(lambda: self._file_of(buffer_id).series(number))
 
-    async def lane_of(self, number: int) -> Lane:
-        """The lane of a row."""
-        return await self._call(lambda: self._file.lane_of(number))
+    async def lane_of(self, buffer_id: str, number: int) -> Lane:
+        """The lane of a row, in the file that it was read from. Raises BufferFileError."""
+        return await self._call(lambda: self._file_of(buffer_id).lane_of(number))
 
     async def boot_clock(self, boot_id: str) -> WallClock:
         """What was last known of the wall clock in a boot of this gateway."""
@@ -279,34 +305,47 @@ class Buffer:
                 self._delete_due_s = self._retry_s = 0.0
                 self._wake.notify()
 
-    async def quarantine(self, reports: Sequence[Entry]) -> None:
-        """Keep what Kafka refused, and append the reports that carry it, in one commit.
+    async def quarantine(self, buffer_id: str, reports: Sequence[Entry], refused: Sequence[Row]) -> None:
+        """Keep what Kafka refused, append the reports that carry it, and delete the rows, in one commit.
 
-        The caller confirms the rows afterwards, as if they had been sent. Raises BufferFileError where the disk
-        refuses: the rows then stay where they are.
+        Raises BufferFileError where the disk refuses: the rows then stay where they are.
         """
-        await self._transact(lambda: self._file.insert_again(reports))
+
+        def move() -> None:
+            file = self._file_of(buffer_id)
+            file.insert_judged(reports)
+            for span in spans_of(refused):
+                rest: Span | None = span
+                while rest is not None:
+                    rest = file.delete(rest)
+
+        await self._in_transaction(move)
+        with self._wake:
+            self._tail.clear()
 
     async def quarantined(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
         """Quarantined input by its numbers; what is not there is left out."""
         return await self._call(lambda: self._file.quarantined(numbers))
 
-    async def requeue(self, numbers: Sequence[int], entries: Sequence[Entry], judged: Sequence[Entry]) -> None:
-        """Take quarantined input out, and append what became of it, in one commit.
+    async def requeue(self, buffer_id: str, entries: Mapping[int, Entry], judged: Mapping[int, Entry]) -> None:
+        """Take quarantined input out by its numbers, and append what became of it, in one commit.
 
         `judged` was taken in once already: it is not compared with what its sensor sent. Raises BufferFileError.
         """
 
         def move() -> None:
-            self._file.insert(entries)
-            self._file.insert_again(judged)
-            self._file.drop_quarantined(numbers)
+            file = self._file_of(buffer_id)
+            # Somebody else may have been faster.
+            there = file.quarantined([*entries, *judged]).keys()
+            file.insert([entry for number, entry in entries.items() if number in there])
+            file.insert_judged([entry for number, entry in judged.items() if number in there])
+            file.drop_quarantined(list(there))
 
-        await self._transact(move)
+        await self._in_transaction(move)
 
     async def drop_quarantined(self, numbers: Sequence[int]) -> int:
         """Forget quarantined input; how much of it there was. Raises BufferFileError."""
-        return await self._transact(lambda: self._file.drop_quarantined(numbers))
+        return await self._in_transaction(lambda: self._file.drop_quarantined(numbers))
 
     async def report_losses(self, report: Callable[[Loss], Entry]) -> int:
         """Turn what is counted as lost into rows that report it; how many. Raises BufferFileError."""
@@ -315,17 +354,32 @@ class Buffer:
     # -- the buffer's thread: what to do --------------------------------------------------------
 
     def _work(self) -> None:
-        closing = False
-        while not closing:
-            calls, closing = self._wait()
-            for function, future in calls:
-                self._settle(future, function)
-            now_s = time.monotonic()
-            self._commit(now_s, closing=closing)
-        while self._readings and self.state.failing is None and not self.state.full:
+        try:
+            closing = False
+            while not closing:
+                calls, closing = self._wait()
+                for function, future in calls:
+                    self._settle(future, function)
+                self._commit(time.monotonic(), closing=closing)
+            self._end()
+        except BaseException as error:  # noqa: BLE001 - a fault of ours: acknowledgements would wait for ever
+            self._loop.call_soon_threadsafe(self._died.set_exception, error)
+
+    def _end(self) -> None:
+        """Store what can be stored, refuse the rest, and close the file."""
+        while self._readings and not self.holding:
             self._commit(time.monotonic(), closing=True)
         refused = [append.done for append in (*self._own, *self._readings) if append.done is not None]
+        self._own.clear()
+        self._readings.clear()
         self._announce([(done, False) for done in refused])
+        # What was refused may be lost: that is counted on the event loop, and still comes to the disk.
+        told = threading.Event()
+        self._loop.call_soon_threadsafe(told.set)
+        told.wait(END_S)
+        self._commit(time.monotonic(), closing=True)
+        for _, future in self._calls:
+            future.set_exception(BufferFileError("the buffer is closed"))
         if self._attached:
             self._file.close()
 
@@ -365,13 +419,15 @@ class Buffer:
             appends_due = closing or now_s >= self._append_due_s
             own = list(self._own) if appends_due else []
             readings = list(self._due_readings()) if appends_due else []
+            cut = len(readings) < len(self._readings)
             confirmed: list[Span] = []
             losses: dict[LossKey, Loss] = {}
-            if closing or now_s >= self._delete_due_s:
+            if closing or now_s >= self._delete_due_s or self.state.full:
                 confirmed, self._confirmed = self._confirmed, confirmed
                 losses, self._losses = self._losses, losses
                 self._delete_due_s = float("inf")
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
+        dropped = self.counts["dropped"]
         if not (own or readings or confirmed or losses or age_due or self.state.failing is not None):
             self._look_again()
             return
@@ -386,7 +442,11 @@ class Buffer:
                 self._commit_one_by_one([*own, *readings])
             return
         self._recover()
-        self._finish(own, stored, held=len(stored) < len(readings))
+        held = len(stored) < len(readings)
+        self._finish(own, stored, held=held, dropped=dropped)
+        if appends_due and not held and not cut:
+            # What came in meanwhile waits for company as long as what came before it.
+            self._append_due_s = now_s + self._settings.commit_delay_ms / 1000
 
     def _look_again(self) -> None:
         """Nothing waits: see whether there is room by now, so that sensors are let in again."""
@@ -409,24 +469,29 @@ class Buffer:
         self,
         own: Sequence[_Append],
         readings: Sequence[_Append],
-        confirmed: Sequence[Span],
+        confirmed: list[Span],
         losses: dict[LossKey, Loss],
         *,
         age_due: bool,
     ) -> Sequence[_Append]:
-        """Have it on disk; give those of `readings` that there was room for."""
+        """Have it on disk; give those of `readings` that there was room for.
+
+        What else is confirmed is added to `confirmed` where rows are dropped: those that Kafka has are not lost.
+        """
         file = self._file
         now_s = time.monotonic()
         usage = self._meter.due(now_s)
         with self._transaction():
+            if age_due or self._settings.when_full == "drop-oldest":
+                confirmed += self._take_confirmed()
             rest = self._delete(confirmed)
             if losses:
                 file.count_losses(list(losses.values()))
-            if age_due:
+            if age_due and not rest:
                 more = file.drop_aged(int(self._settings.age_max_s * 1e6))
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
-            file.insert_again([entry for append in own for entry in append.entries])
-            stored = self._fitting(readings)
+            file.insert_judged([entry for append in own for entry in append.entries])
+            stored = self._fitting(readings, may_drop=not rest)
             file.keep_marks([mark for append in stored for mark in append.marks])
             file.insert([entry for append in stored for entry in append.entries])
             if usage is not None:
@@ -461,12 +526,17 @@ class Buffer:
             self._tail.extend(self._file.inserted)
         self._meter.add(self._file.inserted)
 
-    def _fitting(self, readings: Sequence[_Append]) -> Sequence[_Append]:
+    def _take_confirmed(self) -> list[Span]:
+        with self._wake:
+            taken, self._confirmed = self._confirmed, []
+        return taken
+
+    def _fitting(self, readings: Sequence[_Append], *, may_drop: bool) -> Sequence[_Append]:
         """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
         coming = sum(_disk_bytes(append) for append in readings)
         if not coming or not self._file.room.is_full(coming):
             return readings
-        if self._settings.when_full == "drop-oldest":
+        if self._settings.when_full == "drop-oldest" and may_drop:
             self._file.drop_oldest(coming)
             if not self._file.room.is_full(coming):
                 return readings
@@ -477,18 +547,21 @@ class Buffer:
                 return readings[:count]
         return readings
 
-    def _finish(self, own: Sequence[_Append], stored: Sequence[_Append], *, held: bool) -> None:
-        """Take what is on disk off the queues, and say so."""
+    def _finish(self, own: Sequence[_Append], stored: Sequence[_Append], *, held: bool, dropped: int) -> None:
+        """Take what is on disk off the queues, and say so.
+
+        `held` says that some found no room, `dropped` how many rows had been dropped before.
+        """
         with self._wake:
             for _ in own:
                 self._own_bytes -= self._own.popleft().bytes
             for _ in stored:
                 self._queued_bytes -= self._readings.popleft().bytes
+        # While deletions or droppings make room, the next commit is not waited for.
+        self._stuck = held and not stored and not self._confirmed and self.counts["dropped"] == dropped
         self._measure(held=held)
         with self._wake:
-            # While deletions make room, the next commit is not waited for.
-            waits = self.holding and not stored and not self._confirmed
-            self._retry_s = time.monotonic() + RETRY_S if waits else 0.0
+            self._retry_s = time.monotonic() + RETRY_S if self._stuck else 0.0
         self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
         if self._file.inserted:
             self._loop.call_soon_threadsafe(self.committed.set)
@@ -530,6 +603,24 @@ class Buffer:
             self._delete_due_s = 0.0
             self._retry_s = time.monotonic() + RETRY_S
 
+    def _read(self, after: Position, limit: int) -> list[Row]:
+        """Rows of the file, but for those that are confirmed and wait for their deletion."""
+        while True:
+            rows = self._file.read(after, limit)
+            with self._wake:
+                confirmed = list(self._confirmed)
+            # Whoever reads on where he was has nothing behind him; after a rewind he may.
+            if not rows or not any(rows[0][:2] <= (span.lane, span.last) for span in confirmed):
+                return rows
+            after = Position(rows[-1].lane, rows[-1].sequence)
+            rows = [
+                row
+                for row in rows
+                if not any(span.lane == row.lane and span.first <= row.sequence <= span.last for span in confirmed)
+            ]
+            if rows:
+                return rows
+
     def _pending(self) -> list[PendingLane]:
         # What waits for its commit is pending too: no watermark may pass it.
         with self._wake:
@@ -570,7 +661,7 @@ class Buffer:
         path = self._settings.path
         try:
             unfinished = buffer_aside.interrupted(path)
-            if unfinished is not None:
+            if unfinished:
                 self._go_on_replacing(unfinished)
             if not self._attached:
                 try:
@@ -593,63 +684,140 @@ class Buffer:
         with self._wake:
             self._confirmed = []
             self._tail.clear()
+        # What they read is for another file's lanes: `_adopt_now` refuses it.
+        for salvage in self._salvages:
+            salvage.stop()
+        self._salvages = [salvage for salvage in self._salvages if salvage.is_alive()]
         self._begin_salvages()
 
     def _replace(self, error: Exception) -> None:
         """Set the damaged file aside, and begin a new one that takes over what can be read of it."""
-        known = self._file if self._attached else None
-        aside = buffer_aside.begin(self._settings.path)
-        if known is not None:
-            # After the renaming: closing a database deletes the WAL that stands under its name.
-            self._attached = False
-            known.abandon()
-        log.error(
-            "buffer is corrupt: set aside, a new one takes over what can be read of it",
-            error=str(error),
-            aside=buffer_aside.final_name(aside),
-        )
-        self._begin_anew(aside, known)
+        log.error("buffer is corrupt: set aside, a new one takes over what can be read of it", error=str(error))
+        self._put_aside()
+        self._begin_anew()
 
-    def _go_on_replacing(self, aside: Path) -> None:
-        """Set a file aside to the end: the daemon was ended, or the disk refused, while it did."""
+    def _put_aside(self) -> None:
+        """Rename the damaged file, and let go of it."""
         path = self._settings.path
-        if path.exists() and buffer_aside.is_known(path, SALVAGE_PREFIX + buffer_aside.final_name(aside)):
-            buffer_aside.finish(aside)
-            return
-        buffer_aside.discard(path)
-        self._begin_anew(aside, None)
-
-    def _begin_anew(self, aside: Path, known: BufferFile | None) -> None:
-        """Begin a new file; that it has something to salvage is on disk before anything is taken into it."""
-        name = buffer_aside.final_name(aside)
-        rows = None if known is None else known.rows
-        found = buffer_salvage.read_beside(aside, None if known is None else known.lane)
-        self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts, found.lanes)
+        known = self._file if self._attached else None
         try:
-            with self._file.transaction():
-                buffer_salvage.adopt_beside(self._file.connection, found, self._file.salvaged)
-                progress = Progress(self._file.salvaged, -1, -1, found.dense, rows)
-                self._file.keep_marks([Mark(SALVAGE_PREFIX + name, msgspec.json.encode(progress))])
-            buffer_aside.finish(aside)
+            name = buffer_aside.final_name(buffer_aside.begin(path))
+            if known is not None:
+                self._known[name] = SetAside(name, known.id, known.rows, known.lane)
+        finally:
+            if known is not None and not path.exists():
+                # After the renaming: closing a database deletes the WAL that stands under its name.
+                self._attached = False
+                known.abandon()
+        now_s = time.monotonic()
+        if now_s > self._anew_due_s + ANEW_CALM_S:
+            self._anew_wait_s = 0.0
+        self._anew_due_s = now_s + self._anew_wait_s
+        self._anew_wait_s = min(max(RETRY_S, 2 * self._anew_wait_s), ANEW_WAIT_S_MAX)
+
+    def _go_on_replacing(self, asides: Sequence[Path]) -> None:
+        """Set files aside to the end: the daemon was ended, or the disk refused, while it did."""
+        path = self._settings.path
+        if path.exists():
+            if all(buffer_aside.is_known(path, SALVAGE_PREFIX + buffer_aside.final_name(aside)) for aside in asides):
+                for aside in asides:
+                    buffer_aside.finish(aside)
+                return
+            if buffer_aside.is_unused(path):
+                buffer_aside.discard(path)
+            else:
+                # Readings may have been acknowledged that are nowhere else.
+                log.error("the buffer cannot be read, or knows nothing of a damaged file beside it: set aside too")
+                self._put_aside()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Begin a new file; that it has something to salvage is on disk before anything is taken into it."""
+        wait_s = self._anew_due_s - time.monotonic()
+        if wait_s > 0:
+            raise BufferFileError(
+                f"new files are damaged again and again, so the next is begun in {wait_s:.0f} s: the disk or card that "
+                "buffer.path is on is probably failing and should be replaced"
+            )
+        path = self._settings.path
+        asides = buffer_aside.interrupted(path)
+        known = [
+            self._known.get(name, SetAside(name, "unknown", None)) for name in map(buffer_aside.final_name, asides)
+        ]
+        files = buffer_salvage.damaged_files(
+            [(aside, of.lane, of.rows) for aside, of in zip(asides, known, strict=True)], buffer_aside.waiting(path)
+        )
+        kept, given_up = buffer_salvage.within(files.values(), self._settings.damaged_files_max)
+        try:
+            lanes = [lane for damaged in kept for lane in damaged.lanes.values()]
+            self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts, lanes)
+            try:
+                with self._file.transaction():
+                    self._take_over(kept, given_up)
+            except BaseException:
+                self._file.abandon()
+                raise
+        except Exception:
+            # Nothing was taken into it, and the next one must not find it in its place.
+            with suppress(OSError):
+                buffer_aside.discard(path)
+            raise
+        try:
+            for aside in asides:
+                buffer_aside.finish(aside)
         except BaseException:
             self._file.abandon()
             raise
-        self.set_aside.append(SetAside(name, "unknown" if known is None else known.id, rows))
+        for damaged in given_up:
+            log.error(
+                "a damaged buffer was given up without being salvaged: there are more than buffer.damaged_files_max",
+                aside=damaged.aside.name,
+            )
+            buffer_aside.discard(damaged.aside)
+        self._known.clear()
+        self.set_aside.extend(known)
         self._reset()
+
+    def _take_over(self, kept: Sequence[Damaged], given_up: Sequence[Damaged]) -> None:
+        """Write into the new file what is to be salvaged, what stood beside it, and what is given up."""
+        file = self._file
+        buffer_salvage.adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
+        for damaged in kept:
+            lanes = {number: file.salvaged[lane.name] for number, lane in damaged.lanes.items()}
+            progress = msgspec.structs.replace(damaged.progress, lanes=lanes)
+            file.keep_marks([Mark(SALVAGE_PREFIX + damaged.aside.name, msgspec.json.encode(progress))])
+        for damaged in given_up:
+            file.count_losses(msgspec.structs.replace(damaged.progress, torn=True).losses(self.boot_id))
 
     def _begin_salvages(self) -> None:
         """Go on with what damaged files still hold, the last start's too."""
-        for key, value in self._file.marks(SALVAGE_PREFIX).items():
-            aside = self._settings.path.with_name(key.removeprefix(SALVAGE_PREFIX))
-            salvage = Salvage(aside, msgspec.json.decode(value, type=Progress), self._adopt)
-            salvage.start()
+        marks = buffer_salvage.kept_marks(self._file.marks(SALVAGE_PREFIX))
+        # The newest first: what it took over of an older one comes before the rest of that.
+        work = [(self._settings.path.with_name(name), marks[name]) for name in sorted(marks, reverse=True)]
+        if work:
+            salvage = Salvage(work, self._file.id, self._adopt, self._end_salvage)
             self._salvages.append(salvage)
+            salvage.start()
+
+    def _end_salvage(self, aside: Path) -> None:
+        """Nothing more is to be had of it: it may be deleted when there are too many. On the salvage's thread."""
+        try:
+            buffer_aside.salvaged(aside)
+            deleted = buffer_aside.prune(self._settings.path, self._settings.damaged_files_max)
+        except OSError as error:
+            log.warning("a salvaged file could not be renamed or deleted: delete it by hand", error=str(error))
+            return
+        if deleted:
+            log.info("salvaged files were deleted, as buffer.damaged_files_max says", deleted=deleted)
 
     def _adopt(self, batch: SalvagedBatch) -> bool:
         """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
         future: Future[bool] = Future()
         with self._wake:
             if self._closing:
+                # One that began after `close` had stopped the others.
+                for salvage in self._salvages:
+                    salvage.stop()
                 raise BufferFileError("the buffer is closed")
             self._calls.append((lambda: self._adopt_now(batch), future))  # type: ignore[arg-type]
             self._wake.notify()
@@ -657,18 +825,24 @@ class Buffer:
 
     def _adopt_now(self, batch: SalvagedBatch) -> bool:
         file = self._file
-        if file.room.is_full(sum(len(row.payload) + ROW_BYTES for row in batch.rows)):
+        if batch.into != file.id:
+            raise BufferFileError("the file that this was salvaged for has been replaced")
+        payloads = [row.payload for row in batch.rows] + [input_.payload for input_ in batch.quarantined]
+        coming = sum(len(payload) + ROW_BYTES for payload in payloads)
+        if coming and file.room.is_full(coming):
+            # What was taken over before has to make room.
+            self._rewind()
             return False
         with self._transaction():
-            file.adopt(batch.rows, batch.series)
+            file.adopt(batch.rows, batch.quarantined, batch.series)
             key = SALVAGE_PREFIX + batch.aside.name
             file.keep_marks([Mark(key, None if batch.finished else msgspec.json.encode(batch.progress))])
-            if batch.finished and batch.missing != 0:
-                # Where nothing could be read the count is not known either: the record says so with a 0.
-                reason = "buffer-damaged" if batch.missing else "buffer-unreadable"
-                file.count_losses([Loss("", reason, self.boot_id, batch.missing or 0, 0, boottime_us())])
+            if batch.finished:
+                file.count_losses(batch.progress.losses(self.boot_id))
         self.state.rows = file.rows
-        self.rewinds += 1
+        self._is_rewind_due = self._is_rewind_due or bool(batch.rows)
+        if batch.finished or time.monotonic() >= self._rewind_due_s:
+            self._rewind()
         if batch.finished:
             self.salvaged.append(batch)
             log.info(
@@ -679,6 +853,14 @@ class Buffer:
             )
         self._loop.call_soon_threadsafe(self.committed.set)
         return True
+
+    def _rewind(self) -> None:
+        """Have salvaged rows forwarded: they stand before what the forwarder may have come to."""
+        if self._is_rewind_due:
+            self._is_rewind_due = False
+            self._rewind_due_s = time.monotonic() + REWIND_S
+            self.rewinds += 1
+            self._loop.call_soon_threadsafe(self.committed.set)
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -733,7 +915,9 @@ class Buffer:
     def _report_losses(self, report: Callable[[Loss], Entry]) -> int:
         with self._wake:
             losses, self._losses = self._losses, {}
-        if not losses and not self._file.has_losses():
+        full = self._file.room.used_bytes() >= self._settings.bytes_max + OWN_BYTES_MAX // 2
+        if full or (not losses and not self._file.has_losses()):
+            self._put_back([], losses)
             return 0
         try:
             with self._transaction():
@@ -746,7 +930,13 @@ class Buffer:
         self._loop.call_soon_threadsafe(self.committed.set)
         return count
 
-    async def _transact(self, function: Callable[[], T]) -> T:
+    def _file_of(self, buffer_id: str) -> BufferFile:
+        """The open file, if it is still that one: numbers of another one would mean something else here."""
+        if self._file.id != buffer_id:
+            raise BufferFileError("the buffer file was replaced in between: what was read from it is void")
+        return self._file
+
+    async def _in_transaction(self, function: Callable[[], T]) -> T:
         """Run a function in a transaction of its own, on the buffer's thread."""
 
         def run() -> T:

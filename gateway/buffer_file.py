@@ -3,18 +3,19 @@
 Nothing here knows of threads: `buffer` owns the one thread that calls it.
 """
 
-import copy
 import secrets
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from gateway import buffer_losses, buffer_schema
+import msgspec
+
+from gateway import buffer_losses, buffer_salvage, buffer_schema
 from gateway.buffer_quarantine import Quarantine
 from gateway.buffer_room import Room
 from gateway.buffer_rows import Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span, is_sound
@@ -79,7 +80,7 @@ class BufferFile:
         counts: Counter[str],
         salvaged: Sequence[Lane] = (),
     ) -> None:
-        """Open or make the file, and open a lane in it, behind lanes whose rows are salvaged from another file.
+        """Open or make the file, and open a lane in it, behind lanes whose rows are salvaged from other files.
 
         `counts` is added to by each committed transaction: `duplicate`, `conflict`, `below-window`,
         `quarantine-overflow`, `dropped`. Raises sqlite3.Error, OSError, and BufferFileError where the file is of a
@@ -105,8 +106,8 @@ class BufferFile:
             self._runs = DeviceRuns(self.connection)
             self._quarantine = Quarantine(settings, self.connection, boot_id)
             with self.transaction():
-                self.salvaged = {lane.number: self._adopt_lane(lane) for lane in salvaged}
-                """Lane numbers of the other file, to those of this one."""
+                self.salvaged = {lane.name: self._adopt_lane(lane) for lane in salvaged}
+                """Those lanes' names, to their numbers here."""
                 self.lane = self._open_lane()
             self.inserted: list[Row] = []
             """Rows that the last transaction added to `lane`."""
@@ -135,7 +136,7 @@ class BufferFile:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it ends; memory follows the file, whichever it is."""
-        before = copy.deepcopy(self._state)
+        before = replace(self._state, floor=replace(self._state.floor))
         self._tally.clear()
         self.inserted = []
         try:
@@ -172,8 +173,8 @@ class BufferFile:
         if self.inserted:
             self._runs.save_if_due(self._last, time.monotonic(), self._seen_us())
 
-    def insert_again(self, entries: Iterable[Entry]) -> None:
-        """Append entries that were judged when they first came in, such as quarantined ones."""
+    def insert_judged(self, entries: Iterable[Entry]) -> None:
+        """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
         self._append(entries)
 
     def _append(self, entries: Iterable[Entry]) -> None:
@@ -231,7 +232,11 @@ class BufferFile:
         last = min(confirmed.last, confirmed.first + DELETED_ROWS_MAX - 1)
         if self.room.is_tight():
             last = self._last_within(Span(confirmed.lane, confirmed.first, last), self.room.commit_bytes_max)
-        self._runs.save_before_deletion(Span(confirmed.lane, confirmed.first, last), self._last, self._seen_us())
+        span, tight_bytes = Span(confirmed.lane, confirmed.first, last), None
+        if self.room.is_tight():
+            tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
+        if not self._runs.save_before_deletion(span, self._last, self._seen_us(), tight_bytes):
+            return confirmed
         state.rows -= self.connection.execute(
             "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
         ).rowcount
@@ -257,47 +262,48 @@ class BufferFile:
         """Drop the oldest rows, each counted as lost, until there is room for more, or as many as one commit may."""
         bytes_left = self.room.commit_bytes_max
         while self._state.rows and bytes_left > 0 and self.room.is_full(coming_bytes):
-            bytes_left -= self._drop_front("buffer-full", None, min(bytes_left, DROP_BYTES))
+            bytes_left -= self._drop_front("buffer-full", min(bytes_left, DROP_BYTES))
 
     def drop_aged(self, age_us: int) -> bool:
         """Drop some rows that waited longer than this, each counted as lost; tell whether there may be more.
 
         Rows of a boot whose wall clock was never known stay: how old they are is not known either.
         """
+        lanes = self.connection.execute(
+            """SELECT number, lane.boot_id, offset_us, error_us FROM lane LEFT JOIN boot USING (boot_id)
+            WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number) ORDER BY number"""
+        ).fetchall()
         now = self._clock()
-        oldest = self.connection.execute(
-            "SELECT lane, boot_id FROM reading JOIN lane ON lane.number = reading.lane ORDER BY lane, sequence LIMIT 1"
-        ).fetchone()
-        if oldest is None:
-            return False
-        boot_id = oldest[1]
-        cutoff_us = boottime_us() - age_us
-        if boot_id != self._boot_id:
-            clock = self.boot_clock(boot_id)
-            if not clock.synced or not now.synced:
-                return False
-            cutoff_us += now.offset_us - clock.offset_us
-        return self._drop_front("too-old", cutoff_us, self.room.commit_bytes_max) > 0
+        for lane, boot_id, offset_us, error_us in lanes:
+            cutoff_us = boottime_us() - age_us
+            if boot_id != self._boot_id:
+                if error_us is None or not now.synced:
+                    continue
+                cutoff_us += now.offset_us - offset_us
+            if self._drop_front("too-old", self.room.commit_bytes_max, lane, cutoff_us) > 0:
+                return True
+        return False
 
-    def _drop_front(self, reason: str, before_us: int | None, bytes_max: int) -> int:
-        """Drop rows from the front of the oldest lane, those received before `before_us` only; what they took in bytes.
+    def _drop_front(self, reason: str, bytes_max: int, lane: int = 0, before_us: int | None = None) -> int:
+        """Drop rows from the front of a lane, or of the oldest there is behind it; what they took in bytes.
 
-        One at least, if any, and no more than `bytes_max` otherwise.
+        With `before_us` those received before only. One at least, if any, and no more than `bytes_max` otherwise.
         """
         found = self.connection.execute(
-            "SELECT lane, sequence, length(payload), received_us FROM reading ORDER BY lane, sequence LIMIT ?",
-            (DROPPED_ROWS_MAX,),
+            "SELECT lane, sequence, length(payload), received_us FROM reading WHERE lane >= ?"
+            " ORDER BY lane, sequence LIMIT ?",
+            (lane, DROPPED_ROWS_MAX),
         )
         span: Span | None = None
         size = 0
-        for lane, sequence, payload_bytes, received_us in found:
+        for of, sequence, payload_bytes, received_us in found:
             # Up to the first that stays, whatever comes behind it: a lane has no holes.
-            if before_us is not None and received_us >= before_us:
+            if before_us is not None and (of != lane or received_us >= before_us):
                 break
-            if span is not None and (span.lane != lane or size + payload_bytes + ROW_BYTES > bytes_max):
+            if span is not None and (span.lane != of or size + payload_bytes + ROW_BYTES > bytes_max):
                 break
             size += payload_bytes + ROW_BYTES
-            span = Span(lane, sequence if span is None else span.first, sequence)
+            span = Span(of, sequence if span is None else span.first, sequence)
         found.close()
         if span is None:
             return 0
@@ -325,26 +331,45 @@ class BufferFile:
         """Forget quarantined input; how much of it there was."""
         return self._quarantine.drop(numbers)
 
-    def adopt(self, rows: Sequence[Row], series: Mapping[int, Series]) -> None:
-        """Take over rows of a damaged file, into the lanes that `salvaged` gave them; their series are `series`.
+    def adopt(self, rows: Sequence[Row], quarantined: Sequence[Quarantined], series: Mapping[int, Series]) -> None:
+        """Take over rows of one lane of a damaged file, into the lane that `salvaged` gave it, and quarantined input.
 
-        A row whose series could not be read has nobody to go to: it is kept in the quarantine.
+        Their series are `series`. A row whose series could not be read has nobody to go to: it is kept in the
+        quarantine. What is here already stays.
         """
-        numbers = {
-            number: self._series_number(series[number]) for number in {row.series for row in rows} & series.keys()
-        }
-        _insert_rows(
-            self.connection, [row._replace(series=numbers[row.series]) for row in rows if row.series in numbers]
+        needed = {row.series for row in rows} | {input_.series for input_ in quarantined}
+        numbers = {number: self._series_number(found) for number, found in series.items() if number in needed}
+        for input_ in quarantined:
+            # Its clock may be lost; that there was such a boot must be known.
+            self.connection.execute("INSERT OR IGNORE INTO boot VALUES (?, 0, NULL)", (input_.boot_id,))
+            number = None if input_.series is None else numbers.get(input_.series)
+            self._quarantine.keep(msgspec.structs.replace(input_, series=number), self._tally)
+        if not rows:
+            return
+        boot_id = self.lane_of(rows[0].lane).boot_id
+        there = self._sequences(Span(rows[0].lane, rows[0].sequence, rows[-1].sequence))
+        new = [row for row in rows if row.sequence not in there]
+        routed = [row for row in new if row.series in numbers]
+        _insert_rows(self.connection, [row._replace(series=numbers[row.series]) for row in routed])
+        self._state.rows += len(routed)
+        judged = [row for row in routed if row.device_boot is not None and row.device_sequence is not None]
+        for row in judged:
+            # Its sensor may send it again.
+            self._runs.admit(
+                series[row.series], str(row.device_boot), int(row.device_sequence or 0), row.payload, Counter()
+            )
+        if judged:
+            # They stand before the place that the windows are caught up from.
+            self._runs.save_now(self._last, self._seen_us())
+        for row in new:
+            if row.series not in numbers:
+                self._quarantine.keep(_without_series(row, boot_id), self._tally)
+
+    def _sequences(self, span: Span) -> set[int]:
+        found = self.connection.execute(
+            "SELECT sequence FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", span
         )
-        for row in rows:
-            if row.series in numbers:
-                self._state.rows += 1
-                if row.device_boot is not None and row.device_sequence is not None:
-                    # Its sensor may send it again.
-                    self._runs.admit(series[row.series], row.device_boot, row.device_sequence, row.payload, Counter())
-            else:
-                reason = "salvaged-without-series"
-                self._quarantine.keep(Quarantined(reason, row.payload, "", "", row.received_us), self._tally)
+        return {sequence for (sequence,) in found}
 
     def add_usage(self, seconds: float, readings: int, stored_bytes: int, disk_bytes: int) -> None:
         """Add to what this hour of this boot brought."""
@@ -379,9 +404,8 @@ class BufferFile:
 
     def series(self, number: int) -> Series:
         """What a row's series number stands for. Raises BufferFileError where this file does not know it."""
-        return Series(
-            *self._one("SELECT topic, key, device, subject, type, content_type FROM series WHERE number = ?", number)
-        )
+        fields = "topic, key, device, subject, type, content_type, coalesce(stream, '')"
+        return Series(*self._one(f"SELECT {fields} FROM series WHERE number = ?", number))
 
     def lane_of(self, number: int) -> Lane:
         """The lane of a row. Raises BufferFileError where this file does not know it."""
@@ -441,8 +465,9 @@ class BufferFile:
         return self._clock().at(boottime_us())
 
     def _open_lane(self) -> Lane:
-        # Lanes and boots of which nothing is left are history; this one's begin here.
-        kept = list(self.salvaged.values())
+        # Lanes and boots of which nothing is left are history; this one's begin here. What is salvaged has yet to come.
+        salvages = buffer_salvage.kept_marks(self.marks(buffer_salvage.SALVAGE_PREFIX)).values()
+        kept = list({*self.salvaged.values(), *(lane for progress in salvages for lane in progress.lanes.values())})
         self.connection.execute(
             "DELETE FROM lane WHERE NOT EXISTS (SELECT 1 FROM reading WHERE lane = number)"
             f" AND number NOT IN ({', '.join('?' * len(kept))})",
@@ -460,6 +485,10 @@ class BufferFile:
         return Lane(number, name, self._boot_id, self.id)
 
     def _adopt_lane(self, lane: Lane) -> int:
+        """The number of a lane of another file here: names are unique for ever, and two files may hold parts of it."""
+        known = self.connection.execute("SELECT number FROM lane WHERE name = ?", (lane.name,)).fetchone()
+        if known is not None:
+            return int(known[0])
         (number,) = self.connection.execute(
             "INSERT INTO lane (name, boot_id, buffer_id) VALUES (?, ?, ?) RETURNING number",
             (lane.name, lane.boot_id, lane.buffer_id),
@@ -469,8 +498,9 @@ class BufferFile:
     def _series_number(self, series: Series) -> int:
         fields = (series.topic, series.key, series.device, series.subject, series.type, series.content_type)
         self.connection.execute(
-            "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type) VALUES (?, ?, ?, ?, ?, ?)",
-            fields,
+            "INSERT OR IGNORE INTO series (topic, key, device, subject, type, content_type, stream)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*fields, series.stream or None),
         )
         (number,) = self.connection.execute(
             "SELECT number FROM series WHERE topic = ? AND key = ? AND device = ? AND subject = ?"
@@ -490,7 +520,7 @@ class BufferFile:
         )
         self._series_numbers.clear()
         (left,) = self.connection.execute("SELECT count(*) FROM series").fetchone()
-        self._series_pruned_at = max(SERIES_MAX, 2 * left)
+        self._series_pruned_at = min(max(SERIES_MAX, 2 * left), SERIES_CACHED_MAX - 1)
 
     def _save_floor(self) -> None:
         """Keep the lane's floor for the next start: at once where it fell, now and then where it rose."""
@@ -533,6 +563,23 @@ def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     for start in range(0, whole, _INSERT_MANY_ROWS):
         connection.execute(_INSERT_MANY, tuple(chain.from_iterable(rows[start : start + _INSERT_MANY_ROWS])))
     connection.executemany(_INSERT, rows[whole:])
+
+
+def _without_series(row: Row, boot_id: str) -> Quarantined:
+    """What is left of a reading of another boot when nobody knows whose it is."""
+    return Quarantined(
+        "salvaged-without-series",
+        row.payload,
+        "",
+        "",
+        row.received_us,
+        event_us=row.event_us,
+        event_error_us=row.event_error_us,
+        tick_ms=row.tick_ms,
+        device_boot=row.device_boot,
+        device_sequence=row.device_sequence,
+        boot_id=boot_id,
+    )
 
 
 def _event_us(entry: Entry) -> int:

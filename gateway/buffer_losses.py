@@ -26,7 +26,7 @@ _COUNT = """
 """
 _SELECT = """
     SELECT device, reason, boot_id, count, first_us, last_us, device_boot, first_sequence, last_sequence
-    FROM loss ORDER BY device, reason, boot_id, device_boot LIMIT ?
+    FROM loss ORDER BY first_us LIMIT ?
 """
 # What one statement drops may be of many sensors: by what a loss is counted by.
 _OF_ROWS = """
@@ -82,8 +82,8 @@ def count_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None
                 loss.count,
                 loss.first_us,
                 loss.last_us,
-                loss.first_sequence,
-                loss.last_sequence,
+                loss.first_sequence if kept < LOSSES_MAX else None,
+                loss.last_sequence if kept < LOSSES_MAX else None,
             )
             for loss in losses
         ],

@@ -4,9 +4,12 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 
-from gateway.buffer_rows import Quarantined
+from gateway import buffer_losses
+from gateway.buffer_rows import Loss, Quarantined
 from gateway.settings import BufferSettings
 
+OVERFLOW = "quarantine-overflow"
+"""Why input is lost that was in the quarantine and had to make room."""
 _COLUMNS = (
     "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
     " device_boot, device_sequence, boot_id"
@@ -56,9 +59,14 @@ class Quarantine:
         # At most a tenth of the buffer: what is set aside must not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
-            (oldest,) = self._connection.execute("SELECT min(number) FROM quarantine").fetchone()
-            self.drop([oldest])
+            ((number, oldest),) = self.find(self._oldest()).items()
+            self.drop([number])
             tally["quarantine-overflow"] += 1
+            loss = Loss(oldest.device, OVERFLOW, oldest.boot_id or "", 1, oldest.received_us, oldest.received_us)
+            buffer_losses.count_losses(self._connection, [loss])
+
+    def _oldest(self) -> list[int]:
+        return list(self._connection.execute("SELECT min(number) FROM quarantine").fetchone())
 
     def find(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
         """What stands there under these numbers."""

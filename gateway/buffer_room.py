@@ -83,6 +83,10 @@ class Room:
         must_grow = free - coming_bytes <= self.spare_bytes // 4
         return must_grow and self.is_tight()
 
+    def free_page_bytes(self) -> int:
+        """What the file has left within itself."""
+        return self._pragma("freelist_count") * PAGE_BYTES
+
     def is_tight(self) -> bool:
         """Whether the file system has too little left for anything to grow: a transaction must fit into the WAL."""
         return self.disk_free_bytes() < max(self._settings.free_bytes_min, self.spare_bytes)

@@ -19,6 +19,8 @@ class Series(Struct, frozen=True, cache_hash=True):
     type: str
     """`ce_type`: `sluice.reading`, `sluice.gateway.boot`, ..."""
     content_type: str
+    stream: str = ""
+    """The topic that was routed: what a sensor may count its sequences for."""
 
 
 class Quarantined(Struct, frozen=True, gc=False):
@@ -117,12 +119,12 @@ def is_sound(row: Row) -> bool:
 
 def spans_of(rows: Sequence[Row]) -> list[Span]:
     """The rows, which are in order, as spans without holes."""
-    spans = [Span(rows[0].lane, rows[0].sequence, rows[0].sequence)]
-    if rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:
+    if rows and rows[-1].lane == rows[0].lane and rows[-1].sequence - rows[0].sequence == len(rows) - 1:
         return [Span(rows[0].lane, rows[0].sequence, rows[-1].sequence)]
-    for row in rows[1:]:
-        last = spans[-1]
-        if row.lane == last.lane and row.sequence == last.last + 1:
+    spans: list[Span] = []
+    for row in rows:
+        last = spans[-1] if spans else None
+        if last is not None and row.lane == last.lane and row.sequence == last.last + 1:
             spans[-1] = Span(last.lane, last.first, row.sequence)
         else:
             spans.append(Span(row.lane, row.sequence, row.sequence))

@@ -7,6 +7,7 @@ them is deleted before its window is written.
 
 import sqlite3
 from collections import Counter
+from itertools import islice
 
 import structlog
 
@@ -20,6 +21,11 @@ RUNS_MAX = 20_000
 SAVE_ROWS = 20_000
 """Rows after which windows are written: so many are read again at a start, at the most."""
 SAVE_S = 10.0
+SAVED_AT_ONCE_MAX = 1_000
+"""Windows written in one transaction; the others follow in the next."""
+WINDOW_BYTES = 1_000
+"""What a window takes on disk, rounded up."""
+READ_ROWS = 500
 
 _SAVE = """
     INSERT INTO device_run VALUES (?, ?, ?, ?, ?, ?)
@@ -27,7 +33,7 @@ _SAVE = """
     DO UPDATE SET lane = excluded.lane, seen_us = excluded.seen_us, window = excluded.window
 """
 _UNSAVED = """
-    SELECT series.device, series.topic, device_boot, device_sequence, payload
+    SELECT series.device, coalesce(series.stream, series.topic), device_boot, device_sequence, payload
     FROM reading JOIN series ON series.number = reading.series
     WHERE (lane, sequence) > (?, ?) AND device_boot IS NOT NULL AND device_sequence IS NOT NULL
     ORDER BY lane, sequence
@@ -35,7 +41,7 @@ _UNSAVED = """
 _SAVED_NAME = "windows_saved"
 
 Run = tuple[str, str, str]
-"""Device, Kafka topic, device boot: sequences may be counted for a device or for each of its streams."""
+"""Device, stream, device boot: sequences may be counted for a device or for each of its streams."""
 
 log = structlog.get_logger()
 
@@ -46,18 +52,19 @@ class DeviceRuns:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._windows: dict[Run, DuplicateWindow] = {}
-        # Found by what an entry carries: two series of one topic (routes that differ) share a window.
+        # Found by what an entry carries: two series of one stream (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, DuplicateWindow]] = {}
         self._unsaved: dict[Run, DuplicateWindow] = {}
         self._saved = START
         self._is_current = False
         self._save_due_s = 0.0
+        self._known_runs: int | None = None
 
     def admit(self, series: Series, boot: str, sequence: int, payload: bytes, tally: Counter[str]) -> bool:
         """Whether a reading is to be stored: not where it is on disk already. `tally` counts the verdicts but NEW."""
         known = self._by_series.get((series, boot))
         if known is None:
-            run = (series.device, series.topic, boot)
+            run = (series.device, series.stream or series.topic, boot)
             known = self._by_series[series, boot] = run, self._window(run)
         run, window = known
         verdict = window.admit(sequence, payload)
@@ -73,15 +80,27 @@ class DeviceRuns:
     def save_if_due(self, last: Position, now_s: float, seen_us: int) -> None:
         """Write the windows now and then; `last` is the row that was added last, `now_s` a monotonic clock's."""
         rows = last.sequence - self._saved.sequence if last.lane == self._saved.lane else SAVE_ROWS
-        if self._unsaved and (rows >= SAVE_ROWS or now_s >= self._save_due_s):
-            self._save(last, seen_us)
-            self._save_due_s = now_s + SAVE_S
+        if rows >= SAVE_ROWS or (self._unsaved and now_s >= self._save_due_s):
+            self._catch_up()
+            self._save(last, seen_us, SAVED_AT_ONCE_MAX)
+            if not self._unsaved:
+                self._save_due_s = now_s + SAVE_S
 
-    def save_before_deletion(self, span: Span, last: Position, seen_us: int) -> None:
-        """Write the windows if rows of this span are all that speaks for them."""
+    def save_before_deletion(self, span: Span, last: Position, seen_us: int, bytes_max: int | None) -> bool:
+        """Write the windows if rows of this span are all that speaks for them; whether the rows may be deleted then.
+
+        `bytes_max` is set where the disk has no room: so much may be written, and the deletion, which makes some, does
+        not wait for the rest. A resend may be taken for new if the power fails just then: no reading is lost.
+        """
         self._catch_up()
-        if self._unsaved and Position(span.lane, span.last) > self._saved:
-            self._save(last, seen_us)
+        if not self._unsaved or Position(span.lane, span.last) <= self._saved:
+            return True
+        self._save(last, seen_us, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
+        return not self._unsaved or bytes_max is not None
+
+    def save_now(self, last: Position, seen_us: int) -> None:
+        """Write all windows: nothing else would tell of what `admit` was told."""
+        self._save(last, seen_us, len(self._unsaved))
 
     def forget(self) -> None:
         """What was looked at and changed since is void: it is read again when needed."""
@@ -89,24 +108,25 @@ class DeviceRuns:
         self._by_series.clear()
         self._unsaved.clear()
         self._is_current = False
+        self._known_runs = None
 
-    def _save(self, last: Position, seen_us: int) -> None:
+    def _save(self, last: Position, seen_us: int, limit: int) -> None:
+        """Write the windows that were used first, and once none is left, the place that they speak for."""
+        saved = list(islice(self._unsaved.items(), limit))
         self._connection.executemany(
             _SAVE,
-            [
-                (*run, last.lane, seen_us + order, window.to_bytes())
-                for order, (run, window) in enumerate(self._unsaved.items())
-            ],
+            [(*run, last.lane, seen_us + order, window.to_bytes()) for order, (run, window) in enumerate(saved)],
         )
-        self._connection.execute(
-            "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SAVED_NAME, f"{last.lane} {last.sequence}")
-        )
-        self._saved = last
         # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
-        for run, window in self._unsaved.items():
+        for run, window in saved:
+            del self._unsaved[run]
             self._windows.pop(run, None)
             self._windows[run] = window
-        self._unsaved.clear()
+        if not self._unsaved:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SAVED_NAME, f"{last.lane} {last.sequence}")
+            )
+            self._saved = last
         if len(self._windows) > RUNS_MAX:
             for run in list(self._windows)[: len(self._windows) - RUNS_MAX]:
                 del self._windows[run]
@@ -119,12 +139,14 @@ class DeviceRuns:
         self._is_current = True
         saved = self._connection.execute("SELECT value FROM meta WHERE name = ?", (_SAVED_NAME,)).fetchone()
         self._saved = START if saved is None else Position(*map(int, saved[0].split()))
-        for device, topic, boot, sequence, payload in self._connection.execute(_UNSAVED, self._saved).fetchall():
-            run = (device, topic, boot)
-            window = self._window(run)
-            window.admit(sequence, payload)
-            self._unsaved.pop(run, None)
-            self._unsaved[run] = window
+        cursor = self._connection.execute(_UNSAVED, self._saved)
+        while rows := cursor.fetchmany(READ_ROWS):
+            for device, stream, boot, sequence, payload in rows:
+                run = (device, stream, boot)
+                window = self._window(run)
+                window.admit(sequence, payload)
+                self._unsaved.pop(run, None)
+                self._unsaved[run] = window
 
     def _window(self, run: Run) -> DuplicateWindow:
         self._catch_up()
@@ -152,17 +174,19 @@ class DeviceRuns:
 
         The order is by lane, then by time: the wall clock may stand in another year after each start.
         """
-        device, topic, _ = run
-        self._connection.execute(
+        device, stream, _ = run
+        forgotten = self._connection.execute(
             """DELETE FROM device_run WHERE device = ?1 AND topic = ?2 AND boot NOT IN (
                 SELECT boot FROM device_run WHERE device = ?1 AND topic = ?2
                 ORDER BY lane DESC, seen_us DESC LIMIT ?3)""",
-            (device, topic, RUNS_PER_STREAM - 1),
-        )
-        (runs,) = self._connection.execute("SELECT count(*) FROM device_run").fetchone()
-        if runs >= RUNS_MAX:
-            self._connection.execute(
+            (device, stream, RUNS_PER_STREAM - 1),
+        ).rowcount
+        if self._known_runs is None:
+            (self._known_runs,) = self._connection.execute("SELECT count(*) FROM device_run").fetchone()
+        self._known_runs += 1 - forgotten
+        if self._known_runs > RUNS_MAX:
+            self._known_runs -= self._connection.execute(
                 """DELETE FROM device_run WHERE (device, topic, boot) IN (
                     SELECT device, topic, boot FROM device_run ORDER BY lane, seen_us LIMIT ?)""",
                 (RUNS_MAX // 10,),
-            )
+            ).rowcount

@@ -45,6 +45,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE lane ADD COLUMN buffer_id TEXT",
         # Small and dear: a second copy of what gives rows their identity, for the salvage of a damaged file.
         "CREATE INDEX lane_copy ON lane (name, boot_id, buffer_id)",
+        # The topic that was routed: two of a device's may go to one Kafka topic, each with sequences of its own.
+        "ALTER TABLE series ADD COLUMN stream TEXT",
         # What an ingress keeps in one commit with its readings; see `gateway.reading.Mark`.
         "CREATE TABLE mark (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
         # Readings that are gone for good, until they are reported. Times are CLOCK_BOOTTIME of `boot_id`; the sensor's

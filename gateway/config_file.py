@@ -216,10 +216,12 @@ def _struct_of(hint: object) -> type[Struct] | None:
 
 def _wanted(hint: object) -> str:
     """What a setting of this type takes, in words."""
-    for argument in getattr(hint, "__metadata__", ()):
-        if isinstance(argument, Meta) and argument.description:
-            return argument.description
     origin, arguments = get_origin(hint), get_args(hint)
+    # Of a text that may be left out, what the text must be.
+    for candidate in (hint, *(arguments if origin not in (tuple, dict) else ())):
+        for argument in getattr(candidate, "__metadata__", ()):
+            if isinstance(argument, Meta) and argument.description:
+                return argument.description
     if origin is Literal:
         return "one of " + ", ".join(_show(argument) for argument in arguments)
     if origin is tuple:
@@ -355,7 +357,7 @@ def _broker_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         place = ("mqtt_brokers", index)
         if not broker.host or not _can_be_looked_up(broker.host):
             yield (*place, "host"), f'{_show(broker.host)}: {_NO_HOST}, such as "mosquitto.example"'
-        session = (broker.host, broker.port, broker.client_id or f"sluice-{settings.gateway.id}")
+        session = (_same_host(broker.host), broker.port, broker.client_id or f"sluice-{settings.gateway.id}")
         earlier = sessions.setdefault(session, index)
         if earlier != index:
             yield place, f"is the same session as mqtt_brokers[{earlier}], {_ENDS_THE_OTHER}"
@@ -363,6 +365,12 @@ def _broker_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
         yield from _credential_mistakes(broker, place)
         if broker.backoff_s_min > broker.backoff_s_max:
             yield (*place, "backoff_s_min"), f"is above backoff_s_max ({broker.backoff_s_max}); write a smaller one"
+
+
+def _same_host(host: str) -> str:
+    """One name for what is certainly one host."""
+    host = host.lower().removesuffix(".")
+    return "localhost" if host in ("127.0.0.1", "::1") else host
 
 
 def _subscription_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple[Place, str]]:

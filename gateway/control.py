@@ -71,14 +71,12 @@ def socket_path(buffer_path: Path) -> Path:
 # -- the daemon's side ----------------------------------------------------------------------------
 
 
-def handlers(
-    front_door: "FrontDoor", buffer: "Buffer", parts: Mapping[str, Callable[[], object]] | None = None
-) -> dict[str, Handler]:
-    """What the daemon does for the commands: `state`, `quarantine-retry` and `quarantine-drop`.
+Parts = dict[str, Callable[[], object]]
+"""What else the daemon tells of itself, by name: each is called for each request, and gives what msgspec encodes."""
 
-    `parts` are further things to tell in `state`, by name: each is called for each request, and gives what
-    msgspec can encode.
-    """
+
+def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = None) -> dict[str, Handler]:
+    """What the daemon does for the commands: `state` (with `parts`), `quarantine-retry` and `quarantine-drop`."""
 
     async def state(_arguments: dict[str, Any]) -> object:
         told = {name: part() for name, part in (parts or {}).items()}

@@ -130,8 +130,6 @@ class Forwarder:
         self._hold_from_s = time.monotonic()
         self._verdicts: dict[str, tuple[TopicVerdict, float]] = {}
         self._lone_refusals: Counter[str] = Counter()
-        self._aside: set[Position] = set()
-        """Rows in the quarantine already, although the batch that they were read with is not settled."""
         self._heartbeat_from_s = 0.0
         self._rows_max = kafka.batch_rows_max
         self._position = START
@@ -239,7 +237,6 @@ class Forwarder:
         """Kafka or the quarantine has these rows: the buffer may delete them."""
         self._position = Position(rows[-1].lane, rows[-1].sequence)
         self._buffer.confirm(session.buffer_id, spans_of(rows))
-        self._aside.clear()
         self.state.sent += len(rows)
 
     async def _clock_is_awaited(self, session: _Session, rows: Sequence[Row]) -> bool:
@@ -257,8 +254,6 @@ class Forwarder:
         aside: list[tuple[Row, str]] = []
         compression, record_bytes_max = self._kafka.compression, self._kafka.record_bytes_max
         for row in rows:
-            if self._aside and (row.lane, row.sequence) in self._aside:
-                continue
             route = session.routes.get((row.lane, row.series)) or await self._route(session, row)
             if isinstance(route, TopicVerdict):
                 aside.append((row, route.reason))
@@ -336,7 +331,7 @@ class Forwarder:
             log.error("topic is not written to for a while", topic=topic, reason=reason)
 
     async def _set_aside(self, session: _Session, rows: Sequence[tuple[Row, str]]) -> None:
-        """Put rows into the quarantine, each with its reason, in one commit."""
+        """Move rows into the quarantine, each with its reason, in one commit."""
         reports = []
         said: Counter[tuple[str, str]] = Counter()
         for row, reason in rows:
@@ -347,23 +342,22 @@ class Forwarder:
                 lane = await self._lane(session, row.lane)
                 reports.append(self._front_door.quarantine_entry(_quarantined(row, series, lane, reason)))
         if reports:
-            await self._buffer.quarantine(reports)
+            await self._buffer.quarantine(session.buffer_id, reports, [row for row, _ in rows])
         for (reason, topic), count in said.items():
             log.warning("readings quarantined", reason=reason, topic=topic, count=count)
-        self._aside.update(Position(row.lane, row.sequence) for row, _ in rows)
 
     # -- look-ups -------------------------------------------------------------------------------
 
     async def _series(self, session: _Session, number: int) -> Series:
         series = session.series.get(number)
         if series is None:
-            series = session.series[number] = await self._buffer.series(number)
+            series = session.series[number] = await self._buffer.series(session.buffer_id, number)
         return series
 
     async def _lane(self, session: _Session, number: int) -> Lane:
         lane = session.lanes.get(number)
         if lane is None:
-            lane = session.lanes[number] = await self._buffer.lane_of(number)
+            lane = session.lanes[number] = await self._buffer.lane_of(session.buffer_id, number)
         return lane
 
     async def _route(self, session: _Session, row: Row) -> _Route | TopicVerdict:

@@ -28,7 +28,6 @@ class Housekeeping:
         self._buffer = buffer
         self._forwarder = forwarder
         self._clock = clock
-        self._overflow = 0
         self._quarantined: Counter[str] = Counter()
         self._lane = buffer.lane
         self._report_losses_s = 0.0
@@ -49,10 +48,6 @@ class Housekeeping:
             self._front_door.event("clock-learnt", None, offset_us=now.offset_us, error_us=now.error_us)
 
     def _tell_what_was_quarantined(self) -> None:
-        overflow = self._buffer.counts["quarantine-overflow"]
-        if overflow > self._overflow:
-            self._front_door.lost(None, "quarantine-overflow", overflow - self._overflow)
-            self._overflow = overflow
         for reason, count in (self._front_door.quarantined - self._quarantined).items():
             log.warning("input quarantined: no route could take it", reason=reason, count=count)
         self._quarantined = self._front_door.quarantined.copy()

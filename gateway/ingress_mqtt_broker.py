@@ -8,7 +8,8 @@ sent all the while, and a broker that is not read from is not held to be dead: t
 broker bears to write into a full socket, and a broken one is made anew when there is room again.
 
 A message with RETAIN is what its topic said last, some time before it was subscribed to: no reading of now, and nobody
-knows of when. It is acknowledged, counted and not stored. A live one comes without that flag (section 3.3.1.3).
+knows of when. It is acknowledged, counted and not stored; each connection subscribes anew and so brings it again. A
+live one comes without that flag (section 3.3.1.3).
 """
 
 import asyncio
@@ -18,19 +19,33 @@ import ssl
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 import structlog
-from paho.mqtt.enums import MQTTErrorCode
-from paho.mqtt.reasoncodes import ReasonCode
 
-from gateway.broker_client import BrokerClient, connect
-from gateway.broker_deliveries import Deliveries, Judgement, digest
-from gateway.mqtt_packet_reader import PINGRESP, PUBLISH, PUBREL, Packet, message, packet_id
+from gateway.broker_client import CLOSED, BrokerClient, connect
+from gateway.broker_deliveries import Deliveries, Judgement, digest, session_prefix
+from gateway.mqtt_packet_reader import (
+    CONNACK,
+    PINGRESP,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBACK,
+    UNSUBACK,
+    MalformedPacketError,
+    Packet,
+    connack,
+    message,
+    packet_id,
+    suback,
+)
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
 
@@ -48,22 +63,27 @@ SAY_AGAIN_S: Final = 300.0
 STOP_S: Final = 2.0
 """How long the end waits for the commits of what was taken, to acknowledge it."""
 
-_PUBACK: Final = b"\x40\x02"
-_PUBREC: Final = b"\x50\x02"
-_PUBCOMP: Final = b"\x70\x02"
+PASSWORD_BYTES_MAX: Final = 65_535
+"""What CONNECT can carry (section 1.5.3)."""
+
+_ANSWER_QOS_1: Final = bytes((PUBACK, 2))
+_ANSWER_QOS_2: Final = bytes((PUBREC, 2))
+_ANSWER_PUBREL: Final = bytes((PUBCOMP, 2))
+_STRAY: Final = (PUBACK, PUBREC, PUBCOMP)
+"""They answer what another client published in this session, before it was this gateway's: of no concern here."""
 _REFUSED: Final = 0x80
 _CREDENTIALS: Final = (
     "user or password is wrong or missing, or this gateway may not connect; mend user and password_file, "
     "or the broker's list"
 )
-_CONNACK: Final = {
-    "Unsupported protocol version": "it does not speak MQTT 3.1.1",
-    "Client identifier not valid": "it does not take this client identifier; set client_id to one that it takes",
-    "Server unavailable": "it says that it is not available",
-    "Bad user name or password": _CREDENTIALS,
-    "Not authorized": _CREDENTIALS,
+_REFUSALS: Final = {
+    1: "it does not speak MQTT 3.1.1",
+    2: "it does not take this client identifier; set client_id to one that it takes",
+    3: "it says that it is not available",
+    4: _CREDENTIALS,
+    5: _CREDENTIALS,
 }
-"""CONNACK's return codes (section 3.2.2.3) by paho's names, in words."""
+"""CONNACK's return codes (section 3.2.2.3), in words."""
 
 _log = structlog.get_logger("sluice.mqtt_broker")
 
@@ -88,7 +108,7 @@ class BrokerIngress:
 
     `now_us` is CLOCK_BOOTTIME in microseconds, `random` gives numbers from 0 to 1. `counts` counts since the start:
     `readings`, `recognised` (delivered again and not stored again), `doubtful` (stored with `redelivered`), `retained`,
-    `too-large`, `connections`.
+    `too-large`, `connections`. `subscribed` and `refused` say how it stands now.
     """
 
     def __init__(
@@ -105,16 +125,20 @@ class BrokerIngress:
         self.counts: Counter[str] = Counter()
         self.subscribed = asyncio.Event()
         """Set while there is a connection, and the broker has answered all that was asked of it."""
+        self.refused: set[str] = set()
+        """Topic filters that the broker does not let this gateway read."""
         self._intake = intake
         self._now_us = now_us
         self._random = random
-        self._prefix = f"broker/{quote(settings.host, safe='')}:{settings.port}/{quote(self.client_id, safe='')}/"
+        self._prefix = session_prefix(settings, gateway_id)
         self._deliveries = Deliveries(self._prefix, {})
-        self._filters: dict[str, int] = {}
-        """What the session at the broker is subscribed to, with the QoS that was asked for."""
+        self._topics: set[str] = set()
+        """What the session at the broker may be subscribed to; kept, to know what to unsubscribe from."""
+        self._loaded = False
         self._asked: dict[int, tuple[str, ...]] = {}
         """Filters by the packet identifier of their SUBSCRIBE or UNSUBSCRIBE, until they are answered."""
-        self._refused: set[str] = set()
+        self._codes: dict[str, int] = {}
+        """SUBACK's return code for each filter, as it was last said."""
         self._ask_again_s = 0.0
         self._client: BrokerClient | None = None
         self._stopping = False
@@ -126,36 +150,40 @@ class BrokerIngress:
         """Acknowledgements of what is stored, until the end of this turn of the loop."""
         self._answered: list[int] = []
         self._pinged_s = 0.0
-        self._cause: str | None = None
-        """Why this side ended the connection."""
         self._said: tuple[str, float] = ("", float("-inf"))
         self._lost_reported_s = float("-inf")
         self._report_connection = True
         """Whether nobody was told of a connection since the last one that was reported as lost."""
+        self._resolver = ThreadPoolExecutor(1, "mqtt-broker-name")
+        """Looks the broker's name up: one thread, however long the network lets it wait."""
 
     async def run(self) -> None:
         """Connect, and connect again, until cancelled; then acknowledge what is stored, and DISCONNECT."""
         loop = asyncio.get_running_loop()
-        kept = await self._intake.marks(self._prefix)
-        self._deliveries = Deliveries(self._prefix, kept)
-        with contextlib.suppress(msgspec.DecodeError):
-            self._filters = msgspec.json.decode(kept.get(f"{self._prefix}topics", b"{}"), type=dict[str, int])
         failures = 0
-        while True:
-            begun_s = loop.time()
-            try:
-                await self._serve()
-            except BrokerError as error:
-                self._say(str(error), loop.time())
-            failures = 0 if loop.time() - begun_s >= STEADY_S else failures + 1
-            longest = self.settings.backoff_s_min * 2.0 ** min(failures - 1, 32) if failures else 0.0
-            longest = max(longest, self.settings.backoff_s_min)
-            await asyncio.sleep(self._random() * min(self.settings.backoff_s_max, longest))
+        try:
+            while True:
+                begun_s = loop.time()
+                try:
+                    await self._serve()
+                except BrokerError as error:
+                    self._say(str(error), loop.time())
+                except Exception:  # noqa: BLE001 - whatever it is, the rest of the gateway goes on
+                    _log.exception("reading from the broker failed; it is tried again", broker=self.name)
+                failures = 0 if loop.time() - begun_s >= STEADY_S else failures + 1
+                await asyncio.sleep(self._random() * self._pause_s_max(failures))
+        finally:
+            self._resolver.shutdown(wait=False, cancel_futures=True)
+
+    def _pause_s_max(self, failures: int) -> float:
+        return min(self.settings.backoff_s_max, self.settings.backoff_s_min * 2.0 ** min(max(failures - 1, 0), 32))
 
     # --- one connection -----------------------------------------------------------------------------------
 
     async def _serve(self) -> None:
         """Connect once, and take what comes until the connection ends. Raises BrokerError, which says why it did."""
+        if not self._loaded:
+            await self._load()
         # What the last connection brought must be decided before CONNECT, for then it is known what is stored.
         await self._settled.wait()
         while self._intake.holding:  # noqa: ASYNC110 - the intake tells nobody when it ends
@@ -163,7 +191,8 @@ class BrokerIngress:
         password = _password(self.settings)
         link = await self._connect()
         try:
-            await self._commit(self._deliveries.forget_marks())
+            self._topics.update(self.settings.topics)
+            await self._commit([*self._deliveries.forget_marks(), self._topics_mark()])
             client = BrokerClient(link, self.client_id, self.settings.packet_bytes_max, self._packets_came)
         except BaseException:
             link.close()
@@ -172,12 +201,20 @@ class BrokerIngress:
             client.username_pw_set(self.settings.user, password)
         await self._converse(client)
 
+    async def _load(self) -> None:
+        """Read what a process before this one kept."""
+        kept = await self._intake.marks(self._prefix)
+        self._deliveries = Deliveries(self._prefix, kept)
+        with contextlib.suppress(msgspec.DecodeError):
+            self._topics = set(msgspec.json.decode(kept.get(f"{self._prefix}topics", b"[]"), type=list[str]))
+        self._loaded = True
+
     async def _connect(self) -> socket.socket:
         settings = self.settings
         try:
             context = None if settings.tls is None else tls_context(settings.tls)
             async with asyncio.timeout(settings.connect_timeout_s):
-                return await connect(settings.host, settings.port, context)
+                return await connect(settings.host, settings.port, context, self._resolver)
         except TimeoutError as error:
             raise BrokerError(
                 f"does not answer within connect_timeout_s ({settings.connect_timeout_s:g} s); "
@@ -198,18 +235,9 @@ class BrokerIngress:
             ) from error
 
     async def _converse(self, client: BrokerClient) -> None:
+        """Send CONNECT, and see to the connection until it ends."""
         loop = asyncio.get_running_loop()
-        accepted: asyncio.Future[ReasonCode] = loop.create_future()
-
-        def connack(code: ReasonCode, session_present: bool) -> None:  # noqa: FBT001 - as `accepted` has it
-            # At once: what the broker delivers again may stand behind the CONNACK in the same read.
-            if not code.is_failure:
-                self._accepted(client, session_present=session_present)
-            if not accepted.done():
-                accepted.set_result(code)
-
-        client.accepted, client.granted, client.ungranted = connack, self._granted, self._ungranted
-        self._client, self._cause = client, None
+        self._client = client
         self._asked.clear()
         self._answers.clear()
         self._answered.clear()
@@ -217,39 +245,58 @@ class BrokerIngress:
         self._deliveries.connecting()
         try:
             client.open(self.settings.host, self.settings.port, self.settings.keep_alive_s)
-            outcomes: set[asyncio.Future[Any]] = {accepted, client.ended}
-            await asyncio.wait(outcomes, timeout=self.settings.connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if not accepted.done():
-                raise BrokerError(
-                    "did not accept the connection: it sent no CONNACK; check that port is the broker's port "
-                    "for MQTT, without TLS where there is no [mqtt_brokers.tls]"
-                )
-            if accepted.result().is_failure:
-                words = _CONNACK.get(accepted.result().getName(), accepted.result().getName())
-                raise BrokerError(f"refuses the connection: {words}")
+            await self._wait_for_connack(client)
             while not client.ended.done():
                 await asyncio.wait({client.ended}, timeout=TICK_S if client.is_reading else HOLD_POLL_S)
                 self._tick(client, loop.time())
-            raise BrokerError(f"the connection ended: {self._cause or _ended(client.ended.result())}")
+            raise BrokerError(f"the connection ended: {client.ended.result()}")
         except asyncio.CancelledError:
             await self._part(client)
             raise
         finally:
             self.subscribed.clear()
-            client.cut()
+            client.end(CLOSED)
             self._client = None
+
+    async def _wait_for_connack(self, client: BrokerClient) -> None:
+        """Raises BrokerError where the broker refuses the connection, or says nothing."""
+        outcomes: set[asyncio.Future[Any]] = {client.connack, client.ended}
+        await asyncio.wait(outcomes, timeout=self.settings.connect_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not client.connack.done():
+            raise BrokerError(
+                "did not accept the connection: it sent no CONNACK; check that port is the broker's port "
+                "for MQTT, without TLS where there is no [mqtt_brokers.tls]"
+            )
+        code = client.connack.result()
+        if code:
+            raise BrokerError(f"refuses the connection: {_REFUSALS.get(code, f'return code {code}')}")
+
+    def _connack_came(self, client: BrokerClient, packet: Packet) -> None:
+        """The first packet [MQTT-3.2.0-1]; what is delivered again may stand behind it in the same read."""
+        if packet.first & 0xF0 != CONNACK:
+            raise MalformedPacketError("it does not begin with CONNACK")
+        code, session_present = connack(packet)
+        client.connack.set_result(code)
+        if not code:
+            self._accepted(client, session_present=session_present)
+            return
+        # It sent nothing, and nothing was given to it: the next connection must know what this one would have.
+        client.end(CLOSED)
+        known = self._deliveries.connection_refused()
+        if known:
+            self._intake.take((), lambda _stored: None, known)
 
     def _accepted(self, client: BrokerClient, *, session_present: bool) -> None:
         self.counts["connections"] += 1
         self._deliveries.connected(session_present=session_present)
         if not session_present:
-            self._filters.clear()
             self._take(client, _Taken(0))
         _log.info("connected to the broker", broker=self.name, client_id=self.client_id, session=session_present)
         if self._report_connection:
             self._report_connection = False
             self._intake.event("broker-connected", None, broker=self.name, session_present=session_present)
-        self._ask(client)
+        self._subscribe(client, self.settings.topics)
+        self._unsubscribe(client)
 
     async def _part(self, client: BrokerClient) -> None:
         """Acknowledge what gets stored in the next moments, and say goodbye; the broker keeps the session."""
@@ -271,14 +318,9 @@ class BrokerIngress:
             self._deliveries.pinged()
             client.send(b"", ping=True)
         if client.is_reading and now_s - client.heard_s >= keep_alive_s * 1.5:
-            self._end(client, f"it said nothing for {keep_alive_s * 1.5:g} s, not even to PINGREQ")
-        if self._refused and now_s >= self._ask_again_s:
-            self._ask(client)
-
-    def _end(self, client: BrokerClient, cause: str) -> None:
-        if client is self._client and not client.ended.done():
-            self._cause = cause
-            client.cut()
+            client.end(f"it said nothing for {keep_alive_s * 1.5:g} s, not even to PINGREQ")
+        if self.refused and now_s >= self._ask_again_s:
+            self._subscribe(client, sorted(self.refused))
 
     # --- what the broker delivers -------------------------------------------------------------------------
 
@@ -287,29 +329,53 @@ class BrokerIngress:
         client = self._client
         if client is None:
             return
+        if packets and not client.connack.done():
+            self._connack_came(client, packets.pop(0))
+        if client.ended.done():
+            return
         taken = _Taken(sum([len(packet.body) for packet in packets]))
         received_us = self._now_us()
-        for packet in packets:
-            kind = packet.first & 0xF0
-            if kind == PUBLISH:
-                self._publish(packet, received_us, taken)
-            elif kind == PUBREL:
-                self._deliveries.release(packet_id(packet))
-                taken.answers += _PUBCOMP + packet.body[:2]
-            elif kind == PINGRESP:
-                self._deliveries.ponged()
-            else:
-                client.answer(packet)
+        try:
+            for packet in packets:
+                if packet.first & 0xF0 == PUBLISH:
+                    self._publish(packet, received_us, taken)
+                else:
+                    self._control(packet, taken)
+        except MalformedPacketError:
+            self._take(client, taken)  # what came before it is whole
+            raise
         if taken.readings or taken.answers:
             self._take(client, taken)
+
+    def _control(self, packet: Packet, taken: _Taken) -> None:
+        """Heed a packet that carries no reading. Raises MalformedPacketError."""
+        kind = packet.first & 0xF0
+        if kind == PUBREL:
+            self._deliveries.release(packet_id(packet))
+            taken.answers += _ANSWER_PUBREL + packet.body[:2]
+        elif kind == PINGRESP:
+            self._deliveries.ponged()
+        elif kind == SUBACK:
+            self._granted(*suback(packet))
+        elif kind == UNSUBACK:
+            self._ungranted(packet_id(packet))
+        elif kind not in _STRAY:
+            raise MalformedPacketError(f"a packet of type {kind >> 4} where it may not stand")
 
     def _publish(self, packet: Packet, received_us: int, taken: _Taken) -> None:
         """Judge a PUBLISH; note its answer, and its reading where there is one to store."""
         first = packet.first
         qos = first >> 1 & 0b11
         topic_bytes, identifier, payload = message(packet)
+        redelivered = False
         if qos:
-            taken.answers += (_PUBACK if qos == 1 else _PUBREC) + identifier.to_bytes(2, "big")
+            judge = self._deliveries.receive if qos == 1 else self._deliveries.receive_exactly_once
+            judgement = judge(identifier, digest(packet.body), duplicate=bool(first & 8))
+            taken.answers += (_ANSWER_QOS_1 if qos == 1 else _ANSWER_QOS_2) + identifier.to_bytes(2, "big")
+            if judgement is Judgement.STORED:
+                self.counts["recognised"] += 1
+                return
+            redelivered = judgement is Judgement.DOUBTFUL
         if first & 1:
             self.counts["retained"] += 1
             return
@@ -317,20 +383,12 @@ class BrokerIngress:
             self.counts["too-large"] += 1
             self._intake.lost(None, "packet-too-large")
             return
-        redelivered = False
-        if qos:
-            judge = self._deliveries.receive if qos == 1 else self._deliveries.receive_exactly_once
-            judgement = judge(identifier, digest(packet.body), duplicate=bool(first & 8))
-            if judgement is Judgement.STORED:
-                self.counts["recognised"] += 1
+        if not qos:
+            if self._intake.holding:
+                self._intake.lost(None, "refused-qos0")
                 return
-            redelivered = judgement is Judgement.DOUBTFUL
-            self.counts["doubtful"] += redelivered
-        elif self._intake.holding:
-            self._intake.lost(None, "refused-qos0")
-            return
-        else:
             taken.unanswered += 1
+        self.counts["doubtful"] += redelivered
         # A topic that is no UTF-8 matches no route, and so goes to the quarantine.
         topic = topic_bytes.decode(errors="replace")
         taken.readings.append(Reading(topic, topic, payload, received_us, redelivered=redelivered))
@@ -359,9 +417,13 @@ class BrokerIngress:
             if unanswered:
                 self._intake.lost(None, "refused-qos0", unanswered)
             # A connected broker sends nothing again: only a new connection brings it back.
-            self._end(client, "the buffer refused readings, which the broker will send again")
+            client.end("the buffer refused readings, which the broker will send again")
 
-        self._intake.take(taken.readings, done, marks)
+        try:
+            self._intake.take(taken.readings, done, marks)
+        except Exception:  # noqa: BLE001 - what waits for a commit must not wait for ever
+            _log.exception("readings could not be taken in, which is a fault of this gateway: report it")
+            done(False)
         if self._inflight_bytes > self.settings.inflight_bytes_max or self._intake.holding:
             client.pause_reading()
 
@@ -407,62 +469,74 @@ class BrokerIngress:
 
     # --- what the broker is asked for ---------------------------------------------------------------------
 
-    def _ask(self, client: BrokerClient) -> None:
-        """Subscribe to what the session lacks, and unsubscribe from what the settings no longer name.
+    def _subscribe(self, client: BrokerClient, names: Sequence[str]) -> None:
+        """Subscribe; at each connection to all that the settings name, for a session that is there proves nothing.
 
-        A session that has it all is left alone: every SUBSCRIBE brings the retained messages again.
+        A process that was killed between CONNECT and SUBSCRIBE leaves a session without subscriptions, and a broker may
+        come back with an old one. It costs the retained messages, which come again with each SUBSCRIBE.
         """
-        wanted = dict.fromkeys(self.settings.topics, self.settings.qos)
-        missing: list[tuple[str, int]] = [(name, qos) for name, qos in wanted.items() if self._filters.get(name) != qos]
-        surplus = [name for name in self._filters if name not in wanted]
-        self._refused.clear()
-        if missing:
-            _, identifier = client.subscribe(missing)
-            self._asked[identifier or 0] = tuple(name for name, _ in missing)
+        wanted: list[tuple[str, int]] = [(name, self.settings.qos) for name in names]
+        _, identifier = client.subscribe(wanted)
+        self._asked[identifier or 0] = tuple(names)
+        self._ask_again_s = asyncio.get_running_loop().time() + SUBSCRIBE_AGAIN_S
+
+    def _unsubscribe(self, client: BrokerClient) -> None:
+        """Unsubscribe from what the settings no longer name."""
+        surplus = sorted(self._topics.difference(self.settings.topics))
         if surplus:
             _, identifier = client.unsubscribe(surplus)
             self._asked[identifier or 0] = tuple(surplus)
-        if not self._asked:
-            self.subscribed.set()
 
-    def _granted(self, identifier: int, codes: Sequence[ReasonCode]) -> None:
-        names = self._asked.pop(identifier, ())
-        for name, code in zip(names, codes, strict=False):
-            if code.value >= _REFUSED:
-                self._refused.add(name)
-                self._ask_again_s = asyncio.get_running_loop().time() + SUBSCRIBE_AGAIN_S
-                _log.error(
-                    "the broker refuses a subscription, so that nothing of it is read: allow this user to read it in "
-                    "the broker's access list, or change mqtt_brokers.topics",
-                    broker=self.name,
-                    topic=name,
-                    asked_again_in_s=SUBSCRIBE_AGAIN_S,
-                )
-                continue
-            self._filters[name] = self.settings.qos
-            if not code.value:
-                _log.warning(
-                    "the broker grants QoS 0 only: what it sends while this gateway is away, or is killed, is lost; "
-                    "allow QoS 1 in the broker's settings",
-                    broker=self.name,
-                    topic=name,
-                )
-            elif code.value < self.settings.qos:
-                _log.warning("the broker grants QoS 1 where QoS 2 was asked for", broker=self.name, topic=name)
-        self._keep_filters()
+    def _granted(self, identifier: int, codes: bytes) -> None:
+        """SUBACK came (section 3.9). Raises MalformedPacketError."""
+        names = self._asked.get(identifier, ())
+        if len(names) != len(codes):
+            raise MalformedPacketError("a SUBACK that answers another number of filters than were asked for")
+        for name, code in zip(names, codes, strict=True):
+            if code >= _REFUSED:
+                self.refused.add(name)
+            else:
+                self.refused.discard(name)
+            if self._codes.get(name) != code:
+                self._codes[name] = code
+                self._say_granted(name, code)
+        self._was_answered(identifier)
 
     def _ungranted(self, identifier: int) -> None:
-        for name in self._asked.pop(identifier, ()):
-            self._filters.pop(name, None)
-        self._keep_filters()
+        """UNSUBACK came (section 3.11)."""
+        self._topics.difference_update(self._asked.get(identifier, ()))
+        self._intake.take((), lambda _stored: None, (self._topics_mark(),))
+        self._was_answered(identifier)
 
-    def _keep_filters(self) -> None:
-        kept = Mark(f"{self._prefix}topics", msgspec.json.encode(self._filters))
-        self._intake.take((), lambda _stored: None, (kept,))
+    def _was_answered(self, identifier: int) -> None:
+        self._asked.pop(identifier, None)
         if not self._asked:
             self.subscribed.set()
 
+    def _topics_mark(self) -> Mark:
+        return Mark(f"{self._prefix}topics", msgspec.json.encode(sorted(self._topics)))
+
     # --- what a person is told ----------------------------------------------------------------------------
+
+    def _say_granted(self, name: str, code: int) -> None:
+        """Log that a subscription is less than was asked for; said once, until it changes."""
+        if code >= _REFUSED:
+            _log.error(
+                "the broker refuses a subscription, so that nothing of it is read: allow this user to read it in "
+                "the broker's access list, or change mqtt_brokers.topics",
+                broker=self.name,
+                topic=name,
+                asked_again_in_s=SUBSCRIBE_AGAIN_S,
+            )
+        elif not code:
+            _log.warning(
+                "the broker grants QoS 0 only: what it sends while this gateway is away, or is killed, is lost; "
+                "allow QoS 1 in the broker's settings",
+                broker=self.name,
+                topic=name,
+            )
+        elif code < self.settings.qos:
+            _log.warning("the broker grants QoS 1 where QoS 2 was asked for", broker=self.name, topic=name)
 
     def _say(self, words: str, now_s: float) -> None:
         """Log why there is no connection; the same words again only after a while."""
@@ -501,19 +575,15 @@ def read_password(path: Path) -> str:
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise BrokerError(f"password_file can be read by others; run: chmod 0400 {path}")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as file:
+            password = file.readline(PASSWORD_BYTES_MAX + 2).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BrokerError(f"password_file cannot be read: {error}; write the password there, chmod 0400") from error
-    if not lines or not lines[0]:
+    if not password:
         raise BrokerError(f"password_file is empty; write the password into {path}")
-    return lines[0]
-
-
-def _ended(code: MQTTErrorCode | ReasonCode) -> str:
-    """Why, in words, where the broker or the network ended it."""
-    if str(code) == "Protocol error":
-        return "it sent what is not MQTT 3.1.1; check that port is the broker's port for MQTT"
-    return (
-        "the broker or the network closed it; where this comes again and again, another client may be using the same "
-        "client_id: give this gateway one of its own"
-    )
+    if len(password.encode()) > PASSWORD_BYTES_MAX:
+        raise BrokerError(
+            f"the first line of password_file has more than {PASSWORD_BYTES_MAX} bytes, which MQTT cannot carry; "
+            f"write the password, and nothing else, into {path}"
+        )
+    return password

@@ -5,27 +5,29 @@ are the ports, and what all connections share.
 """
 
 import asyncio
+import contextlib
 import errno
-import math
 import resource
 import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from gateway.mqtt_access import CommandTopics, matches
-from gateway.mqtt_connection import SHUTDOWN, SPARE_CONNECTIONS, Connection
+from gateway.mqtt_connection import OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
 from gateway.mqtt_device_events import DeviceEvents
-from gateway.mqtt_sessions import MARKS, Batch, RecentlyUnanswered, SessionKey, Sessions
+from gateway.mqtt_sessions import MARKS, Batch, RecentlyUnanswered, Room, Session, SessionKey, Sessions, check_room
 from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
 
 REFUSALS_LOG_INTERVAL_S: Final = 60.0
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
+CLOSING_COMMITS_S: Final = 2.0
+"""How long the end waits for commits under way, so that what they store is acknowledged and not sent again."""
 CLOSING_TURNS: Final = 10
 """Turns of the event loop that connections get to end in: TLS takes more than one."""
 
@@ -34,6 +36,15 @@ _log = structlog.get_logger("sluice.mqtt_listener")
 
 class ListenError(OSError):
     """The listener could not begin; the message names the setting to change."""
+
+
+class Recipients(NamedTuple):
+    """The sessions that an operator's message goes to."""
+
+    queued: list[Session]
+    """With QoS 1."""
+    at_once: list[Session]
+    """With QoS 0."""
 
 
 class MqttListener:
@@ -52,18 +63,28 @@ class MqttListener:
         self.connections: set[Connection] = set()
         self.sessions: dict[SessionKey, Connection] = {}
         """Connections by session: nobody takes over another user's."""
+        self.users_connected: Counter[str] = Counter()
+        """How many of them each user has."""
         self.paused: set[Connection] = set()
         """Connections that are not read from, because too much of them waits for its commit."""
         self.kept = Sessions(
             settings.sessions_max,
+            settings.sessions_per_user_max,
             settings.session_expiry_s,
-            settings.commands_bytes_max,
+            Room(settings.commands_bytes_max, settings.qos2_unfinished_total_max),
             lambda: secrets.token_hex(8),
         )
         self.unanswered = RecentlyUnanswered()
-        self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts)
+        self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts, OUR_DOING)
         self.command_topics = CommandTopics(settings.command_topics)
         self.inflight_bytes = 0
+        """What waits for its commit, of all connections."""
+        self.beyond_total = False
+        """Whether that has come to more than `inflight_bytes_total_max`, and half of it is still there."""
+        self.stopping = False
+        """Nothing more is taken; what waits for its commit is still answered."""
+        self._all_answered = asyncio.Event()
+        """Set once that is so, while stopping."""
         self.refusing_until = 0.0
         """Time of the event loop's clock until which the intake is held to refuse."""
         self._tls_files: TlsFiles | None = None
@@ -107,36 +128,52 @@ class MqttListener:
             _log.exception("readings could not be taken in")
             done(False)
 
-    def command(self, topic: str, payload: bytes, qos: int, batch: Batch) -> bool:
-        """Pass an operator's message on to its device; tell whether the topic is a command topic.
+    def judge_total(self) -> None:
+        """Stop reading where too much waits for its commit, or go on; wake the end of the listener.
 
-        With QoS 0 it is sent at once. With a higher one it is queued for each session that subscribed to it with more,
-        and sent when `batch` is committed. Raises TooManyCommandsError.
+        To be called after `inflight_bytes` rose above `inflight_bytes_total_max`, or fell while that or the end counts.
         """
-        device = self.command_topics.device_of(topic)
-        if device is None:
-            return False
-        heard = False
+        most = self.settings.inflight_bytes_total_max
+        beyond = self.inflight_bytes > (most // 2 if self.beyond_total else most)
+        if beyond != self.beyond_total:
+            self.beyond_total = beyond
+            for connection in tuple(self.connections if beyond else self.paused):
+                connection.pause_or_resume()
+        if self.stopping and not self.inflight_bytes:
+            self._all_answered.set()
+
+    def recipients(self, device: str, topic: str, payload: bytes, qos: int) -> Recipients:
+        """Who is to get an operator's message for a device: sessions that subscribed to it.
+
+        Raises TooManyCommandsError where not all that are to have it queued can take it.
+        """
+        queued: list[Session] = []
+        at_once: list[Session] = []
         for session in self.kept.subscribed.get(device, ()):
             granted = session.granted(lambda topic_filter: matches(topic_filter, topic))
-            if granted is None:
-                continue
-            heard = True
+            # What leaves would take the command with it.
+            if granted is not None and not session.leaving:
+                (queued if min(granted, qos) else at_once).append(session)
+        check_room(queued, len(topic) + len(payload), self.settings.commands_max)
+        return Recipients(queued, at_once)
+
+    def command(self, recipients: Recipients, topic: str, payload: bytes, batch: Batch) -> None:
+        """Pass an operator's message on: queued, to be sent when `batch` is committed; with QoS 0 sent at once."""
+        for session in recipients.queued:
+            session.queue(batch, topic, payload)
+        for session in recipients.at_once:
             connection = self.sessions.get(session.key)
-            if min(granted, qos):
-                session.queue(batch, topic, payload, self.settings.commands_max)
-            elif connection is not None and connection.session is session:
+            if connection is not None and connection.session is session:
                 connection.send_command_at_most_once(topic, payload)
             else:
                 self.counts["command-not-delivered"] += 1
-        if not heard:
+        if not (recipients.queued or recipients.at_once):
             self.refused(
                 "command-without-subscriber",
                 f"an operator's message for {topic[:80]!r} was acknowledged, but no device has subscribed to it",
                 "",
                 None,
             )
-        return True
 
     def send_commands(self, batch: Batch) -> None:
         """Send what a committed batch has queued to those of its devices that are connected."""
@@ -144,6 +181,33 @@ class MqttListener:
             connection = self.sessions.get(session.key)
             if connection is not None and connection.session is session:
                 connection.send_commands()
+
+    def enter(self, key: SessionKey, connection: Connection) -> None:
+        """Take note of the connection that a session has now."""
+        self.sessions[key] = connection
+        if key[0] is not None:
+            self.users_connected[key[0]] += 1
+
+    def leave(self, key: SessionKey) -> None:
+        """Take note that a session has no connection any more."""
+        del self.sessions[key]
+        user = key[0]
+        if user is not None:
+            self.users_connected[user] -= 1
+            if not self.users_connected[user]:
+                del self.users_connected[user]
+
+    def make_session_room(self, user: str | None) -> None:
+        """Give up idle sessions so that one more of this user can be kept. Raises SessionsFullError."""
+        for session in self.kept.make_room(user, self.sessions.__contains__):
+            self._forget([session])
+            self.refused(
+                "session-displaced",
+                "an idle session was given up for a new one, and its client will have to subscribe again; see "
+                "mqtt_listener.sessions_max and mqtt_listener.sessions_per_user_max",
+                "",
+                session.key[1],
+            )
 
     def generated_client_id(self) -> str:
         """Make an identifier for a client that sent none [MQTT-3.1.3-6].
@@ -223,21 +287,26 @@ class MqttListener:
 
     def _keep_house(self, now_s: float) -> None:
         """Once a second: what no packet brings about."""
-        if self.intake.holding:
-            for connection in tuple(self.paused):
+        if self.intake.holding or self.beyond_total:
+            for connection in tuple(self.connections if self.beyond_total else self.paused):
                 connection.pause_or_resume()
         self.devices.flush(now_s)
         expired = self.kept.expired(self.now_us() / 1e6, self.sessions.__contains__)
         if expired:
-            forget: dict[str, bytes | None] = {}
-            for session in expired:
-                forget |= session.forgetting()
-                self.kept.close(session)
             self.counts["session-expired"] += len(expired)
-            self.take([], lambda _: None, forget)
+            self._forget(expired)
+
+    def _forget(self, sessions: Sequence[Session]) -> None:
+        """Give up sessions that are taken out, and have their marks forgotten."""
+        forget: dict[str, bytes | None] = {}
+        for session in sessions:
+            forget |= session.forgetting()
+            self.kept.close(session)
+        self.take([], lambda _: None, forget)
 
     async def _close_connections(self) -> None:
         """End all connections, which publishes their wills, and say what of devices was put off."""
+        await self._wait_for_commits()
         for connection in tuple(self.connections):
             connection.end(SHUTDOWN)
         # One turn for the transports to flush and close; whoever does not read is cut off.
@@ -248,7 +317,14 @@ class MqttListener:
             tls_connection.cut()
         for _ in range(CLOSING_TURNS):
             await asyncio.sleep(0)
-        self.devices.flush(math.inf)
+        self.devices.finish(asyncio.get_running_loop().time())
+
+    async def _wait_for_commits(self) -> None:
+        """Take nothing more, and let what is under way be stored and acknowledged."""
+        self.stopping = True
+        if self.inflight_bytes and not self.intake.holding:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._all_answered.wait(), CLOSING_COMMITS_S)
 
     def _allow_open_files(self) -> None:
         """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs."""

@@ -102,26 +102,26 @@ class FrontDoor:
 
     async def retry_quarantined(self, numbers: Sequence[int]) -> RetryOutcome:
         """Take quarantined input in again, in the current lane; what is refused again stays. Raises BufferFileError."""
-        entries, judged, done = [], [], []
+        buffer_id = self._buffer.id
+        entries: dict[int, Entry] = {}
+        judged: dict[int, Entry] = {}
         refused: Counter[str] = Counter()
         found = await self._buffer.quarantined(numbers)
         for number, input_ in found.items():
             reading = await self._in_this_boot(input_)
             if input_.series is not None:
-                series = await self._buffer.series(input_.series)
-                judged.append(_entry_of(reading, series, reading.device_boot, reading.device_sequence))
+                series = await self._buffer.series(buffer_id, input_.series)
+                judged[number] = _entry_of(reading, series, reading.device_boot, reading.device_sequence)
             elif input_.topic is None:
                 refused[input_.reason] += 1
-                continue
             else:
                 entry = self._routed(reading)
                 if isinstance(entry, Refusal):
                     refused[entry.reason] += 1
-                    continue
-                entries.append(entry)
-            done.append(number)
-        await self._buffer.requeue(done, entries, judged)
-        return RetryOutcome(len(done), dict(refused), len(set(numbers)) - len(found))
+                else:
+                    entries[number] = entry
+        await self._buffer.requeue(buffer_id, entries, judged)
+        return RetryOutcome(len(entries) + len(judged), dict(refused), len(set(numbers)) - len(found))
 
     def event_entry(self, kind: str, body: dict[str, object]) -> Entry:
         """An event of this gateway, as a row for `gateway-events`."""
@@ -208,6 +208,7 @@ class FrontDoor:
                         reading.subject,
                         READING_TYPE,
                         found.content_type,
+                        reading.topic,
                     ),
                 )
             else:

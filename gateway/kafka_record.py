@@ -125,8 +125,8 @@ def encode_record(frame: RecordFrame, row: Row, clock: WallClock, offset: int) -
     boottime = b"%d" % event_us
     headers = HEADERS_MIN
     device = b""
-    if device_boot is not None:
-        number = b"%d" % (device_sequence or 0)
+    if device_boot is not None and device_sequence is not None:
+        number = b"%d" % device_sequence
         device = _device_boot(device_boot) + _VARINTS[len(number)] + number
         headers += 2
     if redelivered:

@@ -43,13 +43,20 @@ def identify(
     """Judge a CONNECT's credentials. `users` and `operators` give the SHA-256 of each secret, in hex.
 
     A verified client certificate (`certificate_name` is its common name) stands for the user name and password of the
-    device that it names, where no user name is given.
+    device that it names, where no user name is given. Where there are users it must be one of them, so that a device
+    that was removed stays out although its certificate lives on.
     """
     user, password = connect.user_name, connect.password
     if anonymous and user not in operators:
         return Identity(None)
     if user is None and certificate_name is not None and DEVICE_NAME.fullmatch(certificate_name):
-        return Identity(certificate_name)
+        if certificate_name in users or not users:
+            return Identity(certificate_name)
+        return Refusal(
+            ConnectReturnCode.NOT_AUTHORIZED,
+            "certificate-of-no-user",
+            f"the client certificate names {certificate_name!r}, which is not in mqtt_listener.users",
+        )
     if user is None or password is None:
         return Refusal(
             ConnectReturnCode.NOT_AUTHORIZED,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gateway.mqtt_access import Identity, Refusal, identify
+from gateway.mqtt_device_events import ReportedWill, reported
 from gateway.mqtt_protocol import (
     PINGRESP,
     Connect,
@@ -32,6 +33,7 @@ from gateway.mqtt_protocol import (
 )
 from gateway.mqtt_sessions import (
     Batch,
+    Opening,
     PacketIdInUseError,
     PacketIdRun,
     Session,
@@ -58,6 +60,10 @@ SPARE_CONNECTIONS: Final = 64
 """Beyond `connections_max`: so many more are let in far enough to be told CONNACK 3."""
 SUBSCRIPTIONS_MAX: Final = 32
 """Topic filters of one session."""
+FILTER_BYTES_MAX: Final = 256
+"""Bytes of each: all subscriptions of a session are one mark, written anew at each change."""
+MARK_BYTES: Final = 100
+"""What a mark weighs in memory beside its value."""
 LINGER_S: Final = 1.0
 """How long a refused client gets to read the answer and close its side."""
 WRITE_STALL_S: Final = 60.0
@@ -69,7 +75,7 @@ SHUTDOWN: Final = "shutdown"
 _TAKEN_OVER: Final = "taken-over"
 _INTAKE_REFUSED: Final = "intake-refused"
 _HELD_TOO_MUCH: Final = "held-too-much"
-_OUR_DOING: Final = frozenset({SHUTDOWN, _TAKEN_OVER, _INTAKE_REFUSED, _HELD_TOO_MUCH})
+OUR_DOING: Final = frozenset({SHUTDOWN, _TAKEN_OVER, _INTAKE_REFUSED, _HELD_TOO_MUCH})
 """Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
 
 _log = structlog.get_logger("sluice.mqtt_listener")
@@ -105,6 +111,7 @@ class Connection(asyncio.Protocol):
         "_waits_for_commit",
         "_waits_for_peer",
         "_will",
+        "_will_reported",
         "_write_timer",
         "_writer",
         "peer",
@@ -128,6 +135,9 @@ class Connection(asyncio.Protocol):
         """Whether a PUBLISH is a reading: CONNECT was accepted, and not an operator's."""
         self._present = False
         self._will: Will | None = None
+        """An operator's, which is a command."""
+        self._will_reported: ReportedWill | None = None
+        """A device's."""
         self._opening: list[Event] | None = None
         """What came behind a CONNECT whose session waits for its commit."""
         self._clean = False
@@ -169,10 +179,12 @@ class Connection(asyncio.Protocol):
             peer_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_AFTER_S)
         self._heard = self._loop.time()
         self._timer = self._loop.call_later(self._patience_s, self._check_silence)
+        self.pause_or_resume()
 
     def data_received(self, data: bytes) -> None:
         """Take all that one read brought: one `Intake.take`, one write of all the answers."""
-        if self._cause is not None:
+        if self._cause is not None or self._listener.stopping:
+            # Read all the same: closing while something is unread would destroy answers on their way.
             return
         self._heard = self._loop.time()
         events = self._protocol.receive(data)
@@ -213,6 +225,8 @@ class Connection(asyncio.Protocol):
             listener.counts["disconnected"] += 1
         elif self._opening is None:
             self._ended_without_disconnect(self._cause)
+        if self._opening is None and self._device is not None:
+            listener.devices.left(self._device)
 
     # --- packets ------------------------------------------------------------------------------------------
 
@@ -277,36 +291,34 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, event: Publish, batch: Batch, received_us: int) -> None:
         """Take a PUBLISH that is not a device's first try with QoS 1."""
+        if self._operator:
+            self._command(event, batch)
+            return
         redelivered = False
         if event.qos == 0:
-            if not self._operator and self._listener.intake.holding:
+            if self._listener.intake.holding:
                 self._lose_qos0(1)
                 return
-            # An operator's is not stored, and needs no place among the answers either.
-            if not self._operator:
-                batch.answers.append(0)
+            batch.answers.append(0)
+            batch.qos0 += 1
         elif event.qos == 1:
-            if event.dup and not self._operator:
+            if event.dup:
                 if self._is_stored(event):
                     batch.answer_bare(event.packet_id)
                     return
                 redelivered = True
-            if self._operator:
-                batch.answer_bare(event.packet_id)
-            else:
-                batch.answers.append(event.packet_id)
+            batch.answers.append(event.packet_id)
         else:
-            if not self._begin(event, batch):
+            message = digest(event.topic, event.payload)
+            looks_known = self.session.received.get(event.packet_id) == message
+            if not self._begin(event, message, batch):
                 return
             # In a session that this gateway did not lose, an unknown identifier means that the first try was lost.
-            redelivered = event.dup and not self._present
-        if self._operator:
-            self._command(event.topic, event.payload, event.qos, batch)
-        else:
-            topic = event.topic
-            batch.readings.append(
-                Reading(topic, topic, event.payload, received_us, writer=self._writer, redelivered=redelivered)
-            )
+            redelivered = looks_known or (event.dup and not self._present)
+        topic = event.topic
+        batch.readings.append(
+            Reading(topic, topic, event.payload, received_us, writer=self._writer, redelivered=redelivered)
+        )
 
     def _is_stored(self, event: Publish) -> bool:
         """Whether a PUBLISH with QoS 1 and DUP is known to be stored already (`Unanswered`)."""
@@ -317,80 +329,104 @@ class Connection(asyncio.Protocol):
         self._listener.counts["redelivery-recognised"] += 1
         return True
 
-    def _begin(self, event: Publish, batch: Batch) -> bool:
-        """Take a PUBLISH with QoS 2; tell whether it is a message that is not stored yet."""
-        most = self._listener.settings.qos2_unfinished_max
+    def _begin(self, event: Publish, message: bytes, batch: Batch) -> bool:
+        """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is one that is not stored yet."""
+        settings = self._listener.settings
         try:
-            new = self.session.begin(batch, event.packet_id, digest(event.topic, event.payload), most)
+            new = self.session.begin(batch, event.packet_id, message, settings.qos2_unfinished_max, dup=event.dup)
         except PacketIdInUseError:
             self._refuse("packet-id-in-use", f"packet identifier {event.packet_id} waits for its PUBCOMP")
             return False
         except TooManyUnfinishedError:
             self._refuse(
                 "too-many-unfinished",
-                f"{most} QoS 2 messages of this session wait for their PUBREL; see mqtt_listener.qos2_unfinished_max",
+                f"{len(self.session.received)} QoS 2 messages of this session wait for their PUBREL, and "
+                f"{self.session.room.unfinished} in all; see mqtt_listener.qos2_unfinished_max and "
+                "mqtt_listener.qos2_unfinished_total_max",
             )
             return False
         if not new:
             self._listener.counts["redelivery-recognised"] += 1
-        elif self._operator:
-            # Its answer is bare: no reading of the batch belongs to it.
-            batch.bare.add(len(batch.answers) - 1)
         return new
 
-    def _command(self, topic: str, payload: bytes, qos: int, batch: Batch) -> None:
-        """Pass on what an operator says to a device."""
-        listener = self._listener
-        try:
-            permitted = listener.command(topic, payload, qos, batch)
-        except TooManyCommandsError:
-            self._refuse(
-                "too-many-commands",
-                f"too many commands wait for {topic[:80]!r}; "
-                "see mqtt_listener.commands_max and mqtt_listener.commands_bytes_max",
-            )
-            return
-        if not permitted:
+    def _command(self, event: Publish, batch: Batch) -> None:
+        """Pass on what an operator says to a device.
+
+        The command is decided before anything of its exchange is recorded: what is refused must not look known when
+        it comes again.
+        """
+        listener, topic = self._listener, event.topic
+        device = listener.command_topics.device_of(topic)
+        if device is None:
             # A positive acknowledgement or the end: nothing else tells the client [MQTT-3.3.5-2].
             self._refuse(
                 "not-a-command-topic",
                 f"an operator published to {topic[:80]!r}; see mqtt_listener.command_topics",
             )
+            return
+        message = digest(topic, event.payload) if event.qos == 2 else b""
+        recipients = None
+        if event.qos < 2 or not self.session.is_known(event.packet_id, message, dup=event.dup):
+            try:
+                recipients = listener.recipients(device, topic, event.payload, event.qos)
+            except TooManyCommandsError:
+                self._refuse(
+                    "too-many-commands",
+                    f"too many commands wait for {topic[:80]!r}; "
+                    "see mqtt_listener.commands_max and mqtt_listener.commands_bytes_max",
+                )
+                return
+        if event.qos == 2:
+            if not self._begin(event, message, batch):
+                return
+            # Its answer is bare: no reading of the batch belongs to it.
+            batch.bare.add(len(batch.answers) - 1)
+        elif event.qos == 1:
+            batch.answer_bare(event.packet_id)
+        if recipients is not None:
+            listener.command(recipients, topic, event.payload, batch)
 
     def _subscribe(self, subscribe: Subscribe, batch: Batch) -> None:
         """Grant what lies within the device's own command topics, at most QoS 1."""
         listener, session = self._listener, self.session
         granted = []
-        for topic_filter, qos in subscribe.filters:
-            room = topic_filter in session.subscriptions or len(session.subscriptions) < SUBSCRIPTIONS_MAX
-            if room and not self._operator and listener.command_topics.may_subscribe(topic_filter, self._device):
-                listener.kept.subscribe(session, topic_filter, min(qos, 1))
-                granted.append(min(qos, 1))
-            else:
+        for topic_filter, asked in subscribe.filters:
+            qos = min(asked, 1)
+            if not self._may_subscribe(topic_filter):
                 granted.append(0x80)
+                continue
+            granted.append(qos)
+            if session.subscriptions.get(topic_filter) != qos:
+                listener.kept.subscribe(session, topic_filter, qos)
+                batch.subscribed = True
         if 0x80 in granted:
             listener.refused(
                 "subscribe-refused",
-                "this is a gateway's front door, not a broker: a device may subscribe to its own command topics "
-                "only; see mqtt_listener.command_topics",
+                "this is a gateway's front door, not a broker: a device may subscribe to its own command topics only "
+                f"(see mqtt_listener.command_topics), to {SUBSCRIPTIONS_MAX} filters of {FILTER_BYTES_MAX} bytes",
                 self.peer,
                 self._client_id,
             )
-        self._reply(suback(subscribe.packet_id, granted), batch, changed=any(qos != 0x80 for qos in granted))
+        self._reply(suback(subscribe.packet_id, granted), batch)
+
+    def _may_subscribe(self, topic_filter: str) -> bool:
+        subscriptions = self.session.subscriptions
+        return (
+            not self._operator
+            and (topic_filter in subscriptions or len(subscriptions) < SUBSCRIPTIONS_MAX)
+            and len(topic_filter.encode()) <= FILTER_BYTES_MAX
+            and self._listener.command_topics.may_subscribe(topic_filter, self._device)
+        )
 
     def _unsubscribe(self, unsubscribe: Unsubscribe, batch: Batch) -> None:
-        gone = [self._listener.kept.unsubscribe(self.session, topic_filter) for topic_filter in unsubscribe.filters]
+        for topic_filter in unsubscribe.filters:
+            batch.subscribed |= self._listener.kept.unsubscribe(self.session, topic_filter)
         # Even where nothing was subscribed to [MQTT-3.10.4-5].
-        self._reply(unsuback(unsubscribe.packet_id), batch, changed=any(gone))
+        self._reply(unsuback(unsubscribe.packet_id), batch)
 
-    def _reply(self, packet: bytes, batch: Batch, *, changed: bool) -> None:
-        """Answer at once, or after the commit that keeps a changed session."""
-        if changed and self.session.kept:
-            mark = self.session.mark()
-            batch.marks[mark.key] = mark.value
-            batch.replies.append(packet)
-        else:
-            batch.at_once.append(packet)
+    def _reply(self, packet: bytes, batch: Batch) -> None:
+        """Answer after the commit that keeps a changed session: this batch's, or one that is under way."""
+        (batch.replies if self.session.kept else batch.at_once).append(packet)
 
     # --- CONNECT ------------------------------------------------------------------------------------------
 
@@ -409,48 +445,50 @@ class Connection(asyncio.Protocol):
             return
         key = (identity.user, connect.client_id or listener.generated_client_id())
         older = listener.sessions.get(key)
-        if not self._may_connect(connect, identity, older):
-            return
-        replaced = listener.kept.kept.get(key) if connect.clean_session else None
-        try:
-            session, marks = listener.kept.open(key, clean=connect.clean_session)
-        except SessionsFullError:
-            self._refuse(
-                "too-many-sessions",
-                f"mqtt_listener.sessions_max = {settings.sessions_max} sessions are kept; "
-                "a client that connects with clean session needs none",
-                connack(ConnectReturnCode.SERVER_UNAVAILABLE),
-            )
+        if not (self._may_connect(connect, identity, older) and self._has_session_room(key, connect)):
             return
         if older is not None:
             listener.refused(_TAKEN_OVER, "the same client identifier connected again", older.peer, key[1])
+        opening = listener.kept.open(key, clean=connect.clean_session)
+        if older is not None:
             older.end(_TAKEN_OVER)  # [MQTT-3.1.4-2]
-        listener.sessions[key] = self
-        self._key, self.session = key, session
+        listener.enter(key, self)
+        self._key, self.session = key, opening.session
         self._operator = identity.operator
         self._writer = None if identity.operator else identity.user
         self._device = None if identity.operator else identity.user or connect.client_id or None
-        self._present = session.on_disk and not connect.clean_session
+        self._present = opening.session.on_disk and not connect.clean_session
         self._preceding = listener.unanswered.take(key)
-        if not marks:
+        if not opening.marks:
             self._accept(connect)
             return
         self._opening = []
         self.pause_or_resume()
-        listener.take([], partial(self._opened, connect, replaced), marks)
+        listener.take([], partial(self._opened, connect, opening), opening.marks)
 
     def _may_connect(self, connect: Connect, identity: Identity, older: "Connection | None") -> bool:
-        listener = self._listener
+        listener, settings = self._listener, self._listener.settings
         if listener.intake.holding or self._heard < listener.refusing_until:
             self._refuse(
                 "connect-while-refusing",
                 "the buffer takes no readings at present: it is full, or its disk fails",
                 connack(ConnectReturnCode.SERVER_UNAVAILABLE),
             )
-        elif older is None and len(listener.sessions) >= listener.settings.connections_max:
+        elif older is None and len(listener.sessions) >= settings.connections_max:
             self._refuse(
                 "too-many-connections",
-                f"mqtt_listener.connections_max = {listener.settings.connections_max} are connected",
+                f"mqtt_listener.connections_max = {settings.connections_max} are connected",
+                connack(ConnectReturnCode.SERVER_UNAVAILABLE),
+            )
+        elif (
+            older is None
+            and identity.user is not None
+            and listener.users_connected[identity.user] >= settings.connections_per_user_max
+        ):
+            self._refuse(
+                "too-many-user-connections",
+                f"{settings.connections_per_user_max} connections of user {identity.user!r} are there; "
+                "see mqtt_listener.connections_per_user_max",
                 connack(ConnectReturnCode.SERVER_UNAVAILABLE),
             )
         elif (
@@ -465,15 +503,30 @@ class Connection(asyncio.Protocol):
             )
         return self._cause is None
 
-    def _opened(self, connect: Connect, replaced: Session | None, stored: bool) -> None:  # noqa: FBT001 - as Intake has it
+    def _has_session_room(self, key: SessionKey, connect: Connect) -> bool:
+        """Make room for the session that a CONNECT begins, where it begins one; or refuse it."""
+        listener, settings = self._listener, self._listener.settings
+        if connect.clean_session or key in listener.kept.kept:
+            return True
+        try:
+            listener.make_session_room(key[0])
+        except SessionsFullError:
+            self._refuse(
+                "too-many-sessions",
+                f"mqtt_listener.sessions_max = {settings.sessions_max} sessions, or sessions_per_user_max = "
+                f"{settings.sessions_per_user_max} of its user, are kept and connected; "
+                "a client that connects with clean session needs none",
+                connack(ConnectReturnCode.SERVER_UNAVAILABLE),
+            )
+        return self._cause is None
+
+    def _opened(self, connect: Connect, opening: Opening, stored: bool) -> None:  # noqa: FBT001 - as Intake has it
         """Go on with a CONNECT whose session's commit is done."""
         kept = self._listener.kept
-        if not stored:
-            kept.not_opened(self.session, replaced)
+        if stored:
+            kept.opened(opening)
         else:
-            if replaced is not None:
-                kept.close(replaced)
-            kept.opened(self.session)
+            kept.not_opened(opening)
         if self._cause is not None:
             return
         if not stored:
@@ -491,7 +544,11 @@ class Connection(asyncio.Protocol):
         listener = self._listener
         listener.counts["connected"] += 1
         self._plain = not self._operator
-        self._will = connect.will
+        if connect.will is not None:
+            if self._operator:
+                self._will = connect.will
+            else:
+                self._will_reported = reported(connect.will)
         self._heard = self._loop.time()
         self._patience_s = 1.5 * connect.keep_alive_s  # [MQTT-3.1.2-24]; 0 means no keep-alive
         self._arm_timer()
@@ -528,15 +585,25 @@ class Connection(asyncio.Protocol):
         if readings:
             if listener.inflight_bytes > listener.settings.inflight_bytes_total_max and listener.intake.holding:
                 self.session.undo(batch)
-                self._lose_qos0(answers.count(0))
+                self._lose_qos0(batch.qos0)
                 self._hold_no_more()
                 return
-            batch.counting_from = self._ids.advance(answers[0] & 0xFFFF, answers[-1] & 0xFFFF, len(answers))
+            # QoS 0 has no identifiers to count.
+            ids = [answer for answer in answers if answer] if batch.qos0 else answers
+            if ids:
+                batch.counting_from = self._ids.advance(ids[0] & 0xFFFF, ids[-1] & 0xFFFF, len(ids))
+        if batch.subscribed and self.session.kept:
+            mark = self.session.mark()
+            batch.marks[mark.key] = mark.value
         weight = wire_bytes + READING_BYTES * len(readings)
+        if batch.marks:
+            weight += sum(MARK_BYTES + len(value or b"") for value in batch.marks.values())
         self._inflight_batches += 1
         self._inflight_messages += len(readings)
         self._inflight_bytes += weight
         listener.inflight_bytes += weight
+        if listener.inflight_bytes > listener.settings.inflight_bytes_total_max and not listener.beyond_total:
+            listener.judge_total()
         self.pause_or_resume()
         listener.take(readings, partial(self._decided, batch, weight), batch.marks)
 
@@ -545,7 +612,10 @@ class Connection(asyncio.Protocol):
         self._inflight_batches -= 1
         self._inflight_messages -= len(batch.readings)
         self._inflight_bytes -= weight
-        self._listener.inflight_bytes -= weight
+        listener = self._listener
+        listener.inflight_bytes -= weight
+        if listener.beyond_total or listener.stopping:
+            listener.judge_total()
         if stored:
             true = self._stored(batch)
             if self._cause is not None or self._transport.is_closing():
@@ -570,7 +640,7 @@ class Connection(asyncio.Protocol):
         if self._cause is not None:
             return
         answers = batch.answers
-        if 0 in answers:
+        if batch.qos0:
             answers = [answer for answer in answers if answer]
         packets = acknowledgements(answers)
         if batch.replies:
@@ -587,10 +657,10 @@ class Connection(asyncio.Protocol):
     def _not_stored(self, batch: Batch) -> None:
         """Nothing of a batch is stored: a client resends QoS 1 and 2 on its next connection; QoS 0 is gone."""
         listener = self._listener
-        listener.refusing_until = self._loop.time() + REFUSAL_HOLD_S
-        qos0 = batch.answers.count(0)
-        self._lose_qos0(qos0)
-        if len(batch.answers) > qos0 or batch.replies:
+        if listener.intake.holding:
+            listener.refusing_until = self._loop.time() + REFUSAL_HOLD_S
+        self._lose_qos0(batch.qos0)
+        if len(batch.answers) > batch.qos0 or batch.replies:
             self._refuse(
                 _INTAKE_REFUSED,
                 "the buffer did not take the readings: they stay with the client, which sends them again",
@@ -614,11 +684,12 @@ class Connection(asyncio.Protocol):
             return
         listener, waited = self._listener, self._waits_for_commit
         settings = listener.settings
-        # Beyond the total, each connection is read from again when nothing of its own waits.
+        # Beyond the total nobody is read from: each read may bring much. While the buffer holds that would last, so
+        # that whoever has nothing waiting is heard, and told when it sends a reading.
         waits = (
             self._inflight_bytes > settings.inflight_bytes_max
             or self._inflight_messages > settings.inflight_messages_max
-            or (self._inflight_bytes > 0 and listener.inflight_bytes > settings.inflight_bytes_total_max)
+            or (listener.beyond_total and (self._inflight_bytes > 0 or not listener.intake.holding))
         )
         if waits != waited:
             self._waits_for_commit = waits
@@ -704,7 +775,7 @@ class Connection(asyncio.Protocol):
         listener, key = self._listener, self._key
         if key is None or listener.sessions.get(key) is not self:
             return
-        del listener.sessions[key]
+        listener.leave(key)
         self.session.idle_since_s = listener.now_us() / 1e6
         if not self.session.kept:
             listener.kept.close(self.session)
@@ -715,14 +786,17 @@ class Connection(asyncio.Protocol):
 
     def _ended_without_disconnect(self, cause: str) -> None:
         """Publish the will [MQTT-3.1.2-8]: a device's as an event, an operator's as the command that it is."""
-        listener = self._listener
-        if self._device is not None:
-            died = cause not in _OUR_DOING
-            listener.devices.ended(self._device, cause, self._will, self._loop.time(), died=died)
-        elif self._operator and self._will is not None:
+        listener, will = self._listener, self._will
+        if not self._operator:
+            listener.devices.ended(self._device, cause, self.peer, self._will_reported, self._loop.time())
+        elif will is not None:
+            device = listener.command_topics.device_of(will.topic)
+            assert device is not None  # noqa: S101 - or its CONNECT was refused
             batch = Batch()
             try:
-                listener.command(self._will.topic, self._will.payload, self._will.qos, batch)
+                recipients = listener.recipients(device, will.topic, will.payload, will.qos)
             except TooManyCommandsError:
                 listener.counts["command-not-delivered"] += 1
+                return
+            listener.command(recipients, will.topic, will.payload, batch)
             self._take(batch, 0)

@@ -2,8 +2,14 @@
 
 from typing import Final, NamedTuple
 
+CONNACK: Final = 0x20
 PUBLISH: Final = 0x30
+PUBACK: Final = 0x40
+PUBREC: Final = 0x50
 PUBREL: Final = 0x60
+PUBCOMP: Final = 0x70
+SUBACK: Final = 0x90
+UNSUBACK: Final = 0xB0
 PINGRESP: Final = 0xD0
 
 
@@ -35,7 +41,10 @@ class PacketReader:
 
     def __init__(self, packet_bytes_max: int) -> None:
         self._packet_bytes_max = packet_bytes_max
-        self._rest = b""
+        self._rest = bytearray()
+        """The beginning of a packet whose end is still to come."""
+        self._wanted = 0
+        """How long it must be at least before it is looked at again."""
         self._long: Packet | None = None
         """A packet that is too long, while its end is still to come."""
         self._skip = 0
@@ -44,23 +53,32 @@ class PacketReader:
     def receive(self, data: bytes) -> list[Packet]:
         """Take what one read brought, and give the packets that are whole now. Raises MalformedPacketError."""
         packets: list[Packet] = []
-        data = self._rest + data if self._long is None else self._behind_long(data, packets)
+        if self._long is not None:
+            data = self._behind_long(data, packets)
+        elif self._rest:
+            # Joined when a packet is whole, and not at each read: a large one comes in hundreds of them.
+            self._rest += data
+            if len(self._rest) < self._wanted:
+                return packets
+            data = bytes(self._rest)
+            self._rest.clear()
         longest = self._packet_bytes_max
         position, end = 0, len(data)
+        self._wanted = 2
         while end - position >= 2:
             length, at = data[position + 1], position + 2
             if length & 0x80:
                 found = _remaining_length(data, at - 1)
                 if found is None:
+                    self._wanted = end - position + 1
                     break
                 length, at = found
+            if end - at < length and end - at < longest:
+                self._wanted = at - position + min(length, longest)
+                break
             if length <= longest:
-                if end - at < length:
-                    break
                 packets.append(Packet(data[position], data[at : at + length], 0))
             else:
-                if end - at < longest:
-                    break
                 packet = Packet(data[position], data[at : at + longest], length - longest)
                 if end - at < length:
                     self._long, self._skip = packet, length - (end - at)
@@ -68,7 +86,7 @@ class PacketReader:
                     break
                 packets.append(packet)
             position = at + length
-        self._rest = data[position:]
+        self._rest += data[position:]
         return packets
 
     def _behind_long(self, data: bytes, packets: list[Packet]) -> bytes:
@@ -85,13 +103,28 @@ def message(packet: Packet) -> Message:
     """What a PUBLISH carries. Raises MalformedPacketError."""
     body = packet.body
     end = 2 + int.from_bytes(body[:2], "big")
-    if packet.first & 0b110:
+    qos_bits = packet.first & 0b110
+    if qos_bits == 0b110:
+        raise MalformedPacketError("a PUBLISH of QoS 3, which there is not")
+    if qos_bits:
         message = Message(body[2:end], int.from_bytes(body[end : end + 2], "big"), body[end + 2 :])
         if message.packet_id:
             return message
     elif 2 < end <= len(body):
         return Message(body[2:end], 0, body[end:])
     raise MalformedPacketError("a PUBLISH without a topic or a packet identifier")
+
+
+def connack(packet: Packet) -> tuple[int, bool]:
+    """CONNACK's return code, and whether the broker has the session (section 3.2). Raises MalformedPacketError."""
+    if len(packet.body) != 2:
+        raise MalformedPacketError("a CONNACK without its return code")
+    return packet.body[1], bool(packet.body[0] & 1)
+
+
+def suback(packet: Packet) -> tuple[int, bytes]:
+    """SUBACK's packet identifier, and a return code for each filter (section 3.9). Raises MalformedPacketError."""
+    return packet_id(packet), packet.body[2:]
 
 
 def packet_id(packet: Packet) -> int:

@@ -14,6 +14,10 @@ from msgspec import Struct
 CLIENT_ID_BYTES_MAX: Final = 256
 """Longer client identifiers are refused; the standard asks for 23 at least [MQTT-3.1.3-5]."""
 
+CONNECT_BYTES_MAX: Final = 8_192
+"""Longer CONNECTs are refused: 4,096 bytes for names and secrets, and as many for a will. Whoever is not known yet may
+hold no more memory than that."""
+
 PINGRESP: Final = b"\xd0\x00"
 
 PUBREC: Final = 0x10000000
@@ -68,7 +72,6 @@ class Will(Struct, frozen=True, gc=False):
     topic: str
     payload: bytes
     qos: int
-    retain: bool
 
 
 class Connect(Struct, frozen=True):
@@ -143,8 +146,9 @@ class ProtocolError(Exception):
 class ServerProtocol:
     """The packets of one connection, out of bytes that come in any split.
 
-    Keeps at most `packet_bytes_max` bytes plus what one `receive` brought. Copies an unfinished packet once,
-    when it is complete, so that a large packet in small pieces costs no more than a large packet.
+    Keeps at most `packet_bytes_max` bytes plus what one `receive` brought, and before CONNECT CONNECT_BYTES_MAX. Copies
+    an unfinished packet once, when it is complete, so that a large packet in small pieces costs no more than a large
+    packet.
     """
 
     __slots__ = ("_connected", "_ended", "_needed", "_packet_bytes_max", "_pending")
@@ -206,18 +210,27 @@ class ServerProtocol:
                 self._needed = end - at + 1
                 break
             length, body = header
-            if body + length - at > self._packet_bytes_max:
-                raise ProtocolError(
-                    "packet-too-large",
-                    "packet_bytes_max",
-                    f"a packet of {body + length - at} bytes; the most taken is {self._packet_bytes_max}",
-                )
+            self._check_size(body + length - at)
             if body + length > end:
                 self._needed = body + length - at
                 break
             at = body + length
             events.append(self._packet(first, data[body:at]))
         return at
+
+    def _check_size(self, size: int) -> None:
+        if not self._connected and size > CONNECT_BYTES_MAX:
+            raise ProtocolError(
+                "connect-too-large",
+                "CONNECT_BYTES_MAX",
+                f"a CONNECT of {size} bytes; the most taken is {CONNECT_BYTES_MAX}: shorten its will",
+            )
+        if size > self._packet_bytes_max:
+            raise ProtocolError(
+                "packet-too-large",
+                "packet_bytes_max",
+                f"a packet of {size} bytes; the most taken is {self._packet_bytes_max}",
+            )
 
     def _check_first_byte(self, first: int) -> None:
         kind = first & 0xF0
@@ -471,7 +484,7 @@ def _parse_connect(body: bytes) -> Connect:
     will = None
     if flags & 0x04:
         topic = _topic_name(fields.binary())
-        will = Will(topic, fields.binary(), flags >> 3 & 3, flags & 0x20 != 0)
+        will = Will(topic, fields.binary(), flags >> 3 & 3)
     user_name = fields.text() if flags & 0x80 else None
     password = fields.binary() if flags & 0x40 else None
     if fields.left:

@@ -7,9 +7,9 @@ a command that waits for its PUBACK. The session's name is random, so that no se
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -65,9 +65,11 @@ class Batch:
         "commands",
         "counting_from",
         "marks",
+        "qos0",
         "readings",
         "released",
         "replies",
+        "subscribed",
     )
 
     def __init__(self) -> None:
@@ -81,10 +83,14 @@ class Batch:
         self.at_once: list[bytes] = []
         """Packets that wait for nothing."""
         self.marks: dict[str, bytes | None] = {}
-        self.began: list[tuple[int, bytes | None]] = []
-        """QoS 2 identifiers whose messages are in this batch, and the digest that each had before."""
-        self.again: list[int] = []
-        """QoS 2 identifiers that came again: answered only if their message is stored by then."""
+        self.qos0 = 0
+        """How many of the answers are 0."""
+        self.subscribed = False
+        """Whether the session's subscriptions changed: its mark is made once, when all of the batch is known."""
+        self.began: list[tuple[int, bytes]] = []
+        """QoS 2 identifiers whose messages are in this batch, and their digests."""
+        self.again: list[tuple[int, bytes]] = []
+        """QoS 2 messages that came again: answered only if they are stored by then."""
         self.released: list[int] = []
         self.commands: list[tuple[Session, int]] = []
         """Commands that this batch queues: whose, and under which packet identifier."""
@@ -99,15 +105,18 @@ class Batch:
     @property
     def waits(self) -> bool:
         """Whether its answers must wait for a commit: its own, or that of a message that came again."""
-        return bool(self.readings or self.marks or self.again)
+        return bool(self.readings or self.marks or self.again or self.subscribed)
 
 
 @dataclass(slots=True)
-class CommandRoom:
-    """What the commands of all sessions weigh, against `commands_bytes_max`."""
+class Room:
+    """What all sessions together may have waiting."""
 
-    bytes_max: int
-    bytes: int = 0
+    commands_bytes_max: int
+    unfinished_max: int
+    commands_bytes: int = 0
+    unfinished: int = 0
+    """QoS 2 exchanges."""
 
 
 class PacketIdInUseError(Exception):
@@ -115,7 +124,7 @@ class PacketIdInUseError(Exception):
 
 
 class TooManyUnfinishedError(Exception):
-    """More unfinished QoS 2 exchanges than `qos2_unfinished_max`."""
+    """More unfinished QoS 2 exchanges than `qos2_unfinished_max` of one session, or `qos2_unfinished_total_max`."""
 
 
 class TooManyCommandsError(Exception):
@@ -130,13 +139,21 @@ class Session:
     name: str
     kept: bool
     """Clean session was 0: it outlives its connection."""
-    room: CommandRoom
+    room: Room
     number: int = 0
     """Sessions are numbered as they begin: of two with one key, the later counts."""
     on_disk: bool = False
     """Whether the commit that keeps it is done: only then may a CONNACK say that it is present."""
+    opening: int = 0
+    """Commits under way that are to keep it."""
+    leaving: int = 0
+    """Above 0 once it is removed, or commits that remove it are under way: then nothing new is given to it."""
     received: dict[int, bytes] = field(default_factory=dict)
     """QoS 2 identifiers in use, and the digest of the message each stands for."""
+    stored: dict[int, bytes] = field(default_factory=dict)
+    """Those of them whose message is committed: what is left where a later message of the identifier is not."""
+    earlier: set[int] = field(default_factory=set)
+    """Identifiers that an earlier connection left in use."""
     releasing: dict[int, int] = field(default_factory=dict)
     """How many PUBRELs of an identifier wait for their commit."""
     subscriptions: dict[str, int] = field(default_factory=dict)
@@ -149,6 +166,11 @@ class Session:
     idle_since_s: float = 0.0
 
     @property
+    def holds_something(self) -> bool:
+        """Whether something would be lost with it: commands, or exchanges that are not finished."""
+        return bool(self.commands or self.received)
+
+    @property
     def device(self) -> str:
         """The device that its client is: the user's, or what an anonymous client calls itself."""
         user, client_id = self.key
@@ -156,8 +178,16 @@ class Session:
 
     # --- QoS 2: exactly once (section 4.3.3, method B with the message stored at once) ----------------------
 
-    def begin(self, batch: Batch, packet_id: int, digest: bytes, unfinished_max: int) -> bool:
-        """Take a PUBLISH with QoS 2; tell whether it is a message to be stored.
+    def is_known(self, packet_id: int, message: bytes, *, dup: bool) -> bool:
+        """Whether a PUBLISH with QoS 2 and the digest `message` is one that came before.
+
+        A client sends again with DUP [MQTT-3.3.1-1]. Without it, the same message under an identifier of an earlier
+        connection comes from a client that lost its session and counts from the beginning: it is another message.
+        """
+        return self.received.get(packet_id) == message and (dup or packet_id not in self.earlier)
+
+    def begin(self, batch: Batch, packet_id: int, message: bytes, unfinished_max: int, *, dup: bool) -> bool:
+        """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is to be stored.
 
         The same identifier with the same message is the same message until it is released [MQTT-4.3.3-2]. With
         another message it comes from a client that lost its session and did not say so: that message is stored, for
@@ -167,18 +197,20 @@ class Session:
         """
         if packet_id in self.releasing:
             raise PacketIdInUseError
-        known = self.received.get(packet_id)
-        if known == digest:
-            batch.again.append(packet_id)
+        if self.is_known(packet_id, message, dup=dup):
+            batch.again.append((packet_id, message))
             batch.answer_bare(PUBREC | packet_id)
             return False
-        if known is None and len(self.received) >= unfinished_max:
-            raise TooManyUnfinishedError
-        self.received[packet_id] = digest
-        batch.began.append((packet_id, known))
+        if packet_id not in self.received:
+            if len(self.received) >= unfinished_max or self.room.unfinished >= self.room.unfinished_max:
+                raise TooManyUnfinishedError
+            self.room.unfinished += 1
+        self.received[packet_id] = message
+        self.earlier.discard(packet_id)
+        batch.began.append((packet_id, message))
         batch.answers.append(PUBREC | packet_id)
         if self.kept:
-            batch.marks[self._qos2_key(packet_id)] = digest
+            batch.marks[self._qos2_key(packet_id)] = message
         return True
 
     def release(self, batch: Batch, packet_id: int) -> None:
@@ -196,12 +228,9 @@ class Session:
         """The highest QoS among the subscriptions that match a topic [MQTT-3.3.5-1]; None where none does."""
         return max((qos for topic_filter, qos in self.subscriptions.items() if matches(topic_filter)), default=None)
 
-    def queue(self, batch: Batch, topic: str, payload: bytes, commands_max: int) -> None:
-        """Queue a command with QoS 1; it is sent when `batch` is committed. Raises TooManyCommandsError."""
-        weight = len(topic) + len(payload)
-        if len(self.commands) >= commands_max or self.room.bytes + weight > self.room.bytes_max:
-            raise TooManyCommandsError
-        self.room.bytes += weight
+    def queue(self, batch: Batch, topic: str, payload: bytes) -> None:
+        """Queue a command with QoS 1, for which `check_room` found room; it is sent when `batch` is committed."""
+        self.room.commands_bytes += len(topic) + len(payload)
         order = max((command.order for command in self.commands.values()), default=0) + 1
         packet_id = (order - 1) % 65_535 + 1
         while packet_id in self.commands:
@@ -226,6 +255,7 @@ class Session:
 
     def resume(self) -> None:
         """Begin a connection: everything unacknowledged is sent again, in order [MQTT-4.4.0-1]."""
+        self.earlier = set(self.received)
         committed = self.sent_before.union(self.waiting)
         self.waiting = sorted(committed, key=lambda packet_id: self.commands[packet_id].order)
 
@@ -239,23 +269,30 @@ class Session:
         self.waiting.clear()
         return b"".join(packets)
 
+    def load_exchange(self, packet_id: int, message: bytes) -> None:
+        """Take up an exchange that was unfinished before a restart; its message is stored."""
+        self.received[packet_id] = self.stored[packet_id] = message
+        self.room.unfinished += 1
+
     def load_command(self, packet_id: int, command: Command) -> None:
         """Take up a command that waited before a restart. It may have been sent: that is not known any more."""
         self.commands[packet_id] = command
-        self.room.bytes += len(command.topic) + len(command.payload)
+        self.room.commands_bytes += len(command.topic) + len(command.payload)
         self.sent_before.add(packet_id)
 
-    def drop_commands(self) -> None:
-        """Give their room back: the session is over."""
+    def clear(self) -> None:
+        """Give back the room that its commands and exchanges take: the session is over."""
         for packet_id in tuple(self.commands):
             self._drop(packet_id)
+        for packet_id in tuple(self.received):
+            self._finish(packet_id)
         self.waiting.clear()
         self.sent_before.clear()
 
     def _drop(self, packet_id: int) -> None:
         command = self.commands.pop(packet_id, None)
         if command is not None:
-            self.room.bytes -= len(command.topic) + len(command.payload)
+            self.room.commands_bytes -= len(command.topic) + len(command.payload)
 
     # --- the outcome of a commit ----------------------------------------------------------------------------
 
@@ -264,9 +301,11 @@ class Session:
 
         One is not where a message came again while its first copy waited for a commit that failed.
         """
-        true = all(packet_id in self.received for packet_id in batch.again)
+        if batch.began:
+            self.stored.update(batch.began)
+        true = not batch.again or all(self.stored.get(packet_id) == message for packet_id, message in batch.again)
         for packet_id in batch.released:
-            self.received.pop(packet_id, None)
+            self._finish(packet_id)
             self._released(packet_id)
         for session, packet_id in batch.commands:
             if packet_id in session.commands:
@@ -274,16 +313,24 @@ class Session:
         return true
 
     def undo(self, batch: Batch) -> None:
-        """Take note that nothing of a batch is stored."""
-        for packet_id, before in reversed(batch.began):
-            if before is None:
-                self.received.pop(packet_id, None)
+        """Take note that nothing of a batch is stored; others may have failed before it, or still wait behind it."""
+        for packet_id, message in batch.began:
+            if self.received.get(packet_id) is not message:
+                continue  # a later message of the same identifier, which has an outcome of its own
+            if packet_id in self.stored:
+                self.received[packet_id] = self.stored[packet_id]
             else:
-                self.received[packet_id] = before
+                self._finish(packet_id)
         for packet_id in batch.released:
             self._released(packet_id)
         for session, packet_id in batch.commands:
             session._drop(packet_id)  # noqa: SLF001 - of this class
+
+    def _finish(self, packet_id: int) -> None:
+        if self.received.pop(packet_id, None) is not None:
+            self.room.unfinished -= 1
+        self.stored.pop(packet_id, None)
+        self.earlier.discard(packet_id)
 
     def _released(self, packet_id: int) -> None:
         self.releasing[packet_id] -= 1
@@ -316,26 +363,48 @@ def digest(topic: str, payload: bytes) -> bytes:
     return hashlib.blake2b(b"%d/%s%s" % (len(topic), topic.encode(), payload), digest_size=8).digest()
 
 
+def check_room(sessions: Sequence[Session], command_bytes: int, commands_max: int) -> None:
+    """Raise TooManyCommandsError unless all of these sessions have room for one more command of this size."""
+    if not sessions:
+        return
+    room = sessions[0].room
+    longest = max(len(session.commands) for session in sessions)
+    if longest >= commands_max or room.commands_bytes + len(sessions) * command_bytes > room.commands_bytes_max:
+        raise TooManyCommandsError
+
+
+class Opening(NamedTuple):
+    """What a CONNECT brings about, once its marks are committed."""
+
+    session: Session
+    replaced: Session | None
+    """The kept session that a CONNECT with clean session, this one or one before it, ends."""
+    marks: dict[str, bytes | None]
+
+
 class SessionsFullError(Exception):
-    """`sessions_max` sessions are kept."""
+    """`sessions_max` sessions are kept, or `sessions_per_user_max` of one user, and all are connected."""
 
 
 class Sessions:
-    """The sessions that outlive their connections: at most `sessions_max`, each `expiry_s` after its last connection.
+    """The sessions that outlive their connections, each `expiry_s` after its last connection, within two bounds.
 
     Times are seconds of a clock that begins anew with the process: a box without a clock cannot know how long it was
     off, so that after a start every session's time begins again.
     """
 
     def __init__(
-        self, sessions_max: int, expiry_s: float, commands_bytes_max: int, new_name: Callable[[], str]
+        self, sessions_max: int, per_user_max: int, expiry_s: float, room: Room, new_name: Callable[[], str]
     ) -> None:
         self._sessions_max = sessions_max
+        self._per_user_max = per_user_max
         self._expiry_s = expiry_s
         self._new_name = new_name
-        self.room = CommandRoom(commands_bytes_max)
+        self.room = room
         self._number = 0
         self.kept: dict[SessionKey, Session] = {}
+        self._leaving: dict[SessionKey, Session] = {}
+        """Sessions that a CONNECT with clean session has taken out, while its commit is under way."""
         self.subscribed: dict[str, list[Session]] = {}
         """By device: the sessions, kept or not, that have subscriptions."""
 
@@ -358,34 +427,90 @@ class Sessions:
             self.kept[session.key] = session
         return [Mark(key, value) for key, value in forget.items()]
 
-    def open(self, key: SessionKey, *, clean: bool) -> tuple[Session, dict[str, bytes | None]]:
+    def make_room(self, user: str | None, connected: Callable[[SessionKey], bool]) -> list[Session]:
+        """Take out what must go so that this user may have one more: the longest idle, those that hold nothing first.
+
+        There is nothing to count anonymous clients by: for them the bound of all alone holds. Raises SessionsFullError
+        where all are connected.
+        """
+        gone = []
+        while full := self._full_of(user):
+            idle = [session for session in full if not connected(session.key)]
+            if not idle:
+                raise SessionsFullError
+            session = min(idle, key=lambda session: (session.holds_something, session.idle_since_s, session.number))
+            self._remove(session)
+            gone.append(session)
+        return gone
+
+    def _full_of(self, user: str | None) -> Collection[Session]:
+        """The sessions of which one must go for one more of this user; empty where there is room."""
+        if user is not None:
+            own = [session for session in self.kept.values() if session.key[0] == user]
+            if len(own) >= self._per_user_max:
+                return own
+        return self.kept.values() if len(self.kept) >= self._sessions_max else ()
+
+    def open(self, key: SessionKey, *, clean: bool) -> Opening:
         """Give the session of a CONNECT, and the marks to commit before its CONNACK (section 3.1.2.4).
 
-        Raises SessionsFullError where one more would have to be kept.
+        `make_room` goes before where `key` is new. What comes of the commit is told by `opened` or `not_opened`.
         """
-        session = self.kept.get(key)
+        leaving = self._leaving.get(key)
         if clean:
-            self.kept.pop(key, None)
-            return Session(key, "", False, self.room), {} if session is None else session.forgetting()
-        if session is None:
-            if len(self.kept) >= self._sessions_max:
-                raise SessionsFullError
+            leaving = self.kept.pop(key, leaving)
+            session = Session(key, "", False, self.room)
+        elif key in self.kept:
+            session = self.kept[key]
+        else:
             self._number += 1
             session = self.kept[key] = Session(key, self._new_name(), True, self.room, self._number)
-        return session, {} if session.on_disk else dict((session.mark(),))
+        marks: dict[str, bytes | None] = {}
+        if leaving is not None:
+            # Until a commit has removed it: one that is under way may fail.
+            leaving.leaving += 1
+            self._leaving[key] = leaving
+            marks |= leaving.forgetting()
+        if session.kept and not session.on_disk:
+            session.opening += 1
+            marks |= (session.mark(),)
+        return Opening(session, leaving, marks)
 
-    def opened(self, session: Session) -> None:
+    def opened(self, opening: Opening) -> None:
         """Take note that the commit of `open` is done: a CONNACK may promise the session from now on."""
+        session, replaced = opening.session, opening.replaced
         if session.kept:
+            session.opening = max(session.opening - 1, 0)
             session.on_disk = True
-            self.kept.setdefault(session.key, session)
-
-    def not_opened(self, session: Session, replaced: Session | None) -> None:
-        """Take note that the commit of `open` failed: what was before it is still so."""
-        if self.kept.get(session.key) is session and not session.on_disk:
-            del self.kept[session.key]
+            if not session.leaving:
+                self.kept.setdefault(session.key, session)
         if replaced is not None:
-            self.kept.setdefault(replaced.key, replaced)
+            if self._leaving.get(replaced.key) is replaced:
+                del self._leaving[replaced.key]
+            self.close(replaced)
+
+    def not_opened(self, opening: Opening) -> None:
+        """Take note that the commit of `open` failed: what was before it is still so."""
+        session, replaced = opening.session, opening.replaced
+        if session.kept:
+            session.opening = max(session.opening - 1, 0)
+            if not (session.opening or session.on_disk) and self.kept.get(session.key) is session:
+                self._remove(session)
+        if replaced is None or self._leaving.get(replaced.key) is not replaced:
+            return
+        replaced.leaving -= 1
+        if replaced.leaving:
+            return
+        del self._leaving[replaced.key]
+        if (replaced.on_disk or replaced.opening) and replaced.key not in self.kept:
+            self.kept[replaced.key] = replaced
+        else:
+            replaced.leaving = 1
+            self.close(replaced)
+
+    def _remove(self, session: Session) -> None:
+        del self.kept[session.key]
+        session.leaving += 1
 
     def subscribe(self, session: Session, topic_filter: str, qos: int) -> None:
         """Add a subscription, or replace the one with the same filter [MQTT-3.8.4-3]."""
@@ -403,7 +528,7 @@ class Sessions:
 
     def close(self, session: Session) -> None:
         """Give up a session that is over."""
-        session.drop_commands()
+        session.clear()
         if session.subscriptions:
             session.subscriptions = {}
             self._unlist(session)
@@ -422,7 +547,7 @@ class Sessions:
             if now_s - session.idle_since_s >= self._expiry_s and not connected(key)
         ]
         for session in over:
-            del self.kept[session.key]
+            self._remove(session)
         return over
 
     def _load(self, by_name: dict[str, Session], key: str, value: bytes) -> bool:
@@ -437,7 +562,7 @@ class Sessions:
                     for topic_filter, qos in kept.subscriptions.items():
                         self.subscribe(by_name[name], topic_filter, qos)
                 case [_, "qos2", name, number] if name in by_name:
-                    by_name[name].received[int(number)] = value
+                    by_name[name].load_exchange(int(number), value)
                 case [_, "command", name, number] if name in by_name:
                     by_name[name].load_command(int(number), msgspec.msgpack.decode(value, type=Command))
                 case _:

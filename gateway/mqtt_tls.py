@@ -13,6 +13,8 @@ from gateway.settings import TlsSettings
 
 TLS_BUFFER_BYTES: Final = 8_192
 """Read buffer of one connection; asyncio's own is 256 KiB, which 5,000 sensors would pay with 1.4 GB."""
+TLS_WAITING_BYTES_MAX: Final = 16_384
+"""Encrypted bytes that may wait where a connection is not read from; asyncio's own bound is 256 KiB here too."""
 CLOSE_TIMEOUT_S: Final = 1
 """How long the peer gets to answer close_notify."""
 
@@ -35,16 +37,19 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """What a new connection is to use: read again when a file has changed; as before while the new will not do."""
         try:
-            stamp = self._look()
-            if stamp != self._stamp:
-                self._stamp = stamp
+            stamp, failure = self._look(), None
+        except TlsFilesError as error:
+            stamp, failure = (), error
+        if stamp != self._stamp:
+            # Remembered whether it will do or not: what cannot be used is parsed, and said, once for each change.
+            self._stamp = stamp
+            try:
+                if failure is not None:
+                    raise failure
                 self._context = self._load()
                 _log.info("TLS certificate read again", file=str(self._settings.certificate))
-        except TlsFilesError as error:
-            # Said once for each change: the files may be in the middle of being replaced.
-            if self._stamp:
+            except TlsFilesError as error:
                 _log.error("the changed TLS files cannot be used; the old ones stay in use", why=str(error))
-            self._stamp = ()
         return self._context
 
     def _files(self) -> dict[str, Path]:
@@ -54,15 +59,15 @@ class TlsFiles:
             files["client_ca"] = settings.client_ca
         return files
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
-        """When each file was last changed, and which file it is."""
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        """When each file was last changed, how long it is, and which file it is."""
         stamps = []
         for name, path in self._files().items():
             try:
                 status = path.stat()
             except OSError as error:
                 raise TlsFilesError(f"mqtt_listener.tls.{name}: {path} cannot be read: {error.strerror}") from error
-            stamps.append((status.st_mtime_ns, status.st_ino))
+            stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
         return tuple(stamps)
 
     def _load(self) -> ssl.SSLContext:
@@ -123,6 +128,8 @@ class TlsConnection(sslproto.SSLProtocol):
             ssl_handshake_timeout=handshake_timeout_s,  # type: ignore[arg-type]  # floats will do
             ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
         )
+        # Before the transport for `inner` is there, which has the public name for this.
+        self._set_read_buffer_limits(high=TLS_WAITING_BYTES_MAX)  # type: ignore[attr-defined]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_server makes

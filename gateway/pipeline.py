@@ -39,9 +39,10 @@ async def run(settings: Settings) -> None:
     front_door.event("lane-opened", None, lane=buffer.lane.name, buffer=buffer.id)
     try:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(Housekeeping(front_door, buffer, forwarder, clock).run(), name="housekeeping")
-            parts = {"uplink": lambda: forwarder.state}
+            parts: control.Parts = {"uplink": lambda: forwarder.state}
             tasks.create_task(
                 control.serve(control.socket_path(settings.buffer.path), control.handlers(front_door, buffer, parts)),
                 name="control",
@@ -52,12 +53,17 @@ async def run(settings: Settings) -> None:
 
                 listener = MqttListener(settings.mqtt_listener, front_door, boottime_us)
                 tasks.create_task(listener.run(), name="mqtt-listener")
+                parts["mqtt_listener"] = lambda: listener.counts
             if settings.mqtt_brokers:
                 from gateway.ingress_mqtt_broker import BrokerIngress  # noqa: PLC0415
 
-                for settings_of in settings.mqtt_brokers:
-                    broker = BrokerIngress(settings_of, settings.gateway.id, front_door, boottime_us, random.random)
+                brokers = [
+                    BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random)
+                    for of_broker in settings.mqtt_brokers
+                ]
+                for broker in brokers:
                     tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
+                parts["mqtt_brokers"] = lambda: {broker.name: broker.counts for broker in brokers}
             if settings.serial is not None:
                 from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
 

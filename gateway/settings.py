@@ -59,6 +59,8 @@ class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
     quarantine_bytes_max: Annotated[int, Meta(ge=100_000, le=2**40, description="bytes, 100000 to 1 TiB")] = 50_000_000
     """Input that cannot be forwarded, kept whole; never more than a tenth of `bytes_max`. The oldest makes room."""
     quarantine_rows_max: Annotated[int, Meta(ge=1, le=10_000_000, description="rows, 1 to 10000000")] = 10_000
+    damaged_files_max: Annotated[int, Meta(ge=1, le=100, description="files, 1 to 100")] = 3
+    """Damaged files kept beside the buffer. Salvaged ones go first; one that was not goes with a loss record."""
 
 
 class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +72,8 @@ class TlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """PEM: its private key, unencrypted."""
     port: Port = 8883
     client_ca: Path | None = None
-    """PEM: with it, every client needs a certificate of this CA, whose common name may stand for user and password."""
+    """PEM: with it, every client needs a certificate of this CA, whose common name may stand for user and password,
+    and must be one of `users` where there are any."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 1_000
     """A connection with TLS takes much more memory than a plain one; these count against both bounds."""
 
@@ -95,14 +98,23 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     commands_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
     """What the waiting commands of all devices may take together."""
     sessions_max: Annotated[int, Meta(ge=1, le=100_000, description="sessions, 1 to 100000")] = 10_000
-    """Sessions that are kept for clients that connect without clean session; beyond it they are refused."""
+    """Sessions that are kept for clients that connect without clean session; beyond it the one that is without a
+    connection for longest makes room."""
+    sessions_per_user_max: Annotated[int, Meta(ge=1, le=100_000, description="sessions, 1 to 100000")] = 8
+    """The same for one user; anonymous clients have none, and only the bound of all."""
     session_expiry_s: Annotated[float, Meta(gt=0, le=3.2e8, description="seconds, above 0, at most 320000000")] = (
         604_800.0
     )
     """How long a session is kept after its last connection (a week); begins anew when the gateway starts."""
     qos2_unfinished_max: Annotated[int, Meta(ge=1, le=65_535, description="exchanges, 1 to 65535")] = 1_000
     """QoS 2 messages of one session that may wait for their PUBREL."""
+    qos2_unfinished_total_max: Annotated[int, Meta(ge=1, le=10_000_000, description="exchanges, 1 to 10000000")] = (
+        100_000
+    )
+    """The same for all sessions together."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 5_000
+    connections_per_user_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 8
+    """Connections of one user, operators too; anonymous clients have none, and only the bound of all."""
     packet_bytes_max: Annotated[int, Meta(ge=128, le=1_048_576, description="bytes, 128 to 1048576")] = 65_536
     inflight_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
     """What one connection may have waiting for its commit; beyond it, it is not read from, and is closed while the
@@ -110,11 +122,13 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     inflight_messages_max: Annotated[int, Meta(ge=1, le=1_000_000, description="messages, 1 to 1000000")] = 10_000
     """The same, counted in messages."""
     inflight_bytes_total_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 8_000_000
-    """What all connections together may have waiting."""
+    """What all connections together may have waiting; beyond it, none is read from until half of it is stored."""
     connect_timeout_s: Seconds = 10.0
     """How long a connection may take for its TLS handshake, and then for its CONNECT."""
 
 
+Credential = Annotated[str, Meta(max_length=16_383, description="a text of at most 16383 characters")]
+"""MQTT carries 65,535 bytes, and a character has up to four (section 1.5.3 of MQTT 3.1.1)."""
 ClientId = Annotated[str, Meta(min_length=1, max_length=256, description="a text of 1 to 256 characters")]
 
 
@@ -141,14 +155,16 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The highest QoS that is asked for; each message comes with the lower one of this and its sender's."""
     client_id: ClientId | None = None
     """The session's name at the broker, which must be this gateway's alone; `sluice-` and `gateway.id` without it."""
-    user: str | None = None
+    user: Credential | None = None
     password_file: Path | None = None
     """A file that holds the password, readable by its owner alone (0400); it is read at each connection."""
-    password: str | None = None
+    password: Credential | None = None
     tls: BrokerTlsSettings | None = None
     keep_alive_s: Annotated[int, Meta(ge=5, le=3_600, description="seconds, 5 to 3600")] = 30
-    packet_bytes_max: Annotated[int, Meta(ge=1_024, le=2**28, description="bytes, 1024 to 268435456")] = 1_048_576
-    """Largest message that is taken; a larger one is dropped and counted as lost, for the broker sends it for ever."""
+    packet_bytes_max: Annotated[int, Meta(ge=65_539, le=2**28, description="bytes, 65539 to 268435456")] = 1_048_576
+    """Largest message that is taken; a larger one is dropped and counted as lost, for the broker sends it for ever.
+
+    Its topic, which has 65,535 bytes at most, and its packet identifier must be found in it all the same."""
     inflight_bytes_max: Annotated[int, Meta(ge=1_000, le=2**30, description="bytes, 1000 to 1 GiB")] = 4_000_000
     """What may wait for its commit; beyond it the broker is not read from."""
     connect_timeout_s: Seconds = 10.0

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from gateway.ingress_mqtt_broker import BrokerIngress
@@ -74,6 +74,43 @@ async def reading_from(intake: MemoryIntake, port: int, **settings: Any) -> Asyn
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
+
+
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def speaking(*scripts: Speak) -> AsyncIterator[int]:
+    """A broker that does as told, and its port: what one connection after the other gets, and then the last for good.
+
+    A script begins when CONNECT came; when it ends, the connection is cut.
+    """
+    connections = 0
+    running: set[asyncio.Task[Any] | None] = set()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        script = scripts[min(connections, len(scripts) - 1)]
+        connections += 1
+        running.add(asyncio.current_task())
+        try:
+            with contextlib.suppress(OSError):
+                await reader.read(1_000)
+                await script(reader, writer)
+        finally:
+            running.discard(asyncio.current_task())
+            writer.transport.abort()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+        await until(lambda: not running)
+
+
+def delivery(packet_id: int, payload: bytes, *, duplicate: bool = False) -> bytes:
+    """A PUBLISH of QoS 1, of less than 128 bytes."""
+    body = b"\x00\x0cdevice/1/tmp" + packet_id.to_bytes(2, "big") + payload
+    return bytes((0x3A if duplicate else 0x32, len(body))) + body
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:

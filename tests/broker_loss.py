@@ -10,7 +10,7 @@ from gateway.reading import Mark, Reading
 from gateway.settings import BrokerSettings
 from tests.mosquitto import Mosquitto, publish
 
-QUIET_S = 0.5
+QUIET_S = 0.3
 """How long nothing comes any more before it is held to be all."""
 
 

@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -229,6 +230,9 @@ class _Rows:
 
     def fetchone(self) -> tuple[Any, ...] | None:
         return next(self._found, None)
+
+    def fetchmany(self, size: int) -> list[tuple[Any, ...]]:
+        return list(islice(self._found, size))
 
     def fetchall(self) -> list[tuple[Any, ...]]:
         return list(self._found)

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import broker_deliveries
-from gateway.broker_deliveries import FRESH_IDS_MIN, PACKET_IDS, Deliveries, Judgement
+from gateway.broker_deliveries import FRESH_IDS_MIN, PACKET_IDS, Deliveries, Judgement, removed_sessions
 from gateway.reading import Mark
+from gateway.settings import BrokerSettings
 
 PREFIX = "broker/b:1883/gw/"
 A, B = b"a" * 8, b"b" * 8
@@ -129,6 +130,46 @@ def test_marks_count_for_one_connection_even_if_no_connack_came() -> None:
     assert killed(disk).receive(last + 1, A, duplicate=True) is Judgement.DOUBTFUL
     reconnect(deliveries, disk)
     assert deliveries.receive(last + 1, A, duplicate=True) is Judgement.DOUBTFUL
+
+
+def test_a_connection_that_was_refused_costs_nothing() -> None:
+    """The broker sent nothing by it: neither this process nor the next one, killed meanwhile, may forget."""
+    deliveries, disk, last = counting()
+    deliver(deliveries, disk, last + 1, A)
+    for _ in range(2):
+        keep(disk, deliveries.forget_marks())
+        deliveries.connecting()
+        keep(disk, deliveries.connection_refused())
+    after_a_kill = Deliveries(PREFIX, dict(disk))
+    for known in (deliveries, after_a_kill):
+        reconnect(known, disk)
+        assert known.receive(last + 1, A, duplicate=True) is Judgement.STORED
+
+
+def test_what_was_refused_twice_is_in_no_mark() -> None:
+    """By the buffer, and then by a CONNACK: what is on disk again must be stored."""
+    deliveries, disk, last = counting()
+    deliver(deliveries, disk, last + 1, A)
+    deliveries.receive(last + 2, B, duplicate=False)
+    number, _ = deliveries.batch()
+    deliveries.refused(number)
+    keep(disk, deliveries.forget_marks())
+    deliveries.connecting()
+    keep(disk, deliveries.connection_refused())
+    again = killed(disk)
+    assert again.receive(last + 1, A, duplicate=True) is Judgement.STORED
+    assert again.receive(last + 2, B, duplicate=True) is not Judgement.STORED
+
+
+def test_what_sections_left_behind_that_are_gone_is_forgotten() -> None:
+    brokers = [BrokerSettings("One", ("#",)), BrokerSettings("two", ("#",), client_id="a/b")]
+    of_one, of_two = "broker/One:1883/sluice-gw1/", "broker/two:1883/a%2Fb/"
+    kept = dict.fromkeys(
+        (f"{of_one}ids", f"{of_two}stored/1", "broker/two:1883/a/ids", "broker/old:1883/x/qos2/7"), b""
+    )
+    forgotten = [mark.key for mark in removed_sessions(kept, brokers, "gw1") if mark.value is None]
+    assert forgotten == ["broker/two:1883/a/ids", "broker/old:1883/x/qos2/7"]
+    assert len(removed_sessions(kept, [], "gw1")) == 4
 
 
 def test_an_attempt_that_never_sent_connect_costs_nothing() -> None:
@@ -481,6 +522,10 @@ class Model:
         keep(self.disk, self.deliveries.forget_marks())
         trusted = self.deliveries.counts_up
         self.deliveries.connecting()
+        if self.chance.random() < 0.1:
+            # CONNACK refuses the connection.
+            keep(self.disk, self.deliveries.connection_refused())
+            return
         self.online = True
         standing = {serial for serial, _ in self.stored}
         self.at_risk = {message.serial for message in self.broker.inflight} & standing

@@ -42,7 +42,7 @@ async def test_a_broker_that_is_stopped_and_started_loses_and_doubles_nothing(tm
     with mosquitto(tmp_path / "broker", *settings) as broker:
         async with reading_from(intake, broker.port) as ingress:
             await ingress.subscribed.wait()
-            for _ in range(4):
+            for _ in range(3):
                 # The broker stops while what it delivered waits for its commit.
                 intake.outcome = None
                 lot = numbered(len(sent), len(sent) + 300)
@@ -143,7 +143,7 @@ async def test_kill_9_of_the_gateway_loses_and_doubles_nothing(tmp_path: Path, q
         enough = asyncio.Event()
         publishing = asyncio.create_task(flowing(broker.port, enough, 3_000, qos))
         try:
-            for _ in range(4):
+            for _ in range(2):
                 await asyncio.sleep(0.4 + random.random() * 0.3)  # noqa: S311 - a moment to be killed in
                 await end(process, signal.SIGKILL)
                 process = await start(config, broker)

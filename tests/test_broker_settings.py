@@ -68,6 +68,9 @@ def test_a_good_file() -> None:
         ("port = 8883", "port = 8883\nqos = 0", 10, "0 will not do; write one of 1, 2"),
         ("port = 8883", "port = 8883\nbackoff_s_min = 60", 10, "is above backoff_s_max"),
         ('host = "other.example"', 'host = "mosquitto.example"\nport = 8883', 17, "is the same session as"),
+        ('host = "other.example"', 'host = "Mosquitto.example."\nport = 8883', 17, "is the same session as"),
+        ("port = 8883", "port = 8883\npacket_bytes_max = 65538", 10, "write bytes, 65539 to"),
+        ('user = "sluice"', f'user = "{"x" * 16_384}"', 11, "a text of at most 16383 characters"),
     ],
 )
 def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: int, words: str) -> None:
@@ -77,6 +80,13 @@ def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: 
     (mistake,) = raised.value.mistakes
     assert words in mistake.message
     assert mistake.line == line
+
+
+def test_this_box_by_its_other_names_is_the_same_session() -> None:
+    here = GOOD.replace('host = "other.example"', 'host = "localhost"')
+    for other in ("127.0.0.1", "LocalHost", "::1"):
+        with pytest.raises(ConfigError, match="is the same session as"):
+            parse(here + f'\n[[mqtt_brokers]]\nhost = "{other}"\ntopics = ["meter/#"]\n', PATH)
 
 
 @pytest.mark.parametrize("value", ["12345", '["12345"]', "{ word = 12345 }"])

@@ -1,6 +1,5 @@
 """Looking into a buffer file beside the daemon that writes it: in short transactions, and not believing it blindly."""
 
-import asyncio
 import base64
 import os
 import shutil
@@ -18,11 +17,10 @@ from hypothesis import strategies as st
 
 from gateway import buffer_aside, buffer_inspect, buffer_schema, buffer_status
 from gateway.buffer_inspect import Moment, Now, depths, lanes, opened, quarantined, readings
-from gateway.buffer_rows import spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_verify import verify
 from gateway.settings import BufferSettings, GatewaySettings
-from tests.buffers import BOOT, CLOCK, entry, rows, store
+from tests.buffers import BOOT, CLOCK, confirm, entry, rows, store
 from tests.buffers import opened as opened_buffer
 
 GATEWAY = GatewaySettings(id="gw1")
@@ -167,10 +165,7 @@ async def test_reading_everything_holds_no_transaction_and_survives_what_the_dae
                 busy, *_ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             other.close()
             assert busy == 0
-            buffer.confirm(buffer.id, spans_of((await rows(buffer))[:50]))
-            async with asyncio.timeout(10):
-                while len(await rows(buffer)) > 50:
-                    await asyncio.sleep(0.05)
+            await confirm(buffer, (await rows(buffer))[:50])
             assert await store(buffer, [entry(b"later")])
             taken += export
     # The page that was read already, then what is left; what came later is for the next export.
@@ -396,10 +391,7 @@ async def test_a_running_daemon_that_deletes_from_the_front_makes_no_holes(
         assert await store(buffer, [entry() for _ in range(100)])
         verdicts = verify(path, BufferSettings(path=path))
         seen = [next(verdicts) for _ in range(3)]
-        buffer.confirm(buffer.id, spans_of((await rows(buffer))[:50]))
-        async with asyncio.timeout(10):
-            while len(await rows(buffer)) > 50:
-                await asyncio.sleep(0.05)
+        await confirm(buffer, (await rows(buffer))[:50])
         seen += verdicts
     assert all(verdict.ok for verdict in seen)
     assert "50 rows, no number is missing" in [verdict.words for verdict in seen]

@@ -3,15 +3,18 @@
 import asyncio
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 
 from gateway import buffer_salvage
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Loss, Row
+from gateway.buffer_file import BufferFile
+from gateway.buffer_rows import START, Entry, Loss, Position, Quarantined, Row, spans_of
+from gateway.buffer_schema import BufferFileError, corruption
 from gateway.reading import Mark
-from tests.buffers import append, entry, opened, store
+from tests.buffers import BOOT, append, entry, failure, opened, rows, store
 
 ROWS = 3_000
 PAGE_BYTES = 4096
@@ -55,7 +58,7 @@ async def identities(buffer: Buffer) -> dict[tuple[str, str, int], bytes]:
     after = START
     while rows := (await buffer.read(after, 1_000))[1]:
         for row in rows:
-            lane = await buffer.lane_of(row.lane)
+            lane = await buffer.lane_of(buffer.id, row.lane)
             identity = (lane.buffer_id, lane.name, row.sequence)
             assert identity not in found
             found[identity] = row.payload
@@ -99,7 +102,7 @@ async def test_what_a_start_finds_damaged_is_salvaged_with_its_identity(tmp_path
         assert buffer.counts["duplicate"] == 1
 
 
-@pytest.mark.parametrize("table", ["meta", "lane", "series", "mark", "device_run", "boot"])
+@pytest.mark.parametrize("table", ["meta", "lane", "series", "mark", "device_run", "boot", "quarantine"])
 async def test_one_damaged_small_page_costs_no_reading(tmp_path: Path, table: str) -> None:
     path = tmp_path / "buffer.db"
     await fill(path)
@@ -113,12 +116,15 @@ async def test_one_damaged_small_page_costs_no_reading(tmp_path: Path, table: st
     with path.open("r+b") as damaged:
         damaged.seek((page - 1) * PAGE_BYTES)
         damaged.write(b"\xff" * PAGE_BYTES)
-    async with opened(path) as buffer:
+    async with opened(path, "boot-2") as buffer:
         assert await store(buffer, [entry(b"after", "43", 0)])
         done = await salvaged(buffer)
         assert (done.progress.taken, done.missing) == (ROWS, 0)
         after = await identities(buffer)
         assert before.items() <= after.items()
+        # Nothing may be known of its clock; the forwarder needs to be told so.
+        clock = await buffer.boot_clock(BOOT)
+        assert clock.synced == (table != "boot")
 
 
 async def test_a_page_of_another_table_is_damage_too(tmp_path: Path) -> None:
@@ -158,7 +164,7 @@ async def test_a_file_whose_beginning_is_gone_costs_the_file_and_not_the_daemon(
         assert list((await identities(buffer)).values()) == [b"after"]
         # How much is not known; that something is, is told.
         assert [(loss.reason, loss.count) for loss in await losses(buffer)] == [("buffer-unreadable", 0)]
-    (aside,) = tmp_path.glob("buffer.db.corrupt-*[0-9]")
+    (aside,) = tmp_path.glob("buffer.db.corrupt-*.salvaged")
     assert aside.stat().st_size > ROWS * 200
 
 
@@ -225,3 +231,304 @@ def test_damage_is_jumped_over_in_few_steps(tmp_path: Path) -> None:
     assert sequences[0] == 0
     assert sequences[-1] == ROWS - 1
     assert ROWS * 0.3 < len(sequences) < ROWS * 0.7
+
+
+async def fold(buffer: Buffer) -> None:
+    """Have everything in the file itself, so that its pages can be damaged."""
+    await buffer._call(lambda: buffer._file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone())
+
+
+async def find_damage(buffer: Buffer) -> None:
+    with pytest.raises(BufferFileError):
+        await identities(buffer)
+
+
+async def fail(buffer: Buffer) -> None:
+    """Let the buffer find its file corrupt just now."""
+    await buffer._call(lambda: buffer._fail(corruption("found just now")))
+
+
+def refuse(_buffer: Buffer, _batch: buffer_salvage.SalvagedBatch) -> bool:
+    """No room for anything that is salvaged."""
+    return False
+
+
+async def fill_lanes(path: Path) -> dict[tuple[str, str, int], bytes]:
+    """A file with two lanes, of which a damaged page is in one; what could be read of it before."""
+    for lane in range(2):
+        async with opened(path, f"boot-{lane}") as buffer:
+            numbers = range(lane * 400, lane * 400 + 400)
+            assert await store(buffer, [entry(b"%0200d" % number, "42", number) for number in numbers])
+            await fold(buffer)
+            before = await identities(buffer)
+    damage(path, 0.01)
+    return before
+
+
+async def test_a_restart_during_a_salvage_keeps_lanes_that_have_no_rows_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    before = await fill_lanes(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "_adopt_now", refuse)
+        async with opened(path) as buffer:
+            await find_damage(buffer)
+    async with opened(path) as buffer:
+        await salvaged(buffer)
+        after = await identities(buffer)
+        assert after.items() <= before.items()
+        assert len(after) > 750
+    async with opened(path) as buffer:
+        assert await identities(buffer) == after
+
+
+async def test_a_second_damaged_file_costs_nothing_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    before = await fill_lanes(path)
+    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
+    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    adopt_now = Buffer._adopt_now
+    taken: list[buffer_salvage.SalvagedBatch] = []
+
+    def only_two(self: Buffer, batch: buffer_salvage.SalvagedBatch) -> bool:
+        if batch.rows:
+            taken.append(batch)
+        return len(taken) <= 2 and adopt_now(self, batch)
+
+    async with opened(path) as buffer:
+        with monkeypatch.context() as patch:
+            patch.setattr(Buffer, "_adopt_now", only_two)
+            await find_damage(buffer)
+            async with asyncio.timeout(20):
+                while len(taken) < 3:
+                    await asyncio.sleep(0.01)
+            assert await store(buffer, [entry(b"between", "43")])
+            buffer._anew_due_s = float("-inf")
+            late = taken[-1]
+            await fail(buffer)
+            assert late.into != buffer.id
+            # A batch that was read for the replaced file is for no other.
+            with pytest.raises(BufferFileError, match="salvaged for has been replaced"):
+                await buffer._call(lambda: adopt_now(buffer, late))
+        done = [await salvaged(buffer), await salvaged(buffer)]
+        after = await identities(buffer)
+        assert b"between" in after.values()
+        missing = sum(batch.missing or 0 for batch in done)
+        assert 0 < missing < 50
+        found = {identity: payload for identity, payload in after.items() if payload != b"between"}
+        assert found.items() <= before.items()
+        assert len(found) == len(before) - missing
+
+
+async def test_a_file_whose_marks_are_lost_has_its_salvage_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    before = await fill_lanes(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "_adopt_now", refuse)
+        async with opened(path) as buffer:
+            await find_damage(buffer)
+            await fold(buffer)
+    with sqlite3.connect(path) as file:
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'mark'").fetchone()
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    file.close()
+    with path.open("r+b") as damaged:
+        damaged.seek((page - 1) * PAGE_BYTES)
+        damaged.write(b"\xff" * PAGE_BYTES)
+    async with opened(path) as buffer:
+        await salvaged(buffer)
+        await salvaged(buffer)
+        after = await identities(buffer)
+        assert after.items() <= before.items()
+        assert len(after) > 750
+
+
+async def test_a_new_file_that_is_damaged_itself_is_never_deleted_with_what_it_holds(tmp_path: Path) -> None:
+    """A power cut undid the last renaming: the new file holds readings, and cannot be asked what it knows."""
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    damage(path, 0.01)
+    path.with_name("buffer.db.corrupt-20260101T000000.000000.unfinished").write_bytes(b"\xff" * 8192)
+    with sqlite3.connect(path) as file:
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'mark'").fetchone()
+    file.close()
+    with path.open("r+b") as damaged:
+        damaged.seek((page - 1) * PAGE_BYTES)
+        damaged.write(b"\xff" * PAGE_BYTES)
+    async with opened(path) as buffer:
+        await salvaged(buffer)
+        await salvaged(buffer)
+        assert ROWS - 50 < len(await identities(buffer)) < ROWS
+
+
+async def test_the_quarantine_of_a_damaged_file_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    inputs = [
+        Quarantined("refused", b"%03000d" % number, "42", "s", 5, series=1, boot_id="boot-0") for number in range(20)
+    ]
+    async with opened(path) as buffer:
+        reports = [Entry(entry().series, b"report", 1, quarantined=input_) for input_ in inputs]
+        assert await append(buffer, reports)
+        await fold(buffer)
+    damage(path, 0.01)
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(content.index(b"%02900d" % 7) // PAGE_BYTES * PAGE_BYTES)
+        file.write(b"\xff" * PAGE_BYTES)
+    async with opened(path, "boot-2") as buffer:
+        await salvaged(buffer)
+        found = list((await buffer.quarantined(range(100))).values())
+        assert {input_.payload for input_ in found} < {input_.payload for input_ in inputs}
+        assert {input_.boot_id for input_ in found} == {"boot-0"}
+        assert not (await buffer.boot_clock("boot-0")).synced
+        series = found[0].series
+        assert series is not None
+        assert await buffer.series(buffer.id, series) == entry().series
+        lost = {loss.reason: loss.count for loss in await losses(buffer)}
+        assert lost["quarantine-damaged"] == len(inputs) - len(found) > 0
+
+
+async def test_a_card_that_damages_every_file_gets_a_new_one_ever_more_rarely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+
+    def damaged(*_: object) -> None:
+        raise corruption("a page is damaged")
+
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"first")])
+        with monkeypatch.context() as patch:
+            patch.setattr(BufferFile, "insert", damaged)
+            held = append(buffer, [entry(b"held")])
+            async with asyncio.timeout(20):
+                while failure(buffer) is None:
+                    await asyncio.sleep(0.01)
+            assert "damaged again" in str(failure(buffer))
+            # The first is replaced at once; the one that took its place has to wait.
+            assert len(list(tmp_path.glob("buffer.db.corrupt-*[0-9d]"))) == 2
+        assert await asyncio.wait_for(held, 20)
+        async with asyncio.timeout(20):
+            while {row.payload for row in await rows(buffer)} != {b"first", b"held"}:
+                await asyncio.sleep(0.05)
+        waits = []
+        for _ in range(7):
+            await fail(buffer)
+            waits.append(round(buffer._anew_due_s - time.monotonic()))
+            buffer._anew_due_s = time.monotonic()
+            await buffer.marks("")
+        assert waits == [2, 4, 8, 16, 32, 60, 60]
+
+
+async def test_salvaged_files_are_deleted_when_there_are_too_many_and_others_only_with_a_loss_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    async with opened(path, damaged_files_max=2) as buffer:
+        assert await store(buffer, [entry(b"%0200d" % number) for number in range(100)])
+        for _ in range(4):
+            buffer._anew_due_s = float("-inf")
+            await fail(buffer)
+            await salvaged(buffer)
+        await asyncio.to_thread(buffer._salvages[-1].join)
+        assert len(list(tmp_path.glob("buffer.db.corrupt-*.salvaged"))) == 2
+        assert len(await rows(buffer)) == 100
+        assert not await losses(buffer)
+        monkeypatch.setattr(Buffer, "_adopt_now", refuse)
+        for _ in range(3):
+            buffer._anew_due_s = float("-inf")
+            await fail(buffer)
+        assert len(await buffer.marks(buffer_salvage.SALVAGE_PREFIX)) == 2
+        assert {loss.reason for loss in await losses(buffer)} <= {"buffer-damaged", "buffer-unreadable"}
+
+
+async def test_a_salvage_calls_the_forwarder_back_now_and_then_and_not_for_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    damage(path, 0.01)
+    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 100)
+    async with opened(path) as buffer:
+        await find_damage(buffer)
+        position, rewinds, sent = START, buffer.rewinds, 0
+        async with asyncio.timeout(20):
+            while True:
+                if rewinds != buffer.rewinds:
+                    position, rewinds = START, buffer.rewinds
+                buffer_id, found = await buffer.read(position, 500)
+                if found:
+                    position = Position(found[-1].lane, found[-1].sequence)
+                    buffer.confirm(buffer_id, spans_of(found))
+                    sent += len(found)
+                elif buffer.salvaged and rewinds == buffer.rewinds:
+                    break
+                await asyncio.sleep(0.005)
+        assert 1 <= buffer.rewinds <= 2 + 20 / 5
+        assert sent >= buffer.salvaged[0].progress.taken
+
+
+async def test_a_salvage_outlasts_a_disk_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    damage(path, 0.01)
+    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    monkeypatch.setattr(buffer_salvage, "CHUNK_ROWS", 500)
+    adopt, failures = BufferFile.adopt, 3
+
+    def failing(self: BufferFile, *arguments: object) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise OSError(5, "Input/output error")
+        adopt(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BufferFile, "adopt", failing)
+    async with opened(path) as buffer:
+        await find_damage(buffer)
+        done = await salvaged(buffer)
+        assert done.missing is not None
+        assert done.progress.taken == ROWS - done.missing == len(await identities(buffer)) > ROWS - 50
+
+
+async def test_a_sensor_that_resends_what_was_salvaged_is_recognised_after_a_rollback(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    with sqlite3.connect(path) as file:
+        file.execute("DELETE FROM device_run")
+        file.commit()
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    file.close()
+    damage(path, 0.01)
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"new", "99", 1)])
+        await find_damage(buffer)
+        assert await store(buffer, [entry(b"new", "98", 1)])
+        await salvaged(buffer)
+        await buffer._call(buffer._file._runs.forget)
+        assert await store(buffer, [entry(b"%0200d" % (ROWS - 1), "42", ROWS - 1)])
+        assert buffer.counts["duplicate"] == 1
+
+
+async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, "boot-1") as buffer:
+        assert await store(buffer, [entry(b"orphan", "42", 7, received_us=123)])
+        await fold(buffer)
+    with sqlite3.connect(path) as file:
+        file.execute("DELETE FROM series")
+    file.close()
+    async with opened(path, "boot-2") as buffer:
+        await fail(buffer)
+        await salvaged(buffer)
+        (kept,) = (await buffer.quarantined(range(10))).values()
+        assert (kept.boot_id, kept.received_us, kept.device_sequence) == ("boot-1", 123, 7)
+        assert (kept.reason, kept.payload) == ("salvaged-without-series", b"orphan")

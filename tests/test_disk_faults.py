@@ -20,7 +20,7 @@ import pytest
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
 from gateway import buffer as buffer_module
-from gateway import buffer_salvage
+from gateway import buffer_aside, buffer_salvage
 from gateway.buffer import Buffer
 from gateway.buffer_rows import START, Position
 from gateway.buffer_schema import BufferFileError
@@ -338,7 +338,7 @@ class Interrupted(BaseException):
     """The daemon is killed here."""
 
 
-@pytest.mark.parametrize("where", ["read_beside", "BufferFile", "adopt_beside", "Progress"])
+@pytest.mark.parametrize("where", ["read_beside", "BufferFile", "adopt_beside", "finish"])
 async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_read(
     where: str, three_lanes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +346,7 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
     path = tmp_path / "buffer.db"
     shutil.copy(three_lanes, path)
     damage(path, reading_pages(path)[-1:])
-    owner = buffer_salvage if where in {"read_beside", "adopt_beside"} else buffer_module
+    owner = {"BufferFile": buffer_module, "finish": buffer_aside}.get(where, buffer_salvage)
     original = getattr(owner, where)
     calls = 0
 
@@ -363,7 +363,7 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
         buffer = Buffer(BufferSettings(path=path, **SMALL), "boot-8", lambda: CLOCK)
         with pytest.raises(Interrupted):
             buffer.open()
-    if where in {"adopt_beside", "Progress"}:
+    if where in {"adopt_beside", "finish"}:
         buffer._file.abandon()
     async with opened(path, "boot-9", **SMALL) as buffer:
         for salvage in buffer._salvages:

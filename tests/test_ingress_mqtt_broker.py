@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import subprocess
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,9 @@ import structlog
 
 from gateway import broker_client, ingress_mqtt_broker
 from gateway.broker_client import BrokerClient
-from gateway.mqtt_packet_reader import Packet
-from gateway.reading import Reading
+from gateway.reading import Mark, Reading
 from gateway.settings import BrokerTlsSettings
-from tests.broker_intake import MemoryIntake, numbered, published, reading_from, until
+from tests.broker_intake import MemoryIntake, delivery, numbered, published, reading_from, speaking, until
 from tests.mosquitto import Mosquitto, free_port, mosquitto, self_signed
 from tests.test_imports import imported_by
 
@@ -172,9 +174,8 @@ async def test_a_retained_message_is_no_reading_of_now(tmp_path: Path) -> None:
             await until(lambda: intake.stored)
         assert intake.payloads() == ["of now"]
         async with reading_from(intake, broker.port) as ingress:
-            await ingress.subscribed.wait()
-            await asyncio.sleep(0.2)
-            assert ingress.counts["retained"] == 0, "a session that is subscribed already is left alone"
+            await until(lambda: ingress.counts["retained"] == 1)
+        assert intake.payloads() == ["of now"], "each SUBSCRIBE brings it again, and it is no reading then either"
 
 
 async def test_a_message_that_is_too_large_does_not_block_the_next(tmp_path: Path) -> None:
@@ -200,6 +201,168 @@ async def test_topics_that_the_settings_no_longer_name_are_unsubscribed(tmp_path
             await published(broker.port, ["2"], topic="new/1")
             await until(lambda: intake.stored)
     assert [reading.topic for reading in intake.stored] == ["new/1"]
+
+
+async def test_a_session_that_was_never_subscribed_is_subscribed(tmp_path: Path) -> None:
+    """A broker that lost the session, and a gateway that was killed between its next CONNECT and its SUBSCRIBE."""
+    intake = MemoryIntake()
+    with mosquitto(tmp_path / "broker") as broker:
+        intake.kept[f"broker/127.0.0.1:{broker.port}/sluice-gw1/topics"] = b'["device/#"]'
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        writer.write(b"\x10\x16\x00\x04MQTT\x04\x00\x00\x3c\x00\x0asluice-gw1")
+        assert await reader.readexactly(4) == b"\x20\x02\x00\x00"
+        writer.close()
+        await writer.wait_closed()
+        async with reading_from(intake, broker.port) as ingress:
+            await asyncio.wait_for(ingress.subscribed.wait(), 5)
+            await published(broker.port, ["21.5"])
+            await until(lambda: intake.stored)
+
+
+async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path) -> None:
+    """Else a gateway that is killed before SUBACK, and then gets other topics, would not know what to unsubscribe."""
+    del tmp_path
+    kept: list[bytes | None] = []
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x00\x00")
+        assert (await reader.read(1_000))[0] == 0x82
+        kept.extend(value for key, value in intake.kept.items() if key.endswith("/topics"))
+        await reader.read()
+
+    intake = MemoryIntake()
+    async with speaking(note) as port, reading_from(intake, port):
+        await until(lambda: kept)
+    assert kept == [b'["device/#"]']
+
+
+# --- what fails half-way -----------------------------------------------------------------------------------
+
+
+async def test_what_came_before_a_malformed_packet_is_stored_once(said: list[Any]) -> None:
+    async def short_suback(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x01\x00")
+        await reader.read(1_000)
+        writer.write(delivery(1, b"one") + b"\x90\x01\x00" + delivery(2, b"two"))
+        await reader.read()
+
+    intake = MemoryIntake()
+    async with speaking(short_suback, delivered_again) as port, reading_from(intake, port) as ingress:
+        await until(lambda: ingress.counts["recognised"])
+        await until(lambda: len(intake.stored) == 2)
+    assert [(reading.payload, reading.redelivered) for reading in intake.stored] == [(b"one", False), (b"two", True)]
+    assert any("not MQTT 3.1.1" in entry["event"] for entry in said)
+
+
+async def delivered_again(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x20\x02\x01\x00" + delivery(1, b"one", duplicate=True) + delivery(2, b"two", duplicate=True))
+    await reader.read()
+
+
+async def deliver_two(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\x20\x02\x01\x00" + delivery(1, b"one") + delivery(2, b"two"))
+    await reader.read()
+
+
+async def test_what_could_not_be_taken_is_in_no_mark_and_comes_again(said: list[Any]) -> None:
+    """A fault of this gateway in the middle of a read: nothing of that read counts as stored."""
+
+    class Faulty(MemoryIntake):
+        def lost(self, *_: object, **__: object) -> None:
+            raise RuntimeError
+
+    async def too_large_behind(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        large = b"\x00\x01t\x00\x02" + b"x" * 5_000
+        writer.write(b"\x20\x02\x01\x00" + delivery(1, b"one") + b"\x32\x8d\x27" + large)
+        await reader.read()
+
+    intake = Faulty()
+    scripts = (too_large_behind, delivered_again)
+    async with speaking(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
+        await until(lambda: len(intake.stored) == 2)
+        assert ingress.counts["recognised"] == 0
+    assert intake.payloads() == ["one", "two"]
+    assert any("a fault of this gateway" in entry["event"] for entry in said)
+
+
+async def test_an_intake_that_raises_costs_one_connection(said: list[Any]) -> None:
+    class Faulty(MemoryIntake):
+        failures = 0
+
+        def take(self, readings: Sequence[Reading], done: Any, marks: Sequence[Mark] = ()) -> None:
+            if readings and self.failures < 2:
+                self.failures += 1
+                raise RuntimeError
+            super().take(readings, done, marks)
+
+    intake = Faulty()
+    async with speaking(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
+        await until(lambda: len(intake.stored) == 2)
+        assert ingress.counts["connections"] == 3
+    assert not any(reading.redelivered for reading in intake.stored), "it is known that they were not stored"
+    assert any("could not be taken in" in entry["event"] for entry in said)
+
+
+async def test_a_fault_before_the_connection_ends_nothing(said: list[Any]) -> None:
+    class Faulty(MemoryIntake):
+        failures = 0
+
+        async def marks(self, prefix: str) -> dict[str, bytes]:
+            self.failures += 1
+            if self.failures < 3:
+                raise RuntimeError
+            return await super().marks(prefix)
+
+    intake = Faulty()
+    async with speaking(deliver_two) as port, reading_from(intake, port):
+        await until(lambda: len(intake.stored) == 2)
+    assert len([entry for entry in said if "reading from the broker failed" in entry["event"]]) == 2
+
+
+async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
+    """CONNACK 3 while a broker starts: what was stored before it is recognised after it."""
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x00\x03")
+
+    async def deliver_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x01\x00" + delivery(1, b"one") + delivery(2, b"two"))
+        await until(lambda: any(readings for readings, _, _ in intake.waiting))
+        del reader
+
+    intake = MemoryIntake()
+    intake.outcome = None
+    scripts = (deliver_and_close, refuse, refuse, delivered_again)
+    async with speaking(*scripts) as port, reading_from(intake, port) as ingress:
+        await until(lambda: intake.waiting)
+        intake.decide(True)  # the marks before CONNECT
+        await until(lambda: any(readings for readings, _, _ in intake.waiting))
+        await until(lambda: not ingress.subscribed.is_set() and ingress._client is None)
+        intake.outcome = True
+        while intake.waiting:
+            intake.decide(True)
+        await until(lambda: ingress.counts["recognised"] == 2)
+    assert intake.payloads() == ["one", "two"]
+
+
+async def test_a_large_message_that_comes_again_is_counted_once() -> None:
+    async def large(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes) -> None:
+        writer.write(b"\x20\x02\x01\x00" + first + b"\x8d\x27\x00\x01t\x00\x02" + b"x" * 5_000)
+        await until(lambda: intake.waiting if first == b"\x32" else ingress.counts["recognised"])
+        del reader
+
+    intake = MemoryIntake()
+    intake.outcome = None
+    scripts = (lambda r, w: large(r, w, b"\x32"), lambda r, w: large(r, w, b"\x3a"))
+    async with speaking(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
+        await until(lambda: intake.waiting)
+        intake.decide(True)
+        await until(lambda: ingress.counts["too-large"] and ingress._client is None)
+        intake.outcome = True
+        while intake.waiting:
+            intake.decide(True)
+        await until(lambda: ingress.counts["recognised"])
+    assert intake.losses["packet-too-large"] == 1
 
 
 # --- who may connect, and how ------------------------------------------------------------------------------
@@ -256,6 +419,8 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
         ({}, "or missing"),
         ({"user": "gw", "password_file": "open"}, "chmod 0400"),
         ({"user": "gw", "password_file": "nowhere"}, "password_file cannot be read"),
+        ({"user": "gw", "password_file": "empty"}, "password_file is empty"),
+        ({"user": "gw", "password_file": "long"}, "more than 65535 bytes"),
         ({"user": "gw", "password": "x", "tls": BrokerTlsSettings()}, "check that port is the broker's port for TLS"),
         (
             {"user": "gw", "password": "x", "tls": BrokerTlsSettings(ca=Path("nowhere"))},
@@ -266,8 +431,9 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
 async def test_why_there_is_no_connection_is_said(
     tmp_path: Path, said: list[Any], settings: dict[str, Any], words: str
 ) -> None:
-    (tmp_path / "open").write_text("secret")
-    (tmp_path / "open").chmod(0o644)
+    for name, content, mode in (("open", "secret", 0o644), ("empty", "\n", 0o400), ("long", "x" * 70_000, 0o400)):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(mode)
     passwords = tmp_path / "passwords"
     password_list(passwords)
     if "password_file" in settings:
@@ -287,6 +453,67 @@ async def test_a_certificate_of_somebody_else_is_not_accepted(tmp_path: Path, sa
     with mosquitto(tmp_path / "broker", "allow_anonymous true", f"certfile {certificate}", f"keyfile {key}") as broker:
         async with reading_from(intake, broker.port, host="localhost", tls=BrokerTlsSettings(ca=other)):
             await until(lambda: any("its certificate is not accepted" in entry["event"] for entry in said))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "it does not speak MQTT 3.1.1"),
+        (2, "set client_id to one that it takes"),
+        (3, "it says that it is not available"),
+        (4, "mend user and password_file"),
+        (5, "mend user and password_file"),
+        (77, "return code 77"),
+    ],
+)
+async def test_why_the_broker_refuses_is_said(said: list[Any], code: int, words: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x00" + bytes((code,)))
+        await reader.read()
+
+    async with speaking(refuse) as port, reading_from(MemoryIntake(), port) as ingress:
+        await until(lambda: any(words in entry["event"] for entry in said))
+        assert ingress.counts["connections"] == 0
+
+
+async def test_nothing_counts_before_connack(said: list[Any]) -> None:
+    """Section 3.2: the first packet is CONNACK. A delivery before it would be judged by what may be void."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A PUBACK, which looks like a CONNACK but for its type.
+        writer.write(b"\x40\x02\x00\x00" + delivery(1, b"one") + b"\x20\x02\x00\x00")
+        await reader.read()
+
+    intake = MemoryIntake()
+    async with speaking(speak) as port, reading_from(intake, port):
+        await until(lambda: any("it sent no CONNACK" in entry["event"] for entry in said))
+    assert not intake.stored
+
+
+async def test_a_name_that_is_looked_up_for_long_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up cannot be ended: in the loop's own executor they would pile up, and Kafka's would have to wait."""
+    asked = []
+    go_on = threading.Event()
+
+    def getaddrinfo(*_: object, **__: object) -> list[Any]:
+        asked.append(threading.current_thread().name)
+        go_on.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    async with reading_from(MemoryIntake(), 1883, host="broker.example", connect_timeout_s=0.02) as ingress:
+        await until(lambda: ingress._said[0].startswith("does not answer"))
+        await asyncio.sleep(0.5)
+        assert len(asked) == 1
+        assert asked[0].startswith("mqtt-broker-name")
+        go_on.set()
+
+
+async def test_a_socket_that_cannot_be_wrapped_is_closed() -> None:
+    with socket.socket() as link:
+        with pytest.raises(ValueError, match="server_hostname"):
+            await broker_client._encrypted(link, ssl.create_default_context(), "")
+        assert link.fileno() == -1
 
 
 async def test_what_is_no_broker_is_said_to_be_none(said: list[Any]) -> None:
@@ -322,6 +549,20 @@ async def test_a_refused_subscription_is_said_and_the_others_go_on(said: list[An
     assert "device/#" not in told
 
 
+async def test_a_suback_that_does_not_fit_is_no_answer(said: list[Any]) -> None:
+    """A filter without its code would be held to be read, and nothing of it would come."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x20\x02\x00\x00")
+        subscribe = await reader.read(1_000)
+        writer.write(b"\x90\x03" + subscribe[2:4] + b"\x01")
+        await reader.read()
+
+    async with speaking(speak) as port, reading_from(MemoryIntake(), port, topics=("device/#", "meter/#")) as ingress:
+        await until(lambda: any("another number of filters" in entry["event"] for entry in said))
+        assert not ingress.subscribed.is_set()
+
+
 # --- what is overridden of paho ----------------------------------------------------------------------------
 
 
@@ -332,22 +573,32 @@ async def test_the_private_parts_of_paho_are_as_they_were() -> None:
     assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     came: list[Any] = []
     client = BrokerClient(ours, "gw1", 10_000, came.extend)
-    accepted: list[bool] = []
-    client.accepted = lambda _code, present: accepted.append(present)
     client.open("127.0.0.1", 1883, 30)  # by way of _create_socket
     reader, writer = brokers
     connect = await reader.readexactly(17)
     assert connect[:12] == b"\x10\x0f\x00\x04MQTT\x04\x00\x00\x1e", "CONNECT of 3.1.1, without clean session"
-    client.answer(Packet(0x20, b"\x01\x00", 0))  # _in_packet, _packet_handle
-    assert accepted == [True]
+    client.subscribe([("device/#", 1)])  # although paho never saw a CONNACK
+    assert await reader.readexactly(15) == b"\x82\x0d\x00\x01\x00\x08device/#\x01"
     client.send(b"\x40\x02\x00\x01\x40\x02\x00\x02", ping=True)  # _packet_queue: one packet of many
     assert await reader.readexactly(10) == b"\x40\x02\x00\x01\x40\x02\x00\x02\xc0\x00"
     writer.write(b"\x30\x05\x00\x01t21\x30\x05\x00\x01t22")
     await until(lambda: len(came) == 2)
     writer.write(b"\x30\xff\xff\xff\xff")
-    await asyncio.wait_for(client.ended, 5)  # _loop_rc_handle
-    assert client.socket() is None
+    assert "more than four bytes" in await asyncio.wait_for(client.ended, 5)
+    assert client.socket() is None  # _sock_close
     writer.close()
+
+
+async def test_the_end_of_the_connection_is_noticed_when_writing() -> None:
+    ours, (_, writer) = await connected_pair()
+    client = BrokerClient(ours, "gw1", 10_000, lambda _: None)
+    client.open("127.0.0.1", 1883, 30)
+    client.pause_reading()
+    writer.transport.abort()
+    while not client.ended.done():
+        client.send(b"\x40\x02\x00\x01")
+        await asyncio.sleep(0.01)
+    assert client.socket() is None
 
 
 def test_a_gateway_without_a_broker_does_not_load_paho() -> None:
@@ -359,7 +610,8 @@ async def connected_pair() -> tuple[Any, tuple[asyncio.StreamReader, asyncio.Str
         asyncio.get_running_loop().create_future()
     )
     server = await asyncio.start_server(lambda *pair: there.set_result(pair), "127.0.0.1", 0)
-    ours = await broker_client.connect("127.0.0.1", server.sockets[0].getsockname()[1], None)
+    with ThreadPoolExecutor(1) as resolver:
+        ours = await broker_client.connect("127.0.0.1", server.sockets[0].getsockname()[1], None, resolver)
     pair = await there
     server.close()
     return ours, pair

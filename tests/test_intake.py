@@ -48,8 +48,8 @@ async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path
         assert await take(door, reading(b'{"celsius": 21.5, "boot": "3-0000beef", "seq": 17}'))
         (row,) = await rows(buffer)
         assert (row.device_boot, row.device_sequence) == ("3-0000beef", 17)
-        assert await buffer.series(row.series) == Series(
-            "device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json"
+        assert await buffer.series(buffer.id, row.series) == Series(
+            "device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json", "device/42/thermo"
         )
 
 
@@ -57,7 +57,7 @@ async def test_the_key_may_carry_the_namespace(tmp_path: Path) -> None:
     async with front_door(tmp_path, key="namespace/name") as (door, buffer):
         await take(door, reading(b"{}"))
         (row,) = await rows(buffer)
-        series = await buffer.series(row.series)
+        series = await buffer.series(buffer.id, row.series)
         assert (series.key, series.device) == ("north/42", "42")
 
 
@@ -99,7 +99,7 @@ async def test_what_no_route_takes_is_acknowledged_and_quarantined_with_its_byte
         assert report["reason"] == "no-route"
         assert report["payload_base64"] == "AHJhdw=="
         assert json.loads(foreign.payload)["reason"] == "not-the-writers-device"
-        assert (await buffer.series(foreign.series)).topic == "gateway-quarantine"
+        assert (await buffer.series(buffer.id, foreign.series)).topic == "gateway-quarantine"
 
 
 async def test_losses_are_summed_up_by_device_and_reason(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_seque
             "record-too-large", row.payload, "42", "device/42/thermo", 3, series=row.series, device_boot="1",
             device_sequence=7, boot_id=buffer.boot_id,
         )  # fmt: skip
-        await buffer.quarantine([door.quarantine_entry(refused)])
+        await buffer.quarantine(buffer.id, [door.quarantine_entry(refused)], [])
         assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
         again = (await rows(buffer))[-1]
         assert again._replace(sequence=row.sequence, received_us=row.received_us) == row
@@ -185,7 +185,7 @@ async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path:
     path = tmp_path / "buffer.db"
     quarantined = Quarantined("no-route", b"x", "", "kitchen/7", 1_000, topic="kitchen/7", event_us=900)
     async with opened(path, boot="boot-0") as buffer:
-        await buffer.quarantine([door_of(buffer).quarantine_entry(quarantined)])
+        await buffer.quarantine(buffer.id, [door_of(buffer).quarantine_entry(quarantined)], [])
     with sqlite3.connect(path) as file:
         # That boot began a second before this one, and knew its time to 250 microseconds.
         file.execute("UPDATE boot SET offset_us = ?, error_us = 250", (CLOCK.offset_us - 1_000_000,))

@@ -60,7 +60,7 @@ def test_the_loop_finds_a_gateway_that_acknowledges_before_its_commit(
 
 def test_the_loop_finds_a_gateway_that_forgets_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "COMMAND", (sys.executable, "-c", FORGETFUL, "run"))
-    outcome = kill_loop(3, tmp_path, 1.0, None, 7)
+    outcome = kill_loop(8, tmp_path, 0.8, None, 7)
     assert outcome.duplicates["qos1-sequence"] > 0
     assert outcome.duplicates["qos2"] > 0
     assert outcome.missing == dict.fromkeys(KINDS, 0)

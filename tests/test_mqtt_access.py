@@ -24,7 +24,8 @@ OPERATORS = {"ops": hashlib.sha256(b"two").hexdigest()}
         (None, None, None, False, "no-credentials"),
         ("ops", b"two", None, False, Identity("ops", operator=True)),
         ("ops", b"one", None, False, "bad-credentials"),
-        (None, None, "m007", False, Identity("m007")),
+        (None, None, "m001", False, Identity("m001")),
+        (None, None, "m007", False, "certificate-of-no-user"),
         (None, None, "not a device", False, "no-credentials"),
         ("m001", b"one", "m007", False, Identity("m001")),
         ("m001", b"two", "m001", False, "bad-credentials"),
@@ -45,6 +46,11 @@ def test_who_may_connect(
     connect = Connect("c", True, 60, None, user, password)
     found = identify(connect, certificate, USERS, OPERATORS, anonymous=anonymous)
     assert (found.reason if isinstance(found, Refusal) else found) == outcome
+
+
+def test_where_there_are_no_users_every_certificate_of_the_ca_names_a_device() -> None:
+    connect = Connect("c", True, 60, None, None, None)
+    assert identify(connect, "m007", {}, OPERATORS, anonymous=False) == Identity("m007")
 
 
 TOPICS = CommandTopics(("command/{device}/#", "to/{device}/+/set"))

@@ -18,8 +18,10 @@ import pytest
 from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.client import mqtt_ms_resend_pubrel as RESEND_PUBREL  # noqa: N812 - a constant
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from structlog.testing import capture_logs
 
 from gateway.ingress_mqtt_listener import ListenError, MqttListener
+from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX
 from gateway.settings import TlsSettings
 from tests.gateways import daemon, write_config
 from tests.test_ingress_mqtt_listener import CODEWORD, USERS, RecordingIntake, free_port, listening, until
@@ -448,7 +450,7 @@ async def test_tls_connections_have_a_bound_of_their_own(certificates: Certifica
         reader, writer = await handshake(tls.port, trusting(certificates))
         writer.write(CONNECT)
         assert await reader.readexactly(4) == ACCEPTED
-        with pytest.raises(OSError, match=r".*"):
+        with pytest.raises((ConnectionResetError, ssl.SSLEOFError)):
             await handshake(tls.port, trusting(certificates))
         assert listener.counts["too-many-tls-connections"] == 1
         writer.close()
@@ -490,14 +492,58 @@ async def test_a_certificate_is_read_again_when_it_changed(certificates: Certifi
     put("server")
     certificates.sign("renewed", "127.0.0.1", "subjectAltName=IP:127.0.0.1")
     tls = TlsSettings(tmp_path / "server.pem", tmp_path / "server.key", free_port())
-    async with listening(RecordingIntake(), tls=tls):
-        old = await presented()
-        (tmp_path / "server.pem").write_text("half a certificate")
-        assert await presented() == old, "what cannot be used changes nothing"
-        put("renewed")
-        new = await presented()
-        assert new != old
-        assert await presented() == new
+    with capture_logs() as lines:
+        async with listening(RecordingIntake(), tls=tls):
+            old = await presented()
+            (tmp_path / "server.pem").write_text("half a certificate")
+            assert await presented() == old, "what cannot be used changes nothing"
+            assert await presented() == old
+            (tmp_path / "server.pem").unlink()
+            assert await presented() == old
+            assert await presented() == old
+            put("renewed")
+            new = await presented()
+            assert new != old
+            assert await presented() == new
+    # Each change is looked at, and told, once.
+    said = [(line["log_level"], str(line.get("why"))) for line in lines if "TLS" in line["event"] and "why" in line]
+    assert [level for level, _ in said] == ["error", "error"]
+    assert "no PEM certificate" in said[0][1]
+    assert "No such file" in said[1][1]
+    assert [line["event"] for line in lines].count("TLS certificate read again") == 1
+
+
+async def test_the_bytes_that_wait_for_a_paused_tls_connection_are_bounded(certificates: Certificates) -> None:
+    intake = RecordingIntake()
+    tls = certificates.settings(free_port())
+    async with listening(intake, tls=tls, inflight_messages_max=1) as listener:
+        reader, writer = await handshake(tls.port, trusting(certificates))
+        writer.write(CONNECT)
+        assert await reader.readexactly(4) == ACCEPTED
+        intake.outcome = None
+        writer.write((b"\x32\x79\x00\x12device/m001/thermo\x00\x01" + b"x" * 99) * 20_000)
+        await until(lambda: listener.paused)
+        await asyncio.sleep(0.2)
+        (connection,) = listener._tls_connections
+        waiting = connection._get_read_buffer_size()  # type: ignore[attr-defined]
+        assert 0 < waiting <= TLS_WAITING_BYTES_MAX + TLS_BUFFER_BYTES
+        writer.transport.abort()
+        intake.outcome = True
+        while intake.batches:
+            intake.decide(True)
+        await until(lambda: not listener.connections)
+
+
+@mosquitto
+async def test_a_certificate_of_a_device_that_was_removed_opens_nothing(certificates: Certificates) -> None:
+    tls = certificates.settings(free_port(), client_ca=certificates.ca)
+    own = ("--cert", str(certificates.folder / "m001.pem"), "--key", str(certificates.folder / "m001.key"))
+    arguments = (*READING, "-q", "1", "-V", "311", "--cafile", str(certificates.ca), *own)
+    others = {"m002": USERS["m002"]}
+    async with listening_with_tls(RecordingIntake(), tls, anonymous=False, users=others) as listener:
+        code, _, _ = await run("mosquitto_pub", tls.port, *arguments)
+        assert code != 0
+        assert listener.counts["certificate-of-no-user"] == 1
 
 
 @pytest.mark.parametrize(

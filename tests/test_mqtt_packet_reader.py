@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_packet_reader import MalformedPacketError, Message, Packet, PacketReader, message, packet_id
+from gateway import mqtt_packet_reader
+from gateway.mqtt_packet_reader import (
+    MalformedPacketError,
+    Message,
+    Packet,
+    PacketReader,
+    connack,
+    message,
+    packet_id,
+    suback,
+)
 
 BYTES_MAX = 300
 
@@ -38,6 +48,26 @@ def test_packets_come_out_as_they_went_in(packets: list[tuple[int, int]], cuts: 
     assert found == [Packet(first, body[:BYTES_MAX], max(0, len(body) - BYTES_MAX)) for first, body in bodies]
 
 
+def test_a_large_packet_is_looked_at_once_and_not_at_each_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in hundreds of reads; joining what is there at each would cost the square of its length."""
+    looked = 0
+    as_it_was = mqtt_packet_reader._remaining_length
+
+    def counted(data: bytes, position: int) -> tuple[int, int] | None:
+        nonlocal looked
+        looked += 1
+        return as_it_was(data, position)
+
+    monkeypatch.setattr(mqtt_packet_reader, "_remaining_length", counted)
+    stream = packed(0x30, b"x" * 100_000) + packed(0x30, b"y" * 200)
+    reader = PacketReader(1_000_000)
+    found: list[Packet] = []
+    for position in range(0, len(stream), 100):
+        found += reader.receive(stream[position : position + 100])
+    assert [len(packet.body) for packet in found] == [100_000, 200]
+    assert looked <= 5
+
+
 def test_a_length_of_five_bytes_is_none() -> None:
     with pytest.raises(MalformedPacketError):
         PacketReader(BYTES_MAX).receive(b"\x30\xff\xff\xff\xff")
@@ -51,11 +81,35 @@ def test_what_a_publish_carries() -> None:
 
 @pytest.mark.parametrize(
     "packet",
-    [(0x30, b""), (0x30, b"\x00\x09t"), (0x30, b"\x00\x00x"), (0x32, b"\x00\x01t"), (0x32, b"\x00\x01t\x00\x00")],
+    [
+        (0x30, b""),
+        (0x30, b"\x00\x09t"),
+        (0x30, b"\x00\x00x"),
+        (0x32, b"\x00\x01t"),
+        (0x32, b"\x00\x01t\x00\x00"),
+        (0x36, b"\x00\x01t\x00\x07"),
+    ],
 )
 def test_what_is_no_publish_is_refused(packet: tuple[int, bytes]) -> None:
     with pytest.raises(MalformedPacketError):
         message(Packet(*packet, 0))
+
+
+def test_what_connack_and_suback_carry() -> None:
+    assert connack(Packet(0x20, b"\x01\x00", 0)) == (0, True)
+    assert connack(Packet(0x20, b"\x00\x05", 0)) == (5, False)
+    assert suback(Packet(0x90, b"\x00\x07\x01\x80", 0)) == (7, b"\x01\x80")
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00", b"\x00\x00\x00"])
+def test_what_is_no_connack_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedPacketError):
+        connack(Packet(0x20, body, 0))
+
+
+def test_a_suback_without_its_identifier_is_refused() -> None:
+    with pytest.raises(MalformedPacketError):
+        suback(Packet(0x90, b"\x00", 0))
 
 
 def test_what_has_no_packet_identifier_is_refused() -> None:

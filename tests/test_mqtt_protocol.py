@@ -85,7 +85,7 @@ SESSION = b"".join(
 )
 
 SESSION_EVENTS: list[Event] = [
-    Connect("m001", True, 60, Will("status/m001", b"gone", 1, True), "m001", b"\xff\x00secret"),
+    Connect("m001", True, 60, Will("status/m001", b"gone", 1), "m001", b"\xff\x00secret"),
     Publish("device/m001/thermo", b'{"celsius":21.5}', 0, 0, False, False),
     Publish("ger\u00e4t/\ufeffm001/thermo", b"", 1, 7, True, True),
     Publish("device/m001/thermo", b"x" * 300, 1, 65535, False, False),
@@ -139,8 +139,9 @@ MALFORMED = {
         CONNECTED + b"\xe8",
     ],
     "remaining-length-too-long": [b"\x10\xff\xff\xff\xff", CONNECTED + b"\x30\x80\x80\x80\x80\x01"],
+    "connect-too-large": [b"\x10\xff\xff\xff\x7f", b"\x10\x80\x40"],
     "packet-too-large": [
-        b"\x10\xff\xff\xff\x7f",
+        b"\x10\xfd\x3f",
         CONNECTED + publish(0x30, b"t", b"x" * CAP),
         CONNECTED + b"\x30" + b"\xe9\x07",  # 3 + 1001 bytes to come
     ],

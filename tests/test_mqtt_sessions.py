@@ -17,15 +17,19 @@ from gateway.mqtt_sessions import (
     RESTART_REACH,
     Batch,
     PacketIdRun,
+    Room,
+    Session,
     Sessions,
     SessionsFullError,
     TooManyCommandsError,
+    TooManyUnfinishedError,
     Unanswered,
+    check_room,
     digest,
 )
 from gateway.reading import Mark, Reading
 from gateway.settings import ListenerSettings
-from tests.test_ingress_mqtt_listener import RecordingIntake, again, keeping, publish, publish2, pubrel
+from tests.test_ingress_mqtt_listener import RecordingIntake, again, connect, keeping, publish, publish2, pubrel
 
 # --- the state machine ------------------------------------------------------------------------------------
 
@@ -59,6 +63,8 @@ class Line(asyncio.Transport):
         super().__init__()
         self.unread = bytearray()
         self.closing = False
+        self.clean = False
+        """Its CONNECT asked for clean session."""
         self.messages: dict[int, Message] = {}
         """What came over this connection, by packet identifier."""
         self._written = written
@@ -116,6 +122,8 @@ class OneClient(RuleBasedStateMachine):
         """Messages whose PUBACK or PUBREC was written."""
         self.everything: list[Message] = []
         self.now = 0
+        self.gave_up = False
+        """Whether exchanges were left unfinished, which stay at the gateway until the session ends."""
 
     def in_loop(self, step: Callable[[], object]) -> None:
         """Do something that the gateway does in its event loop; each time is another time of receipt."""
@@ -192,14 +200,60 @@ class OneClient(RuleBasedStateMachine):
             for message in self.waiting if eager else ():
                 message.sent = True
             return
+        self.begin_connection(keeping(), eager=eager)
+
+    def begin_connection(self, first: bytes, *, eager: bool, clean: bool = False) -> None:
         self.listener.refusing_until = 0.0
         line = self.line = Line(self.written)
+        line.clean = clean
         connection = self.connection = Connection(self.listener, self.loop)
         self.accepted = eager
-        data = keeping() + (self.resend() if eager else b"")
+        data = first + (self.resend() if eager else b"")
         resent = tuple(line.messages.values())
         self.in_loop(lambda: connection.connection_made(line))
         self.send(data, resent)
+
+    @rule()
+    def connect_clean(self) -> None:
+        """The client gives up its session and all that it had not finished; its QoS 2 identifiers begin again too.
+
+        An older connection may be there still, and may even wait for the commit of its session.
+        """
+        old, line = self.connection, self.line
+        self.line = self.connection = None
+        self.give_up_messages()
+        self.promised = False
+        self.begin_connection(connect(), eager=True, clean=True)
+        if old is not None and line is not None and line.closing:
+            self.in_loop(lambda: old.connection_lost(None))
+
+    def give_up_messages(self) -> None:
+        self.everything = [message for message in self.everything if message not in self.waiting]
+        self.waiting.clear()
+        self.next_id = {1: 1, 2: 40_001}
+        self.gave_up = True
+
+    @rule(decided=st.lists(st.booleans(), max_size=3))
+    @precondition(lambda self: self.listener.kept.kept)
+    def connect_clean_and_come_back(self, decided: list[bool]) -> None:
+        """Some commits succeed in between, some do not; once a clean CONNECT is accepted, nothing is left of before."""
+        self.connect_clean()
+        for stored in decided:
+            if self.intake.batches:
+                self.in_loop(lambda stored=stored: self.intake.decide(stored))  # type: ignore[misc]
+        self.commit_all()
+        line = self.line
+        assert line is not None
+        was_accepted = bytes(line.unread[:4]) == b"\x20\x02\x00\x00"
+        self.cut()
+        if was_accepted:
+            assert not self.listener.kept.kept
+            assert not [key for key in self.intake.kept if "/session/" in key]
+
+    @rule()
+    @precondition(lambda self: self.connection is not None and self.connection._opening is not None)
+    def take_over_while_opening(self) -> None:
+        self.give_up()
 
     @rule()
     def connect_well(self) -> None:
@@ -335,7 +389,7 @@ class OneClient(RuleBasedStateMachine):
             case 0x20:
                 if word[3] == 0:
                     assert word[2] or not self.promised, "a session that was promised is not there"
-                    self.promised = True
+                    self.promised = self.line is not None and not self.line.clean
                     if not self.accepted:
                         self.accepted = True
                         return self.resend()
@@ -373,6 +427,10 @@ class HealedOneClient(OneClient):
         self.commit_all()
         assert self.waiting == []
         self.nothing_is_answered_that_is_not_stored()
+        if self.gave_up:
+            self.connect_clean()
+            self.commit_all()
+            assert self.intake.kept == {}
         assert [key for key in self.intake.kept if "/session/" not in key] == []
         stored = {reading.payload.decode() for reading in self.intake.stored}
         assert stored >= {message.payload for message in self.everything if message.qos == 2}
@@ -388,18 +446,31 @@ def kept_marks(*marks: Mark) -> dict[str, bytes]:
     return {mark.key: mark.value for mark in marks if mark.value is not None}
 
 
-def sessions(sessions_max: int = 10, commands_bytes_max: int = 1_000) -> Sessions:
+def sessions(sessions_max: int = 10, per_user_max: int = 8, room: Room | None = None) -> Sessions:
     names = iter("abcdefghijklmnopqrstuvwxyz")
-    return Sessions(sessions_max, 3_600.0, commands_bytes_max, lambda: next(names))
+    return Sessions(sessions_max, per_user_max, 3_600.0, room or Room(1_000, 100), lambda: next(names))
+
+
+def opened(table: Sessions, client_id: str = "m001", user: str | None = None) -> Session:
+    """A session whose commit is done."""
+    opening = table.open((user, client_id), clean=False)
+    table.opened(opening)
+    return opening.session
+
+
+def begin(session: Session, packet_id: int, payload: bytes, *, dup: bool = False) -> Batch:
+    batch = Batch()
+    session.begin(batch, packet_id, digest("t", payload), 10, dup=dup)
+    return batch
 
 
 def test_a_batch_of_many_kinds() -> None:
     """What one read brought is one commit; marks say what a restart must know of it."""
-    session, marks = sessions().open((None, "m001"), clean=False)
+    session, _, marks = sessions().open((None, "m001"), clean=False)
     assert list(marks) == ["mqtt/session/a"]
     batch = Batch()
-    assert session.begin(batch, 7, digest("t", b"x"), 10)
-    assert not session.begin(batch, 7, digest("t", b"x"), 10)
+    assert session.begin(batch, 7, digest("t", b"x"), 10, dup=False)
+    assert not session.begin(batch, 7, digest("t", b"x"), 10, dup=False)
     session.release(batch, 8)
     assert batch.marks == {"mqtt/qos2/a/7": digest("t", b"x")}
     assert session.committed(batch)
@@ -415,30 +486,30 @@ def test_a_batch_of_many_kinds() -> None:
 
 
 def test_a_clean_session_leaves_no_mark() -> None:
-    session, marks = sessions().open((None, "m001"), clean=True)
-    batch = Batch()
-    session.begin(batch, 1, digest("t", b"x"), 10)
+    session, _, marks = sessions().open((None, "m001"), clean=True)
+    batch = begin(session, 1, b"x")
     session.release(batch, 1)
     assert marks == batch.marks == {}
 
 
 def test_what_is_loaded_is_what_was_kept() -> None:
     before = sessions()
-    session, _ = before.open(("m001", "\u00fc/+#\0"), clean=False)
+    session = opened(before, "\u00fc/+#\0", "m001")
     before.subscribe(session, "command/m001/#", 1)
-    batch = Batch()
-    session.begin(batch, 65_535, digest("t", b"x"), 10)
-    session.queue(batch, "command/m001/set", b"\x00on", 10)
+    batch = begin(session, 65_535, b"x")
+    session.queue(batch, "command/m001/set", b"\x00on")
+    session.committed(batch)
     kept = kept_marks(session.mark(), *(Mark(key, value) for key, value in batch.marks.items()))
     after = sessions()
     assert after.load(kept, 5.0) == []
     loaded = after.kept["m001", "\u00fc/+#\0"]
-    assert (loaded.received, loaded.commands, loaded.subscriptions) == (
+    assert (loaded.received, loaded.stored, loaded.commands, loaded.subscriptions) == (
         session.received,
+        session.stored,
         session.commands,
         session.subscriptions,
     )
-    assert (loaded.on_disk, loaded.idle_since_s, after.room.bytes) == (True, 5.0, before.room.bytes)
+    assert (loaded.on_disk, loaded.idle_since_s, after.room) == (True, 5.0, before.room)
     assert after.subscribed == {"m001": [loaded]}
     loaded.resume()
     assert loaded.send_waiting()[0] == 0x3A, "it may have been sent before the restart"
@@ -458,7 +529,7 @@ def test_what_is_loaded_is_what_was_kept() -> None:
     ],
 )
 def test_marks_that_belong_to_nothing_are_forgotten(key: str, value: bytes) -> None:
-    session, _ = sessions().open((None, "m001"), clean=False)
+    session = opened(sessions())
     after = sessions()
     assert after.load({**kept_marks(session.mark()), MARKS + key: value}, 0.0) == [Mark(MARKS + key, None)]
     assert list(after.kept) == [(None, "m001")]
@@ -468,37 +539,136 @@ def test_of_two_sessions_with_one_key_the_later_counts() -> None:
     """The older one's exchanges would make new messages look old."""
     table = sessions()
     table.open((None, "m000"), clean=False)
-    first, _ = table.open((None, "m001"), clean=False)
+    first = opened(table)
     table.open((None, "m001"), clean=True)
-    second, _ = table.open((None, "m001"), clean=False)
-    batch = Batch()
-    first.begin(batch, 7, digest("t", b"x"), 10)
+    second = opened(table)
+    batch = begin(first, 7, b"x")
     after = sessions()
     forgotten = after.load(kept_marks(second.mark(), first.mark(), *map(Mark, batch.marks, batch.marks.values())), 0.0)
     assert set(forgotten) == {Mark("mqtt/session/b", None), Mark("mqtt/qos2/b/7", None)}
     assert after.kept[None, "m001"].name == "c"
-    assert after.open((None, "m002"), clean=False)[0].number == second.number + 1
+    assert after.room.unfinished == 0
+    assert opened(after, "m002").number == second.number + 1
 
 
-def test_sessions_are_full_for_new_ones_only() -> None:
-    table = sessions(sessions_max=1)
-    session, _ = table.open((None, "m001"), clean=False)
-    assert table.open((None, "m001"), clean=False)[0] is session
+def test_beyond_the_bound_the_longest_idle_session_goes_and_one_that_holds_something_last() -> None:
+    table = sessions(sessions_max=3)
+    for number, name in enumerate(("busy", "old", "new")):
+        opened(table, name).idle_since_s = float(number)
+    begin(table.kept[None, "busy"], 7, b"x")
+    assert [session.key[1] for session in table.make_room(None, lambda _: False)] == ["old"]
+    opened(table, "fourth").idle_since_s = 3.0
+    assert [session.key[1] for session in table.make_room(None, lambda key: key[1] == "new")] == ["fourth"]
+    assert table.make_room(None, lambda _: False) == []
+    opened(table, "fifth")
     with pytest.raises(SessionsFullError):
-        table.open((None, "m002"), clean=False)
-    table.open((None, "m002"), clean=True)
+        table.make_room(None, lambda _: True)
+
+
+def test_a_user_who_keeps_too_many_sessions_displaces_nobody_elses() -> None:
+    table = sessions(per_user_max=2)
+    opened(table, "other", "m002")
+    for number in range(5):
+        gone = table.make_room("m001", lambda _: False)
+        assert [session.key[1] for session in gone] == ([str(number - 2)] if number >= 2 else [])
+        opened(table, str(number), "m001").idle_since_s = 1.0 + number
+    assert sorted(table.kept) == [("m001", "3"), ("m001", "4"), ("m002", "other")]
+    for number in range(5):
+        assert table.make_room(None, lambda _: False) == [], "anonymous clients have no user to be counted by"
+        opened(table, str(number))
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_session_that_a_clean_connect_removed_does_not_come_back(in_time: bool) -> None:  # noqa: FBT001
+    """Its own commit may still be under way, and may fail."""
+    table = sessions()
+    first = table.open((None, "m001"), clean=False)
+    second = table.open((None, "m001"), clean=True)
+    (table.opened if in_time else table.not_opened)(first)
+    table.opened(second)
+    assert not table.kept
+    assert second.marks == {"mqtt/session/a": None}
+
+
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_a_clean_connect_whose_commit_failed_removed_nothing(kept_first: bool) -> None:  # noqa: FBT001
+    """What it would have removed is as it was: there, unless that failed too."""
+    table = sessions()
+    first = table.open((None, "m001"), clean=False)
+    second = table.open((None, "m001"), clean=True)
+    (table.opened if kept_first else table.not_opened)(first)
+    table.not_opened(second)
+    assert list(table.kept.values()) == ([first.session] if kept_first else [])
+    assert bool(first.session.leaving) != kept_first
+
+
+def test_of_two_clean_connects_one_is_enough() -> None:
+    table = sessions()
+    session = opened(table)
+    one, two = table.open(session.key, clean=True), table.open(session.key, clean=True)
+    assert one.marks == two.marks == {"mqtt/session/a": None}
+    table.not_opened(one)
+    assert not table.kept, "the other one may still forget it"
+    table.opened(two)
+    assert not table.kept
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_refused_messages_of_one_identifier_leave_nothing(order: tuple[int, int]) -> None:
+    session = opened(sessions())
+    batches = [begin(session, 5, b"A"), begin(session, 5, b"B")]
+    for number in order:
+        session.undo(batches[number])
+    assert session.received == {}
+    assert session.room.unfinished == 0
+
+
+def test_a_refused_message_leaves_the_one_of_its_identifier_that_is_stored() -> None:
+    session = opened(sessions())
+    session.committed(begin(session, 5, b"A"))
+    refused, stored = begin(session, 5, b"B"), begin(session, 5, b"C")
+    session.undo(refused)
+    session.committed(stored)
+    session.undo(begin(session, 5, b"D"))
+    assert session.received == {5: digest("t", b"C")}
+
+
+def test_a_message_without_dup_on_a_later_connection_is_another_one() -> None:
+    session = opened(sessions())
+    session.committed(begin(session, 1, b"21.5"))
+    assert session.is_known(1, digest("t", b"21.5"), dup=False)
+    session.resume()
+    assert session.is_known(1, digest("t", b"21.5"), dup=True)
+    assert not session.is_known(1, digest("t", b"21.5"), dup=False)
+    begin(session, 1, b"21.5")
+    assert session.is_known(1, digest("t", b"21.5"), dup=False), "of this connection now"
+
+
+def test_unfinished_exchanges_of_all_sessions_are_bounded() -> None:
+    table = sessions(room=Room(1_000, 2))
+    one, two = opened(table), opened(table, "m002")
+    begin(one, 1, b"x")
+    begin(two, 1, b"x")
+    with pytest.raises(TooManyUnfinishedError):
+        begin(two, 2, b"x")
+    begin(two, 1, b"y")
+    table.close(one)
+    begin(two, 2, b"x")
+    assert table.room.unfinished == 2
 
 
 def test_commands_keep_their_order_and_their_bounds() -> None:
-    table = sessions(commands_bytes_max=20)
-    session, _ = table.open((None, "m001"), clean=False)
+    table = sessions(room=Room(20, 10))
+    session = opened(table)
     batch = Batch()
-    session.queue(batch, "t", b"1", 2)
-    session.queue(batch, "t", b"2", 2)
+    for payload in (b"1", b"2"):
+        check_room([session], 2, 2)
+        session.queue(batch, "t", payload)
     with pytest.raises(TooManyCommandsError):
-        session.queue(batch, "t", b"3", 2)
+        check_room([session], 2, 2)
+    check_room([session, session], 8, 9)
     with pytest.raises(TooManyCommandsError):
-        session.queue(batch, "t", b"x" * 20, 9)
+        check_room([session, session], 9, 9)
     assert session.send_waiting() == b"", "not before the commit"
     session.committed(batch)
     assert session.send_waiting() == b"\x32\x06\x00\x01t\x00\x011" + b"\x32\x06\x00\x01t\x00\x022"
@@ -508,17 +678,17 @@ def test_commands_keep_their_order_and_their_bounds() -> None:
     session.resume()
     assert session.send_waiting() == b"\x3a\x06\x00\x01t\x00\x022"
     table.close(session)
-    assert table.room.bytes == 0
+    assert table.room.commands_bytes == 0
 
 
 def test_a_command_whose_commit_failed_was_never_there() -> None:
     table = sessions()
-    session, _ = table.open((None, "m001"), clean=False)
+    session = opened(table)
     batch = Batch()
-    session.queue(batch, "t", b"1", 2)
+    session.queue(batch, "t", b"1")
     session.undo(batch)
     assert session.commands == {}
-    assert table.room.bytes == 0
+    assert table.room.commands_bytes == 0
     assert not session.acknowledged(Batch(), 1)
 
 
