@@ -913,11 +913,11 @@ class Buffer:
             self._loop.call_soon_threadsafe(_announce, outcomes)
 
     def _report_losses(self, report: Callable[[Loss], Entry]) -> int:
+        if self._file.room.used_bytes() >= self._settings.bytes_max + OWN_BYTES_MAX // 2:
+            return 0
         with self._wake:
             losses, self._losses = self._losses, {}
-        full = self._file.room.used_bytes() >= self._settings.bytes_max + OWN_BYTES_MAX // 2
-        if full or (not losses and not self._file.has_losses()):
-            self._put_back([], losses)
+        if not losses and not self._file.has_losses():
             return 0
         try:
             with self._transaction():

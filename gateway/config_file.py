@@ -243,10 +243,24 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     if settings.mqtt_listener is not None:
         yield from _listener_mistakes(settings.mqtt_listener)
     yield from _broker_mistakes(settings)
+    yield from _size_mistakes(settings)
     if settings.serial is not None:
         for variable in ("{device}", "{stream}"):
             if settings.serial.topic.count(variable) != 1:
                 yield ("serial", "topic"), f"must hold {variable} once, as in 'device/{{device}}/{{stream}}'"
+
+
+def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
+    """Messages that would be taken, and could never be stored."""
+    most = settings.buffer.bytes_max // 2
+    sections: list[tuple[Place, int]] = [
+        (("mqtt_brokers", number), broker.packet_bytes_max) for number, broker in enumerate(settings.mqtt_brokers)
+    ]
+    if settings.mqtt_listener is not None:
+        sections.append((("mqtt_listener",), settings.mqtt_listener.packet_bytes_max))
+    for place, size in sections:
+        if size > most:
+            yield (*place, "packet_bytes_max"), f"{size} is more than half of buffer.bytes_max; lower it, or raise that"
 
 
 def _own_topics(kafka: KafkaSettings) -> dict[str, str]:

@@ -16,6 +16,7 @@ from importlib.metadata import version
 import structlog
 
 from gateway import control
+from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
 from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
@@ -54,6 +55,9 @@ async def run(settings: Settings) -> None:
                 listener = MqttListener(settings.mqtt_listener, front_door, boottime_us)
                 tasks.create_task(listener.run(), name="mqtt-listener")
                 parts["mqtt_listener"] = lambda: listener.counts
+            strays = removed_sessions(await front_door.marks(MARKS), settings.mqtt_brokers, settings.gateway.id)
+            if strays:
+                front_door.take((), lambda _: None, strays)
             if settings.mqtt_brokers:
                 from gateway.ingress_mqtt_broker import BrokerIngress  # noqa: PLC0415
 

@@ -202,3 +202,11 @@ async def test_loss_records_do_not_fill_a_full_buffer(tmp_path: Path) -> None:
         for _ in range(400):
             await buffer.report_losses(lambda _: big)
         assert buffer.state.bytes_used < 1_000_000 + 3_500_000
+
+
+async def test_asking_for_losses_where_there_are_none_delays_nobody(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for number in range(20):
+            assert await losses(buffer) == []
+            async with asyncio.timeout(0.5):
+                assert await append(buffer, [entry(b"%d" % number)])

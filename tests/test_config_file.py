@@ -337,3 +337,24 @@ def test_a_host_that_is_taken_can_be_looked_up(host: str) -> None:
     assert settings.mqtt_listener is not None
     assert settings.mqtt_listener.host == host != ""
     assert b"\0" not in host.encode("idna")
+
+
+def test_a_message_that_could_never_be_stored_is_a_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(
+        """
+[gateway]
+id = "gw1"
+[kafka]
+bootstrap = ["kafka:9092"]
+[buffer]
+bytes_max = 1_000_000
+[[mqtt_brokers]]
+host = "broker.example"
+topics = ["device/#"]
+"""
+    )
+    with pytest.raises(ConfigError) as found:
+        load(path)
+    (mistake,) = found.value.mistakes
+    assert "more than half of buffer.bytes_max" in mistake.message
