@@ -482,7 +482,7 @@ class Buffer:
         now_s = time.monotonic()
         usage = self._meter.due(now_s)
         with self._transaction():
-            if age_due or self._settings.when_full == "drop-oldest":
+            if age_due or (self._settings.when_full == "drop-oldest" and file.room.is_full(_disk_bytes(readings))):
                 confirmed += self._take_confirmed()
             rest = self._delete(confirmed)
             if losses:
@@ -533,7 +533,7 @@ class Buffer:
 
     def _fitting(self, readings: Sequence[_Append], *, may_drop: bool) -> Sequence[_Append]:
         """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
-        coming = sum(_disk_bytes(append) for append in readings)
+        coming = _disk_bytes(readings)
         if not coming or not self._file.room.is_full(coming):
             return readings
         if self._settings.when_full == "drop-oldest" and may_drop:
@@ -542,7 +542,7 @@ class Buffer:
                 return readings
         size = 0
         for count, append in enumerate(readings):
-            size += _disk_bytes(append)
+            size += _disk_bytes((append,))
             if append.entries and self._file.room.is_full(size):
                 return readings[:count]
         return readings
@@ -959,8 +959,8 @@ class Buffer:
         return await asyncio.wrap_future(future)
 
 
-def _disk_bytes(append: _Append) -> int:
-    return sum([len(entry.payload) + ROW_BYTES for entry in append.entries])
+def _disk_bytes(appends: Sequence[_Append]) -> int:
+    return sum([len(entry.payload) + ROW_BYTES for append in appends for entry in append.entries])
 
 
 def _merge(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:

@@ -120,3 +120,11 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     path.write_text(whole + broker)
     (found,) = config_file.load(path).mqtt_brokers
     assert found.tls is not None
+
+
+def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:
+    architecture = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`(?:[a-z/-]+/)?([a-z_]+\.py)`", architecture))
+    there = {module.name for module in (ROOT / "gateway").glob("*.py")} - {"__init__.py"}
+    assert there <= named
+    assert named <= {module.name for module in ROOT.glob("[!.]*/**/*.py")}
