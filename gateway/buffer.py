@@ -559,7 +559,7 @@ class Buffer:
                 self._queued_bytes -= self._readings.popleft().bytes
         # While deletions or droppings make room, the next commit is not waited for.
         self._stuck = held and not stored and not self._confirmed and self.counts["dropped"] == dropped
-        self._measure(held=held)
+        self._measure(held=held or self.counts["dropped"] != dropped)
         with self._wake:
             self._retry_s = time.monotonic() + RETRY_S if self._stuck else 0.0
         self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])
@@ -845,12 +845,9 @@ class Buffer:
             self._rewind()
         if batch.finished:
             self.salvaged.append(batch)
-            log.info(
-                "a damaged buffer was salvaged",
-                aside=batch.aside.name,
-                rows=batch.progress.taken,
-                missing=batch.missing,
-            )
+            say = log.info if batch.missing == 0 else log.error
+            missing = "unknown" if batch.missing is None else batch.missing
+            say("a damaged buffer was salvaged", aside=batch.aside.name, rows=batch.progress.taken, missing=missing)
         self._loop.call_soon_threadsafe(self.committed.set)
         return True
 

@@ -170,7 +170,7 @@ def _overview_lines(found: _Overview, settings: Settings) -> Iterator[str]:
         yield f"         {endurance:g} TB and writes {amplification:g} bytes for each that it is given"
         yield "         (--card-endurance-tbw, --write-amplification)"
     if found.lost:
-        yield f"lost     {found.lost:,} readings, not reported to Kafka yet"
+        yield f"lost     {found.lost:,}, not reported to Kafka yet"
 
 
 def _until_full(found: _Overview) -> str:
@@ -340,10 +340,14 @@ def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json:
             return
         for name, count in reasons.items():
             click.echo(f"{count:,} {escaped(name)}")
+        shown = False
         while page := list(islice(found, TABLE_ROWS)):
+            shown = True
             click.echo()
             for line in _quarantine_lines(page):
                 click.echo(line)
+        if not shown:
+            click.echo("nothing of this --reason or --device")
 
 
 def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
@@ -398,6 +402,8 @@ def retry(
         click.echo(f"{stored:,} taken in again: they go to Kafka with what waits")
         for why, count in sorted(refused.items()):
             click.echo(f"{count:,} stay in the quarantine: {escaped(why)}")
+        if refused and is_running(settings.buffer.path):
+            click.echo("a running gateway knows the routes that it was started with: restart it after changing them")
         _tell_unknown(unknown)
     sys.exit(FINDING if refused or unknown else 0)
 

@@ -9,6 +9,7 @@ from gateway.buffer_rows import Loss, Span
 
 LOSSES_MAX = 20_000
 """Counters kept apart; beyond it losses are counted without their device."""
+EVENTS_DROPPED = "gateway-events-dropped"
 LOSS_TYPE = "sluice.gateway.loss"
 """`ce_type` of a loss record."""
 
@@ -108,7 +109,8 @@ def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> l
     losses = []
     for type_, device, lane_boot, *counted in connection.execute(_OF_ROWS, span):
         if type_ != LOSS_TYPE:
-            losses.append(Loss(device, reason, lane_boot, *counted))
+            # The gateway's own events are no readings.
+            losses.append(Loss(device, reason if device else EVENTS_DROPPED, lane_boot, *counted))
     reports = connection.execute(
         "SELECT payload FROM reading JOIN series ON series.number = reading.series"
         " WHERE lane = ? AND sequence BETWEEN ? AND ? AND series.type = ?",

@@ -144,7 +144,8 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         "SELECT count(*) FROM lane WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number)"
     ).fetchone()
     reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
-    losses = dict(connection.execute("SELECT reason, sum(count) FROM loss WHERE count > 0 GROUP BY reason").fetchall())
+    # A record of 0 says that something was lost, and that nobody knows how much.
+    losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
     devices = connection.execute(
         "SELECT device, boot, max(seen_us) FROM device_run GROUP BY device ORDER BY device"
     ).fetchall()

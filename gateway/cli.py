@@ -135,12 +135,27 @@ def _status_lines(
     if uplink is not None:
         down = "down: " + escaped(uplink.get("error") or "not tried yet")
         yield f"uplink      {'up' if uplink.get('up') else down}"
+    yield from _input_lines(daemon or {})
     yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
     if found.losses:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
     yield f"devices     {len(found.devices):,} that send a sequence"
     for device in found.devices:
         yield f"            {escaped(device.device)}, last stored {utc(device.seen_us)} UTC"
+
+
+def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
+    """How the sources do, as far as a running gateway tells."""
+    from gateway.terminal_text import escaped  # noqa: PLC0415
+
+    for name, broker in daemon.get("mqtt_brokers", {}).items():
+        state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
+        refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
+        yield f"broker      {escaped(name)}: {state}{refused}"
+    counts = daemon.get("mqtt_listener", {})
+    refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
+    if refusals:
+        yield f"listener    since the start{_by_reason(refusals)}"
 
 
 _WHEN_FULL = {
@@ -152,7 +167,9 @@ _WHEN_FULL = {
 def _by_reason(counts: dict[str, int]) -> str:
     if not counts:
         return ""
-    return ": " + ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    return ": " + ", ".join(
+        f"{f'{count:,}' if count else 'unknown'} {reason}" for reason, count in sorted(counts.items())
+    )
 
 
 async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:

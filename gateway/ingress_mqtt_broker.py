@@ -157,6 +157,10 @@ class BrokerIngress:
         self._resolver = ThreadPoolExecutor(1, "mqtt-broker-name")
         """Looks the broker's name up: one thread, however long the network lets it wait."""
 
+    def state(self) -> dict[str, object]:
+        """What `sluice status` tells of it."""
+        return {"connected": self.subscribed.is_set(), "refused": sorted(self.refused), **self.counts}
+
     async def run(self) -> None:
         """Connect, and connect again, until cancelled; then acknowledge what is stored, and DISCONNECT."""
         loop = asyncio.get_running_loop()

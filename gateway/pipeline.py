@@ -67,7 +67,7 @@ async def run(settings: Settings) -> None:
                 ]
                 for broker in brokers:
                     tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
-                parts["mqtt_brokers"] = lambda: {broker.name: broker.counts for broker in brokers}
+                parts["mqtt_brokers"] = lambda: {broker.name: broker.state() for broker in brokers}
             if settings.serial is not None:
                 from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
 

@@ -151,7 +151,7 @@ def test_ls_of_a_stopped_gateway(config: Path) -> None:
     assert any(line.endswith("if nothing leaves, by the last 1 d of uptime") for line in lines)
     assert "writes   43.2 MB a day, 500 B a reading, by the last 1 d of uptime" in lines
     assert "card     lasts 253.5 years at that rate, if its flash takes" in lines
-    assert "lost     5 readings, not reported to Kafka yet" in lines
+    assert "lost     5, not reported to Kafka yet" in lines
     table = [line.split() for line in lines[lines.index("") + 1 :]]
     assert table[0] == ["DEVICE", "WAITING", "PAYLOAD", "OLDEST", "NEWEST", "(UTC)", "LOST"]
     assert [(line[0], line[1], line[-1]) for line in table[1:]] == [

@@ -87,10 +87,14 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     connection.execute("INSERT INTO loss VALUES ('43', 'ring', 'b', '', 0, 0, 0, NULL, NULL)")
     connection.close()
     shown = await status(config)
-    assert "lost        1,200 not reported to Kafka yet: 1,200 buffer-full\n" in shown
+    assert "lost        1,200 not reported to Kafka yet: 1,200 buffer-full, unknown ring\n" in shown
     assert f"set aside as corrupt: {aside}" in shown
     told = json.loads(await status(config, "--json"))
-    assert (told["losses"], told["set_aside"], told["daemon"]) == ({"buffer-full": 1200}, [aside], None)
+    assert (told["losses"], told["set_aside"], told["daemon"]) == (
+        {"buffer-full": 1200, "ring": 0},
+        [aside],
+        None,
+    )
 
 
 async def test_status_fits_the_terminal(tmp_path: Path) -> None:
@@ -158,3 +162,17 @@ def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
     assert missing.exit_code == 2
     assert "cannot be read: No such file" in missing.output
     assert CliRunner().invoke(main, [command, "--nonsense"]).exit_code == 2
+
+
+async def test_status_tells_how_the_sources_do(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    await fill(tmp_path / "buffer.db")
+    told = {
+        "buffer": {"full": False, "failing": None},
+        "mqtt_brokers": {"broker.example:1883": {"connected": False, "refused": ["a/#"], "readings": 3}},
+        "mqtt_listener": {"connected": 5, "bad-credentials": 2},
+    }
+    async with daemon(tmp_path / "buffer.db", told):
+        shown = await status(config)
+    assert "broker      broker.example:1883: NOT CONNECTED: the log says why; it refuses a/#\n" in shown
+    assert "listener    since the start: 2 bad-credentials\n" in shown
