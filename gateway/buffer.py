@@ -315,9 +315,7 @@ class Buffer:
             file = self._file_of(buffer_id)
             file.insert_judged(reports)
             for span in spans_of(refused):
-                rest: Span | None = span
-                while rest is not None:
-                    rest = file.delete(rest)
+                file.delete_whole(span)
 
         await self._in_transaction(move)
         with self._wake:
@@ -812,16 +810,14 @@ class Buffer:
 
     def _adopt(self, batch: SalvagedBatch) -> bool:
         """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
-        future: Future[bool] = Future()
-        with self._wake:
+        try:
+            return self._enqueue(lambda: self._adopt_now(batch)).result()
+        except BufferFileError:
             if self._closing:
                 # One that began after `close` had stopped the others.
                 for salvage in self._salvages:
                     salvage.stop()
-                raise BufferFileError("the buffer is closed")
-            self._calls.append((lambda: self._adopt_now(batch), future))  # type: ignore[arg-type]
-            self._wake.notify()
-        return future.result()
+            raise
 
     def _adopt_now(self, batch: SalvagedBatch) -> bool:
         file = self._file
@@ -916,16 +912,16 @@ class Buffer:
             losses, self._losses = self._losses, {}
         if not losses and not self._file.has_losses():
             return 0
+
+        def move() -> int:
+            self._file.count_losses(list(losses.values()))
+            return self._file.report_losses(report, LOSSES_REPORTED_MAX)
+
         try:
-            with self._transaction():
-                self._file.count_losses(list(losses.values()))
-                count = self._file.report_losses(report, LOSSES_REPORTED_MAX)
+            return self._transact(move)
         except BaseException:
             self._put_back([], losses)
             raise
-        self._measure(held=self.state.full and bool(self._readings))
-        self._loop.call_soon_threadsafe(self.committed.set)
-        return count
 
     def _file_of(self, buffer_id: str) -> BufferFile:
         """The open file, if it is still that one: numbers of another one would mean something else here."""
@@ -935,25 +931,29 @@ class Buffer:
 
     async def _in_transaction(self, function: Callable[[], T]) -> T:
         """Run a function in a transaction of its own, on the buffer's thread."""
+        return await self._call(lambda: self._transact(function))
 
-        def run() -> T:
-            with self._transaction():
-                result = function()
-            self._measure(held=self.state.full and bool(self._readings))
-            self._loop.call_soon_threadsafe(self.committed.set)
-            return result
-
-        return await self._call(run)
+    def _transact(self, function: Callable[[], T]) -> T:
+        """The same, for who is on that thread already."""
+        with self._transaction():
+            result = function()
+        self._measure(held=self.state.full and bool(self._readings))
+        self._loop.call_soon_threadsafe(self.committed.set)
+        return result
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Run a function on the buffer's thread."""
+        return await asyncio.wrap_future(self._enqueue(function))
+
+    def _enqueue(self, function: Callable[[], T]) -> Future[T]:
+        """Have a function run on the buffer's thread. Raises BufferFileError where the buffer is closed."""
         future: Future[T] = Future()
         with self._wake:
             if self._closing:
                 raise BufferFileError("the buffer is closed")
             self._calls.append((function, future))  # type: ignore[arg-type]
             self._wake.notify()
-        return await asyncio.wrap_future(future)
+        return future
 
 
 def _disk_bytes(appends: Sequence[_Append]) -> int:

@@ -230,10 +230,11 @@ class BufferFile:
         """Delete rows that Kafka or the quarantine has; give those that are left for the next transaction."""
         state = self._state
         last = min(confirmed.last, confirmed.first + DELETED_ROWS_MAX - 1)
-        if self.room.is_tight():
+        tight = self.room.is_tight()
+        if tight:
             last = self._last_within(Span(confirmed.lane, confirmed.first, last), self.room.commit_bytes_max)
         span, tight_bytes = Span(confirmed.lane, confirmed.first, last), None
-        if self.room.is_tight():
+        if tight:
             tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
         if not self._runs.save_before_deletion(span, self._last, self._seen_us(), tight_bytes):
             return confirmed
@@ -246,6 +247,12 @@ class BufferFile:
         if len(self._series_numbers) > self._series_pruned_at and state.rows <= PRUNED_ROWS_MAX:
             self._prune_series()
         return None if last == confirmed.last else Span(confirmed.lane, last + 1, confirmed.last)
+
+    def delete_whole(self, span: Span) -> None:
+        """Delete rows, however many these are, in the open transaction."""
+        rest: Span | None = span
+        while rest is not None:
+            rest = self.delete(rest)
 
     def _last_within(self, span: Span, bytes_max: int) -> int:
         """The last sequence of a span up to which its rows take no more than this; its first at least."""
@@ -309,9 +316,7 @@ class BufferFile:
             return 0
         losses = buffer_losses.losses_of_rows(self.connection, span, reason)
         before = self._state.rows
-        rest: Span | None = span
-        while rest is not None:
-            rest = self.delete(rest)
+        self.delete_whole(span)
         buffer_losses.count_losses(self.connection, losses)
         self._tally["dropped"] += before - self._state.rows
         return size

@@ -46,11 +46,9 @@ from gateway.mqtt_packet_reader import (
     packet_id,
     suback,
 )
-from gateway.reading import Intake, Mark, Reading
+from gateway.reading import READING_BYTES, Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
 
-READING_BYTES: Final = 200
-"""What a reading weighs in memory beside the bytes that it came in."""
 HOLD_POLL_S: Final = 0.1
 """How often a connection that is not read from looks whether it may be."""
 TICK_S: Final = 1.0

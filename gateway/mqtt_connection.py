@@ -45,13 +45,11 @@ from gateway.mqtt_sessions import (
     digest,
 )
 from gateway.mqtt_tls import common_name, peer_name
-from gateway.reading import Reading
+from gateway.reading import READING_BYTES, Reading
 
 if TYPE_CHECKING:
     from gateway.ingress_mqtt_listener import MqttListener
 
-READING_BYTES: Final = 200
-"""What a reading weighs in memory beside the bytes that it came in."""
 READ_BYTES_MAX: Final = 65_536
 """What one read may bring: all of it is parsed, stored and answered together."""
 REFUSAL_HOLD_S: Final = 1.0

@@ -5,6 +5,9 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
+READING_BYTES = 200
+"""What a reading weighs in memory beside the bytes that it came in."""
+
 
 class Reading(Struct, frozen=True, gc=False):
     """One reading as it came in, before it is routed.

@@ -1,12 +1,12 @@
 """What the buffer's tests have in common: entries, and a buffer that is opened and closed around a block."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Entry, Position, Row, Series, spans_of
+from gateway.buffer_rows import START, Entry, Loss, Position, Row, Series, spans_of
 from gateway.clock_gateway import WallClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
@@ -91,6 +91,25 @@ async def confirm(buffer: Buffer, confirmed: Sequence[Row]) -> None:
         while buffer._confirmed:
             await asyncio.sleep(0.005)
     await buffer.marks("")  # comes behind the commit
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait for a state by looking; ten seconds at the most."""
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+async def losses(buffer: Buffer) -> list[Loss]:
+    """What is counted as lost, reported now."""
+    found: list[Loss] = []
+
+    def report(loss: Loss) -> Entry:
+        found.append(loss)
+        return entry(b"report")
+
+    await buffer.report_losses(report)
+    return found
 
 
 def is_full(buffer: Buffer) -> bool:

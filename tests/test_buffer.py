@@ -5,7 +5,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,21 @@ from gateway.buffer_status import read_status
 from gateway.clock_gateway import boottime_us
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
-from tests.buffers import BOOT, CLOCK, append, confirm, entry, failure, fill, is_full, is_held, opened, rows, store
+from tests.buffers import (
+    BOOT,
+    CLOCK,
+    append,
+    confirm,
+    entry,
+    failure,
+    fill,
+    is_full,
+    is_held,
+    opened,
+    rows,
+    store,
+    until,
+)
 
 
 async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
@@ -249,12 +263,6 @@ async def test_the_disk_of_others_counts(tmp_path: Path) -> None:
         assert stored > 0
         assert buffer.holding
         held.cancel()
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_disk_that_others_have_emptied_is_noticed_although_nothing_comes_in(

@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,10 @@ from msgspec.structs import replace
 
 from gateway.buffer import Buffer
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Entry, Loss, Quarantined, spans_of
+from gateway.buffer_rows import Loss, Quarantined, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import boottime_us
-from tests.buffers import append, confirm, entry, is_held, opened, rows, store
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not reached():
-            await asyncio.sleep(0.01)
+from tests.buffers import append, confirm, entry, is_held, losses, opened, rows, store, until
 
 
 async def statements(buffer: Buffer) -> list[str]:
@@ -27,17 +20,6 @@ async def statements(buffer: Buffer) -> list[str]:
     told: list[str] = []
     await buffer._call(lambda: buffer._file.connection.set_trace_callback(told.append))
     return told
-
-
-async def losses(buffer: Buffer) -> list[Loss]:
-    found: list[Loss] = []
-
-    def report(loss: Loss) -> Entry:
-        found.append(loss)
-        return entry(b"report")
-
-    await buffer.report_losses(report)
-    return found
 
 
 async def test_a_tight_disk_is_drained_although_many_sensors_were_heard(

@@ -11,10 +11,10 @@ import pytest
 from gateway import buffer_salvage
 from gateway.buffer import Buffer
 from gateway.buffer_file import BufferFile
-from gateway.buffer_rows import START, Entry, Loss, Position, Quarantined, Row, spans_of
+from gateway.buffer_rows import START, Entry, Position, Quarantined, Row, spans_of
 from gateway.buffer_schema import BufferFileError, corruption
 from gateway.reading import Mark
-from tests.buffers import BOOT, append, entry, failure, opened, rows, store
+from tests.buffers import BOOT, append, entry, failure, losses, opened, rows, store
 
 ROWS = 3_000
 PAGE_BYTES = 4096
@@ -63,17 +63,6 @@ async def identities(buffer: Buffer) -> dict[tuple[str, str, int], bytes]:
             assert identity not in found
             found[identity] = row.payload
         after = after._replace(lane=rows[-1].lane, sequence=rows[-1].sequence)
-    return found
-
-
-async def losses(buffer: Buffer) -> list[Loss]:
-    found: list[Loss] = []
-
-    def report(loss: Loss) -> object:
-        found.append(loss)
-        return entry(b"report")
-
-    await buffer.report_losses(report)  # type: ignore[arg-type]
     return found
 
 
