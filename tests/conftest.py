@@ -1,3 +1,9 @@
-"""Fixtures that several test modules share."""
+"""Fixtures that several test modules share, and how Hypothesis runs in all of them."""
+
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_spark"]
+
+# A slow machine is no finding: how long an example takes is measured in benches.
+settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("sluice")

@@ -605,7 +605,7 @@ def trust_soon() -> Iterator[None]:
 
 @pytest.mark.usefixtures("trust_soon")
 @pytest.mark.parametrize("allocate", ["count-up", "lowest-free"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), window=st.integers(1, 6), last_id=st.sampled_from([0, 40_000, PACKET_IDS - 3]))
 def test_nothing_is_lost_and_nothing_stands_twice_without_need(
     allocate: str, seed: int, window: int, last_id: int
@@ -617,7 +617,7 @@ def test_nothing_is_lost_and_nothing_stands_twice_without_need(
 
 
 @pytest.mark.usefixtures("trust_soon")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32), window=st.integers(1, 6))
 def test_nothing_that_a_killed_broker_still_has_is_lost(seed: int, window: int) -> None:
     """Equal readings throughout, so that the identifiers which it gives again are all that tells them apart."""

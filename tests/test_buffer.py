@@ -733,7 +733,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert self.loop.run_until_complete(self.buffer.marks("")) == self.marks
 
 
-BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15, deadline=None)
+BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15)
 TestBufferAgainstAList = BufferMachine.TestCase
 
 

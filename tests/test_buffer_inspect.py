@@ -111,7 +111,7 @@ def test_a_payload_comes_back_byte_for_byte_and_in_one_way_only(tmp_path: Path, 
 lane_contents = st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     contents=lane_contents,
     device=st.sampled_from([None, "d0", "d1", "nobody"]),
@@ -323,7 +323,7 @@ def test_a_sound_file_has_no_faults(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(sequences=st.sets(st.integers(0, 60), min_size=1), span_rows=st.integers(1, 70))
 def test_every_hole_in_a_lane_is_found(
     tmp_path_factory: pytest.TempPathFactory, sequences: set[int], span_rows: int

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.clock_device import OBSERVATIONS_MAX, RATE_ERROR_PPM_MAX, RATE_SPREAD_PPM, DeviceClock
@@ -46,7 +46,6 @@ def clocks(draw: st.DrawFn) -> SimulatedClock:
 DELAYS_US = st.integers(0, 2_000) | st.integers(0, 300_000)
 
 
-@settings(deadline=None)
 @given(
     clocks(),
     st.lists(st.tuples(st.integers(1_000, 30_000_000), DELAYS_US, DELAYS_US), min_size=1, max_size=100),

@@ -208,7 +208,7 @@ def test_a_name_too_long_for_any_address_is_told_by_its_setting(tmp_path: Path) 
         call(tmp_path / ("x" * 200), "echo")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=200).filter(lambda line: b"\n" not in line), max_size=5))
 def test_whatever_is_sent_is_answered_in_one_line(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]) -> None:
     async def send_all() -> None:

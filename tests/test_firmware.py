@@ -539,7 +539,7 @@ def test_c_receives_good_frames_of_32_bytes_at_most_and_nothing_else(
     assert received == [piece for is_frame, piece in pieces if is_frame and len(piece) <= 32]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 150), st.sampled_from((0.0, 0.3, 0.9)))
 def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
     host: ctypes.CDLL, chance: random.Random, samples: int, loss: float

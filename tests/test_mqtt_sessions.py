@@ -436,7 +436,7 @@ class HealedOneClient(OneClient):
         assert stored >= {message.payload for message in self.everything if message.qos == 2}
 
 
-HealedOneClient.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
+HealedOneClient.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=40)
 TestOneClient = HealedOneClient.TestCase
 
 # --- the rules in small -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import pytest
 
 from gateway import buffer_schema
 from gateway.buffer_file import BufferFile
-from gateway.buffer_losses import LOSS_TYPE, loss_body
+from gateway.buffer_losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
 from gateway.buffer_rows import Entry, Loss, Quarantined, Series, Span
 from gateway.clock_gateway import WallClock
 from gateway.reading import Mark
@@ -266,7 +266,8 @@ class Card:
             ).fetchone()
             after.rows = [row for row in after.rows if row.lane != oldest or (left and row.sequence >= left[0])]
             for row in self.model.rows[: len(self.model.rows) - len(after.rows)]:
-                device, reason, count = row.loss or (row.device, "too-old", 1)
+                # The gateway's own events are of no device, and no readings.
+                device, reason, count = row.loss or (row.device, "too-old" if row.device else EVENTS_DROPPED, 1)
                 after.losses[device, reason] += count
             self._possible.append(after)
         self._acknowledge(file, disk, after)

@@ -518,7 +518,7 @@ def numbered(received: Received) -> set[tuple[int, int]]:
 
 
 TestLossyLine = LossyLine.TestCase
-TestLossyLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLossyLine.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_a_frame_of_another_version_is_counted() -> None:
