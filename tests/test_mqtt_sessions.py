@@ -122,6 +122,7 @@ class OneClient(RuleBasedStateMachine):
         """Messages whose PUBACK or PUBREC was written."""
         self.everything: list[Message] = []
         self.now = 0
+        self.in_clean_session = False
         self.gave_up = False
         """Whether exchanges were left unfinished, which stay at the gateway until the session ends."""
 
@@ -196,16 +197,25 @@ class OneClient(RuleBasedStateMachine):
     @precondition(lambda self: self.line is None)
     def connect(self, eager: bool, seen: bool) -> None:  # noqa: FBT001
         """`eager` does not wait for CONNACK. What is not `seen` is lost on the way, CONNECT and all."""
+        self.end_clean_session()
         if not seen:
             for message in self.waiting if eager else ():
                 message.sent = True
             return
         self.begin_connection(keeping(), eager=eager)
 
+    def end_clean_session(self) -> None:
+        """Nothing of a clean session goes on into the next one [MQTT-3.1.2-6]; QoS 1 it may send again all the same."""
+        if self.in_clean_session:
+            given_up = [message for message in self.waiting if message.qos == 2 and message.sent]
+            self.waiting = [message for message in self.waiting if message not in given_up]
+            self.everything = [message for message in self.everything if message not in given_up]
+            self.in_clean_session = False
+
     def begin_connection(self, first: bytes, *, eager: bool, clean: bool = False) -> None:
         self.listener.refusing_until = 0.0
         line = self.line = Line(self.written)
-        line.clean = clean
+        line.clean = self.in_clean_session = clean
         connection = self.connection = Connection(self.listener, self.loop)
         self.accepted = eager
         data = first + (self.resend() if eager else b"")
