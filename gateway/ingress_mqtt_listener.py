@@ -1,30 +1,33 @@
 """The MQTT listener: sensors connect here; an acknowledgement goes out after the commit that it stands for.
 
-What the packets mean is `mqtt_protocol`'s, what a session is `mqtt_sessions`', one connection `mqtt_connection`'s; here
+One connection is `mqtt_connection`'s, what its client asks for `mqtt_client`'s, what outlives it `mqtt_sessions`'; here
 are the ports, and what all connections share.
 """
 
 import asyncio
-import contextlib
 import errno
 import resource
 import secrets
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final
 
 import structlog
 
-from gateway.mqtt_access import CommandTopics, matches
+from gateway.mqtt_commands import Commands
 from gateway.mqtt_connection import OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
 from gateway.mqtt_device_events import DeviceEvents
-from gateway.mqtt_sessions import MARKS, Batch, RecentlyUnanswered, Room, Session, SessionKey, Sessions, check_room
+from gateway.mqtt_inflight import InflightTotal
+from gateway.mqtt_redelivery import RecentlyUnanswered
+from gateway.mqtt_refusals import Refusals
+from gateway.mqtt_session import MARKS, Room, Session, SessionKey
+from gateway.mqtt_sessions import Sessions
 from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
 
-REFUSALS_LOG_INTERVAL_S: Final = 60.0
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
 CLOSING_COMMITS_S: Final = 2.0
 """How long the end waits for commits under way, so that what they store is acknowledged and not sent again."""
@@ -38,15 +41,6 @@ class ListenError(OSError):
     """The listener could not begin; the message names the setting to change."""
 
 
-class Recipients(NamedTuple):
-    """The sessions that an operator's message goes to."""
-
-    queued: list[Session]
-    """With QoS 1."""
-    at_once: list[Session]
-    """With QoS 0."""
-
-
 class MqttListener:
     """Takes MQTT 3.1.1 connections and hands what they publish to the intake.
 
@@ -57,7 +51,8 @@ class MqttListener:
         self.settings = settings
         self.intake = intake
         self.now_us = now_us
-        self.counts: Counter[str] = Counter()
+        self.refusals = Refusals(settings.users.keys() | settings.operators.keys())
+        self.counts = self.refusals.counts
         self.listening = asyncio.Event()
         self.port: int = settings.port
         self.connections: set[Connection] = set()
@@ -76,22 +71,15 @@ class MqttListener:
         )
         self.unanswered = RecentlyUnanswered()
         self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts, OUR_DOING)
-        self.command_topics = CommandTopics(settings.command_topics)
-        self.inflight_bytes = 0
-        """What waits for its commit, of all connections."""
-        self.beyond_total = False
-        """Whether that has come to more than `inflight_bytes_total_max`, and half of it is still there."""
+        self.commands = Commands(settings, self.kept, self.refusals, self._connection_of)
+        self.inflight = InflightTotal(settings.inflight_bytes_total_max, self._pause_or_resume)
         self.stopping = False
         """Nothing more is taken; what waits for its commit is still answered."""
-        self._all_answered = asyncio.Event()
-        """Set once that is so, while stopping."""
         self.refusing_until = 0.0
         """Time of the event loop's clock until which the intake is held to refuse."""
         self._tls_files: TlsFiles | None = None
         self._tls_connections: set[TlsConnection] = set()
         self._generated_ids = 0
-        self._unlogged: Counter[str] = Counter()
-        self._log_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot begin."""
@@ -115,8 +103,7 @@ class MqttListener:
             for server in servers:
                 server.close()
             await self._close_connections()
-            if self._log_timer is not None:
-                self._log_timer.cancel()
+            self.refusals.finish()
 
     def take(
         self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Mapping[str, bytes | None]
@@ -128,59 +115,9 @@ class MqttListener:
             _log.exception("readings could not be taken in")
             done(False)
 
-    def judge_total(self) -> None:
-        """Stop reading where too much waits for its commit, or go on; wake the end of the listener.
-
-        To be called after `inflight_bytes` rose above `inflight_bytes_total_max`, or fell while that or the end counts.
-        """
-        most = self.settings.inflight_bytes_total_max
-        beyond = self.inflight_bytes > (most // 2 if self.beyond_total else most)
-        if beyond != self.beyond_total:
-            self.beyond_total = beyond
-            for connection in tuple(self.connections if beyond else self.paused):
-                connection.pause_or_resume()
-        if self.stopping and not self.inflight_bytes:
-            self._all_answered.set()
-
-    def recipients(self, device: str, topic: str, payload: bytes, qos: int) -> Recipients:
-        """Who is to get an operator's message for a device: sessions that subscribed to it.
-
-        Raises TooManyCommandsError where not all that are to have it queued can take it.
-        """
-        queued: list[Session] = []
-        at_once: list[Session] = []
-        for session in self.kept.subscribed.get(device, ()):
-            granted = session.granted(lambda topic_filter: matches(topic_filter, topic))
-            # What leaves would take the command with it.
-            if granted is not None and not session.leaving:
-                (queued if min(granted, qos) else at_once).append(session)
-        check_room(queued, len(topic) + len(payload), self.settings.commands_max)
-        return Recipients(queued, at_once)
-
-    def command(self, recipients: Recipients, topic: str, payload: bytes, batch: Batch) -> None:
-        """Pass an operator's message on: queued, to be sent when `batch` is committed; with QoS 0 sent at once."""
-        for session in recipients.queued:
-            session.queue(batch, topic, payload)
-        for session in recipients.at_once:
-            connection = self.sessions.get(session.key)
-            if connection is not None and connection.session is session:
-                connection.send_command_at_most_once(topic, payload)
-            else:
-                self.counts["command-not-delivered"] += 1
-        if not (recipients.queued or recipients.at_once):
-            self.refused(
-                "command-without-subscriber",
-                f"an operator's message for {topic[:80]!r} was acknowledged, but no device has subscribed to it",
-                "",
-                None,
-            )
-
-    def send_commands(self, batch: Batch) -> None:
-        """Send what a committed batch has queued to those of its devices that are connected."""
-        for session, _ in batch.commands:
-            connection = self.sessions.get(session.key)
-            if connection is not None and connection.session is session:
-                connection.send_commands()
+    def forget(self, sessions: Sequence[Session]) -> None:
+        """Have the marks of sessions that were taken out forgotten."""
+        self.take([], partial(self.kept.forgotten, sessions), self.kept.forget(sessions))
 
     def enter(self, key: SessionKey, connection: Connection) -> None:
         """Take note of the connection that a session has now."""
@@ -197,17 +134,9 @@ class MqttListener:
             if not self.users_connected[user]:
                 del self.users_connected[user]
 
-    def make_session_room(self, user: str | None) -> None:
-        """Give up idle sessions so that one more of this user can be kept. Raises SessionsFullError."""
-        for session in self.kept.make_room(user, self.sessions.__contains__):
-            self._forget([session])
-            self.refused(
-                "session-displaced",
-                "an idle session was given up for a new one, and its client will have to subscribe again; see "
-                "mqtt_listener.sessions_max and mqtt_listener.sessions_per_user_max",
-                "",
-                session.key[1],
-            )
+    def _connection_of(self, session: Session) -> Connection | None:
+        connection = self.sessions.get(session.key)
+        return connection if connection is not None and connection.session is session else None
 
     def generated_client_id(self) -> str:
         """Make an identifier for a client that sent none [MQTT-3.1.3-6].
@@ -216,26 +145,6 @@ class MqttListener:
         """
         self._generated_ids += 1
         return f"\0{self._generated_ids}"
-
-    def refused(self, reason: str, message: str, peer: str, client_id: str | None) -> None:
-        """Count a refusal; log it, or sum it up where the last line is less than a minute old."""
-        self.counts[reason] += 1
-        if self._log_timer is not None:
-            self._unlogged[reason] += 1
-            return
-        _log.warning("refused by the MQTT listener", reason=reason, why=message, peer=peer, client_id=client_id)
-        self._rearm_log()
-
-    def _rearm_log(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._log_timer = loop.call_later(REFUSALS_LOG_INTERVAL_S, self._log_unlogged)
-
-    def _log_unlogged(self) -> None:
-        self._log_timer = None
-        if self._unlogged:
-            _log.warning("refused by the MQTT listener in the last minute", reasons=dict(self._unlogged))
-            self._unlogged.clear()
-            self._rearm_log()
 
     # --- beginning, housekeeping, end ---------------------------------------------------------------------
 
@@ -265,7 +174,7 @@ class MqttListener:
         def new() -> asyncio.BaseProtocol:
             # Before the handshake, which is what costs memory and time.
             if self._tls_files is None or len(self._tls_connections) >= connections_max:
-                self.refused("too-many-tls-connections", "see mqtt_listener.tls.connections_max", "", None)
+                self.refusals.refused("too-many-tls-connections", "see mqtt_listener.tls.connections_max")
                 return _Refused()
             connection = TlsConnection(
                 loop,
@@ -283,26 +192,26 @@ class MqttListener:
         self._tls_connections.discard(connection)
         if error is not None:
             why = getattr(error, "reason", None) or str(error) or type(error).__name__
-            self.refused("tls-handshake-failed", f"the TLS handshake failed: {why}", connection.peer, None)
+            self.refusals.refused("tls-handshake-failed", f"the TLS handshake failed: {why}", peer=connection.peer)
 
     def _keep_house(self, now_s: float) -> None:
         """Once a second: what no packet brings about."""
-        if self.intake.holding or self.beyond_total:
-            for connection in tuple(self.connections if self.beyond_total else self.paused):
-                connection.pause_or_resume()
+        if self.intake.holding or self.inflight.beyond:
+            self._pause_or_resume()
         self.devices.flush(now_s)
+        if not self.intake.holding:
+            self._expire_sessions()
+
+    def _pause_or_resume(self) -> None:
+        """Judge anew who is read from: any connection may be beyond the total, and below it those that are paused."""
+        for connection in tuple(self.connections if self.inflight.beyond else self.paused):
+            connection.pause_or_resume()
+
+    def _expire_sessions(self) -> None:
         expired = self.kept.expired(self.now_us() / 1e6, self.sessions.__contains__)
         if expired:
             self.counts["session-expired"] += len(expired)
-            self._forget(expired)
-
-    def _forget(self, sessions: Sequence[Session]) -> None:
-        """Give up sessions that are taken out, and have their marks forgotten."""
-        forget: dict[str, bytes | None] = {}
-        for session in sessions:
-            forget |= session.forgetting()
-            self.kept.close(session)
-        self.take([], lambda _: None, forget)
+            self.forget(expired)
 
     async def _close_connections(self) -> None:
         """End all connections, which publishes their wills, and say what of devices was put off."""
@@ -322,9 +231,8 @@ class MqttListener:
     async def _wait_for_commits(self) -> None:
         """Take nothing more, and let what is under way be stored and acknowledged."""
         self.stopping = True
-        if self.inflight_bytes and not self.intake.holding:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_answered.wait(), CLOSING_COMMITS_S)
+        if not self.intake.holding:
+            await self.inflight.wait_until_empty(CLOSING_COMMITS_S)
 
     def _allow_open_files(self) -> None:
         """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs."""

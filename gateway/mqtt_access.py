@@ -71,7 +71,7 @@ def identify(
     return Refusal(
         ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD,
         "bad-credentials",
-        f"wrong password or unknown user {user!r}; see mqtt_listener.users and mqtt_listener.operators",
+        f"wrong password or unknown user {user[:80]!r}; see mqtt_listener.users and mqtt_listener.operators",
     )
 
 

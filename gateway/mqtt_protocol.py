@@ -56,14 +56,16 @@ class ConnectReturnCode(IntEnum):
 
 
 class Publish(Struct, frozen=True, gc=False):
-    """An application message (section 3.3). `packet_id` is 0 with QoS 0, which has none."""
+    """An application message (section 3.3). `packet_id` is 0 with QoS 0, which has none.
+
+    RETAIN is taken and means nothing: nothing that is published here is delivered to a subscriber later.
+    """
 
     topic: str
     payload: bytes
     qos: int
     packet_id: int
     dup: bool
-    retain: bool
 
 
 class Will(Struct, frozen=True, gc=False):
@@ -313,7 +315,7 @@ def parse_publishes(data: bytes, at: int, packet_bytes_max: int, events: list[Ev
             payload_at += 2
             if not packet_id:
                 raise _packet_id_zero()
-        append(Publish(topic, data[payload_at:following], qos, packet_id, first & 0x08 != 0, first & 0x01 != 0))
+        append(Publish(topic, data[payload_at:following], qos, packet_id, first & 0x08 != 0))
         at = following
     return at
 

@@ -22,7 +22,7 @@ from gateway.reading import Reading
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetOptions, Progress, run_fleet
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor, SequenceRanges
-from tests.test_ingress_mqtt_listener import RecordingIntake, free_port, listening, until
+from tests.mqtt_peers import RecordingIntake, free_port, listening, until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -80,7 +80,7 @@ def test_a_sensor_publishes_json_with_its_boot_and_sequence() -> None:
     gateway.take(sensor.sample(21.529))
     assert gateway.connect == Connect("m001", False, 60, None, None, None)
     assert gateway.publishes == [
-        Publish("device/m001/thermo", b'{"celsius":21.53,"boot":"3-1a2b3c4d","seq":0}', 1, 1, dup=False, retain=False)
+        Publish("device/m001/thermo", b'{"celsius":21.53,"boot":"3-1a2b3c4d","seq":0}', 1, 1, dup=False)
     ]
 
 

@@ -24,7 +24,7 @@ from gateway.ingress_mqtt_listener import ListenError, MqttListener
 from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX
 from gateway.settings import TlsSettings
 from tests.gateways import daemon, write_config
-from tests.test_ingress_mqtt_listener import CODEWORD, USERS, RecordingIntake, free_port, listening, until
+from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, free_port, listening, until
 
 OPERATORS = {"ops": hashlib.sha256(CODEWORD.encode()).hexdigest()}
 COMMANDED: dict[str, Any] = {"anonymous": False, "users": USERS, "operators": OPERATORS}

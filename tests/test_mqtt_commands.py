@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_ingress_mqtt_listener import (
+from tests.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
     PRESENT,
@@ -77,8 +77,7 @@ async def test_an_anonymous_client_whose_identifier_is_a_pattern_may_subscribe_t
 
 async def test_a_subscription_of_a_kept_session_is_granted_after_its_commit_and_survives_a_restart() -> None:
     intake = RecordingIntake()
-    async with listening(intake, **COMMANDED) as listener, connected(listener, device(clean=False)) as peer:
-        assert await peer.read(4) == ACCEPTED
+    async with listening(intake, **COMMANDED) as listener, connected(listener, device(clean=False), ACCEPTED) as peer:
         intake.outcome = None
         peer.writer.write(subscribe("command/m001/#"))
         await until(lambda: intake.batches)
@@ -89,9 +88,8 @@ async def test_a_subscription_of_a_kept_session_is_granted_after_its_commit_and_
     async with (
         listening(intake, **COMMANDED) as listener,
         connected(listener, device(clean=False)) as peer,
-        connected(listener, OPERATOR + command("on", 9)) as operator,
+        connected(listener, OPERATOR + command("on", 9), ACCEPTED + puback(9)),
     ):
-        assert await operator.read(8) == ACCEPTED + puback(9)
         sent = command("on", 1)
         assert await peer.read(4 + len(sent)) == PRESENT + sent
 
@@ -129,8 +127,7 @@ async def test_a_command_waits_on_disk_for_a_device_that_is_away_and_is_sent_unt
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
             assert await peer.read(9) == ACCEPTED + granted(1)
         await until(lambda: not listener.connections)
-        async with connected(listener, OPERATOR) as operator:
-            assert await operator.read(4) == ACCEPTED
+        async with connected(listener, OPERATOR, ACCEPTED) as operator:
             intake.outcome = None
             operator.writer.write(command("one", 5) + command("two", 6))
             await until(lambda: intake.batches)
@@ -139,16 +136,14 @@ async def test_a_command_waits_on_disk_for_a_device_that_is_away_and_is_sent_unt
             intake.outcome = True
             assert await operator.read(8) == puback(5, 6)
         both = command("one", 1) + command("two", 2)
-        async with connected(listener, device(clean=False)) as peer:
-            assert await peer.read(4 + len(both)) == PRESENT + both
+        async with connected(listener, device(clean=False), PRESENT + both) as peer:
             peer.writer.write(puback(1))
             await until(lambda: not [key for key in intake.kept if key.endswith("/1")])
         second = command("two", 2, dup=True)
         async with connected(listener, device(clean=False)) as peer:
             assert await peer.read(4 + len(second)) == PRESENT + second
     async with listening(intake, **COMMANDED) as listener:
-        async with connected(listener, device(clean=False)) as peer:
-            assert await peer.read(4 + len(second)) == PRESENT + second
+        async with connected(listener, device(clean=False), PRESENT + second) as peer:
             peer.writer.write(puback(2) + puback(2))
             await until(lambda: not [key for key in intake.kept if "/command/" in key])
             await until(lambda: listener.counts["puback-of-nothing"] == 1)
@@ -158,9 +153,8 @@ async def test_a_command_waits_on_disk_for_a_device_that_is_away_and_is_sent_unt
 async def test_a_command_that_nobody_subscribed_to_is_acknowledged_and_counted() -> None:
     async with (
         listening(RecordingIntake(), **COMMANDED) as listener,
-        connected(listener, OPERATOR + command("on", 9)) as operator,
+        connected(listener, OPERATOR + command("on", 9), ACCEPTED + puback(9)),
     ):
-        assert await operator.read(8) == ACCEPTED + puback(9)
         assert listener.counts["command-without-subscriber"] == 1
 
 
@@ -171,8 +165,7 @@ async def test_a_command_beyond_the_bound_is_not_acknowledged(cap: dict[str, Any
     async with listening(intake, **COMMANDED, **cap) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
             assert await peer.read(9) == ACCEPTED + granted(1)
-        async with connected(listener, OPERATOR) as operator:
-            assert await operator.read(4) == ACCEPTED
+        async with connected(listener, OPERATOR, ACCEPTED) as operator:
             for number in range(1, taken + 1):
                 operator.writer.write(command("x" * 91, number))
                 assert await operator.read(4) == puback(number)
@@ -192,8 +185,7 @@ async def test_a_refused_command_with_qos_2_is_not_taken_for_known_when_it_comes
     async with listening(intake, **COMMANDED, commands_max=1) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
             assert await peer.read(9) == ACCEPTED + granted(1)
-        async with connected(listener, operator_keeping()) as operator:
-            assert await operator.read(4) == ACCEPTED
+        async with connected(listener, operator_keeping(), ACCEPTED) as operator:
             operator.writer.write(publish2("a", 1, topic=topic))
             assert await operator.read(4) == pubrec(1)
             operator.writer.write(publish2("b", 2, topic=topic))
@@ -202,8 +194,7 @@ async def test_a_refused_command_with_qos_2_is_not_taken_for_known_when_it_comes
             assert await peer.read(4 + len(command("a", 1))) == PRESENT + command("a", 1)
             peer.writer.write(puback(1))
             await until(lambda: not [key for key in intake.kept if "/command/" in key])
-        async with connected(listener, operator_keeping()) as operator:
-            assert await operator.read(4) == PRESENT
+        async with connected(listener, operator_keeping(), PRESENT) as operator:
             operator.writer.write(publish2("b", 2, dup=True, topic=topic))
             assert await operator.read(4) == pubrec(2)
             # Known now: neither refused for want of room, nor queued twice.
@@ -219,8 +210,7 @@ async def test_a_command_is_queued_for_all_sessions_of_its_device_or_for_none() 
         for first in logins:
             async with connected(listener, first + subscribe("command/m001/#")) as peer:
                 assert await peer.read(9) == ACCEPTED + granted(1)
-        async with connected(listener, OPERATOR) as operator:
-            assert await operator.read(4) == ACCEPTED
+        async with connected(listener, OPERATOR, ACCEPTED) as operator:
             for number in range(1, 5):
                 operator.writer.write(command("x" * 91, number))
                 assert await operator.read(4) == puback(number)
@@ -234,8 +224,7 @@ async def test_a_command_during_a_clean_connect_is_not_given_to_the_session_that
     async with listening(intake, **COMMANDED) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
             assert await peer.read(9) == ACCEPTED + granted(1)
-        async with connected(listener, OPERATOR) as operator:
-            assert await operator.read(4) == ACCEPTED
+        async with connected(listener, OPERATOR, ACCEPTED) as operator:
             intake.outcome = None
             async with connected(listener, device()) as peer:
                 await until(lambda: intake.batches)
@@ -253,8 +242,7 @@ async def test_subscriptions_are_bounded_and_their_mark_is_written_once_for_each
     clean: bool,  # noqa: FBT001
 ) -> None:
     intake = RecordingIntake()
-    async with listening(intake, **COMMANDED) as listener, connected(listener, device(clean=clean)) as peer:
-        assert await peer.read(4) == ACCEPTED
+    async with listening(intake, **COMMANDED) as listener, connected(listener, device(clean=clean), ACCEPTED) as peer:
         longest = "command/m001/" + "x" * (256 - 13)
         body = b"\x00\x05" + field(longest) + b"\x00" + field(longest + "x") + b"\x00"
         peer.writer.write(bytes((0x82, len(body) & 0x7F | 0x80, len(body) >> 7)) + body)
@@ -279,8 +267,7 @@ async def test_subscriptions_are_bounded_and_their_mark_is_written_once_for_each
 )
 async def test_an_operator_may_publish_commands_and_nothing_else(data: bytes) -> None:
     intake = RecordingIntake()
-    async with listening(intake, **COMMANDED) as listener, connected(listener, OPERATOR) as operator:
-        assert await operator.read(4) == ACCEPTED
+    async with listening(intake, **COMMANDED) as listener, connected(listener, OPERATOR, ACCEPTED) as operator:
         operator.writer.write(data)
         assert await operator.read_to_end() == b""
         assert listener.counts["not-a-command-topic"] == 1
@@ -307,9 +294,8 @@ async def test_an_operators_will_is_a_command_or_refused() -> None:
 
     async with (
         listening(intake, **COMMANDED) as listener,
-        connected(listener, device() + subscribe("command/m001/#")) as peer,
+        connected(listener, device() + subscribe("command/m001/#"), ACCEPTED + granted(1)) as peer,
     ):
-        assert await peer.read(9) == ACCEPTED + granted(1)
         async with connected(listener, first("status")) as operator:
             assert await operator.read_to_end() == b"\x20\x02\x00\x05"
         async with connected(listener, first("command/m001/set")) as operator:
@@ -325,9 +311,8 @@ async def test_an_operator_needs_its_secret_where_devices_need_none() -> None:
             assert await peer.read_to_end() == b"\x20\x02\x00\x04"
         async with (
             connected(listener, connect("m001") + subscribe("command/m001/#")) as peer,
-            connected(listener, OPERATOR + command("on", 3)) as operator,
+            connected(listener, OPERATOR + command("on", 3), ACCEPTED + puback(3)),
         ):
-            assert await operator.read(8) == ACCEPTED + puback(3)
             sent = command("on", 1)
             assert await peer.read(9 + len(sent)) == ACCEPTED + granted(1) + sent
 
@@ -336,8 +321,7 @@ async def test_what_a_device_publishes_to_a_command_topic_is_a_reading_for_the_r
     intake = RecordingIntake()
     async with (
         listening(intake, **COMMANDED) as listener,
-        connected(listener, device("m002") + command("on", 1)) as peer,
+        connected(listener, device("m002") + command("on", 1), ACCEPTED + puback(1)),
     ):
-        assert await peer.read(8) == ACCEPTED + puback(1)
         assert not listener.counts["command-without-subscriber"]
     assert [(reading.topic, reading.writer) for reading in intake.stored] == [("command/m001/set", "m002")]

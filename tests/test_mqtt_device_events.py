@@ -15,7 +15,7 @@ from gateway.mqtt_device_events import (
     reported,
 )
 from gateway.mqtt_protocol import Will
-from tests.test_ingress_mqtt_listener import RecordingIntake
+from tests.mqtt_peers import RecordingIntake
 
 GONE = ReportedWill("status", b"gone", 4)
 

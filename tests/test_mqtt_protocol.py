@@ -86,11 +86,11 @@ SESSION = b"".join(
 
 SESSION_EVENTS: list[Event] = [
     Connect("m001", True, 60, Will("status/m001", b"gone", 1), "m001", b"\xff\x00secret"),
-    Publish("device/m001/thermo", b'{"celsius":21.5}', 0, 0, False, False),
-    Publish("ger\u00e4t/\ufeffm001/thermo", b"", 1, 7, True, True),
-    Publish("device/m001/thermo", b"x" * 300, 1, 65535, False, False),
-    Publish("device/m001/thermo", b"twice", 2, 8, False, False),
-    Publish("device/m001/thermo", b"twice", 2, 8, True, True),
+    Publish("device/m001/thermo", b'{"celsius":21.5}', 0, 0, False),
+    Publish("ger\u00e4t/\ufeffm001/thermo", b"", 1, 7, True),
+    Publish("device/m001/thermo", b"x" * 300, 1, 65535, False),
+    Publish("device/m001/thermo", b"twice", 2, 8, False),
+    Publish("device/m001/thermo", b"twice", 2, 8, True),
     PubRel(8),
     PubAck(256),
     Subscribe(5, (("command/+/#", 1), ("#", 2))),
@@ -249,7 +249,7 @@ def test_what_came_before_a_violation_is_kept_and_what_comes_after_is_not() -> N
 def test_a_packet_as_large_as_the_cap_is_taken_in_small_pieces() -> None:
     data = publish(0x30, b"t", b"x" * (CAP - 6))
     assert len(data) == CAP
-    assert received_by_the_byte(CONNECTED + data)[1:] == [Publish("t", b"x" * (CAP - 6), 0, 0, False, False)]
+    assert received_by_the_byte(CONNECTED + data)[1:] == [Publish("t", b"x" * (CAP - 6), 0, 0, False)]
 
 
 def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
@@ -295,7 +295,7 @@ def test_what_a_client_publishes_is_what_comes_out(
         dup_sent = dup and qos > 0
         first = 0x30 | qos << 1 | (0x08 if dup_sent else 0) | (0x01 if retain else 0)
         data += publish(first, topic.encode(), payload, packet_id if qos else None)
-        expected.append(Publish(topic, payload, qos, packet_id if qos else 0, dup_sent, retain))
+        expected.append(Publish(topic, payload, qos, packet_id if qos else 0, dup_sent))
     assert received(data, 2000)[1:] == expected
 
 
@@ -321,4 +321,4 @@ def test_what_the_server_publishes_is_a_publish(
 ) -> None:
     dup, packet_id = dup and qos > 0, packet_id if qos else 0
     sent = server_publish(topic, payload, qos, packet_id, dup=dup)
-    assert received(CONNECTED + sent, 2000)[1:] == [Publish(topic, payload, qos, packet_id, dup, False)]
+    assert received(CONNECTED + sent, 2000)[1:] == [Publish(topic, payload, qos, packet_id, dup)]

@@ -1,0 +1,88 @@
+"""CONNECT: who is let in, whether there is room for another connection and session, and how one makes room."""
+
+from typing import TYPE_CHECKING
+
+from gateway.mqtt_access import Identity, Refusal, identify
+from gateway.mqtt_protocol import Connect, ConnectReturnCode, connack
+from gateway.mqtt_refusals import RefusedError
+from gateway.mqtt_session import SessionKey
+from gateway.mqtt_sessions import SessionsFullError
+
+if TYPE_CHECKING:
+    from gateway.ingress_mqtt_listener import MqttListener
+
+UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
+
+
+def admit(
+    listener: "MqttListener", connect: Connect, certificate_name: str | None, now_s: float
+) -> tuple[Identity, SessionKey]:
+    """Judge a CONNECT; give whom it names and its session's key, for which there is room.
+
+    `certificate_name` is the common name of a verified client certificate; `now_s` is of the event loop's clock.
+    Raises RefusedError, with the CONNACK to answer.
+    """
+    settings = listener.settings
+    identity = identify(connect, certificate_name, settings.users, settings.operators, anonymous=settings.anonymous)
+    if isinstance(identity, Refusal):
+        raise RefusedError(identity.reason, identity.message, connack(identity.code))
+    key = (identity.user, connect.client_id or listener.generated_client_id())
+    if listener.intake.holding or now_s < listener.refusing_until:
+        raise RefusedError(
+            "connect-while-refusing",
+            "the buffer takes no readings at present: it is full, or its disk fails",
+            UNAVAILABLE,
+        )
+    if key not in listener.sessions:
+        _check_connections(listener, identity.user)
+    will = connect.will
+    if identity.operator and will is not None and not listener.commands.speaks_to_a_device(will.topic):
+        raise RefusedError(
+            "not-a-command-topic",
+            f"an operator's will for {will.topic[:80]!r}; see mqtt_listener.command_topics",
+            connack(ConnectReturnCode.NOT_AUTHORIZED),
+        )
+    if not connect.clean_session and key not in listener.kept.kept:
+        _make_session_room(listener, identity.user)
+    return identity, key
+
+
+def _check_connections(listener: "MqttListener", user: str | None) -> None:
+    settings = listener.settings
+    if len(listener.sessions) >= settings.connections_max:
+        raise RefusedError(
+            "too-many-connections",
+            f"mqtt_listener.connections_max = {settings.connections_max} are connected",
+            UNAVAILABLE,
+        )
+    if user is not None and listener.users_connected[user] >= settings.connections_per_user_max:
+        raise RefusedError(
+            "too-many-user-connections",
+            f"{settings.connections_per_user_max} connections of user {user!r} are there; "
+            "see mqtt_listener.connections_per_user_max",
+            UNAVAILABLE,
+        )
+
+
+def _make_session_room(listener: "MqttListener", user: str | None) -> None:
+    """Give up idle sessions so that one more of this user can be kept."""
+    settings = listener.settings
+    try:
+        displaced = listener.kept.make_room(user, listener.sessions.__contains__)
+    except SessionsFullError as error:
+        raise RefusedError(
+            "too-many-sessions",
+            f"mqtt_listener.sessions_max = {settings.sessions_max} sessions, or sessions_per_user_max = "
+            f"{settings.sessions_per_user_max} of its user, are kept and connected; "
+            "a client that connects with clean session needs none",
+            UNAVAILABLE,
+        ) from error
+    for session in displaced:
+        listener.forget([session])
+        listener.refusals.refused(
+            "session-displaced",
+            "an idle session was given up for a new one, and its client will have to subscribe again; see "
+            "mqtt_listener.sessions_max and mqtt_listener.sessions_per_user_max",
+            user=session.key[0],
+            client_id=session.key[1],
+        )

@@ -1,0 +1,148 @@
+"""Back-pressure of the MQTT listener: what waits for its commit is bounded, and nobody waits unheard."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from gateway import ingress_mqtt_listener
+from tests.mqtt_peers import (
+    ACCEPTED,
+    PINGREQ,
+    PINGRESP,
+    UNAVAILABLE,
+    RecordingIntake,
+    connect,
+    connected,
+    keeping,
+    listening,
+    puback,
+    publish,
+    publish2,
+    until,
+)
+
+
+async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> None:
+    intake = RecordingIntake()
+    intake.outcome = None
+    one = publish("x" * 100)
+    count = 100_000
+    async with (
+        listening(intake, inflight_bytes_max=100_000) as listener,
+        connected(listener, connect(keep_alive_s=1), ACCEPTED) as peer,
+    ):
+        peer.writer.write(one * count)
+        await until(lambda: intake.batches)
+        # Longer than 1.5 times the keep-alive: silence of our own making is not held against the client.
+        await asyncio.sleep(1.8)
+        assert listener.inflight.bytes < 100_000 + 262_144 * (1 + 200 / len(one))
+        assert sum(len(readings) for readings, _ in intake.batches) < 10_000
+        intake.outcome = True
+        intake.decide(True)
+        async with asyncio.timeout(20):
+            while len(intake.stored) < count:
+                while intake.batches:
+                    intake.decide(True)
+                await asyncio.sleep(0.005)
+        assert listener.inflight.bytes == 0
+
+
+async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> None:
+    intake = RecordingIntake()
+    async with listening(intake) as listener, connected(listener, connect(keep_alive_s=1), ACCEPTED) as peer:
+        intake.outcome, intake.holding = None, True
+        for number in range(1, 8):
+            peer.writer.write(publish("a", number) + publish("qos 0") + PINGREQ)
+            assert await peer.read(2) == PINGRESP
+            await asyncio.sleep(0.3)
+        async with connected(listener, connect("m002")) as other:
+            assert await other.read_to_end() == UNAVAILABLE
+        assert intake.losses == [("m001", "refused-qos0", 1)] * 7
+        intake.holding = False
+        intake.decide_all()
+        assert await peer.read(28) == puback(*range(1, 8))
+    assert [reading.payload for reading in intake.stored] == [b"a"] * 7
+
+
+@pytest.mark.parametrize(
+    "cap", [{"inflight_bytes_max": 1_000}, {"inflight_messages_max": 3}, {"inflight_bytes_total_max": 1_000}]
+)
+async def test_beyond_a_cap_while_the_buffer_holds_the_connection_is_closed(cap: dict[str, Any]) -> None:
+    intake = RecordingIntake()
+    async with listening(intake, **cap) as listener, connected(listener) as peer:
+        intake.outcome, intake.holding = None, True
+        peer.writer.write(publish("a", 1))
+        await until(lambda: intake.batches)
+        peer.writer.write(PINGREQ)
+        assert await peer.read(2) == PINGRESP
+        peer.writer.write(b"".join(publish("b", number) for number in range(2, 7)))
+        assert await peer.read_to_end() == b""
+        assert listener.counts["held-too-much"] == 1
+        intake.decide_all()
+        assert listener.inflight.bytes == 0
+
+
+async def test_a_paused_connection_is_closed_when_the_buffer_begins_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress_mqtt_listener, "HOUSEKEEPING_INTERVAL_S", 0.02)
+    intake = RecordingIntake()
+    intake.outcome = None
+    async with listening(intake, inflight_messages_max=1) as listener, connected(listener) as peer:
+        peer.writer.write(publish("a", 1) + publish("b", 2))
+        await until(lambda: listener.paused)
+        assert await peer.silent()
+        intake.holding = True
+        assert await peer.read_to_end() == b""
+
+
+async def test_with_the_total_exceeded_while_the_buffer_holds_nothing_more_is_taken() -> None:
+    intake = RecordingIntake()
+    async with (
+        listening(intake, inflight_bytes_total_max=1_000) as listener,
+        connected(listener) as one,
+        connected(listener, connect("m002"), ACCEPTED) as two,
+    ):
+        intake.outcome, intake.holding = None, True
+        one.writer.write(publish("x" * 100, 1) * 10)
+        await one.read_to_end()
+        assert len(intake.batches) == 1
+        two.writer.write(publish("y", 1))
+        assert await two.read_to_end() == b""
+        assert len(intake.batches) == 1
+        assert listener.counts["held-too-much"] == 2
+        intake.decide(True)
+
+
+async def test_what_all_connections_have_waiting_is_bounded_by_the_total_and_one_read() -> None:
+    """A read of tiny readings weighs far more than its bytes, and each of many connections may bring one."""
+    intake = RecordingIntake()
+    tiny = b"\x32\x07\x00\x03d/m\x00\x01"
+    flood = tiny * (65_536 // len(tiny))
+    one_read = len(flood) + 200 * (len(flood) // len(tiny))
+    async with listening(intake, inflight_bytes_total_max=3_000_000) as listener, contextlib.AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(connected(listener, connect(f"m{number}"))) for number in range(12)]
+        for peer in peers:
+            assert await peer.read(4) == ACCEPTED
+        intake.outcome = None
+        for peer in peers:
+            peer.writer.write(flood)
+        await until(lambda: len(listener.paused) == len(peers))
+        assert 3_000_000 < listener.inflight.bytes <= 3_000_000 + one_read
+        intake.outcome = True
+        intake.decide_all()
+        for peer in peers:
+            assert await peer.read(4 * (len(flood) // len(tiny))) == puback(1) * (len(flood) // len(tiny))
+        assert listener.inflight.bytes == 0
+        assert not listener.paused
+
+
+async def test_marks_weigh_with_what_waits_for_its_commit() -> None:
+    intake = RecordingIntake()
+    async with listening(intake) as listener, connected(listener, keeping(), ACCEPTED) as peer:
+        intake.outcome = None
+        data = b"".join(publish2("a", number) for number in range(1, 11))
+        peer.writer.write(data)
+        await until(lambda: intake.batches)
+        assert listener.inflight.bytes == len(data) + 10 * (200 + 100 + 8)
+        intake.decide(True)
