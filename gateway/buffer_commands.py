@@ -18,7 +18,7 @@ from sqlite_utils import Database
 from gateway import buffer_inspect, control
 from gateway.buffer_inspect import Depths, Moment, Now, QuarantinedInput, Reading
 from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import is_running
+from gateway.buffer_status import is_running, require_file
 from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
 from gateway.clock_gateway import read_wall_clock
@@ -36,7 +36,7 @@ from gateway.write_budget import (
 )
 
 PEEK_BYTES_MAX = 4_000
-"""Of a payload, what is looked at to be shown on one line."""
+"""Of a payload, what is shown at most, on one line."""
 REQUEST_PAYLOAD_BYTES_MAX = 1_000_000
 """Quarantined bytes that one request takes in again, in one commit; a larger input goes alone."""
 TABLE_ROWS = 500
@@ -45,12 +45,28 @@ OWN_NAME = "(gateway)"
 """Stands for a device where the gateway's own events and reports wait."""
 UNKNOWN_NAME = "(unknown)"
 """Stands for a device where readings were lost and nothing told whose they were."""
+_TO_MEND = {
+    "no-route": "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to",
+    "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
+    "device-name-invalid": "what stands for {device} in the topic is no device name; correct it in the sensor",
+    "kafka-topic-name-invalid": "the route makes a name of it that Kafka takes for no topic; change the route",
+    "kafka-topic-reserved": "the route makes the name of a topic of the gateway's or Kafka's own; change the route",
+    "not-the-writers-device": "a sensor wrote in another's name; correct its topic, or the user it connects as",
+    "record-too-large": "larger than kafka.record_bytes_max; raise it, and the topic's max.message.bytes",
+    "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
+    "topic-not-logappendtime": "set message.timestamp.type=LogAppendTime on the Kafka topic",
+    "topic-not-created": "the broker does not let this gateway create the topic; create it there, with LogAppendTime",
+    "topic-refused": "the broker does not let this gateway see the topic; allow it in the broker's access list",
+    "broker-refused": "the broker does not take it; compare the topic's max.message.bytes, and see the broker's log",
+    "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
+}
+"""What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
 
 _device = click.option("--device", metavar="NAME", help="Of this device only.")
 _reason = click.option("--reason", metavar="REASON", help="What was set aside for this reason.")
 
 
-@click.group()
+@click.group(short_help="What waits, what could not be sent, is the file sound?")
 def buffer() -> None:
     """Look into the buffer: what waits for Kafka, what could not be forwarded, whether the file is sound.
 
@@ -104,8 +120,8 @@ class _Overview(Struct, frozen=True):
 def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_json: bool) -> None:  # noqa: FBT001
     """Show what waits by device, how soon the buffer is full, and what is written to the card.
 
-    Hours until full go by what came in during the last 24 hours of uptime, as if nothing left. LOST counts readings
-    that are gone for good and were not reported to Kafka yet.
+    The time until it is full goes by what came in during the last 24 hours that sluice ran, as if nothing went to
+    Kafka. LOST counts readings that are gone for good and were not reported to Kafka yet.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -178,18 +194,18 @@ def _until_full(found: _Overview) -> str:
     if found.room_bytes == 0:
         return "now"
     if found.hours_until_full is not None:
-        return f"in {span(found.hours_until_full * 3600)} if nothing leaves, {_seen(budget)}"
+        return f"in {span(found.hours_until_full * 3600)} if nothing goes to Kafka, {_seen(budget)}"
     if budget.readings_per_day is None:
         return f"not known yet: {_seen_too_little(budget)}"
     return f"never at this rate: nothing came in, {_seen(budget)}"
 
 
 def _seen(budget: WriteBudget) -> str:
-    return f"by the last {span(budget.seen_s)} of uptime"
+    return f"by the last {span(budget.seen_s)} that sluice ran"
 
 
 def _seen_too_little(budget: WriteBudget) -> str:
-    return f"{span(budget.seen_s)} of uptime were seen, it takes {span(SEEN_S_MIN)}"
+    return f"told after {span(SEEN_S_MIN)} of running ({span(budget.seen_s)} so far)"
 
 
 def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
@@ -212,7 +228,7 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
     if rows:
         yield ""
         headers = ("DEVICE", "WAITING", "PAYLOAD", "OLDEST", "NEWEST (UTC)", "LOST")
-        yield from aligned(headers, rows, right=frozenset({1, 2, 3, 5}))
+        yield from aligned(headers, rows, right=frozenset({1, 2, 3, 5}), whole=frozenset({4}))
 
 
 @buffer.command(
@@ -224,13 +240,13 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
 @click.option("--newest", is_flag=True, help="The newest first, instead of the oldest.")
 @json_option
 def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bool) -> None:  # noqa: FBT001
-    r"""Show the oldest waiting readings, one a line, cut to the terminal's width.
+    r"""Show the oldest waiting readings, one a line, cut to the terminal's width; whole in a pipe.
 
     What a terminal would obey, and each byte that is no text, is shown as \x1b.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
-        found = list(islice(buffer_inspect.readings(db, settings.gateway, device, newest_first=newest), limit))
+        found = list(islice(buffer_inspect.readings(db, device, newest_first=newest), limit))
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
@@ -241,7 +257,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
         (_received(reading), escaped(reading.device) or OWN_NAME, escaped(reading.topic), _payload_shown(reading))
         for reading in found
     ]
-    for line in aligned(("RECEIVED (UTC)", "DEVICE", "TOPIC", "PAYLOAD"), rows):
+    for line in aligned(("RECEIVED (UTC)", "DEVICE", "TOPIC", "PAYLOAD"), rows, whole=frozenset({0})):
         click.echo(line)
 
 
@@ -262,10 +278,7 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
     encode = msgspec.json.Encoder().encode
     with _opened(settings) as db, _to_stdout() as write:
         found: Iterable[Struct]
-        if quarantine:
-            found = buffer_inspect.quarantined(db, device=device)
-        else:
-            found = buffer_inspect.readings(db, settings.gateway, device)
+        found = buffer_inspect.quarantined(db, device=device) if quarantine else buffer_inspect.readings(db, device)
         for item in found:
             write(encode(item) + b"\n")
 
@@ -293,10 +306,10 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
     SQLite's check reads all of the file in one go; a busy gateway's WAL grows meanwhile.
     """
     settings = load_settings(config)
-    if not settings.buffer.path.exists():
-        raise click.ClickException(
-            f"there is no buffer at {settings.buffer.path}: sluice run makes it when it first starts"
-        )
+    try:
+        require_file(settings.buffer.path)
+    except BufferFileError as error:
+        raise click.ClickException(str(error)) from error
     verdicts: list[Verdict] = []
     for verdict in verify(settings.buffer.path, settings.buffer, full=full):
         verdicts.append(verdict)
@@ -339,7 +352,8 @@ def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json:
             click.echo("the quarantine is empty")
             return
         for name, count in reasons.items():
-            click.echo(f"{count:,} {escaped(name)}")
+            click.echo(hanging(f"{count:,} {escaped(name)}{_to_mend(name)}", 4))
+        click.echo(hanging("Once it is mended: sluice buffer quarantine retry --reason REASON", 4))
         shown = False
         while page := list(islice(found, TABLE_ROWS)):
             shown = True
@@ -363,7 +377,12 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
         for item in page
     ]
     headers = ("NUMBER", "RECEIVED (UTC)", "DEVICE", "REASON", "SIZE", "SUBJECT")
-    return aligned(headers, rows, right=frozenset({0, 4}))
+    return aligned(headers, rows, right=frozenset({0, 4}), whole=frozenset({1}))
+
+
+def _to_mend(reason: str) -> str:
+    words = _TO_MEND.get(reason.partition(":")[0])
+    return "" if words is None else f": {words}"
 
 
 def _selection(command: Callable[..., None]) -> Callable[..., None]:
@@ -389,6 +408,9 @@ def retry(
     """
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
+    if not chosen and not as_json:
+        click.echo("the quarantine is empty")
+        return
     stored, unknown = 0, 0
     refused: dict[str, int] = {}
     for outcome in _ask(settings, "quarantine-retry", chosen):
@@ -401,9 +423,10 @@ def retry(
     else:
         click.echo(f"{stored:,} taken in again: they go to Kafka with what waits")
         for why, count in sorted(refused.items()):
-            click.echo(f"{count:,} stay in the quarantine: {escaped(why)}")
+            click.echo(hanging(f"{count:,} stay in the quarantine: {escaped(why)}{_to_mend(why)}", 4))
         if refused and is_running(settings.buffer.path):
-            click.echo("a running gateway knows the routes that it was started with: restart it after changing them")
+            words = "a running gateway knows the routes that it was started with: restart it after changing them"
+            click.echo(hanging(words, 4))
         _tell_unknown(unknown)
     sys.exit(FINDING if refused or unknown else 0)
 
@@ -424,6 +447,9 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
     """Throw quarantined input away, for good. Asks first."""
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
+    if not chosen and not as_json:
+        click.echo("the quarantine is empty")
+        return
     if chosen and not yes:
         click.confirm(f"Throw {len(chosen):,} quarantined inputs away, for good?", abort=True, err=True)
     dropped = sum(outcome["dropped"] for outcome in _ask(settings, "quarantine-drop", chosen))

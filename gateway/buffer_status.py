@@ -2,6 +2,7 @@
 
 import fcntl
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -58,15 +59,34 @@ def read_status(path: Path) -> BufferStatus:
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a buffer file for reading; sqlite3.Error in the block becomes BufferFileError, as does a wrong schema."""
-    if not path.exists():
-        raise BufferFileError(f"there is no buffer at {path}: sluice run makes it when it first starts")
+    require_file(path)
     try:
         with closing(_connect(path)) as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            _check_version(version)
+            _check_version(path, connection)
             yield connection
     except sqlite3.Error as error:
         raise BufferFileError(f"the buffer at {path} cannot be read: {error}{_hint(path, error)}") from error
+
+
+def require_file(path: Path) -> None:
+    """Raise BufferFileError, with words that say what to do, where no file can be seen at a buffer's path."""
+    try:
+        found = path.stat()
+    except PermissionError as error:
+        raise BufferFileError(
+            f"this user may not look at the buffer at {path}: run this as the user that sluice runs as, or as root"
+        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not path.parent.is_dir():
+            raise BufferFileError(
+                f"there is no buffer at {path}, nor a directory {path.parent}: mend buffer.path, or make the "
+                "directory, for the user that sluice runs as; sluice run makes the file when it first starts"
+            ) from error
+        raise BufferFileError(f"there is no buffer at {path} yet: sluice run makes it when it first starts") from error
+    except OSError as error:
+        raise BufferFileError(f"the buffer at {path} cannot be looked at: {error.strerror}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise BufferFileError(f"buffer.path: {path} is a directory; name a file in it, such as {path / 'buffer.db'}")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -88,7 +108,14 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check_version(version: int) -> None:
+def _check_version(path: Path, connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0:
+        if connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise BufferFileError(
+                f"the file at {path} is a database of some other program's: set buffer.path to a file of its own"
+            )
+        raise BufferFileError(f"the buffer at {path} is not made yet: sluice run makes it when it first starts")
     if version > len(MIGRATIONS):
         raise BufferFileError(
             f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}): "

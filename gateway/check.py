@@ -1,7 +1,6 @@
-"""`sluice check`: looks at what the daemon will need: a place for its buffer, Kafka, and Kafka's topics."""
+"""`sluice check`, as far as it is about Kafka: does it answer, and are its topics safe to write to?"""
 
 import asyncio
-import os
 import re
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -24,25 +23,6 @@ class Finding(Struct, frozen=True):
     words: str
 
 
-def check_buffer(settings: Settings) -> Finding:
-    """Whether the buffer file can be made or written where the settings want it."""
-    path = settings.buffer.path
-    folder = path.parent
-    subject = f"buffer {path}"
-    if not folder.is_dir():
-        words = f"there is no directory {folder}; make it, for the user that sluice runs as: buffer.path wants it"
-        return Finding(subject, ok=False, words=words)
-    if not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        words = "this user may not write there; give it the directory, or set buffer.path to another"
-        return Finding(subject, ok=False, words=words)
-    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    used = path.stat().st_size if path.exists() else 0
-    if free + used < settings.buffer.bytes_max:
-        words = f"buffer.bytes_max is {settings.buffer.bytes_max:,} bytes, and {free + used:,} are to be had; lower it"
-        return Finding(subject, ok=False, words=words)
-    return Finding(subject, ok=True, words=f"can be written, {free:,} bytes free")
-
-
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones."""
     kafka = settings.kafka
@@ -63,7 +43,8 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
                 created = {}
             verdicts = await inspect_topics(admin, sorted(topics))
     except (KafkaError, OSError, TimeoutError) as error:
-        words = f"cannot be reached ({error or type(error).__name__}): is kafka.bootstrap right, and is the broker up?"
+        told = str(error) or type(error).__name__
+        words = f"cannot be reached ({told}): is kafka.bootstrap right, and is the broker up?"
         return [Finding(f"Kafka at {address}", ok=False, words=words)]
     finally:
         await admin.close()

@@ -1,6 +1,7 @@
 """The `sluice` command."""
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -11,14 +12,18 @@ import click
 import msgspec
 
 from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import FINDING, config_option, json_option, load_settings
+from gateway.cli_options import FINDING, WrappingGroup, config_option, json_option, load_settings
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
     from gateway.buffer_status import BufferStatus
+    from gateway.check import Finding
+
+_CANNOT_BOOTSTRAP = re.compile(r"(?:KafkaConnectionError: )?Unable to bootstrap from \[.*\]")
+"""What the Kafka client says where none of `kafka.bootstrap` answers."""
 
 
-class _Commands(click.Group):
+class _Commands(WrappingGroup):
     """Loads the commands that look into the buffer when one is asked for: `sluice run` needs none of what they do."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -52,30 +57,69 @@ def run(config: Path) -> None:
     try:
         asyncio.run(_until_stopped(pipeline.run(settings)))
     except* (BufferFileError, OSError) as errors:
-        raise click.ClickException("; ".join(str(error) for error in _leaves(errors))) from None
+        raise click.ClickException("; ".join(_words(error) for error in _leaves(errors))) from None
 
 
-@main.command(epilog="Example: sluice check --config gateway.toml --create-topics")
+@main.command(
+    short_help="Is all well: settings, disk, ports, certificates, Kafka?",
+    epilog="Example: sluice check --config gateway.toml",
+)
 @config_option
 @click.option("--create-topics", is_flag=True, help="Create the topics that are missing, with LogAppendTime.")
 @json_option
 def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Check the configuration, the buffer's place and the topics in Kafka; say what is wrong and what to do.
+    """Check the settings and what they name on this box, then Kafka; say what is wrong and what to do.
 
-    Topics that routes make from variables (device-{stream}) are judged once they exist.
+    On this box: the buffer's place, ports, certificates, passwords, serial lines; nothing is changed there. Run it as
+    the user that sluice runs as. Topics that routes make from variables (device-{stream}) are judged once they exist.
+
+    Each line begins with ok, warn or FAIL; only what fails makes the exit code 1.
     """
     from gateway import logs  # noqa: PLC0415
-    from gateway.check import check_buffer, check_kafka  # noqa: PLC0415
+    from gateway.check_machine import check_machine  # noqa: PLC0415
 
     settings = load_settings(config)
     logs.quieten_libraries()
-    findings = [check_buffer(settings), *asyncio.run(check_kafka(settings, create=create_topics))]
+    findings = []
+    # The box first, and each line at once: Kafka may take its time to be found missing.
+    for found in (check_machine(settings, config), _check_kafka(settings, create=create_topics)):
+        for finding in found:
+            findings.append(finding)
+            if not as_json:
+                click.echo(_finding_line(finding))
     if as_json:
         click.echo(msgspec.json.encode(findings))
-    else:
-        for finding in findings:
-            click.echo(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.subject}: {finding.words}")
     sys.exit(0 if all(finding.ok for finding in findings) else FINDING)
+
+
+def _check_kafka(settings: Settings, *, create: bool) -> "Iterator[Finding]":
+    from gateway.check import check_kafka  # noqa: PLC0415
+    from gateway.check_machine import why_unreachable  # noqa: PLC0415
+
+    kafka, *topics = asyncio.run(check_kafka(settings, create=create))
+    if not kafka.ok:
+        words = why_unreachable(settings.kafka)
+        if words is None:
+            words = (
+                f"{_kafka_words(settings, kafka.words)} Its addresses take connections: is this the port for clients "
+                "without TLS, and are the brokers' advertised.listeners addresses that this box can reach?"
+            )
+        kafka = msgspec.structs.replace(kafka, words=words)
+    yield kafka
+    yield from topics
+
+
+def _finding_line(finding: "Finding") -> str:
+    from gateway.check_machine import Remark  # noqa: PLC0415
+    from gateway.terminal_text import escaped, hanging  # noqa: PLC0415
+
+    judgement = "FAIL" if not finding.ok else "warn" if isinstance(finding, Remark) else "ok  "
+    return hanging(f"{judgement}  {escaped(finding.subject)}: {escaped(finding.words)}", 6)
+
+
+def _kafka_words(settings: Settings, told: str) -> str:
+    """What the Kafka client said, for people."""
+    return _CANNOT_BOOTSTRAP.sub(lambda _: f"no broker answers at {', '.join(settings.kafka.bootstrap)}", told)
 
 
 @main.command(
@@ -133,15 +177,25 @@ def _status_lines(
         yield f"            set aside as corrupt: {escaped(name)}; keep it until you need nothing more of it"
     uplink = None if daemon is None else daemon.get("uplink")
     if uplink is not None:
-        down = "down: " + escaped(uplink.get("error") or "not tried yet")
-        yield f"uplink      {'up' if uplink.get('up') else down}"
+        yield f"uplink      {'up' if uplink.get('up') else escaped(_down(settings, uplink.get('error')))}"
     yield from _input_lines(daemon or {})
-    yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
+    if found.quarantined:
+        yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
+        yield "            sluice buffer quarantine ls says what to do"
+    else:
+        yield "quarantine  empty"
     if found.losses:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
-    yield f"devices     {len(found.devices):,} that send a sequence"
+    yield f"devices     {f'{len(found.devices):,}' if found.devices else 'none yet'} that send a sequence of their own"
     for device in found.devices:
         yield f"            {escaped(device.device)}, last stored {utc(device.seen_us)} UTC"
+
+
+def _down(settings: Settings, error: str | None) -> str:
+    if not error:
+        return "not tried yet"
+    hint = "; sluice check tells more" if _CANNOT_BOOTSTRAP.search(error) else ""
+    return f"down: {_kafka_words(settings, error)}{hint}"
 
 
 def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
@@ -155,7 +209,15 @@ def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
     counts = daemon.get("mqtt_listener", {})
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
-        yield f"listener    since the start{_by_reason(refusals)}"
+        yield f"listener    refused or ended since the start{_by_reason(refusals)}"
+    serial = daemon.get("serial", {})
+    for name, port in serial.get("ports", {}).items():
+        sensor = "no sensor has said its name yet" if port["device"] is None else f"sensor {escaped(port['device'])}"
+        yield f"serial      {escaped(name)}: {sensor}"
+    for name, reason in serial.get("unopened", {}).items():
+        yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
+    for name in serial.get("missing", []):
+        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend serial.ports (sluice check lists what is)"
 
 
 _WHEN_FULL = {
@@ -181,6 +243,13 @@ async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:
         await task
     except asyncio.CancelledError:
         return
+
+
+def _words(error: BaseException) -> str:
+    """An error without its number; errors of our own have words only."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -2,12 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gateway import config_file
 from gateway.config_file import ConfigError
 from gateway.settings import Settings
+from gateway.terminal_text import hanging
 
 DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 FINDING = 1
@@ -24,6 +26,29 @@ config_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+_ERROR = "Error: "
+"""What click puts before an error's message."""
+
+
+class WrappingGroup(click.Group):
+    """Commands whose errors are wrapped to the terminal's width."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click does; an error goes on with its message wrapped."""
+        try:
+            return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            raise click.UsageError(_wrapped(error), error.ctx) from error
+        except click.ClickException as error:
+            raise click.ClickException(_wrapped(error)) from error
+
+
+def _wrapped(error: click.ClickException) -> str:
+    return hanging(_ERROR + error.format_message(), len(_ERROR), sys.stderr).removeprefix(_ERROR)
+
+
 def load_settings(path: Path) -> Settings:
     """Read the settings; where they are wrong, say so by line and end with exit code 2."""
     try:
@@ -31,6 +56,6 @@ def load_settings(path: Path) -> Settings:
     except ConfigError as error:
         for mistake in error.mistakes:
             place = f"{path}:{mistake.line}" if mistake.line else str(path)
-            click.echo(f"{place}: {mistake.message}", err=True)
+            click.echo(hanging(f"{place}: {mistake.message}", 4, sys.stderr), err=True)
         click.echo("nothing was done: correct this first", err=True)
         sys.exit(2)

@@ -35,6 +35,11 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
 _VARIABLE_NAME = re.compile(r"\{[^{}/]*\}")
 
+_NO_FILE = (
+    "there is no such file; write one (the page for installers, gateway/README.md, has an example), or say with "
+    "--config where it is"
+)
+_NOT_YOURS = "this user may not read it; run this as the user that sluice runs as, or as root"
 _NOBODY = (
     "nobody could connect; give each device a line under [mqtt_listener.users], "
     "or write anonymous = true to let anybody who reaches the port write as any device"
@@ -83,6 +88,28 @@ _OVERLAP = (
     "match some of the same topics, and a broker may send such a message once for each; "
     "write filters that do not overlap"
 )
+_SYNTAX = (
+    (
+        "Invalid value",
+        'no value stands behind the =; write a text in double quotes, as in id = "barn-1", and what is no text without',
+    ),
+    ("Cannot overwrite", "this name was given a value before; remove one of the two"),
+    ("Cannot declare", "this section stands in the file already; write its settings together"),
+    ("Cannot mutate", "this section was written out in another way before; write its settings together"),
+    ("Duplicate", "this name stands in the braces twice; remove one of the two"),
+    ("Expected '='", 'a setting is written name = value, as in id = "barn-1"'),
+    ("Expected newline", "something follows the value; write each setting on a line of its own, and notes behind a #"),
+    ("Expected ']'", "a section's name stands in brackets, as in [kafka]; close them"),
+    ("Invalid statement", 'write [section] or name = value, as in id = "barn-1"'),
+    ("Invalid initial character", "a name stands here that is none; write letters, digits, '_' or '-'"),
+    ("Illegal character '\\n'", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
+    ("Unterminated string", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
+    ("Unclosed", "a list or what stands in braces is not closed; write ] or } at its end"),
+    ("Unescaped '\\'", "a backslash means something else in double quotes; write the text in single quotes"),
+)
+"""What tomllib calls a mistake, and what to do."""
+_ENDS = ("Invalid value", "Unclosed", "Unterminated", "Expected")
+"""What it calls a mistake that comes of the end of the file."""
 _SHOWN_MAX = 300
 """Characters of a text that a message repeats: longer than Kafka's longest topic."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
@@ -114,8 +141,14 @@ def load(path: Path) -> Settings:
     try:
         # Editors on Windows put a byte order mark first, which is no TOML.
         text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(path, [Mistake(0, _NO_FILE)]) from error
+    except IsADirectoryError as error:
+        raise ConfigError(path, [Mistake(0, "is a directory; name the file in it with --config")]) from error
+    except PermissionError as error:
+        raise ConfigError(path, [Mistake(0, _NOT_YOURS)]) from error
     except OSError as error:
-        raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}")]) from error
+        raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}; is the disk sound?")]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
     return parse(text, path)
@@ -126,7 +159,7 @@ def parse(text: str, path: Path) -> Settings:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [_syntax_mistake(error)]) from error
+        raise ConfigError(path, [_syntax_mistake(error, text)]) from error
     except RecursionError as error:
         raise ConfigError(path, [Mistake(0, _TOO_DEEP)]) from error
     except ValueError as error:
@@ -193,11 +226,22 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
         msgspec.convert(value, hint, dec_hook=_decode_path)
     except msgspec.ValidationError:
         shown = "what stands here" if _may_be_secret(place) else _show(value)
-        yield place, f"{shown} will not do; write {_wanted(hint)}"
+        yield place, f"{shown} will not do; write {_instead(hint, value, place)}"
         return
     texts = [value] if isinstance(value, str) else value if isinstance(value, list) else ()
     for found in filter(None, (_CONTROL.search(text) for text in texts if isinstance(text, str))):
         yield place, f"holds the character U+{ord(found[0]):04X}, which {_NO_CONTROL}"
+
+
+def _instead(hint: object, value: object, place: Place) -> str:
+    """What to write instead of a value: where it lacks only brackets, or has quotes too many, just that."""
+    kinds = get_args(hint)
+    if isinstance(value, str) and not _may_be_secret(place):
+        if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
+            return f"it in brackets: [{_show(value)}]"
+        if kinds and kinds[0] in {int, float} and get_origin(hint) is not tuple:
+            return f"a number, without quotes: {_wanted(hint)}"
+    return _wanted(hint)
 
 
 def _decode_path(kind: type, value: object) -> Path:
@@ -422,9 +466,16 @@ def _can_be_looked_up(host: str) -> bool:
 # -- lines and words ----------------------------------------------------------------------------
 
 
-def _syntax_mistake(error: tomllib.TOMLDecodeError) -> Mistake:
-    found = re.search(r"line (\d+)", str(error))
-    return Mistake(int(found[1]) if found else 0, f"is not TOML: {error}")
+def _syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
+    told, _, place = str(error).partition(" (at ")
+    words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
+    found = re.match(r"line (\d+), column (\d+)", place)
+    if found is not None:
+        return Mistake(int(found[1]), f"is not TOML at column {found[2]}: {words}")
+    last = text.rstrip().count("\n") + 1
+    if told.startswith(_ENDS):
+        words = "the file ends in the middle of a setting; close the quotes or brackets that were begun last"
+    return Mistake(last, f"is not TOML: {words}")
 
 
 def _lines(text: str) -> dict[Place, int]:

@@ -14,6 +14,7 @@ live one comes without that flag (section 3.3.1.3).
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import stat
@@ -29,6 +30,7 @@ import structlog
 
 from gateway.broker_client import CLOSED, BrokerClient, connect
 from gateway.broker_deliveries import Deliveries, Judgement, digest, session_prefix
+from gateway.check_certificates import CertificateFileError, check_pair, read_certificates
 from gateway.mqtt_packet_reader import (
     CONNACK,
     PINGRESP,
@@ -229,12 +231,10 @@ class BrokerIngress:
             ) from error
         except ssl.SSLError as error:
             raise BrokerError(
-                f"TLS fails: {error}; check that port is the broker's port for TLS, and tls.certificate"
+                f"TLS fails ({_tls_reason(error)}); check that port is the broker's port for TLS, and tls.certificate"
             ) from error
         except OSError as error:
-            raise BrokerError(
-                f"cannot be reached: {error.strerror or error}; check host and port, and the network between"
-            ) from error
+            raise BrokerError(f"cannot be reached: {_why_unreachable(error)}") from error
 
     async def _converse(self, client: BrokerClient) -> None:
         """Send CONNECT, and see to the connection until it ends."""
@@ -557,13 +557,47 @@ def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key)
+            # An empty password: an encrypted key must not ask a daemon's terminal for one.
+            context.load_cert_chain(tls.certificate, tls.key, password="")
     except (OSError, ValueError) as error:
-        raise BrokerError(
-            f"the files of TLS cannot be read: {error}; check tls.ca, tls.certificate and tls.key, which must be "
-            "PEM files, the key without a passphrase"
-        ) from error
+        raise BrokerError(f"the files of TLS cannot be read: {_file_trouble(tls, error)}") from error
     return context
+
+
+def _file_trouble(tls: BrokerTlsSettings, error: Exception) -> str:
+    """Which file of `[mqtt_brokers.tls]` cannot be used, and why."""
+    place = "tls.ca"
+    try:
+        if tls.ca is not None:
+            read_certificates(tls.ca)
+        place = "tls.certificate"
+        if tls.certificate is not None:
+            read_certificates(tls.certificate)
+        place = "tls.key"
+        if tls.certificate is not None and tls.key is not None:
+            check_pair(tls.certificate, tls.key)
+    except CertificateFileError as found:
+        return f"{place}: {found}"
+    return (
+        f"{_tls_reason(error)}; check tls.ca, tls.certificate and tls.key, which must be PEM files, the key without a "
+        "passphrase"
+    )
+
+
+def _tls_reason(error: Exception) -> str:
+    """What the TLS library calls it, without where in its source that stands."""
+    reason = getattr(error, "reason", None)
+    return str(reason).lower().replace("_", " ") if reason else getattr(error, "strerror", None) or str(error)
+
+
+def _why_unreachable(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "its name is not known here; check the spelling of host, and this box's DNS"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there; check that the broker is up, and host and port"
+    if error.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
+        return "there is no way to it from here; check this box's network, and host"
+    return f"{error.strerror or error}; check host and port, and the network between"
 
 
 def _password(settings: BrokerSettings) -> str | None:
@@ -579,8 +613,16 @@ def read_password(path: Path) -> str:
             raise BrokerError(f"password_file can be read by others; run: chmod 0400 {path}")
         with path.open(encoding="utf-8") as file:
             password = file.readline(PASSWORD_BYTES_MAX + 2).rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BrokerError(f"password_file cannot be read: {error}; write the password there, chmod 0400") from error
+    except UnicodeDecodeError as error:
+        raise BrokerError(f"password_file cannot be read: {path} is not UTF-8 text; save it as UTF-8") from error
+    except PermissionError as error:
+        raise BrokerError(
+            f"password_file cannot be read: {path} is not this user's; give it to the user that sluice runs as (chown)"
+        ) from error
+    except OSError as error:
+        raise BrokerError(
+            f"password_file cannot be read: {path}: {error.strerror}; write the password there, chmod 0400"
+        ) from error
     if not password:
         raise BrokerError(f"password_file is empty; write the password into {path}")
     if len(password.encode()) > PASSWORD_BYTES_MAX:

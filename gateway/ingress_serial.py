@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import errno
+import fnmatch
 import glob
 import os
 import termios
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import serial
 import structlog
@@ -27,7 +28,7 @@ FAULT_REPORT_INTERVAL_US = 60_000_000
 _TIMER_S_MIN = 0.001
 _IN_USE = "another program has the port open: stop it, or take the port out of serial.ports"
 _HINTS = {
-    errno.EACCES: "the user that sluice runs as must be in the group that owns the port (`dialout` on Debian)",
+    errno.EACCES: "put the user that sluice runs as into the group that owns the port (`dialout` on Debian)",
     errno.EAGAIN: _IN_USE,
     errno.EBUSY: _IN_USE,
     errno.ENOTTY: "serial.ports must match serial ports only",
@@ -51,8 +52,10 @@ class SerialIngress:
         self._nonce = nonce
         # By real path, for one port may have several names.
         self._lines: dict[str, _Line] = {}
-        # Why a port cannot be opened, so that this is said once and not at every scan.
-        self._unopened: dict[str, str] = {}
+        # By real path: a port's name and why it cannot be opened, so that this is said once and not at every scan.
+        self._unopened: dict[str, tuple[str, str]] = {}
+        # Of `serial.ports`: those that nothing is found for.
+        self._missing: set[str] = set()
         self._shared_devices: dict[str, list[str]] = {}
         self._faults_reported_us = now_us()
 
@@ -66,11 +69,22 @@ class SerialIngress:
             for line in self._lines.values():
                 line.close()
 
+    def state(self) -> dict[str, object]:
+        """What `sluice status` tells of it."""
+        lines = [line for line in self._lines.values() if not line.closed]
+        return {
+            "ports": {line.name: {"device": line.device} for line in lines},
+            "unopened": dict(self._unopened.values()),
+            "missing": sorted(self._missing),
+        }
+
     async def _scan(self) -> None:
+        served = {line.name for line in self._lines.values()}
         self._lines = {path: line for path, line in self._lines.items() if not line.closed}
         found = _expand(self._settings.ports)
-        self._unopened = {path: reason for path, reason in self._unopened.items() if path in found}
-        for path, name in found.items():
+        self._report_missing(found.by_pattern, served)
+        self._unopened = {path: told for path, told in self._unopened.items() if path in found.names}
+        for path, name in found.names.items():
             if path not in self._lines:
                 await self._open(path, name)
         self._report_shared_devices()
@@ -78,6 +92,18 @@ class SerialIngress:
             self._faults_reported_us = self._now_us()
             for line in self._lines.values():
                 line.report_faults()
+
+    def _report_missing(self, found: dict[str, list[str]], served: set[str]) -> None:
+        """Say once what is not there; of a port that was served until now, its closing tells that."""
+        missing = {pattern for pattern, names in found.items() if not names}
+        for pattern in sorted(missing - self._missing):
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in served):
+                log.warning(
+                    "no such serial port: it is opened when it is there; plug it in, or mend serial.ports "
+                    "(`sluice check` lists what is there)",
+                    port=pattern,
+                )
+        self._missing = missing
 
     async def _open(self, path: str, name: str) -> None:
         if len(self._lines) >= PORTS_MAX:
@@ -95,8 +121,8 @@ class SerialIngress:
         self._lines[path] = _Line(port, link, self._intake, self._now_us, self._nonce)
 
     def _cannot_open(self, path: str, name: str, reason: str) -> None:
-        if self._unopened.get(path) != reason:
-            self._unopened[path] = reason
+        if self._unopened.get(path) != (name, reason):
+            self._unopened[path] = (name, reason)
             log.warning("serial port cannot be opened; it is tried at every scan", port=name, reason=reason)
 
     def _report_shared_devices(self) -> None:
@@ -268,16 +294,27 @@ def open_port(name: str, baud: int) -> serial.Serial:
     return port
 
 
-def _expand(patterns: Sequence[str]) -> dict[str, str]:
-    """The ports that exist now: real path to the name they were found by."""
-    found: dict[str, str] = {}
+class _Found(NamedTuple):
+    """What `serial.ports` finds now."""
+
+    names: dict[str, str]
+    """Real path to the name that it was found by first."""
+    by_pattern: dict[str, list[str]]
+
+
+def _expand(patterns: Sequence[str]) -> _Found:
+    found = _Found({}, {})
     for pattern in patterns:
-        for name in sorted(glob.glob(pattern)):  # noqa: PTH207 - Path.glob takes no absolute pattern
-            found.setdefault(os.path.realpath(name), name)
+        names = found.by_pattern[pattern] = sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes none absolute
+        for name in names:
+            found.names.setdefault(os.path.realpath(name), name)
     return found
 
 
-def _explain(error: Exception) -> str:
+def _explain(error: BaseException) -> str:
     number = error.errno if isinstance(error, OSError) else error.args[0] if error.args else None
-    hint = _HINTS.get(number) if isinstance(number, int) else None
-    return f"{error}: {hint}" if hint else str(error)
+    if not isinstance(number, int):
+        # pyserial puts some of the system's errors into a text, and raises that while it handles them.
+        return str(error) if error.__context__ is None else _explain(error.__context__)
+    hint = _HINTS.get(number)
+    return f"{os.strerror(number)}: {hint}" if hint else os.strerror(number)

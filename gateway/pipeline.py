@@ -73,6 +73,7 @@ async def run(settings: Settings) -> None:
 
                 serial = SerialIngress(settings.serial, front_door, boottime_us, lambda: secrets.randbits(32))
                 tasks.create_task(serial.run(), name="serial")
+                parts["serial"] = serial.state
     finally:
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)

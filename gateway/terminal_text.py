@@ -1,14 +1,22 @@
 """Text for a person at a terminal: tables that fit its width, sizes and spans of time, hostile bytes made harmless."""
 
-import shutil
+import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import TextIO
 
 GAP = "  "
 COLUMN_MIN = 6
 """No column is made narrower than this, even where the table then is wider than the terminal."""
+LAST_COLUMN_MIN = 12
+"""To this the last column gives way before any other does."""
+WIDTH_UNKNOWN = 80
+"""Of a terminal that does not know its own width, as many a serial console."""
+UNBOUNDED = 1_000_000
+"""The width where no terminal is written to: whoever reads a pipe or a file gets whole lines."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 YEAR_S = 365.25 * 86_400
@@ -16,9 +24,15 @@ YEARS_FROM_S = 2 * YEAR_S
 _SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
-def terminal_width() -> int:
-    """Columns of the terminal; 80 where there is none."""
-    return shutil.get_terminal_size((80, 24)).columns
+def terminal_width(stream: TextIO | None = None) -> int:
+    """Columns of the terminal behind a stream, standard output by default, or what the variable COLUMNS says."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size((stream or sys.stdout).fileno()).columns or WIDTH_UNKNOWN
+    except (OSError, ValueError):  # no terminal, or closed
+        return UNBOUNDED
 
 
 def escaped(text: str) -> str:
@@ -54,22 +68,27 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
-def hanging(line: str, indent: int) -> str:
-    """A line wrapped at words to the terminal's width, what follows indented; a longer word stays whole."""
+def hanging(line: str, indent: int, stream: TextIO | None = None) -> str:
+    """A line wrapped at words to the width of `stream`'s terminal, what follows indented; a longer word stays whole."""
     return textwrap.fill(
-        line, terminal_width(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        line, terminal_width(stream), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
 
 
 def aligned(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: frozenset[int] = frozenset(),
+    whole: frozenset[int] = frozenset(),
+    width: int | None = None,
 ) -> Iterator[str]:
     """Lines of a table, headers first; columns in `right` are figures, the last column takes what room is left.
 
-    Where all do not fit, the widest column gives way. Cells are one line each and hold nothing hostile.
+    Where all do not fit, the last column gives way, then the widest of all; but never a figure nor a column in `whole`,
+    for half a number or half a time says something else. Cells are one line each and hold nothing hostile.
     """
     width = terminal_width() if width is None else width
-    widths = _fitted([max(map(len, column)) for column in zip(headers, *rows, strict=True)], width)
+    widths = _fitted([max(map(len, column)) for column in zip(headers, *rows, strict=True)], width, right | whole)
     for cells in (headers, *rows):
         aligned_cells = (
             _justified(number in right)(shortened(cell, widths[number]), widths[number])
@@ -78,12 +97,26 @@ def aligned(
         yield GAP.join(aligned_cells).rstrip()
 
 
-def _fitted(widths: list[int], width: int) -> list[int]:
-    room = width - len(GAP) * (len(widths) - 1)
-    while (over := sum(widths) - room) > 0 and max(widths) > COLUMN_MIN:
-        widest = max(range(len(widths)), key=widths.__getitem__)
-        others = max([COLUMN_MIN, *(w for w in widths if w < widths[widest])])
-        widths[widest] -= min(over, max(1, widths[widest] - others))
+def _fitted(widths: list[int], width: int, whole: frozenset[int]) -> list[int]:
+    cuttable = [number for number in range(len(widths)) if number not in whole]
+    over = sum(widths) + len(GAP) * (len(widths) - 1) - width
+    last = len(widths) - 1
+    if over > 0 and last in cuttable:
+        given = min(over, max(0, widths[last] - LAST_COLUMN_MIN))
+        widths[last] -= given
+        over -= given
+    while over > 0 and cuttable:
+        widest = max(widths[number] for number in cuttable)
+        if widest <= COLUMN_MIN:
+            break
+        alike = [number for number in cuttable if widths[number] == widest]
+        next_widest = max([COLUMN_MIN, *(widths[number] for number in cuttable if widths[number] < widest)])
+        # Those that are alike give way alike: none is cut short while another has all of its room.
+        each = min(widest - next_widest, max(1, over // len(alike)))
+        for number in alike:
+            given = min(each, over)
+            widths[number] -= given
+            over -= given
     return widths
 
 

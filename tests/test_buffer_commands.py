@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import buffer_schema, config_file, control
+from gateway import buffer_commands, buffer_schema, config_file, control, kafka_topics, routes
 from gateway.buffer import Buffer
 from gateway.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
 from gateway.cli import main
@@ -124,6 +125,11 @@ async def config(tmp_path: Path) -> Path:
     return written
 
 
+def words_of(output: str) -> str:
+    """What is said, wherever the lines end."""
+    return " ".join(output.split())
+
+
 def is_harmless(output: str) -> bool:
     return all(line.isprintable() for line in output.splitlines())
 
@@ -148,8 +154,8 @@ def test_ls_of_a_stopped_gateway(config: Path) -> None:
     lines = shown.output.splitlines()
     assert "gateway  gw1, not running" in lines
     assert any(line.startswith("waiting  6 rows, the oldest of 20") and line.endswith(" s old") for line in lines)
-    assert any(line.endswith("if nothing leaves, by the last 1 d of uptime") for line in lines)
-    assert "writes   43.2 MB a day, 500 B a reading, by the last 1 d of uptime" in lines
+    assert any(line.endswith("if nothing goes to Kafka, by the last 1 d that sluice ran") for line in lines)
+    assert "writes   43.2 MB a day, 500 B a reading, by the last 1 d that sluice ran" in lines
     assert "card     lasts 253.5 years at that rate, if its flash takes" in lines
     assert "lost     5, not reported to Kafka yet" in lines
     table = [line.split() for line in lines[lines.index("") + 1 :]]
@@ -165,9 +171,11 @@ def test_ls_of_a_stopped_gateway(config: Path) -> None:
 
 def test_ls_says_what_it_does_not_know_yet_and_takes_another_card(config: Path) -> None:
     put_usage(config, 0, 0, 0)
-    assert "full     not known yet: 0 s of uptime were seen, it takes 10 min" in sluice(config, "ls").output
+    assert "full     not known yet: told after 10 min of running (0 s so far)" in sluice(config, "ls").output
     put_usage(config, 1, 0, 0)
-    assert "full     never at this rate: nothing came in, by the last 1 h of uptime" in sluice(config, "ls").output
+    assert (
+        "full     never at this rate: nothing came in, by the last 1 h that sluice ran" in sluice(config, "ls").output
+    )
     put_usage(config, 1, 10, 10**9)
     told = json.loads(
         sluice(config, "ls", "--card-endurance-tbw", "117", "--write-amplification", "1", "--json").output
@@ -268,12 +276,42 @@ def test_a_full_disk_ends_an_export_with_words(config: Path) -> None:
 def test_the_quarantine_is_listed(config: Path) -> None:
     shown = sluice(config, "quarantine", "ls")
     assert shown.exit_code == 0
-    assert shown.output.startswith("2 no-route\n\nNUMBER  RECEIVED (UTC)       DEVICE  REASON    SIZE  SUBJECT\n")
+    told, table = shown.output.split("\n\n")
+    assert words_of(told) == (
+        "2 no-route: no route takes the topic; add one under [[routes]], or correct what the sensor publishes to "
+        "Once it is mended: sluice buffer quarantine retry --reason REASON"
+    )
+    assert table.startswith("NUMBER  RECEIVED (UTC)       DEVICE  REASON    SIZE  SUBJECT\n")
     assert r"shed/\x1b[2J" in shown.output
     assert is_harmless(shown.output)
     told = json.loads(sluice(config, "quarantine", "ls", "--json").output)
     assert [(item["number"], item["bytes"], "payload" in item) for item in told] == [(1, 1, False), (2, 1, False)]
     assert json.loads(sluice(config, "quarantine", "ls", "--reason", "other", "--json").output) == []
+
+
+def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> None:
+    sources = [Path(module.__file__ or "").read_text() for module in (routes, kafka_topics)]
+    reasons = re.findall(r'(?:Refusal\(|TopicVerdict\(\s*topic,\s*|UNKNOWN = )"([a-z-]+)"', "\n".join(sources))
+    assert {"no-route", "topic-unknown", "topic-not-logappendtime"} <= set(reasons)
+    assert set(reasons) <= buffer_commands._TO_MEND.keys()
+
+
+def test_a_reason_is_shown_whole_where_there_is_room(config: Path) -> None:
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        connection.execute(
+            "UPDATE quarantine SET reason = 'topic-not-logappendtime', subject = 'device/' || hex(zeroblob(40))"
+        )
+    shown = sluice(config, "quarantine", "ls").output
+    assert "  topic-not-logappendtime  " in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_an_empty_quarantine_is_told_as_such(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    buffer_schema.connect(tmp_path / "buffer.db").close()
+    for command in ("ls", "retry --all", "drop --all"):
+        shown = sluice(config, "quarantine", *command.split())
+        assert (shown.exit_code, shown.output) == (0, "the quarantine is empty\n")
 
 
 def mend_the_route(config: Path) -> None:
@@ -287,10 +325,10 @@ def waiting(config: Path, device: str) -> list[str]:
 async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Path) -> None:
     refused = await beside(config, "quarantine", "retry", "--all")
     assert refused.exit_code == 1
-    assert refused.stdout.splitlines() == [
-        "0 taken in again: they go to Kafka with what waits",
-        "2 stay in the quarantine: no-route",
-    ]
+    assert words_of(refused.stdout) == (
+        "0 taken in again: they go to Kafka with what waits 2 stay in the quarantine: no-route: no route takes the "
+        "topic; add one under [[routes]], or correct what the sensor publishes to"
+    )
     mend_the_route(config)
     mended = await beside(config, "quarantine", "retry", "1")
     assert mended.exit_code == 0
@@ -392,7 +430,7 @@ def test_before_the_first_start_there_is_nothing_to_look_into(command: str, tmp_
     shown = sluice(write_config(tmp_path), *command.split())
     assert shown.exit_code == 1
     assert "there is no buffer at" in shown.output
-    assert "sluice run makes it" in shown.output
+    assert "sluice run makes it" in words_of(shown.output)
 
 
 @pytest.mark.parametrize("command", READING + WRITING)

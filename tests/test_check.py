@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker
-from gateway.check import _routes_without_topics, check_buffer, check_kafka, wanted_topics
+from gateway.check import _routes_without_topics, check_kafka, wanted_topics
 from gateway.config_file import load
 from gateway.routes import Destination, compile_routes
-from gateway.settings import DEFAULT_ROUTE, BufferSettings, GatewaySettings, KafkaSettings, RouteSettings, Settings
+from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings, RouteSettings, Settings
 from tests.gateways import create_topic, free_port, write_config
 
 OWN = {"gateway-events", "gateway-quarantine"}
@@ -70,20 +70,6 @@ def test_no_name_in_the_cluster_makes_the_match_slow() -> None:
     existing = {"a" * 249, "-a" * 124}
     template = "{device}-" + "{a}a{b}-" * 6 + "x"
     assert wanted_topics(settings_of(template), existing) == OWN
-
-
-def with_buffer(path: Path, bytes_max: int = 1_000_000) -> Settings:
-    return structs.replace(settings_of("meters"), buffer=BufferSettings(path=path, bytes_max=bytes_max))
-
-
-def test_the_buffers_place_is_looked_at(tmp_path: Path) -> None:
-    assert check_buffer(with_buffer(tmp_path / "buffer.db")).ok
-    missing = check_buffer(with_buffer(tmp_path / "none" / "buffer.db"))
-    assert not missing.ok
-    assert "make it" in missing.words
-    greedy = check_buffer(with_buffer(tmp_path / "buffer.db", bytes_max=2**60))
-    assert not greedy.ok
-    assert "lower it" in greedy.words
 
 
 def test_a_route_whose_topics_nobody_made_is_a_finding_before_the_first_reading_goes_aside() -> None:

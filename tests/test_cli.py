@@ -160,7 +160,7 @@ def test_status_before_the_first_start_says_so(tmp_path: Path) -> None:
 def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
     missing = CliRunner().invoke(main, [command, "--config", str(tmp_path / "none.toml")])
     assert missing.exit_code == 2
-    assert "cannot be read: No such file" in missing.output
+    assert "there is no such file" in missing.output
     assert CliRunner().invoke(main, [command, "--nonsense"]).exit_code == 2
 
 
@@ -175,4 +175,61 @@ async def test_status_tells_how_the_sources_do(tmp_path: Path) -> None:
     async with daemon(tmp_path / "buffer.db", told):
         shown = await status(config)
     assert "broker      broker.example:1883: NOT CONNECTED: the log says why; it refuses a/#\n" in shown
-    assert "listener    since the start: 2 bad-credentials\n" in shown
+    assert "listener    refused or ended since the start: 2 bad-credentials\n" in shown
+
+
+async def test_status_tells_of_serial_ports(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    told = {
+        "buffer": {"full": False, "failing": None},
+        "serial": {
+            "ports": {"/dev/ttyUSB0": {"device": "attic"}, "/dev/ttyUSB1": {"device": None}},
+            "unopened": {"/dev/ttyS0": "Permission denied: put the user into \x1b[2Jthe group"},
+            "missing": ["/dev/ttyACM*"],
+        },
+    }
+    async with daemon(tmp_path / "buffer.db", told):
+        shown = await status(config)
+    assert "serial      /dev/ttyUSB0: sensor attic\n" in shown
+    assert "serial      /dev/ttyUSB1: no sensor has said its name yet\n" in shown
+    assert r"serial      /dev/ttyS0: CANNOT BE OPENED: Permission denied: put the user into \x1b[2Jthe group" in shown
+    assert "serial      /dev/ttyACM*: NOT THERE: plug it in, or mend serial.ports" in shown
+
+
+async def test_status_says_what_the_kafka_client_means(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    error = "KafkaConnectionError: Unable to bootstrap from [('127.0.0.1', 1, <AddressFamily.AF_INET: 2>)]"
+    async with daemon(tmp_path / "buffer.db", {"buffer": {}, "uplink": {"up": False, "error": error}}):
+        shown = await status(config)
+    assert "uplink      down: no broker answers at 127.0.0.1:1; sluice check tells more\n" in shown
+
+
+async def test_status_of_a_buffer_with_nothing_in_it(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    async with opened(tmp_path / "buffer.db"):
+        pass
+    shown = await status(config)
+    assert "buffer      empty: nothing waits for Kafka\n" in shown
+    assert "quarantine  empty\ndevices     none yet that send a sequence of their own\n" in shown
+
+
+@pytest.mark.parametrize("command", ["status", "buffer ls", "buffer verify"])
+def test_an_error_fits_the_terminal_and_stays_whole_in_a_pipe(command: str, tmp_path: Path) -> None:
+    arguments = [*command.split(), "--config", str(write(tmp_path))]
+    narrow = CliRunner(env={"COLUMNS": "60"}).invoke(main, arguments)
+    assert narrow.exit_code == 1
+    lines = narrow.stderr.splitlines()
+    assert len(lines) > 1
+    assert all(len(line) <= 60 or " " not in line.strip() for line in lines)
+    piped = CliRunner(env={"COLUMNS": None}).invoke(main, arguments)
+    assert piped.stderr.splitlines() == [
+        f"Error: there is no buffer at {tmp_path}/buffer.db yet: sluice run makes it when it first starts"
+    ]
+
+
+def test_help_without_a_command_is_help(tmp_path: Path) -> None:
+    assert CliRunner().invoke(main, []).output == CliRunner().invoke(main, ["--help"]).output
+    unknown = CliRunner(env={"COLUMNS": "40"}).invoke(main, ["chekc", "--config", str(write(tmp_path))])
+    assert unknown.exit_code == 2
+    assert "Try 'sluice --help' for help." in unknown.stderr.replace("main", "sluice")
+    assert "Did you mean 'check'?" in " ".join(unknown.stderr.split())

@@ -62,10 +62,11 @@ def test_a_good_file() -> None:
         ("[buffer]", "[bufer]", 5, "write 'buffer' instead"),
         ("5_000_000", "5", 7, "write bytes, 1000000 (1 MB) to 1 TiB"),
         ("1884", "70000", 10, "70000 will not do; write a TCP port, 1 to 65535"),
-        ("1884", '"1884"', 10, '"1884" will not do; write a TCP port'),
+        ("1884", '"1884"', 10, '"1884" will not do; write a number, without quotes: a TCP port'),
         ("anonymous = true", 'anonymous = "yes"', 11, "write true or false"),
         ("anonymous = true", "anonymous = false", 9, "nobody could connect"),
-        ('["kafka.example:9092"]', '"kafka.example:9092"', 14, "write a list of texts"),
+        ('["kafka.example:9092"]', '"kafka.example:9092"', 14, 'write it in brackets: ["kafka.example:9092"]'),
+        ('["kafka.example:9092"]', "9092", 14, "write a list of texts"),
         (":9092", ":99999", 14, "99999 is no port; write 1 to 65535"),
         (":9092", "", 14, "write host:port"),
         ('topic = "meter/{device}"', 'topic = "meter"', 21, "must hold the variable {device} once"),
@@ -267,7 +268,7 @@ def test_certificates_of_clients_are_enough_for_devices_to_connect() -> None:
         (with_listener('command_topics = ["#/{device}"]'), 12, "level '#' will not do"),
         (with_listener('command_topics = ["+/{device}"]'), 12, "must begin with plain text or {device}"),
         (with_listener('command_topics = ["$SYS/{device}"]'), 12, "must begin with plain text or {device}"),
-        (with_listener('command_topics = "command/{device}"'), 12, "write a list of texts"),
+        (with_listener('command_topics = "command/{device}"'), 12, "write it in brackets"),
         (with_listener("sessions_max = 0"), 12, "write sessions, 1 to 100000"),
         (with_listener("inflight_messages_max = 0"), 12, "write messages, 1 to 1000000"),
         (
@@ -306,11 +307,36 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="there is no such file; write one"):
         load(tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match="is a directory; name the file in it with --config"):
+        load(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8 text, as TOML must be; save it as UTF-8"):
         load(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("[gateway]\nid = barn", 2, "at column 6: no value stands behind the =; write a text in double quotes"),
+        ('[gateway]\nid = "barn\n', 2, "a text ends in no double quote"),
+        ('[gateway]\nid = "a"\nid = "b"', 3, "this name was given a value before; remove one of the two"),
+        ("[gateway]\n[gateway]", 2, "this section stands in the file already"),
+        ("[gateway\n", 1, "a section's name stands in brackets"),
+        ("gateway\n", 1, "a setting is written name = value"),
+        ("= 3", 1, "write [section] or name = value"),
+        ("a = 1 2", 1, "something follows the value"),
+        ('path = "C:\\x"', 1, "write the text in single quotes"),
+        ("a = [1,\n\n", 1, "the file ends in the middle of a setting; close the quotes or brackets"),
+        ("a = '''b\nc", 2, "the file ends in the middle of a setting; close the quotes or brackets"),
+    ],
+)
+def test_what_is_no_toml_is_told_with_what_to_write(text: str, line: int, words: str) -> None:
+    ((found, message),) = mistakes(text)
+    assert found == line
+    assert message.startswith("is not TOML")
+    assert words in message
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(0, 20))

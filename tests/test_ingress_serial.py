@@ -8,7 +8,7 @@ import secrets
 import termios
 import time
 import tty
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,11 +154,11 @@ class Bench:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000 + self.skipped_us
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
+    async def serving(self) -> AsyncIterator[SerialIngress]:
         settings = SerialSettings(ports=(f"{self.ports}/ttyUSB*",), scan_interval_s=0.02)
         ingress = SerialIngress(settings, self.intake, self.now_us, lambda: 0xC0FFEE)
         async with running(ingress):
-            yield
+            yield ingress
 
 
 @asynccontextmanager
@@ -387,7 +387,37 @@ async def test_a_file_that_is_no_port_is_reported_once_and_stops_nothing(bench: 
         await until(lambda: any(line["event"].startswith("serial port cannot") for line in logs))
         sensor = bench.plug("ttyUSB6")
         await sensor.hello()
-    assert len([line for line in logs if line["event"].startswith("serial port cannot")]) == 1
+    (line,) = [line for line in logs if line["event"].startswith("serial port cannot")]
+    assert line["reason"] == "Inappropriate ioctl for device: serial.ports must match serial ports only"
+
+
+def told_missing(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:
+    return [line["port"] for line in logs if line["event"].startswith("no such serial port")]
+
+
+async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_unopened(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        async with bench.serving() as ingress:
+            missing = f"{tmp_path}/ttyUSB*"
+            await until(lambda: told_missing(logs) == [missing])
+            assert ingress.state() == {"ports": {}, "unopened": {}, "missing": [missing]}
+            sensor = bench.plug()
+            await sensor.hello()
+            assert any(line["event"] == "serial port opened" for line in logs)
+            await until(lambda: ingress.state()["ports"] == {str(sensor.port): {"device": "attic"}})
+            assert ingress.state()["missing"] == []
+            sensor.unplug()
+            # That a served port has gone is told by its closing.
+            await until(lambda: ingress.state()["missing"] == [missing])
+            assert sum(line["event"].startswith("serial port closed") for line in logs) == 1
+            (tmp_path / "ttyUSB7").write_bytes(b"")
+            await until(lambda: f"{tmp_path}/ttyUSB7" in str(ingress.state()["unopened"]))
+            (tmp_path / "ttyUSB7").unlink()
+            await until(lambda: len(told_missing(logs)) == 2)
+            assert ingress.state()["unopened"] == {}
+            await asyncio.sleep(0.1)
+    assert told_missing(logs) == [missing, missing]
 
 
 async def test_when_it_ends_every_descriptor_is_given_back(tmp_path: Path) -> None:

@@ -1,13 +1,31 @@
 """Tables that fit a terminal, and payloads that cannot command it."""
 
 import ast
+import fcntl
+import io
+import os
+import pty
+import struct
+import termios
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.terminal_text import COLUMN_MIN, aligned, escaped, escaped_bytes, size, span, utc
+from gateway.terminal_text import (
+    COLUMN_MIN,
+    UNBOUNDED,
+    WIDTH_UNKNOWN,
+    aligned,
+    escaped,
+    escaped_bytes,
+    hanging,
+    size,
+    span,
+    terminal_width,
+    utc,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +65,40 @@ def test_a_table_has_its_figures_to_the_right_and_gives_way_where_it_is_widest()
         "42         1,000  " + "x" * 21 + "…",
         "kitchen        7  y",
     ]
+
+
+def test_times_and_figures_are_never_cut_and_the_last_column_gives_way_first() -> None:
+    headers = ("NUMBER", "RECEIVED (UTC)", "REASON", "SUBJECT")
+    rows = [("1", "2026-03-14 12:00:00", "topic-not-logappendtime", "device/" + "x" * 40)]
+    figures, times = frozenset({0}), frozenset({1})
+    assert list(aligned(headers, rows, right=figures, whole=times, width=70))[1] == (
+        "     1  2026-03-14 12:00:00  topic-not-logappendtime  device/xxxxxxxx…"
+    )
+    assert list(aligned(headers, rows, right=figures, whole=times, width=50))[1] == (
+        "     1  2026-03-14 12:00:00  topic-no…  device/xx…"
+    )
+    # Where even that is too much, the terminal's own wrapping cuts no number.
+    assert list(aligned(headers, rows, right=figures, whole=times, width=20))[1] == (
+        "     1  2026-03-14 12:00:00  topic…  devic…"
+    )
+
+
+def test_the_width_is_the_terminals_and_a_pipe_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        assert terminal_width(terminal) == WIDTH_UNKNOWN  # as a serial console, which tells of 0 columns
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 61, 0, 0))
+        assert terminal_width(terminal) == 61
+        monkeypatch.setenv("COLUMNS", "40")
+        assert terminal_width(terminal) == 40
+        monkeypatch.setenv("COLUMNS", "wide")
+        assert terminal_width(terminal) == 61
+    os.close(ours)
+    assert terminal_width(io.StringIO()) == UNBOUNDED
+    assert hanging("word " * 100, 4, io.StringIO()).count("\n") == 0
+    monkeypatch.setenv("COLUMNS", "12")
+    assert hanging("a line that is long", 4) == "a line that\n    is long"
 
 
 cells = st.text(alphabet="abc", max_size=120)

@@ -1,0 +1,163 @@
+"""What `sluice check` sees in the files of TLS without a connection: PEM, dates, whether a key fits its certificate."""
+
+import re
+import ssl
+import stat
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+FILE_BYTES_MAX: Final = 4_000_000
+"""More than all authorities of the world take."""
+SOON: Final = timedelta(days=30)
+"""A certificate that expires within this is told of."""
+
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
+_ENCRYPTED = re.compile(r"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.MULTILINE)
+_UTC_TIME, _GENERALIZED_TIME, _EXPLICIT_0 = 0x17, 0x18, 0xA0
+"""Tags of DER (X.690)."""
+
+
+class CertificateFileError(Exception):
+    """A file cannot be used; the message says why and what to do."""
+
+
+class Validity(NamedTuple):
+    """From when to when a certificate is valid."""
+
+    begin: datetime
+    end: datetime
+
+
+def read_certificates(path: Path) -> list[Validity]:
+    """The dates of each certificate in a PEM file, in the file's order. Raises CertificateFileError."""
+    text = _read(path)
+    found = _CERTIFICATE.findall(text)
+    if not found and _KEY.search(text):
+        raise CertificateFileError(f"{path} holds a private key and no certificate; have the two been mixed up?")
+    if not found:
+        raise CertificateFileError(
+            f"{path} holds no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----; ask who made it for "
+            "PEM (openssl x509 -inform der turns DER into it)"
+        )
+    validities = []
+    for number, pem in enumerate(found, start=1):
+        try:
+            der = ssl.PEM_cert_to_DER_cert(pem)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=der)
+            validities.append(validity(der))
+        except (ValueError, ssl.SSLError) as error:
+            which = "the certificate" if len(found) == 1 else f"certificate {number} of {len(found)}"
+            raise CertificateFileError(f"{which} in {path} is damaged; copy the file anew from who made it") from error
+    return validities
+
+
+def check_pair(certificate: Path, key: Path) -> None:
+    """Whether a private key can be used, and is that of a certificate. Raises CertificateFileError, about the key."""
+    text = _read(key)
+    if _ENCRYPTED.search(text):
+        raise CertificateFileError(
+            f"{key} is encrypted, and a daemon cannot ask for the passphrase; write it without one "
+            f"(openssl pkey -in {key} -out NEW), mode 0400"
+        )
+    if not _KEY.search(text):
+        raise CertificateFileError(
+            f"{key} holds no private key in PEM, which begins with -----BEGIN PRIVATE KEY-----; "
+            "have certificate and key been mixed up?"
+        )
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or str(error)
+        if reason in {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"}:
+            raise CertificateFileError(
+                f"{key} is not the key of the first certificate in {certificate}; write the key that this one was "
+                "made with, and the certificate of this box before those of its authorities"
+            ) from error
+        raise CertificateFileError(
+            f"{key} and {certificate} are not taken by TLS ({reason.lower().replace('_', ' ')}); have a new pair made"
+        ) from error
+
+
+def others_may_read(path: Path) -> bool:
+    """Whether anybody on this box may read a file. Raises OSError."""
+    return bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def date_trouble(validities: Sequence[Validity], now: datetime) -> str | None:
+    """What is wrong with dates of a chain, or will be soon: the words, or None. Every certificate of it must hold."""
+    begin, end = max(found.begin for found in validities), min(found.end for found in validities)
+    if now < begin:
+        return f"is not valid before {_day(begin)}"
+    if now >= end:
+        return f"has expired on {_day(end)}"
+    return None
+
+
+def expiry(validities: Sequence[Validity]) -> datetime:
+    """When the first of a chain's certificates expires."""
+    return min(found.end for found in validities)
+
+
+def _day(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d}"
+
+
+def _read(path: Path) -> str:
+    try:
+        if not path.is_file():
+            what = "is no file" if path.exists() else "does not exist"
+            raise CertificateFileError(f"{path} {what}; write where the file is, or put it there")
+        with path.open("rb") as file:
+            return file.read(FILE_BYTES_MAX).decode("ascii", "replace")
+    except PermissionError as error:
+        raise CertificateFileError(
+            f"{path} may not be read by this user; let the user that sluice runs as read it, and no others (0400)"
+        ) from error
+    except OSError as error:
+        raise CertificateFileError(f"{path} cannot be read: {error.strerror}; is the disk sound?") from error
+
+
+def validity(der: bytes) -> Validity:
+    """The dates of an X.509 certificate (RFC 5280, section 4.1). Raises ValueError where it is none."""
+    try:
+        _, at, _ = _element(der, 0)  # Certificate
+        _, at, _ = _element(der, at)  # TBSCertificate
+        tag, _, end = _element(der, at)
+        if tag == _EXPLICIT_0:  # version
+            at = end
+        for _ in ("serialNumber", "signature", "issuer"):
+            _, _, at = _element(der, at)
+        _, at, _ = _element(der, at)  # Validity
+        times = []
+        for _ in ("notBefore", "notAfter"):
+            tag, start, at = _element(der, at)
+            times.append(_time(tag, der[start:at]))
+    except IndexError as error:
+        raise ValueError("it ends in the middle") from error
+    return Validity(*times)
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """The element that begins at `at`: its tag, and where what it holds begins and ends."""
+    tag, length = der[at], der[at + 1]
+    at += 2
+    if length & 0x80:
+        count = length & 0x7F
+        length = int.from_bytes(der[at : at + count])
+        at += count
+    if at + length > len(der):
+        raise ValueError("it is longer than the file")
+    return tag, at, at + length
+
+
+def _time(tag: int, told: bytes) -> datetime:
+    """UTCTime has two digits of the year, of 1950 to 2049 (RFC 5280, section 4.1.2.5.1)."""
+    text = told.decode("ascii")
+    if tag == _UTC_TIME:
+        text = ("19" if text[:2] >= "50" else "20") + text
+    elif tag != _GENERALIZED_TIME:
+        raise ValueError("no date stands where dates must")
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

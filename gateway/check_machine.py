@@ -1,0 +1,447 @@
+"""What `sluice check` looks at on this box: the buffer's place, ports, certificates, passwords, serial lines.
+
+It works without a network and changes nothing. No serial port is opened for it, which would reset an Arduino.
+"""
+
+import errno
+import glob
+import grp
+import os
+import pwd
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from gateway.buffer_schema import MIGRATIONS
+from gateway.buffer_status import is_running
+from gateway.check import Finding
+from gateway.check_certificates import (
+    SOON,
+    CertificateFileError,
+    Validity,
+    check_pair,
+    date_trouble,
+    expiry,
+    others_may_read,
+    read_certificates,
+)
+from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
+from gateway.settings import BrokerSettings, BufferSettings, KafkaSettings, ListenerSettings, SerialSettings, Settings
+from gateway.terminal_text import size
+
+CONNECT_TIMEOUT_S: Final = 3.0
+"""How long each of Kafka's addresses is waited for when it is asked why there is no answer."""
+PORTS_TOLD_MAX: Final = 12
+_SQLITE_MAGIC = b"SQLite format 3\0"
+_LISTENING = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
+
+
+class Remark(Finding, frozen=True):
+    """What somebody should look at, and what stops nothing: `ok` is true."""
+
+    warning: bool = True
+
+
+def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
+    """Look at all that the settings name on this box; `config` is where they stand. Each finding as it is made."""
+    yield from _config_file(settings, config)
+    yield _buffer(settings.buffer)
+    clock = read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    listener = settings.mqtt_listener
+    if listener is not None:
+        if listener.port:
+            yield _port("mqtt_listener.port", listener, listener.port, settings.buffer.path)
+        if listener.tls is not None:
+            yield _port("mqtt_listener.tls.port", listener, listener.tls.port, settings.buffer.path)
+            yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, clock)
+            if listener.tls.client_ca is not None:
+                yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, clock)
+    for index, broker in enumerate(settings.mqtt_brokers):
+        yield from _broker(f"mqtt_brokers[{index}]", broker, clock)
+    if settings.serial is not None:
+        yield from _serial(settings.serial)
+
+
+def _wrong(subject: str, words: str) -> Finding:
+    return Finding(subject, ok=False, words=words)
+
+
+def _well(subject: str, words: str) -> Finding:
+    return Finding(subject, ok=True, words=words)
+
+
+def _remark(subject: str, words: str) -> Remark:
+    return Remark(subject, ok=True, words=words)
+
+
+def _user() -> str:
+    """Who looks, for messages: what root may, the daemon's user may not."""
+    try:
+        return f"this user ({pwd.getpwuid(os.geteuid()).pw_name})"
+    except KeyError:
+        return f"this user ({os.geteuid()})"
+
+
+# -- the settings and the buffer ------------------------------------------------------------------
+
+
+def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
+    for index, broker in enumerate(settings.mqtt_brokers):
+        if broker.password is not None and others_may_read(config):
+            yield _remark(
+                f"mqtt_brokers[{index}].password",
+                f"everybody on this box may read it; write it into a file of its own (password_file), or "
+                f"take the right from others: chmod o-r {config}",
+            )
+
+
+def _buffer(settings: BufferSettings) -> Finding:
+    """Whether the buffer file can be made or written where the settings want it, and has the room that they want."""
+    path, subject = settings.path, "buffer.path"
+    folder = path.parent
+    try:
+        if not folder.is_dir():
+            what = "is no directory" if folder.exists() else "does not exist"
+            return _wrong(
+                subject,
+                f"the directory {folder} {what}; make it, for the user that sluice runs as, or write another path",
+            )
+        mistake = _file_mistake(path) if os.access(folder, os.W_OK | os.X_OK) else _not_writable(folder)
+        if mistake is not None:
+            return _wrong(subject, mistake)
+        if path.exists() and path.stat().st_size and _header(path)[:16] != _SQLITE_MAGIC:
+            return _remark(
+                subject,
+                f"{path} is no SQLite file, or damaged; sluice run sets it aside, salvages what can be read, and goes "
+                "on with a new one. Where it is another program's, write another path",
+            )
+        return _room(settings)
+    except OSError as error:
+        return _wrong(subject, f"{path} cannot be looked at: {error.strerror}; check it, or write another path")
+
+
+def _file_mistake(path: Path) -> str | None:
+    """What keeps a file that is there from being the buffer."""
+    if path.is_dir():
+        return f"{path} is a directory; name a file in it, such as {path / 'buffer.db'}"
+    for name in ("", "-wal", "-shm", ".lock"):
+        beside = path.with_name(path.name + name)
+        if beside.exists() and not os.access(beside, os.R_OK | os.W_OK):
+            return _not_writable(beside)
+    if not path.exists():
+        return None
+    return _version_mistake(path)
+
+
+def _version_mistake(path: Path) -> str | None:
+    header = _header(path)
+    if header[:16] != _SQLITE_MAGIC:
+        return None
+    pages, version = int.from_bytes(header[28:32]), int.from_bytes(header[60:64])
+    if version > len(MIGRATIONS):
+        return (
+            f"{path} was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}); "
+            "use that version, or write another path"
+        )
+    # With a WAL, as a buffer has one, the header is not the last word.
+    if not version and pages > 1 and not path.with_name(path.name + "-wal").exists():
+        return f"{path} is a database of some other program's; write a path of its own"
+    return None
+
+
+def _header(path: Path) -> bytes:
+    """The header of a database: pages from byte 28, `user_version` from byte 60 (SQLite's file format, section 1.3)."""
+    with path.open("rb") as file:
+        return file.read(100)
+
+
+def _not_writable(path: Path) -> str:
+    owner = path.stat().st_uid
+    try:
+        name = pwd.getpwuid(owner).pw_name
+    except KeyError:
+        name = str(owner)
+    return (
+        f"{path} is {name}'s, and {_user()} may not write it; run this as the user that sluice runs as, "
+        "or give it to that user (chown)"
+    )
+
+
+def _room(settings: BufferSettings) -> Finding:
+    path = settings.path
+    disk = os.statvfs(path.parent)
+    free = disk.f_bavail * disk.f_frsize
+    files = [path, path.with_name(path.name + "-wal")]
+    used = sum(file.stat().st_size for file in files if file.exists())
+    if free < settings.free_bytes_min:
+        return _wrong(
+            "buffer.free_bytes_min",
+            f"{size(settings.free_bytes_min)} are to stay free on the disk of {path}, and {size(free)} are: the buffer "
+            "would be full from the start; make room on it, or lower the setting",
+        )
+    most = free + used - settings.free_bytes_min
+    if most < settings.bytes_max:
+        return _wrong(
+            "buffer.bytes_max",
+            f"{size(settings.bytes_max)}, and the disk of {path} has {size(most)} for it beyond buffer.free_bytes_min "
+            f"({size(settings.free_bytes_min)}); lower it, or make room",
+        )
+    return _well("buffer.path", f"{path} can be written by {_user()}; {size(free)} are free")
+
+
+# -- ports ----------------------------------------------------------------------------------------
+
+
+def _port(subject: str, listener: ListenerSettings, port: int, buffer: Path) -> Finding:
+    """Whether the listener could take its port now, or this gateway has it already."""
+    where = f"{listener.host}:{port}"
+    try:
+        found = socket.getaddrinfo(listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            with socket.socket(family, kind, protocol) as probe:
+                # As asyncio's servers do it: what only lingers after a former one is in nobody's way.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind(address)
+    except OSError as error:
+        return _port_trouble(subject, where, port, buffer, error)
+    if listener.host in {"127.0.0.1", "::1", "localhost"}:
+        return _well(subject, f'{where} is free; only this box can connect there (mqtt_listener.host = "0.0.0.0": all)')
+    return _well(subject, f"{where} is free")
+
+
+def _port_trouble(subject: str, where: str, port: int, buffer: Path, error: OSError) -> Finding:
+    if error.errno == errno.EADDRINUSE:
+        return _taken(subject, where, port, buffer)
+    if error.errno == errno.EACCES:
+        return _wrong(subject, f"{where} may not be listened on by {_user()}; write a port from 1024 up")
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return _wrong(
+            "mqtt_listener.host",
+            f"this box has no address {where.rpartition(':')[0]} now; write one that it has (ip address lists them), "
+            'or "0.0.0.0" for all',
+        )
+    return _wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
+
+
+def _taken(subject: str, where: str, port: int, buffer: Path) -> Finding:
+    """By whom a port is taken: by this gateway it is no mistake."""
+    process = _process_listening(port)
+    if process is not None and _has_open(process, buffer.with_name(buffer.name + ".lock")):
+        return _well(subject, f"{where} is served by the sluice that runs with this buffer (process {process})")
+    if process is None and is_running(buffer):
+        return _well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
+    by = "another program (sudo ss -ltnp names it)" if process is None else f"{_name_of(process)} (process {process})"
+    return _wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
+
+
+def _process_listening(port: int) -> int | None:
+    """The process that listens on a TCP port, as far as this user is told (proc(5))."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            columns = line.split()
+            if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{columns[9]}]")
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal() and any(opened in sockets for opened in _opened_by(int(process.name))):
+            return int(process.name)
+    return None
+
+
+def _opened_by(process: int) -> Iterator[str]:
+    """What a process has open; nothing where this user is not told, or it has ended."""
+    try:
+        for name in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208 - names are enough, and there may be thousands
+            yield os.readlink(f"/proc/{process}/fd/{name}")  # noqa: PTH115 - the same
+    except OSError:
+        return
+
+
+def _has_open(process: int, path: Path) -> bool:
+    return str(path.resolve()) in _opened_by(process)
+
+
+def _name_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "a program"
+
+
+# -- certificates and passwords -------------------------------------------------------------------
+
+
+def _pair(section: str, certificate: Path, key: Path, clock: WallClock) -> Iterator[Finding]:
+    """A certificate that this box shows, and its key."""
+    try:
+        validities = read_certificates(certificate)
+    except CertificateFileError as error:
+        yield _wrong(f"{section}.certificate", str(error))
+        return
+    yield _dates(f"{section}.certificate", certificate, validities, clock)
+    subject = f"{section}.key"
+    try:
+        check_pair(certificate, key)
+    except CertificateFileError as error:
+        yield _wrong(subject, str(error))
+        return
+    if others_may_read(key):
+        yield _remark(subject, f"everybody on this box may read {key}; take the right from others: chmod o-r {key}")
+    else:
+        yield _well(subject, f"{key} is the certificate's")
+
+
+def _authority(subject: str, path: Path, clock: WallClock) -> Finding:
+    """Certificates of those who sign others': one that is valid is enough."""
+    try:
+        validities = read_certificates(path)
+    except CertificateFileError as error:
+        return _wrong(subject, str(error))
+    now = _wall_time(clock)
+    valid = [found for found in validities if found.begin <= now < found.end]
+    return _dates(subject, path, [max(valid or validities, key=lambda found: found.end)], clock)
+
+
+def _dates(subject: str, path: Path, validities: Sequence[Validity], clock: WallClock) -> Finding:
+    now = _wall_time(clock)
+    end = expiry(validities)
+    trouble = date_trouble(validities, now)
+    if trouble is not None and not clock.synced:
+        return _remark(
+            subject,
+            f"{path} {trouble}, by a clock that says {now:%Y-%m-%d} and that nothing vouches for; look again when the "
+            "clock is synced",
+        )
+    if trouble is not None:
+        return _wrong(
+            subject, f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it made anew, or mend the clock"
+        )
+    if end - now <= SOON:
+        return _remark(subject, f"{path} expires on {end:%Y-%m-%d}, in {_days(end - now)}; have it renewed before that")
+    return _well(subject, f"{path} is valid until {end:%Y-%m-%d}")
+
+
+def _days(span: timedelta) -> str:
+    return "less than a day" if span.days < 1 else "1 day" if span.days == 1 else f"{span.days} days"
+
+
+def _wall_time(clock: WallClock) -> datetime:
+    return datetime.fromtimestamp(clock.at(boottime_us()) / 1e6, UTC)
+
+
+def _broker(section: str, broker: BrokerSettings, clock: WallClock) -> Iterator[Finding]:
+    if broker.password_file is not None:
+        from gateway.ingress_mqtt_broker import BrokerError, read_password  # noqa: PLC0415 - it brings paho
+
+        subject = f"{section}.password_file"
+        try:
+            read_password(broker.password_file)
+        except BrokerError as error:
+            yield _wrong(subject, str(error))
+        else:
+            yield _well(subject, f"{broker.password_file} holds a password, and its owner alone may read it")
+    if broker.tls is not None:
+        if broker.tls.ca is not None:
+            yield _authority(f"{section}.tls.ca", broker.tls.ca, clock)
+        if broker.tls.certificate is not None and broker.tls.key is not None:
+            yield from _pair(f"{section}.tls", broker.tls.certificate, broker.tls.key, clock)
+
+
+# -- serial ports ---------------------------------------------------------------------------------
+
+
+def _serial(settings: SerialSettings) -> Iterator[Finding]:
+    """The ports that are there; a name that is not there is a mistake, a pattern that finds nothing may wait."""
+    if not settings.ports:
+        yield _remark("serial.ports", f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
+    for pattern in settings.ports:
+        names = sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        for name in names:
+            yield _serial_port(name)
+        if names:
+            continue
+        if glob.escape(pattern) == pattern:
+            yield _wrong("serial.ports", f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
+        else:
+            yield _remark("serial.ports", f"nothing is called {pattern} now; it may come later; {_ports_here()}")
+
+
+def _serial_port(name: str) -> Finding:
+    subject = "serial.ports"
+    try:
+        found = os.stat(name)  # noqa: PTH116 - a name of glob's
+    except OSError as error:
+        return _wrong(subject, f"{name} cannot be looked at: {error.strerror}; plug it in anew, or leave it out")
+    if not stat.S_ISCHR(found.st_mode):
+        return _wrong(subject, f"{name} is no serial port; leave it out, or write what matches ports only")
+    if os.access(name, os.R_OK | os.W_OK):
+        return _well(subject, f"{name} may be opened by {_user()}")
+    return _wrong(subject, f"{name} may not be opened by {_user()}; {_right_to(found)}")
+
+
+def _right_to(port: os.stat_result) -> str:
+    """How this user gets the right to open a port: mostly by a group, `dialout` on Debian."""
+    try:
+        group = grp.getgrgid(port.st_gid)
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return "let root give it to a group that the user that sluice runs as is in"
+    if ~port.st_mode & (stat.S_IRGRP | stat.S_IWGRP) or not port.st_gid:
+        return "only its owner may: let root give it to the group dialout (chgrp dialout, chmod g+rw)"
+    if user in group.gr_mem and port.st_gid not in os.getgroups():
+        return f"the user was put into its group {group.gr_name} since: log in again, or restart the service"
+    return f"put the user into its group: sudo usermod -aG {group.gr_name} {user}, then log in again"
+
+
+def _ports_here() -> str:
+    from serial.tools.list_ports import comports  # noqa: PLC0415 - only where there are serial lines
+
+    found = sorted(port.device for port in comports())
+    told = ", ".join(found[:PORTS_TOLD_MAX]) + (", ..." if len(found) > PORTS_TOLD_MAX else "")
+    return f"here now: {told}" if found else "there is none here now"
+
+
+# -- Kafka that does not answer -------------------------------------------------------------------
+
+
+def why_unreachable(kafka: KafkaSettings) -> str | None:
+    """Why Kafka does not answer, as far as its addresses tell; None where all of them take connections."""
+    troubles = {address: trouble for address in kafka.bootstrap if (trouble := _reach(address)) is not None}
+    if not troubles:
+        return None
+    # The finding's subject has the address already where there is one only.
+    alone = len(kafka.bootstrap) == 1
+    told = [trouble if alone else f"{address}: {trouble}" for address, trouble in troubles.items()]
+    return f"cannot be reached: {'. '.join(told)}"
+
+
+def _reach(address: str) -> str | None:
+    """What comes of connecting to `host:port`: words for what is wrong, or None."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return _words_for(error)
+    return None
+
+
+def _words_for(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the name is not known here; check its spelling in kafka.bootstrap, and this box's DNS"
+    if isinstance(error, TimeoutError):
+        return "no answer; check kafka.bootstrap, the network, and firewalls between"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there; check that the broker is up, and the port in kafka.bootstrap"
+    if error.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
+        return "there is no way to it from here; check this box's network, and kafka.bootstrap"
+    return f"{error.strerror or error}; check kafka.bootstrap, and the network between"

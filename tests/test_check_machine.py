@@ -1,0 +1,437 @@
+"""What `sluice check` sees on this box: each mistake under its setting's name, and nothing changed by looking."""
+
+import grp
+import json
+import os
+import pty
+import shutil
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway import buffer_schema, check_machine
+from gateway.check import Finding
+from gateway.check_certificates import read_certificates
+from gateway.check_machine import Remark, why_unreachable
+from gateway.cli import main
+from gateway.clock_gateway import WallClock, boottime_us
+from gateway.config_file import load
+from gateway.settings import KafkaSettings
+from tests.buffers import opened
+from tests.gateways import SLUICE, free_port
+from tests.mosquitto import self_signed
+
+CONFIG = """\
+[gateway]
+id = "gw1"
+clock = "system"
+[buffer]
+path = "{folder}/buffer.db"
+bytes_max = 10_000_000
+[kafka]
+bootstrap = ["127.0.0.1:1"]
+"""
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody who may not")
+
+
+def write_config(folder: Path, more: str = "", **changes: str) -> Path:
+    text = CONFIG.format(folder=folder)
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    config = folder / "gateway.toml"
+    config.write_text(text + more)
+    return config
+
+
+def findings(config: Path) -> dict[str, Finding]:
+    """By subject; where several have the same one, the last."""
+    return {finding.subject: finding for finding in check_machine.check_machine(load(config), config)}
+
+
+def judgement(finding: Finding) -> str:
+    return "FAIL" if not finding.ok else "warn" if isinstance(finding, Remark) else "ok"
+
+
+# -- the buffer -----------------------------------------------------------------------------------
+
+
+def test_a_place_where_all_is_well_is_left_as_it_was(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    (found,) = findings(config).values()
+    assert (found.subject, judgement(found)) == ("buffer.path", "ok")
+    assert f"{tmp_path}/buffer.db can be written by this user (" in found.words
+    assert list(tmp_path.iterdir()) == [config]
+
+
+async def test_looking_at_a_buffer_that_is_there_changes_nothing(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with opened(tmp_path / "buffer.db"):
+        pass
+    before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in tmp_path.iterdir()}
+    assert judgement(findings(config)["buffer.path"]) == "ok"
+    assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "words"),
+    [
+        ("/none/buffer.db", "buffer.path", "none does not exist; make it, for the user that sluice runs as"),
+        ("/file/buffer.db", "buffer.path", "file is no directory"),
+        ("/folder", "buffer.path", "is a directory; name a file in it, such as "),
+        ("/mail.db", "buffer.path", "is a database of some other program's; write a path of its own"),
+        ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 2)"),
+    ],
+)
+def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject: str, words: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with closing(sqlite3.connect(tmp_path / "mail.db")) as connection:
+        connection.execute("CREATE TABLE mail (text)")
+    with closing(buffer_schema.connect(tmp_path / "newer.db")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+        connection.execute("PRAGMA journal_mode = DELETE")
+    found = findings(write_config(tmp_path, **{"/buffer.db": change}))[subject]
+    assert judgement(found) == "FAIL"
+    assert words in found.words
+
+
+def test_a_file_that_sluice_would_set_aside_is_remarked_on(tmp_path: Path) -> None:
+    (tmp_path / "buffer.db").write_bytes(bytes(range(256)) * 40)
+    found = findings(write_config(tmp_path))["buffer.path"]
+    assert judgement(found) == "warn"
+    assert "sluice run sets it aside" in found.words
+
+
+def test_room_that_the_disk_does_not_have(tmp_path: Path) -> None:
+    greedy = findings(write_config(tmp_path, **{"10_000_000": str(2**40)}))["buffer.bytes_max"]
+    assert judgement(greedy) == "FAIL"
+    assert greedy.words.startswith("1.1 TB, and the disk of ")
+    assert "lower it, or make room" in greedy.words
+    config = write_config(tmp_path, bytes_max=f"free_bytes_min = {2**40}\nbytes_max")
+    tight = findings(config)["buffer.free_bytes_min"]
+    assert judgement(tight) == "FAIL"
+    assert "would be full from the start" in tight.words
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that others may enter: pytest's own are closed to them."""
+    folder = Path("/var/tmp") / f"sluice-check-{os.getpid()}"  # noqa: S108
+    folder.mkdir()
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+import msgspec
+from gateway.check_machine import check_machine
+from gateway.config_file import load
+config = Path(sys.argv[1])
+settings = load(config)
+# Once before, so that all is imported: Python itself may stand where nobody else may read.
+list(check_machine(settings, config))
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print(msgspec.json.encode(list(check_machine(settings, config))).decode())
+"""
+
+
+def as_nobody(config: Path) -> dict[str, str]:
+    command = [sys.executable, "-c", AS_NOBODY, str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    return {finding["subject"]: finding["words"] for finding in json.loads(ended.stdout) if not finding["ok"]}
+
+
+@as_root
+def test_what_another_user_may_not_do_is_told_with_whose_it_is(public_folder: Path) -> None:
+    config = write_config(public_folder)
+    assert f"{public_folder} is root's, and this user (nobody) may not write it" in as_nobody(config)["buffer.path"]
+    public_folder.chmod(0o777)
+    # As a first `sluice run` by root leaves it.
+    (public_folder / "buffer.db.lock").touch(0o644)
+    assert "buffer.db.lock is root's, and this user (nobody)" in as_nobody(config)["buffer.path"]
+
+
+# -- ports ----------------------------------------------------------------------------------------
+
+
+def listener(port: int, more: str = "") -> str:
+    return f"[mqtt_listener]\nport = {port}\nanonymous = true\n{more}"
+
+
+def test_a_free_port_and_who_may_reach_it(tmp_path: Path) -> None:
+    port = free_port()
+    found = findings(write_config(tmp_path, listener(port)))["mqtt_listener.port"]
+    assert (judgement(found), found.words.partition(";")[0]) == ("ok", f"127.0.0.1:{port} is free")
+    assert "only this box can connect there" in found.words
+    everywhere = findings(write_config(tmp_path, listener(port, 'host = "0.0.0.0"\n')))["mqtt_listener.port"]
+    assert everywhere.words == f"0.0.0.0:{port} is free"
+
+
+def test_a_port_that_another_program_has_is_a_mistake_and_the_program_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = write_config(tmp_path, listener(server.getsockname()[1]))
+        found = findings(config)["mqtt_listener.port"]
+    assert judgement(found) == "FAIL"
+    assert f"(process {os.getpid()}); stop that one, or write another port" in found.words
+
+
+async def test_a_port_that_this_gateway_has_is_no_mistake(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = write_config(tmp_path, listener(server.getsockname()[1]))
+        async with opened(tmp_path / "buffer.db"):
+            found = findings(config)["mqtt_listener.port"]
+    assert judgement(found) == "ok"
+    assert f"served by the sluice that runs with this buffer (process {os.getpid()})" in found.words
+
+
+async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_machine, "_process_listening", lambda _port: None)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = write_config(tmp_path, listener(server.getsockname()[1]))
+        anybodys = findings(config)["mqtt_listener.port"]
+        async with opened(tmp_path / "buffer.db"):
+            ours = findings(config)["mqtt_listener.port"]
+    assert (judgement(anybodys), judgement(ours)) == ("FAIL", "ok")
+    assert "sudo ss -ltnp names it" in anybodys.words
+    assert "most likely by the sluice that runs with this buffer" in ours.words
+
+
+def test_an_address_of_some_other_box(tmp_path: Path) -> None:
+    found = findings(write_config(tmp_path, listener(free_port(), 'host = "192.0.2.1"\n')))["mqtt_listener.host"]
+    assert judgement(found) == "FAIL"
+    assert "this box has no address 192.0.2.1 now" in found.words
+
+
+# -- certificates and passwords -------------------------------------------------------------------
+
+
+def with_tls(folder: Path, certificate: Path, key: Path, more: str = "") -> Path:
+    tls = f'[mqtt_listener.tls]\nport = {free_port()}\ncertificate = "{certificate}"\nkey = "{key}"\n{more}'
+    return write_config(folder, listener(0) + tls)
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, now: datetime, *, synced: bool = True) -> None:
+    clock = WallClock(int(now.timestamp() * 1e6) - boottime_us(), 1_000 if synced else None)
+    monkeypatch.setattr(check_machine, "read_wall_clock", lambda _mode, _error: clock)
+
+
+def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = self_signed(tmp_path)
+    key.chmod(0o400)
+    (dates,) = read_certificates(certificate)
+    config = with_tls(tmp_path, certificate, key, f'client_ca = "{certificate}"\n')
+    subjects = ("mqtt_listener.tls.certificate", "mqtt_listener.tls.client_ca")
+
+    def told(now: datetime, *, synced: bool = True) -> tuple[str, str]:
+        set_clock(monkeypatch, now, synced=synced)
+        found = findings(config)
+        assert judgement(found["mqtt_listener.tls.key"]) == "ok"
+        judgements = {judgement(found[subject]) for subject in subjects}
+        assert len(judgements) == 1
+        return judgements.pop(), found[subjects[0]].words
+
+    end = f"{dates.end:%Y-%m-%d}"
+    judged, words = told(dates.begin + timedelta(hours=1))
+    assert (judged, words) == (
+        "warn",
+        f"{certificate} expires on {end}, in 1 day; have it renewed before that",
+    )
+    judged, words = told(dates.end)
+    assert judged == "FAIL"
+    assert f"has expired on {end}, and this box's clock says {end}" in words
+    assert told(dates.begin - timedelta(hours=1))[0] == "FAIL"
+    # A Raspberry Pi before it has heard of NTP.
+    judged, words = told(datetime(1970, 1, 1, tzinfo=UTC), synced=False)
+    assert judged == "warn"
+    assert "by a clock that says 1970-01-01 and that nothing vouches for" in words
+
+
+def test_of_authorities_one_that_is_valid_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = self_signed(tmp_path)
+    (dates,) = read_certificates(certificate)
+    bundle = tmp_path / "bundle.pem"
+    # Debian's, where it is: of its hundred some have expired by then, and others not.
+    authorities = Path("/etc/ssl/certs/ca-certificates.crt")
+    if not authorities.exists():
+        pytest.skip("there are no authorities on this machine")
+    bundle.write_text(certificate.read_text() + authorities.read_text())
+    config = with_tls(tmp_path, certificate, key, f'client_ca = "{bundle}"\n')
+    set_clock(monkeypatch, dates.end + timedelta(days=1))
+    found = findings(config)
+    assert judgement(found["mqtt_listener.tls.certificate"]) == "FAIL"
+    assert judgement(found["mqtt_listener.tls.client_ca"]) == "ok"
+
+
+def test_a_key_that_everybody_may_read_is_remarked_on(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    key.chmod(0o644)
+    found = findings(with_tls(tmp_path, certificate, key))["mqtt_listener.tls.key"]
+    assert judgement(found) == "warn"
+    assert f"chmod o-r {key}" in found.words
+
+
+def test_a_key_of_another_certificate_and_files_that_are_missing(tmp_path: Path) -> None:
+    certificate, _ = self_signed(tmp_path)
+    _, other = self_signed(tmp_path, "other")
+    mixed = findings(with_tls(tmp_path, certificate, other))["mqtt_listener.tls.key"]
+    assert judgement(mixed) == "FAIL"
+    assert "is not the key of the first certificate" in mixed.words
+    missing = findings(with_tls(tmp_path, tmp_path / "none.pem", other))
+    assert "none.pem does not exist" in missing["mqtt_listener.tls.certificate"].words
+    assert "mqtt_listener.tls.key" not in missing
+
+
+def broker(more: str) -> str:
+    return f'[[mqtt_brokers]]\nhost = "broker.example"\ntopics = ["device/#"]\nuser = "gw"\n{more}'
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "judged", "words"),
+    [
+        ("correct horse\n", 0o400, "ok", "holds a password, and its owner alone may read it"),
+        ("correct horse\n", 0o440, "FAIL", "password_file can be read by others; run: chmod 0400"),
+        ("", 0o400, "FAIL", "password_file is empty"),
+        (None, 0, "FAIL", "password: No such file or directory; write the password there, chmod 0400"),
+    ],
+)
+def test_a_password_file(tmp_path: Path, content: str | None, mode: int, judged: str, words: str) -> None:
+    secret = tmp_path / "password"
+    if content is not None:
+        secret.write_text(content)
+        secret.chmod(mode)
+    found = findings(write_config(tmp_path, broker(f'password_file = "{secret}"\n')))["mqtt_brokers[0].password_file"]
+    assert judgement(found) == judged
+    assert words in found.words
+    assert "horse" not in found.words
+
+
+def test_a_password_in_settings_that_everybody_may_read_is_remarked_on(tmp_path: Path) -> None:
+    config = write_config(tmp_path, broker('password = "correct horse"\n'))
+    config.chmod(0o644)
+    found = findings(config)["mqtt_brokers[0].password"]
+    assert judgement(found) == "warn"
+    assert "horse" not in found.words
+    config.chmod(0o640)
+    assert "mqtt_brokers[0].password" not in findings(config)
+
+
+def test_the_files_of_a_brokers_tls(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    tls = f'[mqtt_brokers.tls]\nca = "{key}"\ncertificate = "{certificate}"\nkey = "{key}"\n'
+    found = findings(write_config(tmp_path, broker(tls)))
+    assert "holds a private key and no certificate" in found["mqtt_brokers[0].tls.ca"].words
+    assert found["mqtt_brokers[0].tls.certificate"].ok
+    assert found["mqtt_brokers[0].tls.key"].ok
+
+
+# -- serial ports ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> Iterator[str]:
+    """A terminal that stands for a serial port."""
+    ours, theirs = pty.openpty()
+    yield os.ttyname(theirs)
+    os.close(ours)
+    os.close(theirs)
+
+
+def serial(*ports: str) -> str:
+    return f"[serial]\nports = {list(ports)}\n"
+
+
+def test_a_serial_port_that_is_there_and_one_that_is_not(tmp_path: Path, port: str) -> None:
+    found = findings(write_config(tmp_path, serial(port)))["serial.ports"]
+    assert judgement(found) == "ok"
+    assert f"{port} may be opened by this user" in found.words
+    missing = findings(write_config(tmp_path, serial(f"{tmp_path}/ttyUSB0")))["serial.ports"]
+    assert judgement(missing) == "FAIL"
+    assert missing.words.startswith(f"{tmp_path}/ttyUSB0 is not there; plug it in, or write another; ")
+    # Sensors may be plugged in later, and a pattern is made for that.
+    later = findings(write_config(tmp_path, serial(f"{tmp_path}/ttyUSB*")))["serial.ports"]
+    assert judgement(later) == "warn"
+    assert judgement(findings(write_config(tmp_path, serial()))["serial.ports"]) == "warn"
+
+
+def test_a_file_is_no_serial_port(tmp_path: Path) -> None:
+    found = findings(write_config(tmp_path, serial(f"{tmp_path}/gateway*")))["serial.ports"]
+    assert judgement(found) == "FAIL"
+    assert "gateway.toml is no serial port" in found.words
+
+
+@as_root
+def test_a_port_of_a_group_is_told_with_the_group(public_folder: Path) -> None:
+    public_folder.chmod(0o777)
+    port = public_folder / "ttyUSB0"
+    try:
+        os.mknod(port, stat.S_IFCHR | 0o660, os.makedev(188, 99))
+        group = grp.getgrnam("dialout")
+    except (PermissionError, KeyError):
+        pytest.skip("takes a machine where root may make a device, with Debian's groups")
+    os.chown(port, 0, group.gr_gid)
+    port.chmod(0o660)
+    words = as_nobody(write_config(public_folder, serial(str(port))))["serial.ports"]
+    assert "may not be opened by this user (nobody)" in words
+    assert "sudo usermod -aG dialout nobody, then log in again" in words
+    port.chmod(0o600)
+    assert "only its owner may" in as_nobody(write_config(public_folder, serial(str(port))))["serial.ports"]
+
+
+# -- Kafka that does not answer, and the command --------------------------------------------------
+
+
+def test_why_kafka_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listens = f"127.0.0.1:{server.getsockname()[1]}"
+        assert why_unreachable(KafkaSettings((listens,))) is None
+        one = why_unreachable(KafkaSettings(("127.0.0.1:1",)))
+        assert one is not None
+        assert one.startswith("cannot be reached: nothing listens there; ")
+        several = why_unreachable(KafkaSettings((listens, "127.0.0.1:1", "kafka.invalid:9092")))
+    assert several is not None
+    assert "127.0.0.1:1: nothing listens there" in several
+    assert "kafka.invalid:9092: " in several
+    assert listens not in several
+
+
+def test_warnings_do_not_fail_and_each_line_begins_with_its_judgement(tmp_path: Path, port: str) -> None:
+    config = write_config(tmp_path, serial(port, f"{tmp_path}/ttyUSB*"))
+    shown = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["check", "--config", str(config)])
+    assert shown.exit_code == 1
+    assert [line[:4] for line in shown.output.splitlines()] == ["ok  ", "ok  ", "warn", "FAIL"]
+    assert shown.output.splitlines()[-1].startswith("FAIL  Kafka at 127.0.0.1:1: cannot be reached: nothing listens")
+    assert "AddressFamily" not in shown.output
+    told = json.loads(CliRunner().invoke(main, ["check", "--config", str(config), "--json"]).output)
+    assert [(finding["ok"], finding.get("warning", False)) for finding in told] == [
+        (True, False),
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
+
+
+def test_lines_fit_the_terminal_and_stay_whole_in_a_pipe(tmp_path: Path) -> None:
+    config = write_config(tmp_path, serial(f"{tmp_path}/ttyUSB0"))
+    narrow = CliRunner(env={"COLUMNS": "60"}).invoke(main, ["check", "--config", str(config)]).output
+    assert all(len(line) <= 60 or " " not in line.strip() for line in narrow.splitlines())
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [str(SLUICE), "check", "--config", str(config)]
+    piped = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
+    assert piped.stderr == ""
+    assert [line[:4] for line in piped.stdout.splitlines()] == ["ok  ", "FAIL", "FAIL"]
