@@ -85,6 +85,8 @@ class _Append:
     marks: Sequence[Mark]
     done: Done | None
     bytes: int
+    """What it takes in memory."""
+    disk_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +219,14 @@ class Buffer:
 
     def append(self, entries: Sequence[Entry], done: Done | None = None, marks: Sequence[Mark] = ()) -> None:
         """Store entries, and keep or forget marks, in one commit; `done` as `Intake.take` has it."""
-        size = sum([len(entry.payload) for entry in entries]) + ENTRY_BYTES * (len(entries) + len(marks))
+        payload_bytes = sum([len(entry.payload) for entry in entries])
+        size = payload_bytes + ENTRY_BYTES * (len(entries) + len(marks))
         size += sum([len(mark.value) for mark in marks if mark.value is not None])
+        disk_bytes = payload_bytes + ROW_BYTES * len(entries)
         with self._wake:
             accepted = not self._closing and self._queued_bytes <= self._settings.queue_bytes_max
             if accepted:
-                self._readings.append(_Append(entries, marks, done, size))
+                self._readings.append(_Append(entries, marks, done, size, disk_bytes))
                 self._queued_bytes += size
                 self._wake_for_append()
         if not accepted and done is not None:
@@ -235,7 +239,7 @@ class Buffer:
         with self._wake:
             accepted = not self._closing and not full and self._own_bytes + size <= OWN_BYTES_MAX
             if accepted:
-                self._own.append(_Append((entry,), (), done, size))
+                self._own.append(_Append((entry,), (), done, size, len(entry.payload) + ROW_BYTES))
                 self._own_bytes += size
                 self._wake_for_append()
         if not accepted:
@@ -480,7 +484,10 @@ class Buffer:
         now_s = time.monotonic()
         usage = self._meter.due(now_s)
         with self._transaction():
-            if age_due or (self._settings.when_full == "drop-oldest" and file.room.is_full(_disk_bytes(readings))):
+            if age_due or (
+                self._settings.when_full == "drop-oldest"
+                and file.room.is_full(sum(append.disk_bytes for append in readings))
+            ):
                 confirmed += self._take_confirmed()
             rest = self._delete(confirmed)
             if losses:
@@ -521,8 +528,8 @@ class Buffer:
         with self._wake:
             if self.counts["dropped"] != dropped:
                 self._tail.clear()
-            self._tail.extend(self._file.inserted)
-        self._meter.add(self._file.inserted)
+            self._tail.extend(self._file.inserted, self._file.inserted_bytes)
+        self._meter.add(len(self._file.inserted), self._file.inserted_bytes)
 
     def _take_confirmed(self) -> list[Span]:
         with self._wake:
@@ -531,7 +538,7 @@ class Buffer:
 
     def _fitting(self, readings: Sequence[_Append], *, may_drop: bool) -> Sequence[_Append]:
         """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
-        coming = _disk_bytes(readings)
+        coming = sum(append.disk_bytes for append in readings)
         if not coming or not self._file.room.is_full(coming):
             return readings
         if self._settings.when_full == "drop-oldest" and may_drop:
@@ -540,7 +547,7 @@ class Buffer:
                 return readings
         size = 0
         for count, append in enumerate(readings):
-            size += _disk_bytes((append,))
+            size += append.disk_bytes
             if append.entries and self._file.room.is_full(size):
                 return readings[:count]
         return readings
@@ -607,8 +614,10 @@ class Buffer:
             rows = self._file.read(after, limit)
             with self._wake:
                 confirmed = list(self._confirmed)
+                if not rows or (rows[-1].lane, rows[-1].sequence) == self._file.last:
+                    self._tail.follow()
             # Whoever reads on where he was has nothing behind him; after a rewind he may.
-            if not rows or not any(rows[0][:2] <= (span.lane, span.last) for span in confirmed):
+            if not rows or not any((rows[0].lane, rows[0].sequence) <= (span.lane, span.last) for span in confirmed):
                 return rows
             after = Position(rows[-1].lane, rows[-1].sequence)
             rows = [
@@ -954,10 +963,6 @@ class Buffer:
             self._calls.append((function, future))  # type: ignore[arg-type]
             self._wake.notify()
         return future
-
-
-def _disk_bytes(appends: Sequence[_Append]) -> int:
-    return sum([len(entry.payload) + ROW_BYTES for append in appends for entry in append.entries])
 
 
 def _merge(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:

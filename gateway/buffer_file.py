@@ -14,14 +14,17 @@ from itertools import chain
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple, force_setattr
+from msgspec.structs import replace as replace_fields
 
 from gateway import buffer_losses, buffer_salvage, buffer_schema
 from gateway.buffer_quarantine import Quarantine
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span, is_sound
+from gateway.buffer_rows import Doubt, Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span
 from gateway.buffer_runs import DeviceRuns
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
+from gateway.duplicate_window import Verdict
 from gateway.event_floor import NOTHING_US, EventFloor
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
@@ -36,7 +39,7 @@ FLOOR_SAVE_S = 10.0
 """A risen floor of pending event times is written down no more often than this: it is a page for the card."""
 READ_BYTES_MAX = 4_000_000
 """Payload bytes that one read gives at the most, whatever the number of rows."""
-READ_ROWS = 100
+READ_ROWS = 1_000
 """Rows taken from SQLite at a time."""
 ROW_BYTES = 90
 """What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
@@ -47,14 +50,36 @@ DROP_BYTES = 64_000
 """What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
 USAGE_HOURS = 48
 
-_COLUMNS = len(Row._fields)
+_COLUMNS = len(Row.__struct_fields__)
 _VALUES = f"({', '.join('?' * _COLUMNS)})"
 _INSERT = f"INSERT INTO reading VALUES {_VALUES}"
 _INSERT_MANY_ROWS = 64
 """Rows in one statement. SQLite is called once for each statement, and Python's lock changes hands each time: that is
 what inserting one by one costs while the event loop is busy."""
 _INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_VALUES] * _INSERT_MANY_ROWS)}"
-_SELECT = f"SELECT {', '.join(Row._fields)} FROM reading"
+# Rows that came in without a time of their own, which are most, have less to be bound: half of what inserting costs.
+_UNTIMED = ("series", "received_us", "device_boot", "device_sequence", "payload")
+_INSERT_MANY_UNTIMED = "INSERT INTO reading VALUES " + ", ".join(
+    f"(?1, ?2 + {place}, ?, ?, NULL, 0, NULL, ?, ?, ?, 0)" for place in range(_INSERT_MANY_ROWS)
+)
+# Many rows in one answer, their payloads one behind the other: SQLite gives Python's lock up at each row that it is
+# asked for by itself, and gets it back only when the event loop has nothing to do.
+_SELECT_MANY = """
+    SELECT
+        json_group_array(json_array(
+            lane, sequence, series, received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '',
+            doubt
+        )),
+        json_group_array(CASE typeof(payload) WHEN 'blob' THEN length(payload) END),
+        CAST(group_concat(payload, '') AS BLOB)
+    FROM (SELECT * FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?)
+"""
+_PAYLOAD_BYTES = """
+    SELECT total(length(payload)) FROM
+    (SELECT payload FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?)
+"""
+_rows = msgspec.json.Decoder(list[Row])
+_sizes = msgspec.json.Decoder(list[int])
 
 
 @dataclass(slots=True)
@@ -111,6 +136,8 @@ class BufferFile:
                 self.lane = self._open_lane()
             self.inserted: list[Row] = []
             """Rows that the last transaction added to `lane`."""
+            self.inserted_bytes = 0
+            """What their payloads have."""
         except BaseException:
             self.abandon()
             raise
@@ -138,7 +165,7 @@ class BufferFile:
         """All or nothing, on disk when it ends; memory follows the file, whichever it is."""
         before = replace(self._state, floor=replace(self._state.floor))
         self._tally.clear()
-        self.inserted = []
+        self.inserted, self.inserted_bytes = [], 0
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             self._save_clock()
@@ -147,7 +174,7 @@ class BufferFile:
             self.connection.execute("COMMIT")
         except BaseException:
             self._state = before
-            self.inserted = []
+            self.inserted, self.inserted_bytes = [], 0
             # Numbers and windows that this transaction gave are void: they are read again when needed.
             self._series_numbers.clear()
             self._runs.forget()
@@ -163,15 +190,22 @@ class BufferFile:
         """Append entries in order, each retransmission left out."""
         admit = self._runs.admit
         tally = self._tally
-        self._append(
-            entry
-            for entry in entries
-            if entry.device_sequence is None
-            or entry.device_boot is None
-            or admit(entry.series, entry.device_boot, entry.device_sequence, entry.payload, tally)
-        )
+        new: list[Entry] = []
+        for entry in entries:
+            boot, number = entry.device_boot, entry.device_sequence
+            if boot is not None and number is not None:
+                verdict = admit(entry.series, boot, number, entry.payload)
+                if verdict is not Verdict.NEW:
+                    tally[verdict.value] += 1
+                    if verdict is Verdict.DUPLICATE:
+                        continue
+                    if verdict is Verdict.CONFLICT:
+                        new.append(replace_fields(entry, doubt=Doubt.CONFLICT))
+                        continue
+            new.append(entry)
+        self._append(new)
         if self.inserted:
-            self._runs.save_if_due(self._last, time.monotonic(), self._seen_us())
+            self._runs.save_if_due(self.last, time.monotonic(), self._seen_us())
 
     def insert_judged(self, entries: Iterable[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
@@ -184,38 +218,51 @@ class BufferFile:
         sequence = state.next_sequence
         event_from_us = NOTHING_US
         rows: list[Row] = []
+        untimed: list[object] = []
         for entry in entries:
             if entry.quarantined is not None:
                 self._quarantine.keep(entry.quarantined, self._tally)
             series = numbers.get(entry.series)
-            event_us = entry.event_us
-            received_us = entry.received_us
+            if series is None:
+                series = self._series_number(entry.series)
+            event_us, received_us, tick_ms = entry.event_us, entry.received_us, entry.tick_ms
+            error_us, doubt = entry.event_error_us, entry.doubt
+            boot, number, payload = entry.device_boot, entry.device_sequence, entry.payload
             rows.append(
                 Row(
                     lane,
                     sequence,
-                    self._series_number(entry.series) if series is None else series,
+                    series,
                     received_us,
                     event_us,
-                    entry.event_error_us,
-                    entry.tick_ms,
-                    entry.device_boot,
-                    entry.device_sequence,
-                    entry.payload,
-                    1 if entry.redelivered else 0,
+                    error_us,
+                    tick_ms,
+                    boot,
+                    number,
+                    payload,
+                    doubt,
                 )
             )
             sequence += 1
             if event_us is None:
                 event_us = received_us
-            event_from_us = min(event_from_us, event_us)
+                if tick_ms is None and not error_us and not doubt:
+                    untimed += (series, received_us, boot, number, payload)
+            if event_us < event_from_us:  # noqa: PLR1730 - a call of min() takes three times as long
+                event_from_us = event_us
         if not rows:
             return
-        _insert_rows(self.connection, rows)
+        whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
+        if len(untimed) == len(rows) * len(_UNTIMED):
+            _insert_untimed(self.connection, rows[:whole], untimed)
+            self.connection.executemany(_INSERT, map(astuple, rows[whole:]))
+        else:
+            _insert_rows(self.connection, rows)
         state.next_sequence = sequence
         state.rows += len(rows)
         state.floor.add(event_from_us)
         self.inserted += rows
+        self.inserted_bytes += sum([len(row.payload) for row in rows])
         self._save_floor()
 
     def keep_marks(self, marks: Iterable[Mark]) -> None:
@@ -236,7 +283,7 @@ class BufferFile:
         span, tight_bytes = Span(confirmed.lane, confirmed.first, last), None
         if tight:
             tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
-        if not self._runs.save_before_deletion(span, self._last, self._seen_us(), tight_bytes):
+        if not self._runs.save_before_deletion(span, self.last, self._seen_us(), tight_bytes):
             return confirmed
         state.rows -= self.connection.execute(
             "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
@@ -355,17 +402,15 @@ class BufferFile:
         there = self._sequences(Span(rows[0].lane, rows[0].sequence, rows[-1].sequence))
         new = [row for row in rows if row.sequence not in there]
         routed = [row for row in new if row.series in numbers]
-        _insert_rows(self.connection, [row._replace(series=numbers[row.series]) for row in routed])
+        _insert_rows(self.connection, [replace_fields(row, series=numbers[row.series]) for row in routed])
         self._state.rows += len(routed)
         judged = [row for row in routed if row.device_boot is not None and row.device_sequence is not None]
         for row in judged:
             # Its sensor may send it again.
-            self._runs.admit(
-                series[row.series], str(row.device_boot), int(row.device_sequence or 0), row.payload, Counter()
-            )
+            self._runs.admit(series[row.series], str(row.device_boot), int(row.device_sequence or 0), row.payload)
         if judged:
             # They stand before the place that the windows are caught up from.
-            self._runs.save_now(self._last, self._seen_us())
+            self._runs.save_now(self.last, self._seen_us())
         for row in new:
             if row.series not in numbers:
                 self._quarantine.keep(_without_series(row, boot_id), self._tally)
@@ -393,18 +438,37 @@ class BufferFile:
     def read(self, after: Position, limit: int) -> list[Row]:
         """Rows that follow a position, in order: all lanes, oldest first; `READ_BYTES_MAX` may cut the list short."""
         rows: list[Row] = []
-        size = 0
-        cursor = self.connection.execute(
-            f"{_SELECT} WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?", (*after, limit)
-        )
-        while size <= READ_BYTES_MAX and (found := cursor.fetchmany(READ_ROWS)):
-            for row in map(Row._make, found):
-                if not is_sound(row):
-                    raise buffer_schema.corruption("a row is none: another page may stand in the place of its own")
-                rows.append(row)
-                size += len(row.payload)
-                if size > READ_BYTES_MAX:
-                    break
+        left_bytes = READ_BYTES_MAX
+        while len(rows) < limit and left_bytes > 0:
+            wanted = min(limit - len(rows), READ_ROWS)
+            while (size := self._payload_bytes(after, wanted)) > left_bytes and wanted > 1:
+                wanted //= 2
+            found = self._read_some(after, wanted)
+            rows += found
+            if len(found) < wanted:
+                break
+            left_bytes -= size
+            after = Position(found[-1].lane, found[-1].sequence)
+        return rows
+
+    def _payload_bytes(self, after: Position, limit: int) -> int:
+        (size,) = self.connection.execute(_PAYLOAD_BYTES, (*after, limit)).fetchone()
+        return int(size)
+
+    def _read_some(self, after: Position, limit: int) -> list[Row]:
+        try:
+            fields, lengths, payloads = self.connection.execute(_SELECT_MANY, (*after, limit)).fetchone()
+            rows, sizes = _rows.decode(fields), _sizes.decode(lengths)
+        except (sqlite3.OperationalError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            # JSON has no blobs, and each field has its type: what a damaged file gives may be anything.
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) != sqlite3.SQLITE_ERROR:
+                raise
+            raise buffer_schema.corruption("a row is none: another page may stand in the place of its own") from error
+        end = 0
+        for row, size in zip(rows, sizes, strict=True):
+            start, end = end, end + size
+            # Nobody has seen the row without it.
+            force_setattr(row, "payload", payloads[start:end])
         return rows
 
     def series(self, number: int) -> Series:
@@ -462,8 +526,8 @@ class BufferFile:
     # -- the parts ------------------------------------------------------------------------------
 
     @property
-    def _last(self) -> Position:
-        """The row that was added last."""
+    def last(self) -> Position:
+        """The row that was added last to this start's lane."""
         return Position(self.lane.number, self._state.next_sequence - 1)
 
     def _seen_us(self) -> int:
@@ -566,8 +630,19 @@ class BufferFile:
 def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
     for start in range(0, whole, _INSERT_MANY_ROWS):
-        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(rows[start : start + _INSERT_MANY_ROWS])))
-    connection.executemany(_INSERT, rows[whole:])
+        some = rows[start : start + _INSERT_MANY_ROWS]
+        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(map(astuple, some))))
+    connection.executemany(_INSERT, map(astuple, rows[whole:]))
+
+
+def _insert_untimed(connection: sqlite3.Connection, rows: Sequence[Row], values: Sequence[object]) -> None:
+    """Insert rows of one lane that follow each other, by whole statements; `values` are what `_UNTIMED` says."""
+    step = _INSERT_MANY_ROWS * len(_UNTIMED)
+    for start in range(0, len(rows), _INSERT_MANY_ROWS):
+        first = start * len(_UNTIMED)
+        connection.execute(
+            _INSERT_MANY_UNTIMED, (rows[start].lane, rows[start].sequence, *values[first : first + step])
+        )
 
 
 def _without_series(row: Row, boot_id: str) -> Quarantined:

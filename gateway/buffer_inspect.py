@@ -13,10 +13,9 @@ from msgspec import UNSET, Struct, UnsetType
 from sqlite_utils import Database
 
 from gateway import buffer_status
-from gateway.buffer_rows import Lane, Row, Series
+from gateway.buffer_rows import Row, Series
 from gateway.clock_gateway import WallClock, boot_id, boottime_us
-from gateway.kafka_record import TIME_ERROR_UNKNOWN_US, RecordFrame, record_frame, rfc3339, time_quality
-from gateway.settings import GatewaySettings
+from gateway.kafka_record import DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
 from gateway.write_budget import UsageHour
 
 SPAN_ROWS = 20_000
@@ -115,7 +114,7 @@ class Reading(Struct, frozen=True):
     tick_ms: int | None
     device_boot: str | None
     device_sequence: int | None
-    redelivered: bool
+    doubt: str | None
     payload: str | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
 
@@ -230,24 +229,17 @@ def depths(db: Database) -> Depths:
     return Depths(sorted(found.values(), key=lambda depth: (-depth.rows, depth.device)), oldest)
 
 
-def readings(
-    db: Database, gateway: GatewaySettings, device: str | None = None, *, newest_first: bool = False
-) -> Iterator[Reading]:
+def readings(db: Database, device: str | None = None, *, newest_first: bool = False) -> Iterator[Reading]:
     """What waits now, in order; one device's only, where it is given. Rows that come or go meanwhile may be missing."""
     ends = lanes(db)
     # After the ends: a series that a row refers to does not go before the row does.
     series = {row.pop("number"): Series(**row) for row in db["series"].rows}
     for lane in reversed(ends) if newest_first else ends:
-        named = Lane(lane.number, lane.name, lane.boot, lane.buffer)
-        frames: dict[int, RecordFrame] = {}
         for row in _rows(db, lane, device, newest_first=newest_first):
             # A series that is not there is for `verify` to tell; the payload is what counts here.
             of_row = series.get(row.series, _NO_SERIES)
-            frame = frames.get(row.series)
-            if frame is None:
-                frame = frames[row.series] = record_frame(gateway, named, of_row)
             event_us = row.received_us if row.event_us is None else row.event_us
-            error_us, quality = time_quality(frame, row, lane.clock)
+            error_us, quality = time_quality(row, lane.clock, of_gateway=of_row.is_of_gateway)
             yield Reading(
                 id=f"{lane.buffer}-{lane.name}-{row.sequence}",
                 buffer=lane.buffer,
@@ -261,7 +253,7 @@ def readings(
                 content_type=of_row.content_type,
                 time=_wall(lane.clock, event_us),
                 time_error_us=None if error_us == TIME_ERROR_UNKNOWN_US else error_us,
-                time_quality=quality.decode(),
+                time_quality=quality,
                 received_time=_wall(lane.clock, row.received_us),
                 gateway_boot=lane.boot,
                 boottime_us=event_us,
@@ -269,7 +261,7 @@ def readings(
                 tick_ms=row.tick_ms,
                 device_boot=row.device_boot,
                 device_sequence=row.device_sequence,
-                redelivered=bool(row.redelivered),
+                doubt=DOUBTS.get(row.doubt),
                 **_payload(row.payload),
             )
 
@@ -277,7 +269,7 @@ def readings(
 def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: bool) -> Iterator[Row]:
     only = "" if device is None else " AND series IN (SELECT number FROM series WHERE device = :device)"
     order = "DESC" if newest_first else "ASC"
-    statement = f"""SELECT {", ".join(Row._fields)} FROM reading
+    statement = f"""SELECT {", ".join(Row.__struct_fields__)} FROM reading
         WHERE lane = :lane AND sequence BETWEEN :low AND :high{only}
         ORDER BY sequence {order} LIMIT {PAGE_ROWS}"""
     for first, last in _spans(db, lane, newest_first=newest_first):

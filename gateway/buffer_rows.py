@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -21,6 +22,11 @@ class Series(Struct, frozen=True, cache_hash=True):
     content_type: str
     stream: str = ""
     """The topic that was routed: what a sensor may count its sequences for."""
+
+    @property
+    def is_of_gateway(self) -> bool:
+        """Whether these are the gateway's own words."""
+        return self.type.startswith("sluice.gateway.")
 
 
 class Quarantined(Struct, frozen=True, gc=False):
@@ -48,6 +54,15 @@ class Quarantined(Struct, frozen=True, gc=False):
     boot_id: str | None = None
 
 
+class Doubt(IntEnum):
+    """Why a reading may be stored already. It is stored all the same, for a false match loses data."""
+
+    REDELIVERED = 1
+    """Its sender sent it before, and nothing tells whether it is stored."""
+    CONFLICT = 2
+    """The sensor's boot and sequence are those of a stored reading with another payload."""
+
+
 class Entry(Struct, frozen=True, gc=False):
     """One row to be stored. Times are microseconds of this gateway boot's CLOCK_BOOTTIME."""
 
@@ -59,8 +74,8 @@ class Entry(Struct, frozen=True, gc=False):
     device_boot: str | None = None
     device_sequence: int | None = None
     tick_ms: int | None = None
-    redelivered: bool = False
-    """See `Reading.redelivered`."""
+    doubt: int = 0
+    """A `Doubt`, or 0."""
     quarantined: Quarantined | None = None
     """Set where the row reports quarantined input: `payload` is then the report, and this the input itself."""
 
@@ -83,8 +98,11 @@ class Span(NamedTuple):
     last: int
 
 
-class Row(NamedTuple):
-    """One stored row as the forwarder reads it; times as in `Entry`, of the lane's gateway boot."""
+class Row(Struct, frozen=True, gc=False, array_like=True):
+    """One stored row as the forwarder reads it; times as in `Entry`, of the lane's gateway boot.
+
+    The fields are the columns of `reading`, in their order.
+    """
 
     lane: int
     sequence: int
@@ -96,24 +114,24 @@ class Row(NamedTuple):
     device_boot: str | None
     device_sequence: int | None
     payload: bytes
-    redelivered: int
+    doubt: int
+    """A `Doubt`, or 0."""
 
 
 def is_sound(row: Row) -> bool:
     """Whether every field is of its type: what a damaged file gives may be anything."""
-    (lane, sequence, series, received_us, event_us, error_us, tick_ms, boot, number, payload, redelivered) = row
     return (
-        type(lane) is int
-        and type(sequence) is int
-        and type(series) is int
-        and type(received_us) is int
-        and (event_us is None or type(event_us) is int)
-        and type(error_us) is int
-        and (tick_ms is None or type(tick_ms) is int)
-        and (boot is None or type(boot) is str)
-        and (number is None or type(number) is int)
-        and type(payload) is bytes
-        and type(redelivered) is int
+        type(row.lane) is int
+        and type(row.sequence) is int
+        and type(row.series) is int
+        and type(row.received_us) is int
+        and (row.event_us is None or type(row.event_us) is int)
+        and type(row.event_error_us) is int
+        and (row.tick_ms is None or type(row.tick_ms) is int)
+        and (row.device_boot is None or type(row.device_boot) is str)
+        and (row.device_sequence is None or type(row.device_sequence) is int)
+        and type(row.payload) is bytes
+        and type(row.doubt) is int
     )
 
 

@@ -6,7 +6,6 @@ them is deleted before its window is written.
 """
 
 import sqlite3
-from collections import Counter
 from itertools import islice
 
 import structlog
@@ -55,27 +54,26 @@ class DeviceRuns:
         # Found by what an entry carries: two series of one stream (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, DuplicateWindow]] = {}
         self._unsaved: dict[Run, DuplicateWindow] = {}
+        self._used_last: DuplicateWindow | None = None
+        """The one at the end of `_unsaved`, if any."""
         self._saved = START
         self._is_current = False
         self._save_due_s = 0.0
         self._known_runs: int | None = None
 
-    def admit(self, series: Series, boot: str, sequence: int, payload: bytes, tally: Counter[str]) -> bool:
-        """Whether a reading is to be stored: not where it is on disk already. `tally` counts the verdicts but NEW."""
+    def admit(self, series: Series, boot: str, sequence: int, payload: bytes) -> Verdict:
+        """Judge a reading that is to be stored, which it is unless the verdict is DUPLICATE."""
         known = self._by_series.get((series, boot))
         if known is None:
             run = (series.device, series.stream or series.topic, boot)
             known = self._by_series[series, boot] = run, self._window(run)
         run, window = known
         verdict = window.admit(sequence, payload)
-        if verdict is not Verdict.NEW:
-            tally[verdict.value] += 1
-            if verdict is Verdict.DUPLICATE:
-                return False
-        # To the end: they are written in the order in which they were last used.
-        self._unsaved.pop(run, None)
-        self._unsaved[run] = window
-        return True
+        if verdict is not Verdict.DUPLICATE and window is not self._used_last:
+            # To the end: they are written in the order in which they were last used.
+            self._unsaved.pop(run, None)
+            self._unsaved[run] = self._used_last = window
+        return verdict
 
     def save_if_due(self, last: Position, now_s: float, seen_us: int) -> None:
         """Write the windows now and then; `last` is the row that was added last, `now_s` a monotonic clock's."""
@@ -107,6 +105,7 @@ class DeviceRuns:
         self._windows.clear()
         self._by_series.clear()
         self._unsaved.clear()
+        self._used_last = None
         self._is_current = False
         self._known_runs = None
 
@@ -117,6 +116,7 @@ class DeviceRuns:
             _SAVE,
             [(*run, last.lane, seen_us + order, window.to_bytes()) for order, (run, window) in enumerate(saved)],
         )
+        self._used_last = None
         # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
         for run, window in saved:
             del self._unsaved[run]
@@ -139,6 +139,7 @@ class DeviceRuns:
         self._is_current = True
         saved = self._connection.execute("SELECT value FROM meta WHERE name = ?", (_SAVED_NAME,)).fetchone()
         self._saved = START if saved is None else Position(*map(int, saved[0].split()))
+        self._used_last = None
         cursor = self._connection.execute(_UNSAVED, self._saved)
         while rows := cursor.fetchmany(READ_ROWS):
             for device, stream, boot, sequence, payload in rows:

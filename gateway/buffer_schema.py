@@ -39,8 +39,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
     ),
     (
-        # 1 where the sender sent it before and nothing tells whether it is stored.
-        "ALTER TABLE reading ADD COLUMN redelivered INTEGER NOT NULL DEFAULT 0",
+        # Whether it may be stored already: see `buffer_rows.Doubt`.
+        "ALTER TABLE reading ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
         # The file that a lane was opened in: another than this one where rows were salvaged. NULL is this one.
         "ALTER TABLE lane ADD COLUMN buffer_id TEXT",
         # Small and dear: a second copy of what gives rows their identity, for the salvage of a damaged file.

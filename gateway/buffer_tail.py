@@ -9,22 +9,33 @@ TAIL_BYTES_MAX = 4_000_000
 
 
 class Tail:
-    """A dense run of rows at the end of the current lane; empty once the forwarder is further behind than that."""
+    """A dense run of rows: the end of the current lane, until the forwarder is further behind than it has room for.
+
+    Then it takes no more, and what follows is read from the file, until the forwarder comes to the end of that.
+    """
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._bytes = 0
+        self._is_at_end = False
 
     def clear(self) -> None:
+        """Hold nothing: what it had is not there any more, or means something else."""
         self._rows.clear()
         self._bytes = 0
 
-    def extend(self, rows: Sequence[Row]) -> None:
-        """Add what a commit inserted; where that is too much, a backlog builds up, which is read from the file."""
+    def follow(self) -> None:
+        """The forwarder has come to the end of the file: what is committed next, it reads next."""
+        self.clear()
+        self._is_at_end = True
+
+    def extend(self, rows: Sequence[Row], payload_bytes: int) -> None:
+        """Add what a commit inserted, with its payloads' bytes."""
+        if not self._is_at_end:
+            return
         self._rows += rows
-        self._bytes += sum([len(row.payload) for row in rows])
-        if len(self._rows) > TAIL_ROWS_MAX or self._bytes > TAIL_BYTES_MAX:
-            self.clear()
+        self._bytes += payload_bytes
+        self._is_at_end = len(self._rows) <= TAIL_ROWS_MAX and self._bytes <= TAIL_BYTES_MAX
 
     def read(self, after: Position, limit: int) -> list[Row] | None:
         """Up to `limit` rows that follow a position; None where the file has to be asked."""
@@ -33,7 +44,8 @@ class Tail:
         skip = after.sequence + 1 - self._rows[0].sequence
         if skip < 0:
             return None
-        return self._rows[skip : skip + limit]
+        found = self._rows[skip : skip + limit]
+        return found if found or self._is_at_end else None
 
     def forget(self, span: Span) -> None:
         """Drop the rows up to the end of a span that is confirmed."""

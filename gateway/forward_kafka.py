@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
 
 import msgspec
 import structlog
@@ -33,7 +35,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import RecordFrame, encode_record, record_frame, rfc3339
+from gateway.kafka_record import RecordEncoder, rfc3339
 from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -105,10 +107,11 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Where the rows of one series in one lane go, and what their records have in common."""
+    """Where the rows of one series in one lane go, and what encodes them."""
 
-    frame: RecordFrame
-    partition: int
+    encoder: RecordEncoder
+    partition: tuple[str, int]
+    """Topic and number."""
 
 
 class Forwarder:
@@ -253,30 +256,31 @@ class Forwarder:
         batches: dict[tuple[str, int], list[EncodedBatch]] = {}
         aside: list[tuple[Row, str]] = []
         compression, record_bytes_max = self._kafka.compression, self._kafka.record_bytes_max
-        for row in rows:
-            route = session.routes.get((row.lane, row.series)) or await self._route(session, row)
+        for (lane, series), run in groupby(rows, attrgetter("lane", "series")):
+            route = session.routes.get((lane, series)) or await self._route(session, lane, series)
             if isinstance(route, TopicVerdict):
-                aside.append((row, route.reason))
+                aside += [(row, route.reason) for row in run]
                 continue
-            frame = route.frame
-            clock = clocks.get(frame.boot_id)
+            encoder = route.encoder
+            clock = clocks.get(encoder.boot_id)
             if clock is None:
-                clock = clocks[frame.boot_id] = await self._buffer.boot_clock(frame.boot_id)
-            partition = frame.topic, route.partition
-            batch_list = batches.get(partition)
+                clock = clocks[encoder.boot_id] = await self._buffer.boot_clock(encoder.boot_id)
+            batch_list = batches.get(route.partition)
             if batch_list is None:
-                batch_list = batches[partition] = [EncodedBatch(compression)]
+                batch_list = batches[route.partition] = [EncodedBatch(compression)]
             batch = batch_list[-1]
-            record = encode_record(frame, row, clock, len(batch.records))
-            if len(record) > record_bytes_max:
-                # An oversized record would spoil the producer for its partition: it is never handed over.
-                aside.append((row, "record-too-large"))
-                continue
-            if batch.bytes + len(record) > BATCH_BYTES_MAX and batch.records:
-                batch = EncodedBatch(compression)
-                batch_list.append(batch)
-                record = encode_record(frame, row, clock, 0)
-            batch.add(record)
+            for row in run:
+                record = encoder.encode(row, clock, len(batch.records))
+                if len(record) > record_bytes_max:
+                    # An oversized record would spoil the producer for its partition: it is never handed over.
+                    aside.append((row, "record-too-large"))
+                    continue
+                if batch.bytes + len(record) > BATCH_BYTES_MAX and batch.records:
+                    batch = EncodedBatch(compression)
+                    batch_list.append(batch)
+                    record = encoder.encode(row, clock, 0)
+                batch.records.append(record)
+                batch.bytes += len(record)
         results = await asyncio.gather(
             *(self._send_partition(session, *partition, batch_list) for partition, batch_list in batches.items()),
             return_exceptions=True,
@@ -360,17 +364,18 @@ class Forwarder:
             lane = session.lanes[number] = await self._buffer.lane_of(session.buffer_id, number)
         return lane
 
-    async def _route(self, session: _Session, row: Row) -> _Route | TopicVerdict:
-        """Where a row goes; the verdict on its topic where that may not be written to."""
-        series = await self._series(session, row.series)
+    async def _route(self, session: _Session, lane_number: int, series_number: int) -> _Route | TopicVerdict:
+        """Where the rows of a series go; the verdict on its topic where that may not be written to."""
+        series = await self._series(session, series_number)
         verdict = await self._verdict(session, series.topic)
         if not verdict.usable:
             return verdict
-        frame = record_frame(self._gateway, await self._lane(session, row.lane), series)
+        encoder = RecordEncoder(self._gateway, await self._lane(session, lane_number), series)
+        partition = encoder.topic, await self._partition(session, encoder)
         if len(session.routes) >= CACHE_MAX:
             session.routes.clear()
             session.series.clear()
-        route = session.routes[row.lane, row.series] = _Route(frame, await self._partition(session, frame))
+        route = session.routes[lane_number, series_number] = _Route(encoder, partition)
         return route
 
     async def _verdict(self, session: _Session, topic: str) -> TopicVerdict:
@@ -395,11 +400,11 @@ class Forwarder:
         self._verdicts[topic] = (verdict, until_s)
         return verdict
 
-    async def _partition(self, session: _Session, frame: RecordFrame) -> int:
+    async def _partition(self, session: _Session, encoder: RecordEncoder) -> int:
         """The partition of a key as every Kafka client computes it."""
         async with asyncio.timeout(self._kafka.request_timeout_s):
-            partitions = await session.producer.partitions_for(frame.topic)
-        return int((murmur2(frame.key) & 0x7FFFFFFF) % len(partitions))
+            partitions = await session.producer.partitions_for(encoder.topic)
+        return int((murmur2(encoder.key) & 0x7FFFFFFF) % len(partitions))
 
     # -- the gateway's own words ----------------------------------------------------------------
 
@@ -417,11 +422,11 @@ class Forwarder:
                 body = msgspec.json.encode(await self._heartbeat_body(now_us, clock))
                 row = Row(0, self._heartbeats, 0, now_us, None, 0, None, None, None, body, 0)
                 self._heartbeats += 1
-                frame = record_frame(self._gateway, lane, series)
+                encoder = RecordEncoder(self._gateway, lane, series)
                 batch = EncodedBatch(self._kafka.compression)
-                batch.add(encode_record(frame, row, clock, 0))
+                batch.add(encoder.encode(row, clock, 0))
                 try:
-                    await self._send(session, topic, await self._partition(session, frame), batch)
+                    await self._send(session, topic, await self._partition(session, encoder), batch)
                 except REFUSALS as error:
                     # Readings must not wait for it: the producer is rebuilt once, without heartbeats for a while.
                     self._heartbeat_from_s = time.monotonic() + VERDICT_S

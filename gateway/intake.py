@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.buffer import Buffer
 from gateway.buffer_losses import loss_body
-from gateway.buffer_rows import Entry, Loss, Quarantined, Series
+from gateway.buffer_rows import Doubt, Entry, Loss, Quarantined, Series
 from gateway.reading import Mark, Reading
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
@@ -76,6 +76,7 @@ class FrontDoor:
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`."""
+        self.counts["readings"] += len(readings)
         self._buffer.append([self._entry(reading) for reading in readings], done, marks)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
@@ -152,7 +153,6 @@ class FrontDoor:
         return name if self._gateway.key == "name" else f"{self._gateway.namespace}/{name}"
 
     def _entry(self, reading: Reading) -> Entry:
-        self.counts["readings"] += 1
         entry = self._routed(reading)
         if isinstance(entry, Refusal):
             self.quarantined[entry.reason] += 1
@@ -257,7 +257,7 @@ def _entry_of(reading: Reading, series: Series, device_boot: str | None, device_
         device_boot,
         device_sequence,
         reading.tick_ms,
-        reading.redelivered,
+        Doubt.REDELIVERED if reading.redelivered else 0,
     )
 
 

@@ -5,11 +5,10 @@ are encoded here, in message format 2 (Kafka's documentation, "Record"): what al
 most of each, is encoded once; a client library that is given headers cannot know that.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from gateway.buffer_rows import Lane, Row, Series
+from gateway.buffer_rows import Doubt, Lane, Row, Series
 from gateway.clock_gateway import WallClock
 from gateway.settings import GatewaySettings
 
@@ -32,13 +31,14 @@ HEADER_NAMES = (
     "content-type",
     "ce_deviceboot",
     "ce_devicesequence",
-    "ce_redelivered",
+    "ce_doubt",
 )
 """The order on the wire. Readers may take them by position; of the last three, the device's are there where the sensor
-sends them, and `ce_redelivered` where a reading may be stored already under another `ce_id`."""
+sends them, and `ce_doubt` where a reading may be stored already: `redelivered` or `conflict`."""
 HEADERS_MIN = 14
 
 _RFC3339_BYTES = 27
+_SEQUENCE_DIGITS_MAX = 19
 
 
 def _zigzag_varint(number: int) -> bytes:
@@ -64,139 +64,136 @@ def _string(value: bytes) -> bytes:
     return _varint(len(value)) + value
 
 
-@dataclass(frozen=True, slots=True)
-class RecordFrame:
-    """What all records of one series in one lane have in common, encoded once: the stretches between what differs."""
-
-    topic: str
-    key: bytes
-    boot_id: str
-    of_gateway: bool
-    id_prefix: bytes
-    encoded_key: bytes
-    from_specversion_to_id: bytes
-    from_source_to_time: bytes
-    from_gatewayboot_to_boottime: bytes
-    from_lane_to_lanesequence: bytes
-    content_type: bytes
+@lru_cache(maxsize=64)
+def _name(text: str) -> bytes:
+    """A header's name; its value follows."""
+    return _string(text.encode())
 
 
-def record_frame(gateway: GatewaySettings, lane: Lane, series: Series) -> RecordFrame:
-    """Encode the constant parts."""
-
-    def name(text: str) -> bytes:
-        return _string(text.encode())
-
-    def header(text: str, value: str) -> bytes:
-        return name(text) + _string(value.encode())
-
-    return RecordFrame(
-        topic=series.topic,
-        key=series.key.encode(),
-        boot_id=lane.boot_id,
-        of_gateway=series.type.startswith("sluice.gateway."),
-        id_prefix=f"{lane.buffer_id}-{lane.name}-".encode(),
-        encoded_key=_string(series.key.encode()),
-        from_specversion_to_id=header("ce_specversion", "1.0") + name("ce_id"),
-        from_source_to_time=header("ce_source", f"/{gateway.namespace}/{gateway.id}")
-        + header("ce_type", series.type)
-        + header("ce_subject", series.subject)
-        + name("ce_time")
-        + _varint(_RFC3339_BYTES),
-        from_gatewayboot_to_boottime=header("ce_gatewayboot", lane.boot_id) + name("ce_boottime"),
-        from_lane_to_lanesequence=header("ce_lane", lane.name) + name("ce_lanesequence"),
-        content_type=header("content-type", series.content_type),
-    )
+def _header(name: str, value: str) -> bytes:
+    return _name(name) + _string(value.encode())
 
 
-def encode_record(frame: RecordFrame, row: Row, clock: WallClock, offset: int) -> bytes:
-    """The record of one row, its times derived from what is known of the clock now.
+class RecordEncoder:
+    """Encodes the rows of one series in one lane.
 
-    `offset` is its place in its batch. Kafka's own timestamp is that of the batch: the broker's (LogAppendTime).
+    What all of them have in common is encoded once, and so is what those have in common that follow each other with one
+    time of receipt: readings that one packet brought.
     """
-    (_, row_sequence, _, received_us, event_us, _, _, device_boot, device_sequence, payload, redelivered) = row
-    offset_us = clock.offset_us
-    received = rfc3339(received_us + offset_us)
-    if event_us is None:
-        event_us, time = received_us, received
-    else:
-        time = rfc3339(event_us + offset_us)
-    sequence = b"%d" % row_sequence
-    boottime = b"%d" % event_us
-    headers = HEADERS_MIN
-    device = b""
-    if device_boot is not None and device_sequence is not None:
-        number = b"%d" % device_sequence
-        device = _device_boot(device_boot) + _VARINTS[len(number)] + number
-        headers += 2
-    if redelivered:
-        device += _REDELIVERED
-        headers += 1
-    record = b"".join(
-        (
-            # Attributes, and the distance from the batch's timestamp: both 0.
-            b"\0\0",
-            _varint(offset),
-            frame.encoded_key,
-            _varint(len(payload)),
-            payload,
-            _VARINTS[headers],
-            frame.from_specversion_to_id,
-            _VARINTS[len(frame.id_prefix) + len(sequence)],
-            frame.id_prefix,
-            sequence,
-            frame.from_source_to_time,
-            time,
-            _time_quality(*time_quality(frame, row, clock)),
-            received,
-            frame.from_gatewayboot_to_boottime,
-            _VARINTS[len(boottime)],
-            boottime,
-            frame.from_lane_to_lanesequence,
-            _VARINTS[len(sequence)],
-            sequence,
-            frame.content_type,
-            device,
+
+    def __init__(self, gateway: GatewaySettings, lane: Lane, series: Series) -> None:
+        self.topic = series.topic
+        self.key = series.key.encode()
+        self.boot_id = lane.boot_id
+        self._of_gateway = series.is_of_gateway
+        self._encoded_key = _string(self.key)
+        prefix = f"{lane.buffer_id}-{lane.name}-".encode()
+        specversion = _header("ce_specversion", "1.0") + _name("ce_id")
+        self._until_id = tuple(
+            specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1)
         )
-    )
-    return _varint(len(record)) + record
+        """By the digits that the number in the lane has: it ends the id."""
+        self._from_source_to_time = (
+            _header("ce_source", f"/{gateway.namespace}/{gateway.id}")
+            + _header("ce_type", series.type)
+            + _header("ce_subject", series.subject)
+            + _name("ce_time")
+            + _varint(_RFC3339_BYTES)
+        )
+        self._from_gatewayboot_to_boottime = _header("ce_gatewayboot", lane.boot_id) + _name("ce_boottime")
+        self._from_lane_to_lanesequence = _header("ce_lane", lane.name) + _name("ce_lanesequence")
+        self._content_type = _header("content-type", series.content_type)
+        self._times_of: tuple[object, ...] = ()
+        self._clock: WallClock | None = None
+        self._from_source_to_lanesequence = b""
+        """Of the row before: what is in `_times_of`, by `_clock`."""
+        self._device_boot: str | None = None
+        self._from_content_type_to_devicesequence = b""
+        """Of the row before, whose `device_boot` was that."""
+
+    def encode(self, row: Row, clock: WallClock, offset: int) -> bytes:
+        """The record of one row, its times derived from what is known of the clock now.
+
+        `offset` is its place in its batch. Kafka's own timestamp is that of the batch: the broker's (LogAppendTime).
+        """
+        boot, device_sequence, payload = row.device_boot, row.device_sequence, row.payload
+        times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms)
+        if times_of != self._times_of or clock is not self._clock:
+            self._from_source_to_lanesequence = self._times(row, clock)
+            self._times_of, self._clock = times_of, clock
+        sequence = b"%d" % row.sequence
+        digits = len(sequence)
+        if boot is None or device_sequence is None:
+            headers, device, number_bytes, number = HEADERS_MIN, self._content_type, b"", b""
+        else:
+            if boot != self._device_boot:
+                self._from_content_type_to_devicesequence = (
+                    self._content_type + _header("ce_deviceboot", boot) + _name("ce_devicesequence")
+                )
+                self._device_boot = boot
+            device = self._from_content_type_to_devicesequence
+            number = b"%d" % device_sequence
+            headers, number_bytes = HEADERS_MIN + 2, _VARINTS[len(number)]
+        if row.doubt in _DOUBTS:
+            number += _DOUBTS[row.doubt]
+            headers += 1
+        record = b"".join(
+            (
+                # Attributes, and the distance from the batch's timestamp: both 0.
+                b"\0\0",
+                _varint(offset),
+                self._encoded_key,
+                _varint(len(payload)),
+                payload,
+                _VARINTS[headers],
+                self._until_id[digits],
+                sequence,
+                self._from_source_to_lanesequence,
+                _VARINTS[digits],
+                sequence,
+                device,
+                number_bytes,
+                number,
+            )
+        )
+        return _varint(len(record)) + record
+
+    def _times(self, row: Row, clock: WallClock) -> bytes:
+        event_us = row.received_us if row.event_us is None else row.event_us
+        error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
+        boottime = b"%d" % event_us
+        return b"".join(
+            (
+                self._from_source_to_time,
+                rfc3339(clock.at(event_us)),
+                _header("ce_timeerror", str(error_us)),
+                _header("ce_timequality", quality),
+                _name("ce_receivedtime"),
+                _string(rfc3339(clock.at(row.received_us))),
+                self._from_gatewayboot_to_boottime,
+                _string(boottime),
+                self._from_lane_to_lanesequence,
+            )
+        )
 
 
-def time_quality(frame: RecordFrame, row: Row, clock: WallClock) -> tuple[int, bytes]:
+def time_quality(row: Row, clock: WallClock, *, of_gateway: bool) -> tuple[int, str]:
     """The bound of the event time's error in microseconds, and how the time was obtained."""
     if clock.error_us is None:
-        return TIME_ERROR_UNKNOWN_US, b"bounded"
+        return TIME_ERROR_UNKNOWN_US, "bounded"
     if row.event_us is not None:
-        return clock.error_us + row.event_error_us, b"synced" if frame.of_gateway else b"estimated"
-    if frame.of_gateway:
-        return clock.error_us, b"synced"
+        return clock.error_us + row.event_error_us, "synced" if of_gateway else "estimated"
+    if of_gateway:
+        return clock.error_us, "synced"
     if row.tick_ms is not None:
         # A sensor with a ring and a clock that was not learnt: the reading may be older than its receipt by any time.
-        return TIME_ERROR_UNKNOWN_US, b"bounded"
+        return TIME_ERROR_UNKNOWN_US, "bounded"
     # With a bound of its own where it was taken in again in another boot than that of its receipt.
-    return clock.error_us + row.event_error_us, b"received"
+    return clock.error_us + row.event_error_us, "received"
 
 
-@lru_cache(maxsize=1024)
-def _time_quality(error_us: int, quality: bytes) -> bytes:
-    """The two headers, and the name of `ce_receivedtime`, which follows them."""
-    return (
-        _string(b"ce_timeerror")
-        + _string(b"%d" % error_us)
-        + _string(b"ce_timequality")
-        + _string(quality)
-        + _string(b"ce_receivedtime")
-        + _varint(_RFC3339_BYTES)
-    )
-
-
-@lru_cache(maxsize=8192)
-def _device_boot(boot: str) -> bytes:
-    """The header, and the name of the one that follows it."""
-    return _string(b"ce_deviceboot") + _string(boot.encode()) + _string(b"ce_devicesequence")
-
-
-_REDELIVERED = _string(b"ce_redelivered") + _string(b"true")
+DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}
+_DOUBTS = {number: _header("ce_doubt", word) for number, word in DOUBTS.items()}
 
 
 def rfc3339(wall_us: int) -> bytes:

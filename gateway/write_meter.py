@@ -1,10 +1,7 @@
 """Counts what comes in and what goes to the disk for it: the figures of the write budget."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-
-from gateway.buffer_rows import Row
 
 INTERVAL_S = 60.0
 """How often the figures are written down, and only together with something else: an idle box writes nothing."""
@@ -35,10 +32,10 @@ class WriteMeter:
         self._stored_bytes = 0
         self._disk_bytes = _written_bytes()
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, readings: int, payload_bytes: int) -> None:
         """Count what a commit stored."""
-        self._readings += len(rows)
-        self._stored_bytes += sum([len(row.payload) for row in rows])
+        self._readings += readings
+        self._stored_bytes += payload_bytes
 
     def due(self, now_s: float) -> Usage | None:
         """What is to be written down now, if anything; `reset` once it is on disk."""

@@ -184,7 +184,7 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
 
     columns = (
         *("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality"),
-        *("device_boot", "device_sequence", "redelivered", "ce_id"),
+        *("device_boot", "device_sequence", "doubt", "ce_id"),
     )
     view = _opened(spark, warehouse, open_readings)
     _show(_latest(view, device, "event_time", limit), columns if as_json else columns[:8], as_json=as_json)

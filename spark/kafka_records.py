@@ -24,11 +24,9 @@ HEADERS = (
 )
 DEVICE_HEADERS = ("ce_deviceboot", "ce_devicesequence")
 """They follow the others where the sensor sends them."""
-REDELIVERED_HEADER = "ce_redelivered"
-"""The last, `true`, where the sender sent a reading before and nothing told the gateway whether it has it."""
-SHAPES = tuple(
-    HEADERS + device + redelivered for device in ((), DEVICE_HEADERS) for redelivered in ((), (REDELIVERED_HEADER,))
-)
+DOUBT_HEADER = "ce_doubt"
+"""The last, where the gateway could not tell whether it has a reading already: `redelivered` or `conflict`."""
+SHAPES = tuple(HEADERS + device + doubt for device in ((), DEVICE_HEADERS) for doubt in ((), (DOUBT_HEADER,)))
 """All the headers that a record may have."""
 
 IDENTITY = "^([0-9a-f]{16})-([0-9a-f]{12})-([0-9]{1,19})$"
@@ -68,7 +66,7 @@ def _texts(records: DataFrame) -> DataFrame:
             _text(F.lit(position), fits & of_device).alias(name)
             for position, name in enumerate(DEVICE_HEADERS, start=len(HEADERS))
         ),
-        _text(last, fits & (F.get(names, last) == REDELIVERED_HEADER)).alias(REDELIVERED_HEADER),
+        _text(last, fits & (F.get(names, last) == DOUBT_HEADER)).alias("doubt"),
     )
 
 
@@ -114,8 +112,7 @@ def _typed(texts: DataFrame) -> DataFrame:
         (F.col("ce_devicesequence").isNotNull() & _integer("ce_devicesequence").isNull()).alias(
             "device_sequence_unreadable"
         ),
-        F.when(F.col("headers_fit"), F.coalesce(_boolean(REDELIVERED_HEADER), F.lit(False))).alias("redelivered"),
-        (F.col(REDELIVERED_HEADER).isNotNull() & _boolean(REDELIVERED_HEADER).isNull()).alias("redelivered_unreadable"),
+        "doubt",
     )
 
 
@@ -133,12 +130,8 @@ def _judged(typed: DataFrame) -> DataFrame:
         _unless(F.col("time_error_us") >= 0, "ce_timeerror is not a count of microseconds"),
         _unless(F.col("boot_time_us").isNotNull(), "ce_boottime is not a count of microseconds"),
         F.when(F.col("device_sequence_unreadable"), "ce_devicesequence is not a 64-bit integer"),
-        F.when(F.col("redelivered_unreadable"), "ce_redelivered is neither true nor false"),
     )
-    dropped = {
-        *("headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable", "redelivered_unreadable"),
-        "ce_id",
-    }
+    dropped = {"headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable", "ce_id"}
     kept = [column for column in typed.columns if column not in dropped]
     return typed.select("*", fault.alias("header_fault")).select(
         *kept,
@@ -169,11 +162,6 @@ def _part(column: str, pattern: str, group: int) -> Column:
 
 def _integer(column: str) -> Column:
     return F.when(F.col(column).rlike(INTEGER), F.col(column).try_cast("bigint"))
-
-
-def _boolean(column: str) -> Column:
-    """CloudEvents 1.0, section 3.1: a Boolean is written `true` or `false`."""
-    return F.when(F.col(column) == "true", F.lit(True)).when(F.col(column) == "false", F.lit(False))
 
 
 def _time(column: str) -> Column:

@@ -20,7 +20,7 @@ SCHEMA = f"""
     buffer string, lane string, lane_sequence bigint, ce_id string, ce_type string, subject string,
     event_time timestamp, time_error_us bigint, time_quality string, received_time timestamp,
     gateway_boot string, boot_time_us bigint, content_type string,
-    device_boot string, device_sequence bigint, redelivered boolean,
+    device_boot string, device_sequence bigint, doubt string,
     metrics {METRICS_TYPE}, duplicate boolean, reject_reason string,
     ingest string, batch bigint, code_version string, event_date date
 """

@@ -20,7 +20,7 @@ def readings(log: DataFrame) -> DataFrame:
         "received_time",
         "device_boot",
         "device_sequence",
-        "redelivered",
+        "doubt",
         "gateway",
         "gateway_boot",
         "ce_id",

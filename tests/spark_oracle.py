@@ -24,8 +24,8 @@ REQUIRED = [
     *("ce_receivedtime", "ce_gatewayboot", "ce_boottime", "ce_lane", "ce_lanesequence", "content-type"),
 ]
 OPTIONAL = ["ce_deviceboot", "ce_devicesequence"]
-REDELIVERED = ["ce_redelivered"]
-SHAPES = (REQUIRED, REQUIRED + OPTIONAL, REQUIRED + REDELIVERED, REQUIRED + OPTIONAL + REDELIVERED)
+DOUBT = ["ce_doubt"]
+SHAPES = (REQUIRED, REQUIRED + OPTIONAL, REQUIRED + DOUBT, REQUIRED + OPTIONAL + DOUBT)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -167,8 +167,6 @@ def read_headers(record: KafkaRecord) -> Event:
         raise UnreadableError
     if "ce_devicesequence" in given:
         integer(given["ce_devicesequence"])
-    if given.get("ce_redelivered", "true") not in {"true", "false"}:
-        raise UnreadableError
     key = utf8(record.key)
     return Event(
         record=record,

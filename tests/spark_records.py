@@ -34,7 +34,7 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
     lane: str = LANE,
     namespace: str = "plant",
     device_boot: str | None = None,
-    redelivered: str | None = None,
+    doubt: str | None = None,
 ) -> Headers:
     """The headers as the gateway writes them."""
     texts = [
@@ -55,8 +55,8 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
     ]
     if device_boot is not None:
         texts += [("ce_deviceboot", device_boot), ("ce_devicesequence", str(sequence))]
-    if redelivered is not None:
-        texts.append(("ce_redelivered", redelivered))
+    if doubt is not None:
+        texts.append(("ce_doubt", doubt))
     return [(name, text.encode()) for name, text in texts]
 
 
@@ -118,7 +118,7 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
             lane=lane,
             namespace=rng.choice(["plant", "attic"]),
             device_boot=rng.choice([None, "7-1a2b3c4d"]),
-            redelivered="true" if rng.random() < 0.1 else None,
+            doubt=rng.choice(["redelivered", "conflict"]) if rng.random() < 0.1 else None,
         )
         record = KafkaRecord(
             topic=rng.choice(["device-thermo", "device-power"]),

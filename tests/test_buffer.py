@@ -19,7 +19,7 @@ from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_losses import LOSS_TYPE, loss_body
 from gateway.buffer_room import Room
-from gateway.buffer_rows import START, Entry, Loss, Position, Quarantined, Series, Span, spans_of
+from gateway.buffer_rows import START, Doubt, Entry, Loss, Position, Quarantined, Series, Span, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.clock_gateway import boottime_us
@@ -128,10 +128,14 @@ async def test_a_rebooted_sensor_starts_at_zero_again_and_loses_nothing(tmp_path
         assert [device.device for device in status.devices] == ["42"]
 
 
-async def test_the_same_identity_with_another_payload_is_stored_and_counted(tmp_path: Path) -> None:
+async def test_the_same_identity_with_another_payload_is_stored_flagged_and_counted(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
-        await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=0)])
-        assert len(await rows(buffer)) == 2
+        await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=0), entry(b"c", sequence=1)])
+        assert [(row.payload, row.doubt) for row in await rows(buffer)] == [
+            (b"a", 0),
+            (b"b", Doubt.CONFLICT),
+            (b"c", 0),
+        ]
         assert buffer.counts["conflict"] == 1
 
 

@@ -19,11 +19,10 @@ from gateway import buffer_aside, buffer_inspect, buffer_schema, buffer_status
 from gateway.buffer_inspect import Moment, Now, depths, lanes, opened, quarantined, readings
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_verify import verify
-from gateway.settings import BufferSettings, GatewaySettings
+from gateway.settings import BufferSettings
 from tests.buffers import BOOT, CLOCK, confirm, entry, rows, store
 from tests.buffers import opened as opened_buffer
 
-GATEWAY = GatewaySettings(id="gw1")
 BOOT_OFFSET_US = 1_700_000_000_000_000
 
 
@@ -70,7 +69,7 @@ async def test_a_waiting_reading_with_all_that_is_known_of_it(tmp_path: Path) ->
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry(b'{"t": 21.5}', sequence=7, received_us=5_000_000)])
         with opened(path) as db:
-            (reading,) = readings(db, GATEWAY)
+            (reading,) = readings(db)
         lane, buffer_id = buffer.lane.name, buffer.id
     assert reading.id == f"{buffer_id}-{lane}-0"
     assert (reading.device, reading.topic, reading.key) == ("42", "device-thermo", "42")
@@ -78,7 +77,7 @@ async def test_a_waiting_reading_with_all_that_is_known_of_it(tmp_path: Path) ->
     assert reading.time_error_us is not None
     assert reading.time_error_us >= CLOCK.error_us  # type: ignore[operator]
     assert (reading.gateway_boot, reading.received_boottime_us) == (BOOT, 5_000_000)
-    assert (reading.device_boot, reading.device_sequence, reading.redelivered) == ("1-00000001", 7, False)
+    assert (reading.device_boot, reading.device_sequence, reading.doubt) == ("1-00000001", 7, None)
     assert reading.payload == '{"t": 21.5}'
 
 
@@ -87,7 +86,7 @@ def test_no_time_is_claimed_where_the_clock_was_never_known(tmp_path: Path) -> N
     with written(path) as connection:
         put_lane(connection, "unsynced", [3])
     with opened(path) as db:
-        (reading,) = readings(db, GATEWAY)
+        (reading,) = readings(db)
         (depth,) = depths(db).devices
     assert (reading.time, reading.time_error_us, reading.received_time) == (None, None, None)
     assert (reading.gateway_boot, reading.boottime_us) == ("unsynced", 3_000)
@@ -100,7 +99,7 @@ def test_a_payload_comes_back_byte_for_byte_and_in_one_way_only(tmp_path: Path, 
     with written(path) as connection:
         put_lane(connection, "synced", [0], payload=payload)
     with opened(path) as db:
-        (line,) = (msgspec.json.decode(msgspec.json.encode(reading)) for reading in readings(db, GATEWAY))
+        (line,) = (msgspec.json.decode(msgspec.json.encode(reading)) for reading in readings(db))
     if "payload" in line:
         assert "payload_base64" not in line
         assert line["payload"].encode() == payload
@@ -141,8 +140,7 @@ def test_paging_gives_each_row_once_and_in_order(
         with opened(path) as db:
             numbers = {lane.name: lane.number for lane in lanes(db)}
             found = [
-                (numbers[reading.lane], reading.sequence)
-                for reading in readings(db, GATEWAY, device, newest_first=newest_first)
+                (numbers[reading.lane], reading.sequence) for reading in readings(db, device, newest_first=newest_first)
             ]
             by_device = {depth.device: depth.rows for depth in depths(db).devices}
     assert found == expected
@@ -158,7 +156,7 @@ async def test_reading_everything_holds_no_transaction_and_survives_what_the_dae
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry(b"%d" % number) for number in range(100)])
         with opened(path) as db:
-            export = readings(db, GATEWAY)
+            export = readings(db)
             taken = [next(export) for _ in range(5)]
             # Whoever reads what is exported may take hours; the WAL can be begun anew meanwhile.
             with sqlite3.connect(path) as other:
@@ -239,6 +237,26 @@ def test_a_file_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_that_is_no_buffer_is_told_as_what_it_is(tmp_path: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(BufferFileError) as raised, opened(path):
+            pass
+        return str(raised.value)
+
+    assert refused(tmp_path / "buffer.db").endswith("buffer.db yet: sluice run makes it when it first starts")
+    assert f"nor a directory {tmp_path}/none: mend buffer.path, or make the directory" in refused(
+        tmp_path / "none" / "buffer.db"
+    )
+    assert f"is a directory; name a file in it, such as {tmp_path}/buffer.db" in refused(tmp_path)
+    (tmp_path / "empty.db").touch()
+    assert "is not made yet: sluice run makes it" in refused(tmp_path / "empty.db")
+    with written_as_is(tmp_path / "foreign.db") as connection:
+        connection.execute("CREATE TABLE mail (text)")
+    assert "is a database of some other program's: set buffer.path to a file of its own" in refused(
+        tmp_path / "foreign.db"
+    )
+
+
 @contextmanager
 def written_as_is(path: Path) -> Iterator[sqlite3.Connection]:
     connection = sqlite3.connect(path, isolation_level=None)
@@ -283,6 +301,19 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, wal: bool) -> None:  #
     else:
         # Nobody writes it and it has no WAL: it is read as it is.
         assert read.stdout == "2\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to become somebody who may not look")
+def test_a_folder_that_is_closed_to_others_is_told_as_such() -> None:
+    folder = Path("/var/tmp") / f"sluice-closed-{os.getpid()}"  # noqa: S108 - pytest's own folders are closed as well
+    folder.mkdir(mode=0o700)
+    try:
+        command = [sys.executable, "-c", READ_AS_NOBODY, str(folder / "buffer.db")]
+        read = subprocess.run(command, capture_output=True, text=True, check=False)
+    finally:
+        shutil.rmtree(folder)
+    assert "BufferFileError: this user may not look at the buffer at" in read.stderr
+    assert "run this as the user that sluice runs as, or as root" in read.stderr
 
 
 def test_files_that_were_set_aside_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Quarantined, Series
@@ -177,7 +178,7 @@ async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_seque
         await buffer.quarantine(buffer.id, [door.quarantine_entry(refused)], [])
         assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
         again = (await rows(buffer))[-1]
-        assert again._replace(sequence=row.sequence, received_us=row.received_us) == row
+        assert replace(again, sequence=row.sequence, received_us=row.received_us) == row
         assert again.received_us == 3
 
 

@@ -7,14 +7,13 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer_rows import Lane, Row, Series
+from gateway.buffer_rows import Doubt, Lane, Row, Series
 from gateway.clock_gateway import WallClock
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_record import (
     HEADER_NAMES,
     TIME_ERROR_UNKNOWN_US,
-    encode_record,
-    record_frame,
+    RecordEncoder,
     rfc3339,
 )
 from gateway.settings import GatewaySettings
@@ -30,7 +29,7 @@ EVENT = Series("gateway-events", "gw1", "", "boot", "sluice.gateway.boot", "appl
 def headers(row: Row, clock: WallClock = CLOCK, series: Series = SERIES) -> list[tuple[str, bytes]]:
     """The headers of a row's record, as a consumer decodes them."""
     batch = EncodedBatch("none")
-    batch.add(encode_record(record_frame(GATEWAY, LANE, series), row, clock, 0))
+    batch.add(RecordEncoder(GATEWAY, LANE, series).encode(row, clock, 0))
     (record,) = decoded(batch)
     assert (record.key, record.value) == (series.key.encode(), row.payload)
     return [(name, value) for name, value in record.headers if value is not None]
@@ -62,7 +61,7 @@ def test_a_reading_with_everything() -> None:
         ("content-type", b"application/json"),
         ("ce_deviceboot", b"7-1a2b3c4d"),
         ("ce_devicesequence", b"99"),
-        ("ce_redelivered", b"true"),
+        ("ce_doubt", b"redelivered"),
     ]
     assert tuple(name for name, _ in headers(row)) == HEADER_NAMES
 
@@ -110,23 +109,23 @@ def test_any_time_is_written_as_rfc_3339(wall_us: int) -> None:
             st.none() | st.integers(-(2**62), 2**62),
             st.none() | st.text(min_size=1, max_size=64),
             st.integers(0, 2**62),
-            st.booleans(),
+            st.sampled_from([0, *Doubt]),
         ),
         min_size=1,
         max_size=100,
     ),
 )
 def test_what_is_encoded_here_is_what_a_consumer_reads(
-    compression: str, readings: list[tuple[bytes, int | None, str | None, int, bool]]
+    compression: str, readings: list[tuple[bytes, int | None, str | None, int, int]]
 ) -> None:
-    frame = record_frame(GATEWAY, LANE, SERIES)
+    encoder = RecordEncoder(GATEWAY, LANE, SERIES)
     batch = EncodedBatch(compression)
     rows = [
-        Row(1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, int(redelivered))
-        for payload, event_us, boot, sequence, redelivered in readings
+        Row(1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, doubt)
+        for payload, event_us, boot, sequence, doubt in readings
     ]
     for row in rows:
-        batch.add(encode_record(frame, row, CLOCK, batch.record_count()))
+        batch.add(encoder.encode(row, CLOCK, batch.record_count()))
     batch._set_producer_state(7, 1, 42)
     uncompressed = batch.size()
     assert len(batch._build()) <= uncompressed
@@ -139,7 +138,7 @@ def test_what_is_encoded_here_is_what_a_consumer_reads(
         found = dict(record.headers)
         assert found["ce_lanesequence"] == b"%d" % row.sequence
         assert found.get("ce_deviceboot") == (None if row.device_boot is None else row.device_boot.encode())
-        assert ("ce_redelivered" in found) == bool(row.redelivered)
+        assert found.get("ce_doubt") == {0: None, 1: b"redelivered", 2: b"conflict"}[row.doubt]
         assert [name for name in HEADER_NAMES if name in found] == [name for name, _ in record.headers]
 
 

@@ -201,10 +201,9 @@ HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
     (changed(GOOD, "ce_timeerror", "9223372036854775808"), "ce_timeerror"),
     (changed(GOOD, "ce_boottime", "1.5"), "ce_boottime"),
     (changed(GOOD, "ce_devicesequence", "x"), "ce_devicesequence"),
-    ([*GOOD, ("ce_redelivered", b"1")], "ce_redelivered"),
-    ([*GOOD, ("ce_redelivered", None)], "the headers are not"),
-    ([*GOOD[:14], ("ce_redelivered", b"true"), *GOOD[14:]], "the headers are not"),
-    ([*GOOD, ("ce_redelivered", b"true"), ("ce_redelivered", b"true")], "the headers are not"),
+    ([*GOOD, ("ce_doubt", None)], "the headers are not"),
+    ([*GOOD[:14], ("ce_doubt", b"conflict"), *GOOD[14:]], "the headers are not"),
+    ([*GOOD, ("ce_doubt", b"conflict"), ("ce_doubt", b"conflict")], "the headers are not"),
 ]
 
 
@@ -240,16 +239,14 @@ def test_headers_become_typed_columns(spark: SparkSession) -> None:
 
 
 def test_a_reading_that_may_be_stored_twice_is_marked_with_and_without_a_device_sequence(spark: SparkSession) -> None:
-    shapes = [(boot, redelivered) for boot in (None, "7-1a2b3c4d") for redelivered in (None, "true", "false")]
+    shapes = [(boot, doubt) for boot in (None, "7-1a2b3c4d") for doubt in (None, "redelivered", "conflict")]
     records = [
-        reading(headers=reading_headers(17, device_boot=boot, redelivered=redelivered), offset=offset)
-        for offset, (boot, redelivered) in enumerate(shapes)
+        reading(headers=reading_headers(17, device_boot=boot, doubt=doubt), offset=offset)
+        for offset, (boot, doubt) in enumerate(shapes)
     ]
 
     rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=9)])).orderBy("offset").collect()
 
-    found = [(row.device_boot, row.device_sequence, row.redelivered, row.header_fault) for row in rows]
-    assert found[:-1] == [
-        (boot, None if boot is None else 17, redelivered == "true", None) for boot, redelivered in shapes
-    ]
-    assert rows[-1].redelivered is None
+    found = [(row.device_boot, row.device_sequence, row.doubt, row.header_fault) for row in rows]
+    assert found[:-1] == [(boot, None if boot is None else 17, doubt, None) for boot, doubt in shapes]
+    assert rows[-1].doubt is None
