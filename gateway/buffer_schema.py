@@ -84,18 +84,21 @@ class BufferFileError(Exception):
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file for its one writer, durable at every COMMIT, at the current schema.
 
-    Raises sqlite3.Error where SQLite cannot, and BufferFileError where the file is of a newer version.
+    Raises sqlite3.Error where SQLite cannot, and BufferFileError where the file is of a newer version or another
+    program's.
     """
     # Transactions are begun and ended by hand: what is in one commit is the point of this file.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
+        # Before anything is written, be it into the file's header.
+        version = _version(connection)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         # Debian's SQLite overwrites what is deleted unless it is told not to: twice the wear for every reading.
         connection.execute("PRAGMA secure_delete=OFF").fetchone()
         # The journal of a long statement would go to /var/tmp, which is the same full card.
         connection.execute("PRAGMA temp_store=MEMORY")
-        _migrate(connection)
+        _migrate(connection, version)
     except BaseException:
         connection.close()
         raise
@@ -162,13 +165,19 @@ def is_of_disk(error: Exception) -> bool:
     return isinstance(error, OSError | BufferFileError) or (code is not None and code & 0xFF in _OF_DISK)
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _version(connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+        raise BufferFileError("the file is a database of some other program's: set buffer.path to a file of its own")
     if version > len(MIGRATIONS):
         raise BufferFileError(
             f"the buffer was written by a newer Sluice (schema {version}, this one knows {len(MIGRATIONS)}): "
             "install that version again, or set buffer.path to a new file"
         )
+    return int(version)
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
     for number in range(version, len(MIGRATIONS)):
         connection.execute("BEGIN IMMEDIATE")
         for statement in MIGRATIONS[number]:

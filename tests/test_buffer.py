@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -547,6 +548,17 @@ async def test_a_second_daemon_is_kept_off(tmp_path: Path) -> None:
 async def test_a_directory_that_is_not_there_is_explained(tmp_path: Path) -> None:
     with pytest.raises(BufferFileError, match="make the directory"):
         Buffer(BufferSettings(path=tmp_path / "none" / "buffer.db"), BOOT, lambda: CLOCK).open()
+
+
+async def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    before = path.read_bytes()
+    with pytest.raises(BufferFileError, match="some other program's"):
+        async with opened(path):
+            pass
+    assert path.read_bytes() == before
 
 
 async def test_a_file_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
