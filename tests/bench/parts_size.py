@@ -197,6 +197,7 @@ async def backlog(bench: Bench) -> list[Result]:
         Result("rss_backlog_10m_over_10k", large.rss_mb / small.rss_mb, "times", "<= 1.1", "1,000 readings/s taken in"),
         Result("backlog_bytes_per_reading", large.file_bytes / many, "bytes", None, f"{many:,} rows; file and WAL"),
         Result("backlog_fill_readings_per_s", large.fill_rate, "1/s", None, "through the listener, Kafka down"),
+        Result("backlog_drain_readings_per_s", large.drain_rate, "1/s", None, "while 1,000 readings/s are taken in"),
     ]
 
 
@@ -211,6 +212,8 @@ class _Backlog:
     rss_mb: float = 0.0
     """The most while readings came in and Kafka was down."""
     rss_mb_draining: float = 0.0
+    drain_rate: float = 0.0
+    """Records a second that came to Kafka while 1,000 a second came in."""
 
 
 async def _backlog(bench: Bench, rows: int) -> _Backlog:
@@ -247,14 +250,16 @@ async def _backlog(bench: Bench, rows: int) -> _Backlog:
     finally:
         stop(sluice)
     config.write_text(config.read_text().replace(UNREACHABLE, bench.kafka.bootstrap))
-    async with KafkaTopic(bench.kafka.bootstrap, topic_name), gateway(config) as sluice:
+    async with KafkaTopic(bench.kafka.bootstrap, topic_name) as topic, gateway(config) as sluice:
+        began, before = time.monotonic(), await topic.count()
         await run_load(
             sluice.port, connections=CONNECTIONS, rate=1_000, seconds=bench.pick(10, 2), boot="f", secrets=secrets
         )
+        seen.drain_rate = (await topic.count() - before) / (time.monotonic() - began)
         seen.rss_mb_draining = sluice.rss_mb_peak
     say(
         f"backlog: restart {seen.restart_s:.2f} s, PUBACK {seen.puback_s:.2f} s, {seen.rss_mb:.1f} MB waiting, "
-        f"{seen.rss_mb_draining:.1f} MB draining"
+        f"{seen.rss_mb_draining:.1f} MB draining at {seen.drain_rate:,.0f}/s"
     )
     return seen
 
