@@ -12,16 +12,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import IO, TypeVar
 
-import msgspec
 import structlog
 
-from gateway import buffer_aside, buffer_lock, buffer_salvage, buffer_schema
+from gateway import buffer_lock, buffer_schema
+from gateway.buffer_attachment import Attachment, SetAside
 from gateway.buffer_file import ROW_BYTES, BufferFile
 from gateway.buffer_losses import LOSSES_MAX
 from gateway.buffer_rows import (
@@ -38,7 +37,7 @@ from gateway.buffer_rows import (
     loss_key,
     spans_of,
 )
-from gateway.buffer_salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
+from gateway.buffer_salvage import SalvagedBatch
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_tail import Tail
 from gateway.clock_gateway import WallClock
@@ -57,12 +56,6 @@ OWN_BYTES_MAX = 1_000_000
 AGE_CHECK_S = 60.0
 END_S = 2.0
 """How long the end waits for the event loop."""
-ANEW_WAIT_S_MAX = 60.0
-"""A card that damages one new file after another gets the next ever more rarely, down to one in so long."""
-ANEW_CALM_S = 600.0
-"""After so long without damage the next new file is begun at once again."""
-REWIND_S = 5.0
-"""How often the forwarder is called back to rows that were salvaged behind its back, at the most."""
 LOSSES_REPORTED_MAX = 200
 """Loss records made in one commit."""
 
@@ -87,18 +80,6 @@ class _Append:
     bytes: int
     """What it takes in memory."""
     disk_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """A file that SQLite found corrupt: renamed and kept; what can be read of it is taken over."""
-
-    name: str
-    buffer_id: str
-    rows: int | None
-    """What it held, where that is known."""
-    lane: Lane | None = None
-    """The lane that readings went into, where that is known."""
 
 
 @dataclass(slots=True)
@@ -128,22 +109,16 @@ class Buffer:
         """What was recognised since the start; see `BufferFile`."""
         self.committed = asyncio.Event()
         """Set after each commit that added rows; the forwarder clears it."""
-        self.rewinds = 0
-        """Grows when rows came to stand before those that were read: whoever reads begins at START again."""
-        self.set_aside: deque[SetAside] = deque(maxlen=100)
-        """Files that were replaced since the start; whoever reports them takes them out."""
-        self.salvaged: deque[SalvagedBatch] = deque(maxlen=100)
-        """The last batch of each file whose salvage has ended; whoever reports them takes them out."""
         self._lock_file: IO[bytes] | None = None
-        self._file: BufferFile
-        self._attached = False
-        self._salvages: list[Salvage] = []
-        self._known: dict[str, SetAside] = {}
-        """Files that were set aside and have no successor yet."""
-        self._anew_due_s = float("-inf")
-        self._anew_wait_s = 0.0
-        self._rewind_due_s = 0.0
-        self._is_rewind_due = False
+        self._attachment = Attachment(
+            settings,
+            boot_id,
+            clock,
+            self.counts,
+            call=self._enqueue,
+            on_attach=self._forget_former_file,
+            on_rows=self._note_salvaged_rows,
+        )
         self._loop: asyncio.AbstractEventLoop
         self._died: asyncio.Future[None]
         self._thread: threading.Thread | None = None
@@ -189,17 +164,32 @@ class Buffer:
 
     async def close(self) -> None:
         """Commit what has been appended, as far as that is possible, and close the file."""
-        for salvage in self._salvages:
-            salvage.stop()
+        self._attachment.stop_salvages()
         with self._wake:
             self._closing = True
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        for salvage in self._salvages:
-            await asyncio.to_thread(salvage.join)
+        await asyncio.to_thread(self._attachment.join_salvages)
         if self._lock_file is not None:
             self._lock_file.close()
+
+    @property
+    def rewinds(self) -> int:
+        """See `Attachment`, as for `set_aside` and `salvaged`."""
+        return self._attachment.rewinds
+
+    @property
+    def set_aside(self) -> deque[SetAside]:
+        return self._attachment.set_aside
+
+    @property
+    def salvaged(self) -> deque[SalvagedBatch]:
+        return self._attachment.salvaged
+
+    @property
+    def _file(self) -> BufferFile:
+        return self._attachment.file
 
     @property
     def id(self) -> str:
@@ -382,7 +372,7 @@ class Buffer:
         self._commit(time.monotonic(), closing=True)
         for _, future in self._calls:
             future.set_exception(BufferFileError("the buffer is closed"))
-        if self._attached:
+        if self._attachment.is_attached:
             self._file.close()
 
     def _wait(self) -> tuple[Sequence[tuple[Callable[[], object], Future[object]]], bool]:
@@ -434,13 +424,13 @@ class Buffer:
             self._look_again()
             return
         try:
-            if not self._attached:
+            if not self._attachment.is_attached:
                 self._attach()
             stored = self._store(own, readings, confirmed, losses, age_due=age_due)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
             self._put_back(confirmed, losses)
             self._fail(error)
-            if not buffer_schema.is_of_disk(error) and self._attached:
+            if not buffer_schema.is_of_disk(error) and self._attachment.is_attached:
                 self._commit_one_by_one([*own, *readings])
             return
         self._recover()
@@ -636,7 +626,7 @@ class Buffer:
 
     def _measure(self, *, held: bool) -> None:
         """See how much room is left; say so when that changes."""
-        if not self._attached:
+        if not self._attachment.is_attached:
             return
         try:
             self.state.bytes_used = self._file.room.used_bytes()
@@ -664,211 +654,24 @@ class Buffer:
     # -- the buffer's thread: the file ----------------------------------------------------------
 
     def _attach(self) -> None:
-        """Open or begin the file. One that SQLite finds corrupt is set aside. Raises BufferFileError."""
-        path = self._settings.path
-        try:
-            unfinished = buffer_aside.interrupted(path)
-            if unfinished:
-                self._go_on_replacing(unfinished)
-            if not self._attached:
-                try:
-                    self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts)
-                    self._reset()
-                except sqlite3.Error as error:
-                    if not buffer_schema.is_corruption(error):
-                        raise
-                    self._replace(error)
-        except (sqlite3.Error, OSError) as error:
-            raise BufferFileError(
-                f"buffer.path: {path} cannot be opened for writing ({error}): the directory must exist and be writable "
-                "by the user that sluice runs as, with space left"
-            ) from error
+        """Open or begin the file. Raises BufferFileError."""
+        self._attachment.attach()
         self._measure(held=False)
 
-    def _reset(self) -> None:
-        """Begin with a file that was not open before."""
-        self._attached = True
+    def _forget_former_file(self) -> None:
         with self._wake:
             self._confirmed = []
             self._tail.clear()
-        # What they read is for another file's lanes: `_adopt_now` refuses it.
-        for salvage in self._salvages:
-            salvage.stop()
-        self._salvages = [salvage for salvage in self._salvages if salvage.is_alive()]
-        self._begin_salvages()
 
-    def _replace(self, error: Exception) -> None:
-        """Set the damaged file aside, and begin a new one that takes over what can be read of it."""
-        log.error("buffer is corrupt: set aside, a new one takes over what can be read of it", error=str(error))
-        self._put_aside()
-        self._begin_anew()
-
-    def _put_aside(self) -> None:
-        """Rename the damaged file, and let go of it."""
-        path = self._settings.path
-        known = self._file if self._attached else None
-        try:
-            name = buffer_aside.final_name(buffer_aside.begin(path))
-            if known is not None:
-                self._known[name] = SetAside(name, known.id, known.rows, known.lane)
-        finally:
-            if known is not None and not path.exists():
-                # After the renaming: closing a database deletes the WAL that stands under its name.
-                self._attached = False
-                known.abandon()
-        now_s = time.monotonic()
-        if now_s > self._anew_due_s + ANEW_CALM_S:
-            self._anew_wait_s = 0.0
-        self._anew_due_s = now_s + self._anew_wait_s
-        self._anew_wait_s = min(max(RETRY_S, 2 * self._anew_wait_s), ANEW_WAIT_S_MAX)
-
-    def _go_on_replacing(self, asides: Sequence[Path]) -> None:
-        """Set files aside to the end: the daemon was ended, or the disk refused, while it did."""
-        path = self._settings.path
-        if path.exists():
-            if all(buffer_aside.is_known(path, SALVAGE_PREFIX + buffer_aside.final_name(aside)) for aside in asides):
-                for aside in asides:
-                    buffer_aside.finish(aside)
-                return
-            if buffer_aside.is_unused(path):
-                buffer_aside.discard(path)
-            else:
-                # Readings may have been acknowledged that are nowhere else.
-                log.error("the buffer cannot be read, or knows nothing of a damaged file beside it: set aside too")
-                self._put_aside()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Begin a new file; that it has something to salvage is on disk before anything is taken into it."""
-        wait_s = self._anew_due_s - time.monotonic()
-        if wait_s > 0:
-            raise BufferFileError(
-                f"new files are damaged again and again, so the next is begun in {wait_s:.0f} s: the disk or card that "
-                "buffer.path is on is probably failing and should be replaced"
-            )
-        path = self._settings.path
-        asides = buffer_aside.interrupted(path)
-        known = [
-            self._known.get(name, SetAside(name, "unknown", None)) for name in map(buffer_aside.final_name, asides)
-        ]
-        files = buffer_salvage.damaged_files(
-            [(aside, of.lane, of.rows) for aside, of in zip(asides, known, strict=True)], buffer_aside.waiting(path)
-        )
-        kept, given_up = buffer_salvage.within(files.values(), self._settings.damaged_files_max)
-        try:
-            lanes = [lane for damaged in kept for lane in damaged.lanes.values()]
-            self._file = BufferFile(self._settings, self.boot_id, self._clock, self.counts, lanes)
-            try:
-                with self._file.transaction():
-                    self._take_over(kept, given_up)
-            except BaseException:
-                self._file.abandon()
-                raise
-        except Exception:
-            # Nothing was taken into it, and the next one must not find it in its place.
-            with suppress(OSError):
-                buffer_aside.discard(path)
-            raise
-        try:
-            for aside in asides:
-                buffer_aside.finish(aside)
-        except BaseException:
-            self._file.abandon()
-            raise
-        for damaged in given_up:
-            log.error(
-                "a damaged buffer was given up without being salvaged: there are more than buffer.damaged_files_max",
-                aside=damaged.aside.name,
-            )
-            buffer_aside.discard(damaged.aside)
-        self._known.clear()
-        self.set_aside.extend(known)
-        self._reset()
-
-    def _take_over(self, kept: Sequence[Damaged], given_up: Sequence[Damaged]) -> None:
-        """Write into the new file what is to be salvaged, what stood beside it, and what is given up."""
-        file = self._file
-        buffer_salvage.adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
-        for damaged in kept:
-            lanes = {number: file.salvaged[lane.name] for number, lane in damaged.lanes.items()}
-            progress = msgspec.structs.replace(damaged.progress, lanes=lanes)
-            file.keep_marks([Mark(SALVAGE_PREFIX + damaged.aside.name, msgspec.json.encode(progress))])
-        for damaged in given_up:
-            file.count_losses(msgspec.structs.replace(damaged.progress, torn=True).losses(self.boot_id))
-
-    def _begin_salvages(self) -> None:
-        """Go on with what damaged files still hold, the last start's too."""
-        marks = buffer_salvage.kept_marks(self._file.marks(SALVAGE_PREFIX))
-        # The newest first: what it took over of an older one comes before the rest of that.
-        work = [(self._settings.path.with_name(name), marks[name]) for name in sorted(marks, reverse=True)]
-        if work:
-            salvage = Salvage(work, self._file.id, self._adopt, self._end_salvage)
-            self._salvages.append(salvage)
-            salvage.start()
-
-    def _end_salvage(self, aside: Path) -> None:
-        """Nothing more is to be had of it: it may be deleted when there are too many. On the salvage's thread."""
-        try:
-            buffer_aside.salvaged(aside)
-            deleted = buffer_aside.prune(self._settings.path, self._settings.damaged_files_max)
-        except OSError as error:
-            log.warning("a salvaged file could not be renamed or deleted: delete it by hand", error=str(error))
-            return
-        if deleted:
-            log.info("salvaged files were deleted, as buffer.damaged_files_max says", deleted=deleted)
-
-    def _adopt(self, batch: SalvagedBatch) -> bool:
-        """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
-        try:
-            return self._enqueue(lambda: self._adopt_now(batch)).result()
-        except BufferFileError:
-            if self._closing:
-                # One that began after `close` had stopped the others.
-                for salvage in self._salvages:
-                    salvage.stop()
-            raise
-
-    def _adopt_now(self, batch: SalvagedBatch) -> bool:
-        file = self._file
-        if batch.into != file.id:
-            raise BufferFileError("the file that this was salvaged for has been replaced")
-        payloads = [row.payload for row in batch.rows] + [input_.payload for input_ in batch.quarantined]
-        coming = sum(len(payload) + ROW_BYTES for payload in payloads)
-        if coming and file.room.is_full(coming):
-            # What was taken over before has to make room.
-            self._rewind()
-            return False
-        with self._transaction():
-            file.adopt(batch.rows, batch.quarantined, batch.series)
-            key = SALVAGE_PREFIX + batch.aside.name
-            file.keep_marks([Mark(key, None if batch.finished else msgspec.json.encode(batch.progress))])
-            if batch.finished:
-                file.count_losses(batch.progress.losses(self.boot_id))
-        self.state.rows = file.rows
-        self._is_rewind_due = self._is_rewind_due or bool(batch.rows)
-        if batch.finished or time.monotonic() >= self._rewind_due_s:
-            self._rewind()
-        if batch.finished:
-            self.salvaged.append(batch)
-            say = log.info if batch.missing == 0 else log.error
-            missing = "unknown" if batch.missing is None else batch.missing
-            say("a damaged buffer was salvaged", aside=batch.aside.name, rows=batch.progress.taken, missing=missing)
+    def _note_salvaged_rows(self) -> None:
+        self.state.rows = self._file.rows
         self._loop.call_soon_threadsafe(self.committed.set)
-        return True
-
-    def _rewind(self) -> None:
-        """Have salvaged rows forwarded: they stand before what the forwarder may have come to."""
-        if self._is_rewind_due:
-            self._is_rewind_due = False
-            self._rewind_due_s = time.monotonic() + REWIND_S
-            self.rewinds += 1
-            self._loop.call_soon_threadsafe(self.committed.set)
 
     def _settle(self, future: Future[object], function: Callable[[], object]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
-            if not self._attached:
+            if not self._attachment.is_attached:
                 self._attach()
             result = function()
         except (sqlite3.Error, OSError) as error:
@@ -882,9 +685,9 @@ class Buffer:
     def _fail(self, error: Exception) -> None:
         """Say once that the buffer fails; a corrupt file is replaced at once."""
         words = str(error) or type(error).__name__
-        if isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error) and self._attached:
+        if isinstance(error, sqlite3.Error) and buffer_schema.is_corruption(error) and self._attachment.is_attached:
             try:
-                self._replace(error)
+                self._attachment.replace(error)
             except (sqlite3.Error, OSError, BufferFileError) as problem:
                 words = f"no new buffer could be begun: {problem}"
             else:

@@ -14,6 +14,8 @@ _SALVAGED = ".salvaged"
 _PARTS = ("-wal", "-shm")
 _FILLED_BY_USE = ("reading", "quarantine", "mark", "loss", "device_run")
 """The tables that a file which has only been made has nothing in."""
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a damaged file may raise: the words of an error of SQLite's may themselves hold damaged text."""
 
 
 def begin(path: Path) -> Path:
@@ -45,14 +47,14 @@ def is_known(path: Path, mark: str) -> bool:
 
     False where that cannot be read.
     """
-    with suppress(sqlite3.Error), closing(_opened(path)) as file:
+    with suppress(*_UNREADABLE), closing(_opened(path)) as file:
         return file.execute("SELECT 1 FROM mark WHERE key = ?", (mark,)).fetchone() is not None
     return False
 
 
 def is_unused(path: Path) -> bool:
     """Whether a file can be read, and nothing has ever been taken into it."""
-    with suppress(sqlite3.Error), closing(_opened(path)) as file:
+    with suppress(*_UNREADABLE), closing(_opened(path)) as file:
         made = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         return not any(
             file.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in _FILLED_BY_USE if table in made

@@ -459,7 +459,7 @@ class BufferFile:
         try:
             fields, lengths, payloads = self.connection.execute(_SELECT_MANY, (*after, limit)).fetchone()
             rows, sizes = _rows.decode(fields), _sizes.decode(lengths)
-        except (sqlite3.OperationalError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (sqlite3.OperationalError, msgspec.DecodeError) as error:
             # JSON has no blobs, and each field has its type: what a damaged file gives may be anything.
             if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) != sqlite3.SQLITE_ERROR:
                 raise

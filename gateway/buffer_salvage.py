@@ -1,14 +1,17 @@
 """Takes what can still be read out of a buffer file that SQLite found corrupt. Rows keep their identity.
 
-The file was set aside (`buffer_aside`) and is never changed here.
+First through SQLite's b-trees, in order; then what these do not lead to any more, from the pages themselves
+(`buffer_scan`). The file was set aside (`buffer_aside`); what it holds is never changed here.
 """
 
 import secrets
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +19,23 @@ import msgspec
 import structlog
 
 from gateway.buffer_aside import final_name
-from gateway.buffer_rows import Lane, Loss, Quarantined, Row, Series, is_sound
+from gateway.buffer_rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
+from gateway.buffer_scan import (
+    SHAPES,
+    DamagedPages,
+    OverflowCheck,
+    Rest,
+    Scan,
+    Small,
+    Wanted,
+    found_quarantined,
+    found_rows,
+    no_rest,
+    quarantine_keys,
+    read_small,
+    reading_keys,
+    scan_small,
+)
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import boottime_us
 
@@ -28,12 +47,22 @@ UNKNOWN_BOOT = "unknown"
 WAIT_S = 5.0
 """How long a salvage waits before it tries again: for room, or for a disk that refuses."""
 _SEQUENCE_MAX = 2**62
+_UNREADABLE = (sqlite3.Error, OverflowError, UnicodeDecodeError)
+"""What reading a damaged file may raise: the words of an error of SQLite's may themselves hold damaged text."""
 QUARANTINE_CHUNK_ROWS = 100
+CHUNK_BYTES = 1_000_000
+"""Payload bytes beyond which a chunk of rows that were found by their pages ends."""
+GAPS_MAX = 1_000
+"""Stretches that the b-trees do not lead to, as they are remembered: of more, the nearest ones become one."""
+WORK_S = 0.01
+"""How long the scan of a file works before it lets the daemon work for as long."""
 _QUARANTINE_FIELDS = Quarantined.__struct_fields__
 _QUARANTINE = (
     f"SELECT number, {', '.join(_QUARANTINE_FIELDS)} FROM quarantine WHERE number >= ? ORDER BY number LIMIT ?"
 )
-_ROWS = f"SELECT {', '.join(Row._fields)} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
+_ROWS = (
+    f"SELECT {', '.join(Row.__struct_fields__)} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
+)
 _COPIED_TABLES = {
     "boot": 3,
     "mark": 2,
@@ -41,6 +70,9 @@ _COPIED_TABLES = {
     "loss": 9,
 }
 """Small tables that are taken over as they are, and how many columns they have."""
+_SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
+_ONCE_ONLY = ("mark", "loss")
+"""What must not come back once it was deleted: a stale mark may hide a reading, a stale counter tells it twice."""
 
 
 log = structlog.get_logger()
@@ -70,6 +102,17 @@ class Progress(msgspec.Struct, frozen=True):
     quarantine_torn: bool = False
     """Whether nobody knows how much of the quarantine is missing."""
     quarantine_ended: bool = False
+    walked: bool = False
+    """Whether the b-trees have been followed to their ends: what they did not lead to is looked for in the pages."""
+    gaps: list[Span] = []
+    """By lane of the damaged file, what the b-trees did not lead to: rows may be there, or never have been."""
+    scanned: tuple[int, int] = (-1, -1)
+    """Lane and sequence of the last row that was found in the pages and taken over."""
+    ends: dict[int, tuple[int, int]] = {}
+    """By lane, the first and the last row that are known to have been there."""
+    quarantine_gaps: list[Span] = []
+    """As `gaps`, of the quarantine's numbers, under the lane 0."""
+    quarantine_scanned: int = 0
 
     def missing(self) -> int | None:
         """Rows that are lost, at least, once it has ended; None where nobody knows how many."""
@@ -100,6 +143,16 @@ class Found:
     tables: dict[str, list[tuple[object, ...]]] = field(default_factory=dict)
     marks_whole: bool = False
     """Whether all marks could be read."""
+    own: str | None = None
+    """The file's id."""
+    whole: set[str] = field(default_factory=set)
+    """Tables and indexes that were read to their ends."""
+    row_lanes: set[int] = field(default_factory=set)
+    """Lane numbers that rows stand under."""
+
+    def lacks(self, tables: Iterable[str]) -> bool:
+        """Whether one of these is not known whole, from itself or from the index that holds the same."""
+        return any(table not in self.whole and _SECOND_COPIES.get(table) not in self.whole for table in tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +210,7 @@ class Salvage(threading.Thread):
         self._adopt = adopt
         self._ended = ended
         self._stopping = threading.Event()
+        self._work_until_s = 0.0
 
     def stop(self) -> None:
         """Let it end soon; whoever has the file next goes on where it was."""
@@ -169,9 +223,10 @@ class Salvage(threading.Thread):
             while not self._stopping.is_set():
                 try:
                     self._read_file()
-                    if not self._stopping.is_set():
-                        self._ended(self._aside)
+                    self._ended(self._aside)
                     break
+                except _StoppedError:
+                    return
                 except (sqlite3.Error, OSError) as error:
                     if not said:
                         log.warning("a salvage has to wait", aside=self._aside.name, error=str(error))
@@ -179,74 +234,215 @@ class Salvage(threading.Thread):
                     self._stopping.wait(WAIT_S)
 
     def _read_file(self) -> None:
+        found = Found()
         connection = open_damaged(self._aside)
         try:
             if connection is not None:
-                found = Found()
-                _read_beside(connection, found)
-                self._read_quarantine(connection, found.series)
-                self._read_lanes(connection, found.series)
+                _read_tables(connection, found)
+            _read_pages(self._aside, found, ("series",), self._rest)
+            if not self._progress.walked:
+                self._walk(connection, found.series)
         finally:
             if connection is not None:
                 connection.close()
+        with suppress(FileNotFoundError), closing(DamagedPages(self._aside)) as pages:
+            self._scan_quarantine(pages, found.series)
+            self._scan_rows(pages, found.series)
         self._hand_over(finished=True)
+
+    def _rest(self) -> None:
+        """Let the daemon work; end here where this is to stop."""
+        if time.monotonic() >= self._work_until_s:
+            if self._stopping.wait(WORK_S):
+                raise _StoppedError
+            self._work_until_s = time.monotonic() + WORK_S
+
+    def _walk(self, connection: sqlite3.Connection | None, series: dict[int, Series]) -> None:
+        """Follow the b-trees, and note what they do not lead to."""
+        progress = self._progress
+        if connection is not None:
+            self._read_quarantine(connection, series)
+            with closing(DamagedPages(self._aside)) as pages:
+                self._read_lanes(connection, OverflowCheck(pages), series)
+        else:
+            for lane in progress.lanes:
+                if lane >= progress.lane:
+                    first = progress.sequence + 1 if lane == progress.lane else 0
+                    self._note_gaps([Span(lane, first, _SEQUENCE_MAX)], torn=True)
+            if not progress.quarantine_ended:
+                self._note_quarantine_gap(Span(0, progress.quarantined + 1, _SEQUENCE_MAX))
+        self._replace(walked=True)
+
+    def _replace(self, **changes: object) -> None:
+        self._progress = msgspec.structs.replace(self._progress, **changes)
 
     def _read_quarantine(self, connection: sqlite3.Connection, series: dict[int, Series]) -> None:
         """Before the rows: it is little, and its place in the file is known."""
-        if self._progress.quarantine_ended or self._stopping.is_set():
+        if self._progress.quarantine_ended:
             return
         last = _last_quarantined(connection)
-        while not self._stopping.is_set():
+        while True:
             start = self._progress.quarantined + 1
             chunk, failed = _read_quarantine_chunk(connection, start)
             if chunk:
                 start = chunk[-1][0] + 1
-                self._progress = msgspec.structs.replace(self._progress, quarantined=start - 1)
+                self._replace(quarantined=start - 1)
                 self._hand_over(quarantined=[input_ for _, input_ in chunk], series=series)
             elif not failed:
                 break
             if failed:
                 jumped = _behind_damage(lambda number: _is_quarantine_readable(connection, number), start)
                 behind = max(start, (last or 0) + 1) if jumped is None else jumped
-                self._progress = msgspec.structs.replace(
-                    self._progress,
-                    quarantined=behind - 1,
-                    quarantine_missing=self._progress.quarantine_missing + behind - start,
-                    quarantine_torn=self._progress.quarantine_torn or (jumped is None and last is None),
+                known = jumped is not None or last is not None
+                self._note_quarantine_gap(Span(0, start, behind - 1 if known else _SEQUENCE_MAX))
+                self._replace(
+                    quarantined=behind - 1, quarantine_missing=self._progress.quarantine_missing + behind - start
                 )
                 if jumped is None:
                     break
-        self._progress = msgspec.structs.replace(self._progress, quarantine_ended=True)
+        self._replace(quarantine_ended=True)
 
-    def _read_lanes(self, connection: sqlite3.Connection, series: dict[int, Series]) -> None:
+    def _note_quarantine_gap(self, gap: Span) -> None:
+        """Remember numbers that the b-tree does not lead to; the last of them may be beyond all that there are."""
+        self._replace(
+            quarantine_torn=self._progress.quarantine_torn or gap.last == _SEQUENCE_MAX,
+            quarantine_gaps=_joined([*self._progress.quarantine_gaps, gap]),
+        )
+
+    def _read_lanes(self, connection: sqlite3.Connection, check: OverflowCheck, series: dict[int, Series]) -> None:
         for lane in sorted(self._progress.lanes):
-            if lane < self._progress.lane or self._stopping.is_set():
+            if lane < self._progress.lane:
                 continue
             after = self._progress.sequence if lane == self._progress.lane else -1
-            for rows in salvaged_rows(connection, lane, after):
-                # Before a lane's first row there may have been others, which Kafka has.
-                first = rows[0].sequence if self._progress.lane != lane else self._progress.sequence + 1
-                holes = rows[-1].sequence + 1 - first - len(rows) if lane in self._progress.dense else 0
-                self._progress = msgspec.structs.replace(
-                    self._progress,
-                    lane=lane,
-                    sequence=rows[-1].sequence,
-                    taken=self._progress.taken + len(rows),
-                    holes=self._progress.holes + holes,
+            for found in salvaged_rows(connection, lane, after):
+                if isinstance(found, Span):
+                    # Of a lane that had holes nobody knows how many rows that is.
+                    self._note_gaps([found], torn=lane not in self._progress.dense)
+                    continue
+                whole = [row for row in found if not check.is_damaged(row)]
+                self._note_gaps((), torn=len(whole) < len(found) and lane not in self._progress.dense)
+                self._take(lane, whole)
+                self._replace(lane=lane, sequence=found[-1].sequence)
+                self._hand_over(
+                    [msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in whole], series=series
                 )
-                self._hand_over([row._replace(lane=self._progress.lanes[lane]) for row in rows], series=series)
-                if self._stopping.is_set():
-                    return
             self._look_at_the_ends(connection, lane)
+
+    def _take(self, lane: int, rows: Sequence[Row], *, certain: bool = True) -> None:
+        """Count rows that are taken over, in order, and what is missing between those that are known of their lane.
+
+        Before a lane's first row there may have been others, which Kafka has. Nothing follows from rows that had been
+        deleted perhaps.
+        """
+        holes, gaps = self._progress.holes, []
+        ends = self._progress.ends.get(lane)
+        for _, first, last in spans_of(rows):
+            if ends is None:
+                ends = (first, last)
+            elif first > ends[1]:
+                holes += first - ends[1] - 1
+                if first > ends[1] + 1:
+                    gaps.append(Span(lane, ends[1] + 1, first - 1))
+                ends = (ends[0], last)
+            elif last < ends[0]:
+                holes += ends[0] - last - 1
+                ends = (first, ends[1])
+            else:
+                holes -= last - first + 1
+        self._replace(taken=self._progress.taken + len(rows))
+        if certain and ends is not None:
+            self._replace(ends=self._progress.ends | {lane: ends})
+            if lane in self._progress.dense:
+                self._replace(holes=holes)
+                if not self._progress.walked:
+                    self._note_gaps(gaps)
+
+    def _note_gaps(self, gaps: Sequence[Span], *, torn: bool = False) -> None:
+        """Remember what the b-trees do not lead to."""
+        if gaps or torn:
+            self._replace(gaps=_joined([*self._progress.gaps, *gaps]), torn=self._progress.torn or torn)
 
     def _look_at_the_ends(self, connection: sqlite3.Connection, lane: int) -> None:
         """Count what is known to follow the last row that could be read of a lane; see whether more is missing."""
-        first, last = (_end_sequence(connection, lane, end) for end in ("min", "max"))
-        taken = self._progress.sequence if self._progress.lane == lane else -1
-        if first is None or last is None:
-            self._progress = msgspec.structs.replace(self._progress, torn=True)
-        elif last > taken:
-            self._progress = msgspec.structs.replace(self._progress, holes=self._progress.holes + last - taken)
+        first, last = (_end_sequence(connection, lane, end) for end in ("ASC", "DESC"))
+        from_, to = self._progress.ends.get(lane, (None, -1))
+        if from_ is not None:
+            # There are rows: that there were none is nonsense.
+            first, last = (None if end == -1 else end for end in (first, last))
+        if first is None:
+            self._note_gaps([Span(lane, 0, _SEQUENCE_MAX if from_ is None else from_ - 1)], torn=True)
+        if last is None:
+            self._note_gaps([Span(lane, to + 1, _SEQUENCE_MAX)], torn=True)
+        if first is None or last is None or last < 0:
+            return
+        # What stands at the ends was there, whether its payload could be read or not.
+        hidden = [Span(lane, to + 1 if from_ is not None else first, last)]
+        if from_ is not None:
+            hidden.append(Span(lane, first, from_ - 1))
+        hidden = [span for span in hidden if span.first <= span.last]
+        self._note_gaps(hidden)
+        if lane in self._progress.dense:
+            ends = (first if from_ is None else min(first, from_), max(to, last))
+            holes = sum(span.last - span.first + 1 for span in hidden)
+            self._replace(holes=self._progress.holes + holes, ends=self._progress.ends | {lane: ends})
+
+    def _scan_rows(self, pages: DamagedPages, series: dict[int, Series]) -> None:
+        """Take over what stands in pages that the b-trees do not lead to."""
+        scan = Scan(pages, "reading", reading_keys, self._rest)
+        if not self._progress.gaps and scan.is_tree_sound and not scan.has_strays():
+            return  # what is missing all the same is nowhere
+        if self._progress.scanned < (0, 0):
+            # A page may be sound and in the wrong place: SQLite takes it for what it is not, and no error tells.
+            for lane in self._progress.lanes:
+                first, last = self._progress.ends.get(lane, (_SEQUENCE_MAX, -1))
+                self._note_gaps(
+                    [Span(lane, 0, first - 1), Span(lane, last + 1, _SEQUENCE_MAX)],
+                    torn=not self._progress.gaps,
+                )
+        rows: list[Row] = []
+        size = 0
+        for row in found_rows(scan, self._progress.scanned, Wanted(self._progress.gaps)):
+            if rows and (row.lane != rows[0].lane or len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES):
+                self._take_scanned(rows, series, certain=scan.certain)
+                rows, size = [], 0
+            rows.append(row)
+            size += len(row.payload)
+        if rows:
+            self._take_scanned(rows, series, certain=scan.certain)
+        # Where nothing that the file had is missing from it, nothing is, whatever the b-trees hid.
+        self._replace(torn=not scan.is_whole() and (self._progress.torn or not scan.certain))
+
+    def _take_scanned(self, rows: Sequence[Row], series: dict[int, Series], *, certain: bool) -> None:
+        lane = rows[0].lane
+        self._take(lane, rows, certain=certain)
+        self._replace(scanned=(lane, rows[-1].sequence))
+        self._hand_over([msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in rows], series=series)
+
+    def _scan_quarantine(self, pages: DamagedPages, series: dict[int, Series]) -> None:
+        if not self._progress.quarantine_gaps:
+            return
+        scan = Scan(pages, "quarantine", quarantine_keys, self._rest)
+        chunk: list[tuple[int, Quarantined]] = []
+        size = 0
+        wanted = Wanted(self._progress.quarantine_gaps)
+        for number, input_ in found_quarantined(scan, self._progress.quarantine_scanned, wanted):
+            chunk.append((number, input_))
+            size += len(input_.payload)
+            if len(chunk) >= QUARANTINE_CHUNK_ROWS or size >= CHUNK_BYTES:
+                self._take_quarantined(chunk, series)
+                chunk, size = [], 0
+        if chunk:
+            self._take_quarantined(chunk, series)
+        self._replace(quarantine_torn=self._progress.quarantine_torn and not scan.is_whole())
+
+    def _take_quarantined(self, chunk: Sequence[tuple[int, Quarantined]], series: dict[int, Series]) -> None:
+        counted = [gap for gap in self._progress.quarantine_gaps if gap.last < _SEQUENCE_MAX]
+        was_counted = Wanted(counted)
+        self._replace(
+            quarantine_scanned=chunk[-1][0],
+            quarantine_missing=self._progress.quarantine_missing - sum(was_counted((0, number)) for number, _ in chunk),
+        )
+        self._hand_over(quarantined=[input_ for _, input_ in chunk], series=series)
 
     def _hand_over(
         self,
@@ -258,7 +454,9 @@ class Salvage(threading.Thread):
     ) -> None:
         """Have it adopted, however long that takes: the progress that goes with it is never ahead of the file."""
         batch = SalvagedBatch(self._aside, self._into, rows, quarantined, series or {}, self._progress, finished)
-        while not self._stopping.is_set():
+        while True:
+            if self._stopping.is_set():
+                raise _StoppedError
             try:
                 if self._adopt(batch):
                     return
@@ -267,21 +465,49 @@ class Salvage(threading.Thread):
             self._stopping.wait(WAIT_S)
 
 
+class _StoppedError(Exception):
+    """The salvage is to end here."""
+
+
+def _joined(gaps: Sequence[Span]) -> list[Span]:
+    """The same in order, without overlaps, and no more than so many: nothing gets lost that way."""
+    joined: list[Span] = []
+    for gap in sorted(gaps):
+        if joined and joined[-1].lane == gap.lane and gap.first <= joined[-1].last + 1:
+            joined[-1] = joined[-1]._replace(last=max(joined[-1].last, gap.last))
+        elif gap.first <= gap.last:
+            joined.append(gap)
+    while len(joined) > GAPS_MAX:
+        between = [
+            (behind.first - before.last, place)
+            for place, (before, behind) in enumerate(pairwise(joined))
+            if before.lane == behind.lane
+        ]
+        if not between:
+            break  # as many lanes as that: each has one gap
+        _, place = min(between)
+        joined[place : place + 2] = [joined[place]._replace(last=joined[place + 1].last)]
+    return joined
+
+
 def open_damaged(path: Path) -> sqlite3.Connection | None:
-    """A connection that reads the file, with its WAL where that can be used; None where nothing can be read."""
+    """A connection that reads the file with its WAL; None where SQLite cannot, and the pages are all there is."""
     uri = path.resolve().as_uri()
-    # Without `immutable` the WAL counts, which holds what was acknowledged last; with it, a bad WAL is passed over.
+    # With `immutable` a WAL is passed over: only where nothing was committed into it.
     for query in ("mode=rw", "mode=ro&immutable=1"):
         connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(f"{uri}?{query}", uri=True, isolation_level=None, check_same_thread=False)
             connection.execute("PRAGMA query_only = 1")
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        except sqlite3.Error:
+        except _UNREADABLE:
             if connection is not None:
                 connection.close()
         else:
             return connection
+        with suppress(FileNotFoundError), closing(DamagedPages(path)) as pages:
+            if pages.has_commits_in_wal:
+                return None
     return None
 
 
@@ -289,52 +515,123 @@ def read_beside(path: Path, known: Lane | None) -> Found:
     """Read everything but the rows. `known` is the lane that the daemon knows of by itself."""
     found = Found(lanes=[] if known is None else [known])
     connection = open_damaged(path)
-    if connection is None:
-        return found
-    with closing(connection):
-        _read_beside(connection, found)
+    if connection is not None:
+        with closing(connection):
+            _read_tables(connection, found)
+    # Somebody waits for a new file: all pages are looked at only where rows would have nowhere to go else.
+    _read_pages(path, found, ("lane",), no_rest)
+    lanes = {lane.number: lane for lane in found.lanes}
+    for number in found.row_lanes:
+        # Its name is gone, and with it the identity of its rows; under a new one they are better off than lost.
+        lanes.setdefault(number, Lane(number, secrets.token_hex(6), UNKNOWN_BOOT, found.own or secrets.token_hex(8)))
+    found.lanes = [lanes[number] for number in sorted(lanes)]
+    found.dense = [lane.number for lane in found.lanes if found.own is None or lane.buffer_id == found.own]
     return found
 
 
-def _read_beside(connection: sqlite3.Connection, found: Found) -> None:
-    own = None
-    with suppress(sqlite3.Error, TypeError):
-        (own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
-    lanes = {lane.number: lane for lane in found.lanes}
+def _read_tables(connection: sqlite3.Connection, found: Found) -> None:
+    """What SQLite can read."""
+    with suppress(*_UNREADABLE, TypeError):
+        (found.own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
+        found.whole.add("meta")
     # The tables first, then the indexes that hold the same: what is damaged in the one may be whole in the other.
-    for source in ("lane", "lane INDEXED BY lane_copy WHERE name > ''"):
-        for number, name, boot_id, origin in _readable(
-            connection.execute, f"SELECT number, name, boot_id, coalesce(buffer_id, ?) FROM {source}", (own,)
-        ):
-            if all(isinstance(text, str) for text in (name, boot_id, origin)):
-                lanes.setdefault(number, Lane(number, name, boot_id, origin))
-    for number, floor in _readable(connection.execute, "SELECT number, event_from_us FROM lane"):
+    for table, source in (("lane", "lane"), ("lane_copy", "lane INDEXED BY lane_copy WHERE name > ''")):
+        found_all, rows = _readable(
+            connection, f"SELECT number, name, boot_id, coalesce(buffer_id, ?) FROM {source}", (found.own,)
+        )
+        added = [_add_lane(found, *row) for row in rows]
+        if found_all and all(added):
+            found.whole.add(table)
+    for number, floor in _readable(connection, "SELECT number, event_from_us FROM lane")[1]:
         found.floors[number] = floor
     fields = "topic, key, device, subject, type, content_type"
     # The index has no stream: without it the Kafka topic stands for it.
-    for columns, source in (
-        (f"{fields}, coalesce(stream, '')", "series"),
-        (fields, "series INDEXED BY sqlite_autoindex_series_1 WHERE topic > ''"),
+    for table, columns, source in (
+        ("series", f"{fields}, coalesce(stream, '')", "series"),
+        (_SECOND_COPIES["series"], fields, "series INDEXED BY sqlite_autoindex_series_1 WHERE topic > ''"),
     ):
-        for number, *texts in _readable(connection.execute, f"SELECT number, {columns} FROM {source}"):
-            if all(isinstance(text, str) for text in texts):
-                found.series.setdefault(number, Series(*texts))
-    for number in _lanes_of_rows(connection):
-        # Its name is gone, and with it the identity of its rows; under a new one they are better off than lost.
-        lanes.setdefault(number, Lane(number, secrets.token_hex(6), UNKNOWN_BOOT, own or secrets.token_hex(8)))
-    found.lanes = [lanes[number] for number in sorted(lanes)]
-    found.dense = [lane.number for lane in found.lanes if own is None or lane.buffer_id == own]
+        found_all, rows = _readable(connection, f"SELECT number, {columns} FROM {source}")
+        added = [_add_series(found, *row) for row in rows]
+        if found_all and all(added):
+            found.whole.add(table)
+    found.row_lanes |= set(_lanes_of_rows(connection))
     for table in _COPIED_TABLES:
-        found.tables[table] = list(_readable(connection.execute, f"SELECT * FROM {table}"))
-    with suppress(sqlite3.Error):
+        found_all, found.tables[table] = _readable(connection, f"SELECT * FROM {table}")
+        if found_all:
+            found.whole.add(table)
+    with suppress(*_UNREADABLE):
         (marks,) = connection.execute("SELECT count(*) FROM mark").fetchone()
         found.marks_whole = marks == len(found.tables["mark"])
+
+
+def _read_pages(path: Path, found: Found, needed: Sequence[str], rest: Rest) -> None:
+    """Add what SQLite could not read, from the pages: from all of them where a needed table is not known whole."""
+    lacking = [table for table in SHAPES if table not in found.whole]
+    if not lacking:
+        return
+    with suppress(FileNotFoundError), closing(DamagedPages(path)) as pages:
+        small = read_small(pages, lacking)
+        found.whole |= small.whole
+        found.marks_whole = found.marks_whole or "mark" in small.whole
+        _add_small(found, small)
+        if found.lacks(needed):
+            small = scan_small(pages, rest)
+            for table in _ONCE_ONLY:
+                small.rows.pop(table)
+            _add_small(found, small)
+            # Where pages are looked at that may be free, rows of lanes that are gone are no surprise.
+            if small.certain or not found.lanes:
+                found.row_lanes |= small.row_lanes
+
+
+def _add_small(found: Found, small: Small) -> None:
+    rows: dict[str, list[Any]] = {table: [] for table in SHAPES} | small.rows
+    for _, (name, value) in rows["meta"]:
+        if name == "buffer_id":
+            found.own = found.own or value
+    for number, (_, name, boot_id, floor, *buffer_id) in rows["lane"]:
+        _add_lane(found, number, name, boot_id, (buffer_id or [None])[0] or found.own)
+        found.floors.setdefault(number, floor)
+    for _, (name, boot_id, buffer_id, number) in rows["lane_copy"]:
+        _add_lane(found, number, name, boot_id, buffer_id or found.own)
+    for _, (name, number) in rows["sqlite_autoindex_lane_1"]:
+        # A third copy of what a lane's identity is, for a file that has opened it itself.
+        _add_lane(found, number, name, UNKNOWN_BOOT, found.own)
+    for number, (_, *texts) in rows["series"]:
+        _add_series(found, number, *texts[:6], texts[6] or "" if len(texts) > 6 else "")
+    for _, (*texts, number) in rows[_SECOND_COPIES["series"]]:
+        _add_series(found, number, *texts)
+    for table in _COPIED_TABLES:
+        found.tables.setdefault(table, []).extend(values for _, values in rows[table])
+
+
+def _add_lane(found: Found, number: object, name: object, boot_id: object, origin: object) -> bool:
+    """Whether this is a lane."""
+    if not isinstance(number, int) or not isinstance(name, str) or not isinstance(boot_id, str):
+        return False
+    if not isinstance(origin, str):
+        # The file's own id is gone: that it had one is all that is known.
+        return False
+    known = {lane.number: lane for lane in found.lanes}
+    if number not in known or known[number].boot_id == UNKNOWN_BOOT:
+        found.lanes = [*(known | {number: Lane(number, name, boot_id, origin)}).values()]
+    return True
+
+
+def _add_series(found: Found, number: object, *texts: object) -> bool:
+    """Whether this is a series."""
+    if not isinstance(number, int) or not all(isinstance(text, str) for text in texts):
+        return False
+    known = found.series.get(number)
+    if known is None or not known.stream:
+        found.series[number] = Series(*texts)  # type: ignore[arg-type]
+    return True
 
 
 def _lanes_of_rows(connection: sqlite3.Connection) -> Iterator[int]:
     """The lane numbers that rows stand under, as far as they can be found."""
     lane = 0
-    with suppress(sqlite3.Error, OverflowError, TypeError):
+    with suppress(*_UNREADABLE, TypeError):
         while True:
             (lane,) = connection.execute("SELECT min(lane) FROM reading WHERE lane > ?", (lane,)).fetchone()
             if not isinstance(lane, int):
@@ -446,7 +743,7 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
 
 def _last_quarantined(connection: sqlite3.Connection) -> int | None:
     """The last number that the quarantine has given; None where that cannot be read."""
-    with suppress(sqlite3.Error, OverflowError):
+    with suppress(*_UNREADABLE):
         found = connection.execute("SELECT max(seq) FROM sqlite_sequence WHERE name = 'quarantine'").fetchone()[0]
         return 0 if found is None else found if isinstance(found, int) else None
     return None
@@ -461,7 +758,7 @@ def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[
             if type(number) is not int or number < (chunk[-1][0] + 1 if chunk else start):
                 return chunk, True
             chunk.append((number, msgspec.convert(dict(zip(_QUARANTINE_FIELDS, values, strict=True)), Quarantined)))
-    except (sqlite3.Error, OverflowError, msgspec.ValidationError):
+    except (*_UNREADABLE, msgspec.ValidationError):
         return chunk, True
     return chunk, False
 
@@ -471,10 +768,10 @@ def _is_quarantine_readable(connection: sqlite3.Connection, number: int) -> bool
     return bool(chunk) or not failed
 
 
-def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row]]:
-    """The readable rows of a lane behind a sequence, in order, in chunks; damaged stretches are jumped over."""
+def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iterator[list[Row] | Span]:
+    """The readable rows of a lane behind a sequence, in order, in chunks, and between them what is damaged."""
     start = after + 1
-    last = _end_sequence(connection, lane, "max")
+    last = _end_sequence(connection, lane, "DESC")
     while True:
         chunk, failed = _read_chunk(connection, lane, start)
         if chunk:
@@ -485,20 +782,24 @@ def salvaged_rows(connection: sqlite3.Connection, lane: int, after: int) -> Iter
         if failed or not chunk:
             # A page that holds something else may also end the rows before their time.
             jumped = _behind_damage(lambda sequence: _is_readable(connection, lane, sequence, last), start)
+            yield Span(lane, start, _SEQUENCE_MAX if jumped is None else jumped - 1)
             if jumped is None:
                 return
             start = jumped
 
 
-def _end_sequence(connection: sqlite3.Connection, lane: int, end: Literal["min", "max"]) -> int | None:
+def _end_sequence(connection: sqlite3.Connection, lane: int, order: Literal["ASC", "DESC"]) -> int | None:
     """The first or the last row of a lane, -1 where it has none; None where that end is damaged."""
     try:
-        (found,) = connection.execute(f"SELECT {end}(sequence) FROM reading WHERE lane = ?", (lane,)).fetchone()
-    except (sqlite3.Error, OverflowError):
+        found = connection.execute(
+            f"SELECT lane, sequence FROM reading WHERE lane = ? ORDER BY sequence {order} LIMIT 1", (lane,)
+        ).fetchone()
+    except _UNREADABLE:
         return None
     if found is None:
         return -1
-    return found if isinstance(found, int) else None
+    # A page in the wrong place gives rows of another lane for this one's.
+    return found[1] if found[0] == lane and isinstance(found[1], int) else None
 
 
 def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[list[Row], bool]:
@@ -511,7 +812,7 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
             if not is_sound(row) or row.lane != lane or row.sequence < (rows[-1].sequence + 1 if rows else start):
                 return rows, True
             rows.append(row)
-    except (sqlite3.Error, OverflowError):
+    except _UNREADABLE:
         return rows, True
     return rows, False
 
@@ -543,8 +844,12 @@ def _behind_damage(is_readable: Callable[[int], bool], start: int) -> int | None
 
 
 def _readable(
-    execute: Callable[..., sqlite3.Cursor], statement: str, parameters: Sequence[object] = ()
-) -> Iterator[tuple[Any, ...]]:
-    """The rows of a statement up to the first that cannot be read."""
-    with suppress(sqlite3.Error, OverflowError):
-        yield from execute(statement, parameters)
+    connection: sqlite3.Connection, statement: str, parameters: Sequence[object] = ()
+) -> tuple[bool, list[tuple[Any, ...]]]:
+    """The rows of a statement up to the first that cannot be read, and whether these are all."""
+    rows: list[tuple[Any, ...]] = []
+    try:
+        rows.extend(connection.execute(statement, parameters))
+    except _UNREADABLE:
+        return False, rows
+    return True, rows

@@ -89,6 +89,7 @@ def connect(path: Path) -> sqlite3.Connection:
     """
     # Transactions are begun and ended by hand: what is in one commit is the point of this file.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection.text_factory = _text
     try:
         # Before anything is written, be it into the file's header.
         version = _version(connection)
@@ -99,6 +100,10 @@ def connect(path: Path) -> sqlite3.Connection:
         # The journal of a long statement would go to /var/tmp, which is the same full card.
         connection.execute("PRAGMA temp_store=MEMORY")
         _migrate(connection, version)
+    except UnicodeDecodeError as error:
+        # Python reads SQLite's words, which repeat names that stand in the file.
+        connection.close()
+        raise corruption("a name in its schema is no text") from error
     except BaseException:
         connection.close()
         raise
@@ -118,6 +123,13 @@ def corruption(message: str) -> sqlite3.DatabaseError:
     error = sqlite3.DatabaseError(message)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
+
+
+def _text(stored: bytes) -> str:
+    try:
+        return stored.decode()
+    except UnicodeDecodeError as error:
+        raise corruption("a text is none: the file is damaged") from error
 
 
 def count_rows(connection: sqlite3.Connection) -> int:

@@ -19,8 +19,7 @@ import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
-from gateway import buffer as buffer_module
-from gateway import buffer_aside, buffer_salvage
+from gateway import buffer_aside, buffer_attachment, buffer_salvage
 from gateway.buffer import Buffer
 from gateway.buffer_rows import START, Position
 from gateway.buffer_schema import BufferFileError
@@ -319,7 +318,7 @@ async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity
         async with opened(path, "boot-9", **SMALL) as buffer:
             await everything(buffer)
             assert await store(buffer, [entry(b"new-%d" % number, device="new") for number in range(10)]), what
-            for salvage in buffer._salvages:
+            for salvage in buffer._attachment._salvages:
                 await asyncio.to_thread(salvage.join, 10)
             await everything(buffer)
             assert buffer.state.failing is None, what
@@ -346,7 +345,7 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
     path = tmp_path / "buffer.db"
     shutil.copy(three_lanes, path)
     damage(path, reading_pages(path)[-1:])
-    owner = {"BufferFile": buffer_module, "finish": buffer_aside}.get(where, buffer_salvage)
+    owner = {"BufferFile": buffer_attachment, "finish": buffer_aside}.get(where, buffer_salvage)
     original = getattr(owner, where)
     calls = 0
 
@@ -366,7 +365,7 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
     if where in {"adopt_beside", "finish"}:
         buffer._file.abandon()
     async with opened(path, "boot-9", **SMALL) as buffer:
-        for salvage in buffer._salvages:
+        for salvage in buffer._attachment._salvages:
             await asyncio.to_thread(salvage.join, 10)
     after = payloads(path)
     assert len(set(before) & set(after)) > 1_400

@@ -1,0 +1,300 @@
+"""The file that the buffer is attached to, and how another one takes its place when SQLite finds it corrupt.
+
+The damaged one is set aside under a name of its own, a new one is begun at once so that readings go on being stored,
+and what can be read of the old one is taken over by a thread beside it. All of it survives being killed at any moment.
+"""
+
+import sqlite3
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gateway import buffer_aside, buffer_salvage, buffer_schema
+from gateway.buffer_file import ROW_BYTES, BufferFile
+from gateway.buffer_rows import Lane
+from gateway.buffer_salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
+from gateway.buffer_schema import BufferFileError
+from gateway.clock_gateway import WallClock
+from gateway.reading import Mark
+from gateway.settings import BufferSettings
+
+ANEW_WAIT_S_MIN = 1.0
+ANEW_WAIT_S_MAX = 60.0
+"""A card that damages one new file after another gets the next ever more rarely, down to one in so long."""
+ANEW_CALM_S = 600.0
+"""After so long without damage the next new file is begun at once again."""
+REWIND_S = 5.0
+"""How often the forwarder is called back to rows that were salvaged behind its back, at the most."""
+REMEMBERED_MAX = 100
+"""Files that were set aside or salvaged and wait to be reported."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A file that SQLite found corrupt: renamed and kept; what can be read of it is taken over."""
+
+    name: str
+    buffer_id: str
+    rows: int | None
+    """What it held, where that is known."""
+    lane: Lane | None = None
+    """The lane that readings went into, where that is known."""
+
+
+class Attachment:
+    """Belongs to the buffer's thread; only `stop_salvages` and `join_salvages` are the event loop's."""
+
+    def __init__(  # noqa: PLR0913 - what a file needs, and whom to tell
+        self,
+        settings: BufferSettings,
+        boot_id: str,
+        clock: Callable[[], WallClock],
+        counts: Counter[str],
+        *,
+        call: Callable[[Callable[[], bool]], Future[bool]],
+        on_attach: Callable[[], None],
+        on_rows: Callable[[], None],
+    ) -> None:
+        """`call` has a function run on the buffer's thread; it raises BufferFileError where the buffer is closed.
+
+        `on_attach` is told that a file is open that was not before, `on_rows` that rows have come into it from another.
+        """
+        self._settings = settings
+        self._boot_id = boot_id
+        self._clock = clock
+        self._counts = counts
+        self._call = call
+        self._on_attach = on_attach
+        self._on_rows = on_rows
+        self.file: BufferFile
+        self.is_attached = False
+        self.rewinds = 0
+        """Grows when rows came to stand before those that were read: whoever reads begins at START again."""
+        self.set_aside: deque[SetAside] = deque(maxlen=REMEMBERED_MAX)
+        """Files that were replaced since the start; whoever reports them takes them out."""
+        self.salvaged: deque[SalvagedBatch] = deque(maxlen=REMEMBERED_MAX)
+        """The last batch of each file whose salvage has ended; whoever reports them takes them out."""
+        self._known: dict[str, SetAside] = {}
+        """Files that were set aside and have no successor yet."""
+        self._salvages: list[Salvage] = []
+        self._is_stopping = False
+        self._anew_due_s = float("-inf")
+        self._anew_wait_s = 0.0
+        self._rewind_due_s = 0.0
+        self._is_rewind_due = False
+
+    def attach(self) -> None:
+        """Open or begin the file. One that SQLite finds corrupt is set aside. Raises BufferFileError."""
+        path = self._settings.path
+        try:
+            unfinished = buffer_aside.interrupted(path)
+            if unfinished:
+                self._go_on_replacing(unfinished)
+            if not self.is_attached:
+                try:
+                    self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts)
+                    self._reset()
+                except sqlite3.Error as error:
+                    if not buffer_schema.is_corruption(error):
+                        raise
+                    self.replace(error)
+        except (sqlite3.Error, OSError) as error:
+            raise BufferFileError(
+                f"buffer.path: {path} cannot be opened for writing ({error}): the directory must exist and be writable "
+                "by the user that sluice runs as, with space left"
+            ) from error
+
+    def _reset(self) -> None:
+        """Begin with a file that was not open before."""
+        self.is_attached = True
+        self._on_attach()
+        # What they read is for another file's lanes: `_adopt_now` refuses it.
+        for salvage in self._salvages:
+            salvage.stop()
+        self._salvages = [salvage for salvage in self._salvages if salvage.is_alive()]
+        self._begin_salvages()
+
+    def replace(self, error: Exception) -> None:
+        """Set the damaged file aside, and begin a new one that takes over what can be read of it."""
+        log.error("buffer is corrupt: set aside, a new one takes over what can be read of it", error=str(error))
+        self._put_aside()
+        self._begin_anew()
+
+    def _put_aside(self) -> None:
+        """Rename the damaged file, and let go of it."""
+        path = self._settings.path
+        known = self.file if self.is_attached else None
+        try:
+            name = buffer_aside.final_name(buffer_aside.begin(path))
+            if known is not None:
+                self._known[name] = SetAside(name, known.id, known.rows, known.lane)
+        finally:
+            if known is not None and not path.exists():
+                # After the renaming: closing a database deletes the WAL that stands under its name.
+                self.is_attached = False
+                known.abandon()
+        now_s = time.monotonic()
+        if now_s > self._anew_due_s + ANEW_CALM_S:
+            self._anew_wait_s = 0.0
+        self._anew_due_s = now_s + self._anew_wait_s
+        self._anew_wait_s = min(max(ANEW_WAIT_S_MIN, 2 * self._anew_wait_s), ANEW_WAIT_S_MAX)
+
+    def _go_on_replacing(self, asides: Sequence[Path]) -> None:
+        """Set files aside to the end: the daemon was ended, or the disk refused, while it did."""
+        path = self._settings.path
+        if path.exists():
+            if all(buffer_aside.is_known(path, SALVAGE_PREFIX + buffer_aside.final_name(aside)) for aside in asides):
+                for aside in asides:
+                    buffer_aside.finish(aside)
+                return
+            if buffer_aside.is_unused(path):
+                buffer_aside.discard(path)
+            else:
+                # Readings may have been acknowledged that are nowhere else.
+                log.error("the buffer cannot be read, or knows nothing of a damaged file beside it: set aside too")
+                self._put_aside()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Begin a new file; that it has something to salvage is on disk before anything is taken into it."""
+        wait_s = self._anew_due_s - time.monotonic()
+        if wait_s > 0:
+            raise BufferFileError(
+                f"new files are damaged again and again, so the next is begun in {wait_s:.0f} s: the disk or card that "
+                "buffer.path is on is probably failing and should be replaced"
+            )
+        path = self._settings.path
+        asides = buffer_aside.interrupted(path)
+        known = [
+            self._known.get(name, SetAside(name, "unknown", None)) for name in map(buffer_aside.final_name, asides)
+        ]
+        files = buffer_salvage.damaged_files(
+            [(aside, of.lane, of.rows) for aside, of in zip(asides, known, strict=True)], buffer_aside.waiting(path)
+        )
+        kept, given_up = buffer_salvage.within(files.values(), self._settings.damaged_files_max)
+        try:
+            lanes = [lane for damaged in kept for lane in damaged.lanes.values()]
+            self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts, lanes)
+            try:
+                with self.file.transaction():
+                    self._take_over(kept, given_up)
+            except BaseException:
+                self.file.abandon()
+                raise
+        except Exception:
+            # Nothing was taken into it, and the next one must not find it in its place.
+            with suppress(OSError):
+                buffer_aside.discard(path)
+            raise
+        try:
+            for aside in asides:
+                buffer_aside.finish(aside)
+        except BaseException:
+            self.file.abandon()
+            raise
+        for damaged in given_up:
+            log.error(
+                "a damaged buffer was given up without being salvaged: there are more than buffer.damaged_files_max",
+                aside=damaged.aside.name,
+            )
+            buffer_aside.discard(damaged.aside)
+        self._known.clear()
+        self.set_aside.extend(known)
+        self._reset()
+
+    def _take_over(self, kept: Sequence[Damaged], given_up: Sequence[Damaged]) -> None:
+        """Write into the new file what is to be salvaged, what stood beside it, and what is given up."""
+        file = self.file
+        buffer_salvage.adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
+        for damaged in kept:
+            lanes = {number: file.salvaged[lane.name] for number, lane in damaged.lanes.items()}
+            progress = msgspec.structs.replace(damaged.progress, lanes=lanes)
+            file.keep_marks([Mark(SALVAGE_PREFIX + damaged.aside.name, msgspec.json.encode(progress))])
+        for damaged in given_up:
+            file.count_losses(msgspec.structs.replace(damaged.progress, torn=True).losses(self._boot_id))
+
+    def _begin_salvages(self) -> None:
+        """Go on with what damaged files still hold, the last start's too."""
+        marks = buffer_salvage.kept_marks(self.file.marks(SALVAGE_PREFIX))
+        # The newest first: what it took over of an older one comes before the rest of that.
+        work = [(self._settings.path.with_name(name), marks[name]) for name in sorted(marks, reverse=True)]
+        if work:
+            salvage = Salvage(work, self.file.id, self._adopt, self._end_salvage)
+            self._salvages.append(salvage)
+            salvage.start()
+
+    def _end_salvage(self, aside: Path) -> None:
+        """Nothing more is to be had of it: it may be deleted when there are too many. On the salvage's thread."""
+        try:
+            buffer_aside.salvaged(aside)
+            deleted = buffer_aside.prune(self._settings.path, self._settings.damaged_files_max)
+        except OSError as error:
+            log.warning("a salvaged file could not be renamed or deleted: delete it by hand", error=str(error))
+            return
+        if deleted:
+            log.info("salvaged files were deleted, as buffer.damaged_files_max says", deleted=deleted)
+
+    def _adopt(self, batch: SalvagedBatch) -> bool:
+        """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
+        try:
+            return self._call(lambda: self._adopt_now(batch)).result()
+        except BufferFileError:
+            if self._is_stopping:
+                # One that began after the others had been stopped.
+                for salvage in self._salvages:
+                    salvage.stop()
+            raise
+
+    def _adopt_now(self, batch: SalvagedBatch) -> bool:
+        file = self.file
+        if batch.into != file.id:
+            raise BufferFileError("the file that this was salvaged for has been replaced")
+        payloads = [row.payload for row in batch.rows] + [input_.payload for input_ in batch.quarantined]
+        coming = sum(len(payload) + ROW_BYTES for payload in payloads)
+        if coming and file.room.is_full(coming):
+            # What was taken over before has to make room.
+            self._rewind()
+            return False
+        with file.transaction():
+            file.adopt(batch.rows, batch.quarantined, batch.series)
+            key = SALVAGE_PREFIX + batch.aside.name
+            file.keep_marks([Mark(key, None if batch.finished else msgspec.json.encode(batch.progress))])
+            if batch.finished:
+                file.count_losses(batch.progress.losses(self._boot_id))
+        self._is_rewind_due = self._is_rewind_due or bool(batch.rows)
+        if batch.finished or time.monotonic() >= self._rewind_due_s:
+            self._rewind()
+        if batch.finished:
+            self.salvaged.append(batch)
+            say = log.info if batch.missing == 0 else log.error
+            missing = "unknown" if batch.missing is None else batch.missing
+            say("a damaged buffer was salvaged", aside=batch.aside.name, rows=batch.progress.taken, missing=missing)
+        self._on_rows()
+        return True
+
+    def _rewind(self) -> None:
+        """Have salvaged rows forwarded: they stand before what the forwarder may have come to."""
+        if self._is_rewind_due:
+            self._is_rewind_due = False
+            self._rewind_due_s = time.monotonic() + REWIND_S
+            self.rewinds += 1
+            self._on_rows()
+
+    def stop_salvages(self) -> None:
+        """Have the salvages end; `join_salvages` waits for that."""
+        self._is_stopping = True
+        for salvage in self._salvages:
+            salvage.stop()
+
+    def join_salvages(self) -> None:
+        for salvage in self._salvages:
+            salvage.join()

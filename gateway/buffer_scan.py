@@ -1,0 +1,745 @@
+"""Finds what stands in a damaged buffer file page by page, where SQLite's b-trees do not lead to it any more.
+
+A page counts that the file still uses, as far as the freelist or a tree of its own tells; nothing is ever changed.
+Memory: a byte for each page, and an index of a bounded number of pages.
+"""
+
+import heapq
+import os
+import sqlite3
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gateway import sqlite_pages
+from gateway.buffer_rows import Quarantined, Row, Span
+from gateway.buffer_schema import MIGRATIONS
+from gateway.sqlite_pages import (
+    FILE_HEADER_BYTES,
+    INTERIOR_INDEX,
+    INTERIOR_TABLE,
+    LEAF_INDEX,
+    LEAF_TABLE,
+    BtreePage,
+    Cell,
+    FileHeader,
+    PageError,
+    Value,
+)
+
+INDEX_PAGES_MAX = 100_000
+"""Pages whose places in the order are kept in memory; where there are more, the file is gone through several times."""
+PAYLOAD_BYTES_MAX = 300_000_000
+"""What one row may take: more than any ingress lets in. A damaged length must not cost the memory."""
+PAGES_CACHED_MAX = 64
+LOCAL_BYTES_MIN = 300
+"""Payloads that are shorter than this, less what else is in a row, never have overflow pages of 4096 bytes."""
+_OFFSET_MIN_US = 10**15
+"""A synced wall clock's offset is beyond this: rows of the index of `usage` look like those of `boot` otherwise."""
+
+Key = tuple[int, int]
+"""What rows are ordered by: (lane, sequence), or (0, number)."""
+Rest = Callable[[], None]
+"""Called after each page; lets others work, and raises where the scan is to end."""
+Keyed = Callable[[bytes, BtreePage], list[tuple[Key, Cell]]]
+"""The entries of a page that belong to one table, with their keys."""
+
+
+def no_rest() -> None:
+    """For a scan that somebody waits for."""
+
+
+Record = tuple[int | None, tuple[Value, ...]]
+"""With its rowid, where there is one."""
+
+
+class Shape(NamedTuple):
+    """How a table's or an index's records look: a letter for each column, a capital where it may be NULL."""
+
+    columns: str
+    columns_min: int
+    has_rowid: bool
+
+
+_OF_LETTER: dict[str, type] = {"s": str, "i": int, "b": bytes}
+SHAPES = {
+    "meta": Shape("ss", 2, has_rowid=False),
+    "boot": Shape("siI", 3, has_rowid=False),
+    "lane": Shape("NssIS", 4, has_rowid=True),
+    "lane_copy": Shape("ssSi", 4, has_rowid=False),
+    "sqlite_autoindex_lane_1": Shape("si", 2, has_rowid=False),
+    "series": Shape("NssssssS", 7, has_rowid=True),
+    "sqlite_autoindex_series_1": Shape("ssssssi", 7, has_rowid=False),
+    "device_run": Shape("sssiib", 6, has_rowid=False),
+    "mark": Shape("sb", 2, has_rowid=False),
+    "loss": Shape("ssssiiiII", 9, has_rowid=False),
+}
+
+
+def _is_shaped(name: str, rowid: int | None, values: Sequence[Value]) -> bool:
+    shape = SHAPES[name]
+    if (rowid is not None) != shape.has_rowid or not shape.columns_min <= len(values) <= len(shape.columns):
+        return False
+    for letter, value in zip(shape.columns, values, strict=False):
+        if type(value) is not _OF_LETTER.get(letter.lower()) and (value is not None or letter.islower()):
+            return False
+    return name != "boot" or values[2] is None or (isinstance(values[1], int) and values[1] > _OFFSET_MIN_US)
+
+
+class DamagedPages:
+    """The pages of a damaged file, those of its WAL's commits in the place of its own. Nothing of it is changed."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError where the file is not there or cannot be opened."""
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._wal_fd = -1
+        self._wal: dict[int, int] = {}
+        wal_page_bytes = None
+        try:
+            with suppress(FileNotFoundError):
+                self._wal_fd = os.open(path.with_name(path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
+                with suppress(PageError):
+                    wal_page_bytes, self._wal = sqlite_pages.wal(lambda start, size: _read(self._wal_fd, start, size))
+            self.page_bytes = wal_page_bytes or sqlite_pages.PAGE_BYTES_DEFAULT
+            self.header: FileHeader | None = None
+            # The size of pages is in page 1: its beginning is read without it.
+            with suppress(PageError):
+                first = (self._wal_fd, self._wal[1]) if 1 in self._wal else (self._fd, 0)
+                self.header = sqlite_pages.file_header(_read(*first, FILE_HEADER_BYTES))
+                self.page_bytes = self.header.page_bytes
+            if wal_page_bytes not in {None, self.page_bytes}:
+                self._wal = {}
+            self.usable_bytes = self.page_bytes if self.header is None else self.header.usable_bytes
+            self.count = max(os.fstat(self._fd).st_size // self.page_bytes, *self._wal, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def has_commits_in_wal(self) -> bool:
+        """Whether the WAL holds more than the file."""
+        return bool(self._wal)
+
+    def is_in_wal(self, number: int) -> bool:
+        """Whether a page was committed into the WAL: what the file has of it is out of date then."""
+        return number in self._wal
+
+    def close(self) -> None:
+        os.close(self._fd)
+        if self._wal_fd >= 0:
+            os.close(self._wal_fd)
+
+    def page(self, number: int) -> bytes:
+        """A page as it was committed last. Raises PageError where there is none, or the disk does not give it."""
+        if not 1 <= number <= self.count:
+            raise PageError(f"there is no page {number}")
+        place = self._wal.get(number)
+        if place is None:
+            content = _read(self._fd, (number - 1) * self.page_bytes, self.page_bytes)
+        else:
+            content = _read(self._wal_fd, place, self.page_bytes)
+        if len(content) < self.page_bytes:
+            raise PageError(f"page {number} is cut off, or cannot be read")
+        return content
+
+    def _overflow(self, number: int) -> bytes:
+        content = self.page(number)
+        if not any(content):
+            # It would end a chain as any other page does. It is what a card gives for a block that it has lost.
+            raise PageError(f"page {number} is empty")
+        return content
+
+    def btree(self, number: int) -> tuple[bytes, BtreePage]:
+        """A b-tree page. Raises PageError where it is none."""
+        content = self.page(number)
+        return content, sqlite_pages.btree_page(content, number, self.usable_bytes)
+
+    def values(self, content: bytes, cell: Cell) -> tuple[Value, ...]:
+        """The record of an entry. Raises PageError where it, or one of its overflow pages, is damaged."""
+        fetched = sqlite_pages.payload(content, cell, self.usable_bytes, self._overflow, PAYLOAD_BYTES_MAX)
+        return sqlite_pages.record(fetched)
+
+    def free(self) -> tuple[bytearray, bool]:
+        """By page number whether it is free, as far as the freelist can be read, and whether that is all of it."""
+        free = bytearray(self.count + 1)
+        if self.header is None:
+            return free, False
+        try:
+            for number in sqlite_pages.free_pages(self.header, self.page, self.count):
+                free[number] = 1
+        except PageError:
+            return free, False
+        return free, True
+
+
+def _read(fd: int, start: int, size: int) -> bytes:
+    """Nothing where the disk refuses: a block that a card cannot read is damage like any other."""
+    try:
+        return os.pread(fd, size, start)
+    except OSError:
+        return b""
+
+
+# -- trees ------------------------------------------------------------------------------------------
+
+
+class Tree(NamedTuple):
+    """What can be reached from a table's root."""
+
+    reached: bytearray
+    """By page number."""
+    known: bool
+    """Whether no page of it is hidden: no interior page is damaged. Leaves may be."""
+    unreadable: int
+    """Pages that it leads to, and that are none of it."""
+
+    def numbers(self) -> Iterator[int]:
+        number = -1
+        while (number := self.reached.find(1, number + 1)) >= 0:
+            yield number
+
+
+@cache
+def _roots_of_schema() -> dict[str, int]:
+    """The root pages that a file of this schema has from its beginning: they never move."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as file:
+        for statement in chain.from_iterable(MIGRATIONS):
+            file.execute(statement)
+        return dict(file.execute("SELECT name, rootpage FROM sqlite_master").fetchall())
+
+
+def _roots(pages: DamagedPages) -> dict[str, int]:
+    """Root pages by the names of tables and indexes: what the file says, else what every file of this schema has."""
+    found: dict[str, int] = {}
+    for number in _tree(pages, 1, lambda values: len(values) == 5, no_rest).numbers():
+        with suppress(PageError):
+            content, page = pages.btree(number)
+            for cell in page.cells if page.kind == LEAF_TABLE else ():
+                with suppress(PageError):
+                    match pages.values(content, cell):
+                        case (str(), str(name), str(), int(root), _) if 1 < root <= pages.count:
+                            found[name] = root
+    return _roots_of_schema() | found
+
+
+def _tree(
+    pages: DamagedPages,
+    root: int,
+    is_of: Callable[[tuple[Value, ...]], bool],
+    rest: Rest,
+    ends_of: Callable[[DamagedPages, int, bytes], tuple[Key, Key] | None] | None = None,
+) -> Tree:
+    """Follow a tree down from its root, level by level.
+
+    All leaves of a tree are on one level: a page that cannot be read there is a leaf, and costs its own rows only;
+    anywhere else it hides others. `is_of` says whether a record belongs to this table; `ends_of` gives the first and
+    the last key of a leaf, where the leaves' order is to be seen to.
+    """
+    reached = bytearray(pages.count + 1)
+    level = [root]
+    known, unreadable = True, 0
+    last = (-1, -1)
+    while level:
+        below: list[int] = []
+        kinds: set[int] = set()
+        for number in level:
+            rest()
+            if not 1 <= number <= pages.count or reached[number]:
+                known = False
+                continue
+            try:
+                content = pages.page(number)
+                start = FILE_HEADER_BYTES if number == 1 else 0
+                kind = content[start]
+                page = None
+                if number != root and not any(content[start + 3 : start + 5]):
+                    raise PageError("a page without entries, which only a root may be")  # noqa: TRY301
+                # Of the leaves one shows whose they are; of interior pages each does.
+                if kind in {INTERIOR_INDEX, INTERIOR_TABLE} or kind not in kinds:
+                    page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+                    _expect(pages, content, page, is_of)
+            except PageError:
+                kinds.add(0)
+                unreadable += 1
+                continue
+            kinds.add(kind)
+            reached[number] = 1
+            if ends_of is not None and kind == LEAF_INDEX and number != root:
+                # One that is sound and in the wrong place is out of order.
+                ends = ends_of(pages, number, content)
+                unreadable += ends is None or ends[0] <= last
+                last = last if ends is None else ends[1]
+            if page is not None and page.children:
+                known = known and page.whole
+                below += page.children
+        kinds_known = kinds - {0}
+        known = known and bool(kinds_known) and (len(kinds) == 1 or (len(kinds_known) == 1 and not below))
+        level = below
+    return Tree(reached, known, unreadable)
+
+
+def _reading_ends(pages: DamagedPages, number: int, content: bytes) -> tuple[Key, Key] | None:
+    """The first and the last key of a leaf of `reading`; None where it is none."""
+    with suppress(PageError):
+        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
+        match [_beginning(content, cell, 2) for cell in edges]:
+            case [(int(lane), int(sequence)), (int(last_lane), int(last_sequence))]:
+                return (lane, sequence), (last_lane, last_sequence)
+    return None
+
+
+def _expect(pages: DamagedPages, content: bytes, page: BtreePage, is_of: Callable[[tuple[Value, ...]], bool]) -> None:
+    """Raise PageError where a page holds records, and none of this table."""
+    if page.kind == INTERIOR_TABLE or not page.cells:
+        return
+    for cell in page.cells:
+        with suppress(PageError):
+            if is_of(pages.values(content, cell)):
+                return
+    raise PageError("a page of another table")
+
+
+# -- the small tables -------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Small:
+    """What stands beside the rows, by table or index."""
+
+    rows: dict[str, list[Record]] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    """Those of which nothing is missing, and nothing is there that had been deleted."""
+    row_lanes: set[int] = field(default_factory=set)
+    """Lane numbers that rows were found under, where all pages were looked at."""
+    certain: bool = True
+    """Whether no row is there that had been deleted."""
+
+
+def read_small(pages: DamagedPages, names: Sequence[str]) -> Small:
+    """Read small tables and indexes by trees of their own: quick, whatever the size of the file."""
+    small = Small()
+    roots = _roots(pages)
+    for name in names:
+        root = roots.get(name, 0)
+        tree = _tree(pages, root, lambda values, name=name: _fits(name, values), no_rest)  # type: ignore[misc]
+        found, whole = [], tree.known
+        for number in tree.numbers():
+            try:
+                content, page = pages.btree(number)
+            except PageError:
+                whole = False
+                continue
+            entries = [entry for entry in _records(pages, content, page) if _is_shaped(name, *entry)]
+            found += entries
+            whole = whole and page.whole and (page.kind == INTERIOR_TABLE or len(entries) == len(page.cells))
+        small.rows[name] = found
+        if whole and not tree.unreadable:
+            small.whole.add(name)
+    return small
+
+
+def _fits(name: str, values: tuple[Value, ...]) -> bool:
+    return _is_shaped(name, 0 if SHAPES[name].has_rowid else None, values)
+
+
+def _records(pages: DamagedPages, content: bytes, page: BtreePage) -> list[Record]:
+    """The records of a page that can be read."""
+    found: list[Record] = []
+    for cell in page.cells if page.kind != INTERIOR_TABLE else ():
+        with suppress(PageError):
+            found.append((cell.rowid, pages.values(content, cell)))
+    return found
+
+
+def scan_small(pages: DamagedPages, rest: Rest) -> Small:
+    """Look for the small tables on every page that is not known to be free, and for the lanes that rows stand under."""
+    free, is_certain = pages.free()
+    small = Small(rows={name: [] for name in SHAPES}, certain=is_certain)
+    for number in range(2, pages.count + 1):
+        rest()
+        if free[number]:
+            continue
+        with suppress(PageError):
+            content = pages.page(number)
+            lane = _only_lane(pages, number, content)
+            if lane is not None:
+                small.row_lanes.add(lane)
+                continue
+            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+            keys = reading_keys(content, page)
+            if keys:
+                small.row_lanes |= {lane for (lane, _), _ in keys}
+            else:
+                for record in _records(pages, content, page):
+                    for name in SHAPES:
+                        if _is_shaped(name, *record):
+                            small.rows[name].append(record)
+    return small
+
+
+def _only_lane(pages: DamagedPages, number: int, content: bytes) -> int | None:
+    """The lane of a page that holds rows of one lane; None where it takes a closer look."""
+    if content[0] not in {LEAF_INDEX, INTERIOR_INDEX}:
+        return None
+    with suppress(PageError):
+        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
+        lanes = {_beginning(content, cell, 2)[0] for cell in edges}
+        lane = lanes.pop() if len(lanes) == 1 else None
+        return lane if type(lane) is int and lane > 0 else None
+    return None
+
+
+# -- rows, in their order ---------------------------------------------------------------------------
+
+
+def reading_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
+    """The entries of a page that begin as rows of `reading` do, by lane and sequence."""
+    if page.kind not in {LEAF_INDEX, INTERIOR_INDEX}:
+        return []
+    keyed: list[tuple[Key, Cell]] = []
+    for cell in page.cells:
+        with suppress(PageError):
+            lane, sequence = _beginning(content, cell, 2)
+            if type(lane) is int and type(sequence) is int and lane > 0 and sequence >= 0:
+                keyed.append(((lane, sequence), cell))
+    return _ascending(keyed)
+
+
+def quarantine_keys(content: bytes, page: BtreePage) -> list[tuple[Key, Cell]]:
+    """The entries of a page that begin as rows of `quarantine` do, by number."""
+    if page.kind != LEAF_TABLE:
+        return []
+    keyed: list[tuple[Key, Cell]] = []
+    for cell in page.cells:
+        with suppress(PageError):
+            match _beginning(content, cell, 4):
+                case (None, str(), int(), str()) if cell.rowid is not None and cell.rowid > 0:
+                    keyed.append(((0, cell.rowid), cell))
+    return _ascending(keyed)
+
+
+def _beginning(content: bytes, cell: Cell, columns: int) -> tuple[Value, ...]:
+    values = sqlite_pages.record(content[cell.start : cell.start + cell.local_bytes], columns)
+    if len(values) < columns:
+        raise PageError("a record with too few columns")
+    return values
+
+
+def _ascending(keyed: list[tuple[Key, Cell]]) -> list[tuple[Key, Cell]]:
+    """Without what is out of the order that SQLite keeps: the longest ascending run of keys, for those are right."""
+    if all(before[0] < behind[0] for before, behind in pairwise(keyed)):
+        return keyed
+    # By length, the least key that a run can end with; and what stands before each in its run.
+    ends: list[Key] = []
+    last: list[int] = []
+    before: list[int] = []
+    for place, (key, _) in enumerate(keyed):
+        length = bisect_left(ends, key)
+        ends[length : length + 1] = [key]
+        last[length : length + 1] = [place]
+        before.append(last[length - 1] if length else -1)
+    run: list[tuple[Key, Cell]] = []
+    place = last[-1]
+    while place >= 0:
+        run.append(keyed[place])
+        place = before[place]
+    return run[::-1]
+
+
+class Wanted:
+    """Which rows a scan is to bring: those of spans, which are in order."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = sorted(spans)
+        self._starts = [(span.lane, span.first) for span in self._spans]
+
+    def __call__(self, key: Key) -> bool:
+        place = bisect_right(self._starts, key) - 1
+        return place >= 0 and self._spans[place].lane == key[0] and key[1] <= self._spans[place].last
+
+
+class Scan:
+    """Rows of one table that a damaged file's pages hold, whatever leads there; each once, in their order."""
+
+    def __init__(self, pages: DamagedPages, table: str, keyed: Keyed, rest: Rest) -> None:
+        self._pages = pages
+        self._keyed = keyed
+        self._rest = rest
+        self._cached: dict[int, tuple[bytes, list[tuple[Key, Cell]]]] = {}
+        root = _roots(pages).get(table, 0)
+        if table == "reading":
+            self._tree = _tree(pages, root, _is_reading, rest, _reading_ends)
+        else:
+            self._tree = _tree(pages, root, _is_quarantined, rest)
+        self._free, freelist_whole = pages.free()
+        # What the tree uses is not free, whatever a freelist says that may be older.
+        contradicted = any(self._free[number] for number in self._tree.numbers())
+        self._by_freelist = freelist_whole and not contradicted
+        self.certain = self._by_freelist or self._tree.known
+        """Whether no row is brought that had been deleted from the file."""
+        self._is_faulty = False
+        self._owners: array[int] | None = None
+
+    @property
+    def is_tree_sound(self) -> bool:
+        """Whether the tree leads to all of its pages, as far as their beginnings tell."""
+        return self._tree.known and not self._tree.unreadable
+
+    def is_whole(self) -> bool:
+        """Whether every row that the file had is there; known when `entries` have come to their end."""
+        return self.is_tree_sound and not self._is_faulty and not self.has_strays()
+
+    def has_strays(self) -> bool:
+        """Whether pages that are in use hold rows of this table, and its tree does not lead there."""
+        for number in range(2, self._pages.count + 1):
+            self._rest()
+            if self._by_freelist and not self._free[number] and not self._tree.reached[number]:
+                with suppress(PageError):
+                    if self._read(number)[1]:
+                        return True
+        return False
+
+    def _is_live(self, number: int) -> bool:
+        if self._by_freelist:
+            return not self._free[number]
+        if self._tree.known:
+            return bool(self._tree.reached[number])
+        return bool(self._tree.reached[number]) or not self._free[number]
+
+    def entries(self, after: Key, wanted: Callable[[Key], bool]) -> Iterator[tuple[Key, tuple[Value, ...]]]:
+        """Keys and records behind a key, in order."""
+        if not self.certain and self._owners is None:
+            self._owners = self._owned()
+        horizon: Key | None = after
+        while horizon is not None:
+            index, horizon = self._index(after, wanted)
+            for key, number, place in self._merged(index, after, horizon, wanted):
+                if key <= after:
+                    continue  # another page had it
+                try:
+                    content, keyed = self._page(number)
+                    values = self._values(key, content, keyed[place][1], reached=self._tree.reached[number] == 1)
+                except PageError:
+                    self._is_faulty = True
+                    continue
+                after = key
+                yield key, values
+            if horizon is not None:
+                # Everything in front of it is done.
+                after = max(after, (horizon[0], horizon[1] - 1))
+
+    def _index(self, after: Key, wanted: Callable[[Key], bool]) -> tuple[list[tuple[Key, int]], Key | None]:
+        """Pages by their first key, and the key from which on there was no room for more."""
+        index: list[tuple[Key, int]] = []
+        horizon: Key | None = None
+        for number in range(2, self._pages.count + 1):
+            self._rest()
+            if not self._is_live(number):
+                continue
+            try:
+                content, page = self._pages.btree(number)
+            except PageError:
+                continue
+            keyed = self._keyed(content, page)
+            if self._tree.reached[number] and page.kind != INTERIOR_TABLE:
+                self._is_faulty |= not page.whole or len(keyed) < len(page.cells)
+            first = next((key for key, _ in keyed if key > after and wanted(key)), None)
+            if first is None or (horizon is not None and first >= horizon):
+                continue
+            index.append((first, number))
+            if len(index) > 2 * INDEX_PAGES_MAX:
+                index.sort()
+                del index[INDEX_PAGES_MAX + 1 :]
+                last, _ = index.pop()
+                # Everything in front of it is in the index; and one key at least is, however many pages begin with it.
+                horizon = max(last, (index[0][0][0], index[0][0][1] + 1))
+        index.sort()
+        return index, horizon
+
+    def _merged(
+        self, index: Sequence[tuple[Key, int]], after: Key, horizon: Key | None, wanted: Callable[[Key], bool]
+    ) -> Iterator[tuple[Key, int, int]]:
+        """Keys in order, with page and place on it; pages that the tree leads to before others with the same key."""
+        heap: list[tuple[Key, bool, int, int]] = []
+        opened = 0
+        while heap or opened < len(index):
+            while opened < len(index) and (not heap or index[opened][0] <= heap[0][0]):
+                self._push(heap, index[opened][1], -1, after, wanted)
+                opened += 1
+            if not heap:
+                continue
+            key, _, number, place = heapq.heappop(heap)
+            if horizon is not None and key >= horizon:
+                return
+            yield key, number, place
+            self._rest()
+            self._push(heap, number, place, after, wanted)
+
+    def _push(
+        self,
+        heap: list[tuple[Key, bool, int, int]],
+        number: int,
+        place: int,
+        after: Key,
+        wanted: Callable[[Key], bool],
+    ) -> None:
+        """Put the next key of a page behind a place into the heap."""
+        with suppress(PageError):
+            _, keyed = self._page(number)
+            for following in range(place + 1, len(keyed)):
+                key = keyed[following][0]
+                if key > after and wanted(key):
+                    heapq.heappush(heap, (key, not self._tree.reached[number], number, following))
+                    return
+
+    def _page(self, number: int) -> tuple[bytes, list[tuple[Key, Cell]]]:
+        found = self._cached.pop(number, None) or self._read(number)
+        self._cached[number] = found
+        if len(self._cached) > PAGES_CACHED_MAX:
+            del self._cached[next(iter(self._cached))]
+        return found
+
+    def _read(self, number: int) -> tuple[bytes, list[tuple[Key, Cell]]]:
+        content, page = self._pages.btree(number)
+        return content, self._keyed(content, page)
+
+    def _owned(self) -> "array[int]":
+        """By overflow page, the newest row that says it is its own: an older one had been deleted, and has it no more.
+
+        Without a freelist and a tree nothing else tells which rows are gone.
+        """
+        owners = array("q", bytes(8 * (self._pages.count + 1)))
+        for number in range(2, self._pages.count + 1):
+            self._rest()
+            with suppress(PageError):
+                if not self._is_live(number):
+                    continue
+                content, keyed = self._read(number)
+                for key, cell in keyed:
+                    if cell.overflow:
+                        rank = _rank(key, reached=self._tree.reached[number] == 1)
+                        for page in self._chain(content, cell):
+                            owners[page] = max(owners[page], rank)
+        return owners
+
+    def _chain(self, content: bytes, cell: Cell) -> list[int]:
+        numbers: list[int] = []
+
+        def fetch(number: int) -> bytes:
+            numbers.append(number)
+            return self._pages.page(number)
+
+        with suppress(PageError):
+            sqlite_pages.payload(content, cell, self._pages.usable_bytes, fetch, PAYLOAD_BYTES_MAX)
+        return [number for number in numbers if number <= self._pages.count]
+
+    def _values(self, key: Key, content: bytes, cell: Cell, *, reached: bool) -> tuple[Value, ...]:
+        if cell.overflow and self._owners is not None:
+            rank = _rank(key, reached=reached)
+            if any(self._owners[page] != rank for page in self._chain(content, cell)):
+                raise PageError("an overflow page that a newer row has")
+        return self._pages.values(content, cell)
+
+
+class OverflowCheck:
+    """Whether rows that SQLite gives have their overflow pages: it takes whatever stands in the place of the last one.
+
+    Keys that come in order cost little.
+    """
+
+    def __init__(self, pages: DamagedPages) -> None:
+        self._pages = pages
+        self._root = _roots(pages).get("reading", 0)
+        self._path: dict[int, tuple[bytes, BtreePage, list[Key]]] = {}
+        """The pages down to the last key."""
+
+    def is_damaged(self, row: Row) -> bool:
+        """Whether it is known not to be what was written. A row that cannot be found is SQLite's word against none."""
+        if len(row.payload) + len(row.device_boot or "") < LOCAL_BYTES_MIN:
+            return False
+        key, number, path = (row.lane, row.sequence), self._root, self._path
+        self._path = {}
+        while number not in self._path:
+            try:
+                content, page, keys = self._path[number] = path.get(number) or self._read(number)
+            except PageError:
+                return False
+            place = bisect_left(keys, key)
+            if place < len(keys) and keys[place] == key:
+                try:
+                    self._pages.values(content, page.cells[place])
+                except PageError:
+                    return True
+                return False
+            if not page.children:
+                return False
+            number = page.children[place]
+        return False
+
+    def _read(self, number: int) -> tuple[bytes, BtreePage, list[Key]]:
+        content, page = self._pages.btree(number)
+        keys = [key for key, _ in reading_keys(content, page)]
+        if len(keys) < len(page.cells) or not page.whole:
+            raise PageError("a page that cannot be followed")
+        return content, page, keys
+
+
+def _rank(key: Key, *, reached: bool) -> int:
+    """Later rows have higher lanes and sequences; what the tree leads to is in use."""
+    return (min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)) + (reached << 62)
+
+
+def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
+    """Rows of `reading`, in order."""
+    for _, values in scan.entries(after, wanted):
+        if len(values) in _READING_COLUMNS:
+            # Rows that are older than the last column do without it.
+            padded = (*values, 0)[: len(Row.__struct_fields__)]
+            with suppress(msgspec.ValidationError):
+                yield msgspec.convert(padded, Row)
+
+
+def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> Iterator[tuple[int, Quarantined]]:
+    """Quarantined input with its numbers, in order."""
+    for (_, number), values in scan.entries((0, after), wanted):
+        with suppress(msgspec.ValidationError):
+            columns = dict(zip(_QUARANTINE_COLUMNS, values[1:], strict=False))
+            yield number, msgspec.convert(columns, Quarantined)
+
+
+_READING_COLUMNS = (len(Row.__struct_fields__) - 1, len(Row.__struct_fields__))
+_QUARANTINE_COLUMNS = (
+    "boot_id",
+    "received_us",
+    "device",
+    "subject",
+    "reason",
+    "payload",
+    "series",
+    "topic",
+    "writer",
+    "event_us",
+    "event_error_us",
+    "tick_ms",
+    "device_boot",
+    "device_sequence",
+)
+
+
+def _is_reading(values: tuple[Value, ...]) -> bool:
+    return len(values) in _READING_COLUMNS and type(values[0]) is int and type(values[1]) is int
+
+
+def _is_quarantined(values: tuple[Value, ...]) -> bool:
+    match values:
+        case (None, str(), int(), str(), *_):
+            return True
+    return False

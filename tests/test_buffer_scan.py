@@ -1,0 +1,371 @@
+"""Whatever is damaged: readings whose pages are whole come back, once, with their identity, and the rest is told."""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway import buffer_salvage, buffer_scan
+from gateway.buffer_rows import Entry, Lane, Quarantined, Span
+from gateway.buffer_salvage import Progress, Salvage, SalvagedBatch
+from gateway.buffer_scan import DamagedPages
+from gateway.sqlite_pages import Cell, PageError, payload, record
+from tests.buffers import append, confirm, entry, opened, rows, store
+from tests.test_buffer_salvage import fold
+
+PAGE_BYTES = 4096
+ASIDE = "buffer.db.corrupt-20260101T000000.000000"
+META, LANE, LANE_NAMES, LANE_COPY = 2, 4, 5, 12
+"""Where these stand in each file of this schema; none has more than one page here."""
+Identity = tuple[str, str, int]
+
+
+class Made:
+    """A file, its WAL, and what is known of it."""
+
+    def __init__(self, content: bytes, log: bytes, rows: dict[Identity, bytes], deleted: dict[Identity, bytes]) -> None:
+        self.content = content
+        self.log = log
+        self.rows = rows
+        self.deleted = deleted
+        self.pages_of: dict[Identity, set[int]] = {}
+        """The pages that a row stands on."""
+        self.quarantined: dict[bytes, set[int]] = {}
+        """Payloads, with their pages."""
+
+    def __repr__(self) -> str:
+        return "Made()"
+
+    def folded(self) -> bytearray:
+        """The file with the WAL folded in."""
+        with written(self.content, self.log) as path, closing(DamagedPages(path)) as pages:
+            return bytearray(b"".join(pages.page(number) for number in range(1, pages.count + 1)))
+
+
+@contextmanager
+def written(content: bytes, log: bytes) -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / ASIDE
+        path.write_bytes(content)
+        if log:
+            path.with_name(f"{ASIDE}-wal").write_bytes(log)
+        yield path
+
+
+def payload_of(lane: int, sequence: int) -> bytes:
+    """Some are so long that they have overflow pages."""
+    return b"%d/%d" % (lane, sequence) * (700 if sequence % 40 == 0 else 30)
+
+
+async def make(path: Path) -> Made:
+    """Three lanes: the first is drained, of the second some rows are confirmed; what was done last is in the WAL."""
+    everything: dict[Identity, bytes] = {}
+    lanes: dict[int, Lane] = {}
+    for number, rows_each in enumerate((150, 450, 150)):
+        async with opened(path, f"boot-{number}", bytes_max=4_000_000) as buffer:
+            lanes[buffer.lane.number] = buffer.lane
+            for start in range(0, rows_each, 150):
+                batch = [entry(payload_of(number, n), str(n % 7), n) for n in range(start, start + 150)]
+                assert await store(buffer, batch)
+            inputs = [Quarantined("refused", b"%d%02d" % (number, n) * 300, "4", "s", 5, boot_id="b") for n in range(9)]
+            assert await append(buffer, [Entry(entry().series, b"report", 1, quarantined=input_) for input_ in inputs])
+            everything |= {(buffer.id, buffer.lane.name, n): payload_of(number, n) for n in range(rows_each)}
+            everything |= {(buffer.id, buffer.lane.name, rows_each + n): b"report" for n in range(9)}
+            await confirm(buffer, (await rows(buffer))[: (200, 140, 70)[number]])
+            if number < 2:
+                await fold(buffer)
+            waiting = {(buffer.id, lanes[row.lane].name, row.sequence): row.payload for row in await rows(buffer)}
+            content, log = path.read_bytes(), path.with_name("buffer.db-wal").read_bytes()
+    deleted = {identity: everything[identity] for identity in everything.keys() - waiting.keys()}
+    made = Made(content, log, waiting, deleted)
+    find_pages(made, lanes)
+    assert made.pages_of.keys() == waiting.keys()
+    assert len(made.quarantined) == 27
+    return made
+
+
+def find_pages(made: Made, lanes: dict[int, Lane]) -> None:
+    with written(made.content, made.log) as path, closing(DamagedPages(path)) as pages:
+        free, is_all = pages.free()
+        assert is_all
+        for number in (number for number in range(2, pages.count + 1) if not free[number]):
+            with suppress(PageError):
+                content, page = pages.btree(number)
+                for cell in page.cells:
+                    needed = {number}
+
+                    def fetch(other: int, needed: set[int] = needed) -> bytes:
+                        needed.add(other)
+                        return pages.page(other)
+
+                    match record(payload(content, cell, PAGE_BYTES, fetch, 10**6)):
+                        case (int(lane), int(sequence), _, _, _, _, _, _, _, _, _):
+                            made.pages_of[lanes[lane].buffer_id, lanes[lane].name, sequence] = needed
+                        case (None, str(), int(), str(), str(), str(), bytes(found), *_):
+                            made.quarantined[found] = needed
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return asyncio.run(make(tmp_path_factory.mktemp("made") / "buffer.db"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_pauses() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffer_salvage, "WORK_S", 0.0)
+        patch.setattr(buffer_salvage, "CHUNK_ROWS", 50)
+        yield
+
+
+class Taken(NamedTuple):
+    rows: dict[Identity, bytes]
+    quarantined: list[bytes]
+    progress: Progress
+
+
+class CutOffError(Exception):
+    """The daemon ends here."""
+
+
+def salvage(path: Path, batches_max: int, expected: int | None) -> Taken:
+    """All that comes of a file; each start goes on where the last one was, after so many batches."""
+    damaged = buffer_salvage.damaged_files([(path, None, expected)], [])[path.name]
+    progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
+    taken = Taken({}, [], progress)
+    kept = msgspec.json.encode(progress)
+    left = batches_max
+
+    def adopt(batch: SalvagedBatch) -> bool:
+        nonlocal left, kept
+        left -= 1
+        if left < 0:
+            raise CutOffError
+        assert [row.sequence for row in batch.rows] == sorted({row.sequence for row in batch.rows})
+        for row in batch.rows:
+            lane = damaged.lanes[row.lane]
+            identity = lane.buffer_id, lane.name, row.sequence
+            assert identity not in taken.rows
+            taken.rows[identity] = row.payload
+        taken.quarantined.extend(input_.payload for input_ in batch.quarantined)
+        kept = msgspec.json.encode(batch.progress)
+        return True
+
+    while True:
+        with suppress(CutOffError):
+            Salvage([(path, msgspec.json.decode(kept, type=Progress))], "x", adopt, lambda _: None).run()
+            return taken._replace(progress=msgspec.json.decode(kept, type=Progress))
+        left = batches_max
+
+
+def salvaged_from(content: bytes, log: bytes = b"", batches_max: int = 10**9, expected: int | None = None) -> Taken:
+    with written(content, log) as path:
+        return salvage(path, batches_max, expected)
+
+
+def judge(made: Made, taken: Taken, touched: set[int]) -> None:
+    """The law: `touched` are the damaged pages, whose rows are gone, or as they were."""
+    intact = {identity: made.rows[identity] for identity, pages in made.pages_of.items() if not pages & touched}
+    if {LANE, LANE_COPY} <= touched and touched & {LANE_NAMES, META}:
+        # Under whose name rows stand is gone in all copies: they come under new ones.
+        assert Counter(intact.values()) <= Counter(taken.rows.values())
+        assert {*taken.rows.values()} <= {*made.rows.values(), *made.deleted.values()}
+        return
+    assert intact.items() <= taken.rows.items()
+    # What Kafka has may come again where nobody knows what is free; as it was, so that it is recognised.
+    assert taken.rows.items() <= (made.rows | made.deleted).items()
+    lost = len(made.rows.keys() - taken.rows.keys())
+    missing = taken.progress.missing()
+    if missing is not None:
+        assert missing > 0 or not lost
+        # Between rows that should not be there some may seem to be missing.
+        assert missing <= lost or taken.rows.keys() & made.deleted.keys()
+    quarantined = {of for of, pages in made.quarantined.items() if not pages & touched}
+    assert quarantined <= {*taken.quarantined} <= made.quarantined.keys()
+    if {*taken.quarantined} < made.quarantined.keys():
+        assert taken.progress.quarantine_missing or taken.progress.quarantine_torn
+
+
+def test_a_sound_file_gives_everything_once(made: Made) -> None:
+    for content, log in ((made.content, made.log), (bytes(made.folded()), b"")):
+        taken = salvaged_from(content, log)
+        assert taken.rows == made.rows
+        assert taken.progress.missing() == 0
+        assert Counter(taken.quarantined) == Counter(made.quarantined.keys())
+
+
+pages_damaged = st.one_of(
+    st.sets(st.integers(1, 60), min_size=1, max_size=12),
+    st.tuples(st.integers(1, 200), st.integers(1, 30)).map(lambda run: {*range(run[0], run[0] + run[1])}),
+    st.sets(st.integers(1, 20), min_size=1, max_size=3),
+)
+
+
+@given(pages_damaged, st.sampled_from([b"\0", b"\xff"]), st.sampled_from([3, 10**9]))
+@settings(max_examples=50)
+@example({1}, b"\xff", 10**9)
+@example({9}, b"\0", 10**9)
+@example({1, 9}, b"\xff", 10**9)
+@example({1, 4, 5, 7, 8, 9, 12}, b"\xff", 10**9)
+def test_pages_that_are_overwritten_cost_only_what_stood_on_them(
+    made: Made, damaged: set[int], by: bytes, batches_max: int
+) -> None:
+    content = made.folded()
+    touched = {page for page in damaged if page * PAGE_BYTES <= len(content)}
+    for page in touched:
+        content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = by * PAGE_BYTES
+    taken = salvaged_from(bytes(content), batches_max=batches_max)
+    judge(made, taken, touched)
+
+
+@given(st.integers(0, 2**20), st.sampled_from([3, 10**9]))
+@example(0, 10**9)
+@example(PAGE_BYTES, 10**9)
+@example(20 * PAGE_BYTES + 100, 10**9)
+@settings(max_examples=30)
+def test_a_file_that_is_cut_off_gives_what_stands_in_front_of_the_cut(made: Made, place: int, batches_max: int) -> None:
+    content = made.folded()
+    cut = place % len(content)
+    touched = {*range(cut // PAGE_BYTES + 1, len(content) // PAGE_BYTES + 1)}
+    judge(made, salvaged_from(bytes(content[:cut]), batches_max=batches_max), touched)
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(10, 60)), min_size=1, max_size=4))
+@example([(2, 9)])
+@example([(13, 9)])
+@example([(2, 1)])
+@example([(17, 30)])
+@settings(max_examples=50)
+def test_a_page_that_stands_in_the_place_of_another_costs_only_that_one(
+    made: Made, moves: list[tuple[int, int]]
+) -> None:
+    """Each is sound for itself. That rows are missing at a lane's end is known from their number alone."""
+    content = made.folded()
+    for of, to in moves:
+        content[(to - 1) * PAGE_BYTES : to * PAGE_BYTES] = content[(of - 1) * PAGE_BYTES : of * PAGE_BYTES]
+    judge(made, salvaged_from(bytes(content), expected=len(made.rows)), {to for _, to in moves})
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**20), st.binary(min_size=1, max_size=40)), min_size=1, max_size=10))
+@example([(505, b"0\x80")])  # into a name, which SQLite then gives in an error's words
+@settings(max_examples=50)
+def test_damage_of_a_few_bytes_ends_no_salvage(made: Made, places: list[tuple[int, bytes]]) -> None:
+    content = made.folded()
+    touched = set()
+    for place, found in places:
+        start = place % (len(content) - len(found))
+        content[start : start + len(found)] = found
+        touched |= {start // PAGE_BYTES + 1, (start + len(found) - 1) // PAGE_BYTES + 1}
+    taken = salvaged_from(bytes(content))
+    if not {META, LANE, LANE_NAMES, LANE_COPY} & touched:
+        assert {of for of, pages in made.pages_of.items() if not pages & touched} <= taken.rows.keys()
+
+
+@given(pages_damaged)
+@example({1})
+@example({1, 9})
+@settings(max_examples=30)
+def test_what_was_committed_into_the_wal_counts(made: Made, damaged: set[int]) -> None:
+    """Pages of the file are damaged; those that the WAL has too are not lost."""
+    content = bytearray(made.content)
+    with written(made.content, made.log) as path, closing(DamagedPages(path)) as pages:
+        in_wal = {number for number in range(1, pages.count + 1) if pages.is_in_wal(number)}
+    assert len(in_wal) > 5
+    for page in damaged:
+        if page * PAGE_BYTES <= len(content):
+            content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = b"\xff" * PAGE_BYTES
+    judge(made, salvaged_from(bytes(content), made.log), damaged - in_wal)
+
+
+def test_few_pages_in_the_index_at_a_time_give_the_same(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"\xff" * PAGE_BYTES + bytes(made.folded())[PAGE_BYTES:]
+    for pages_max in (1, 3):
+        monkeypatch.setattr(buffer_scan, "INDEX_PAGES_MAX", pages_max)
+        taken = salvaged_from(content)
+        assert taken.rows == made.rows
+        assert taken.progress.missing() == 0
+
+
+def test_a_page_that_the_disk_does_not_give_is_damage_like_any_other(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = next(iter(made.pages_of[next(iter(made.rows))]))
+    pread = os.pread
+
+    def failing(fd: int, size: int, start: int) -> bytes:
+        if start == (bad - 1) * PAGE_BYTES:
+            raise OSError(5, "Input/output error")
+        return pread(fd, size, start)
+
+    content = b"\xff" * PAGE_BYTES + bytes(made.folded())[PAGE_BYTES:]
+    monkeypatch.setattr(os, "pread", failing)
+    judge(made, salvaged_from(content), {1, bad})
+
+
+def test_rows_that_kafka_has_are_told_from_others_by_the_freelist_or_by_the_tree(made: Made) -> None:
+    content = made.folded()
+    with_stale = 0
+    for damaged, certain in (({1}, True), ({9}, True), ({1, 9}, False)):
+        broken = bytearray(content)
+        for page in damaged:
+            broken[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = b"\xff" * PAGE_BYTES
+        taken = salvaged_from(bytes(broken))
+        again = taken.rows.keys() & made.deleted.keys()
+        assert not (certain and again)
+        with_stale += len(again)
+        # Nobody knows then how many are missing.
+        assert certain or taken.progress.missing() is None
+    assert with_stale > 0
+
+
+def test_what_the_daemon_knew_of_the_number_of_rows_tells_how_many_are_missing(made: Made) -> None:
+    content = b"\xff" * 20 * PAGE_BYTES + bytes(made.folded())[20 * PAGE_BYTES :]
+    taken = salvaged_from(content, expected=10_000)
+    assert taken.progress.missing() == 10_000 - taken.progress.taken
+    lost = {loss.reason: loss.count for loss in taken.progress.losses("b")}
+    assert lost["buffer-damaged"] == 10_000 - taken.progress.taken
+
+
+def test_a_scan_that_is_to_stop_ends_in_the_middle_of_the_file(made: Made) -> None:
+    content = b"\xff" * PAGE_BYTES + bytes(made.folded())[PAGE_BYTES:]
+    ended: list[Path] = []
+    with written(content, b"") as path:
+        damaged = buffer_salvage.damaged_files([(path, None, None)], [])[path.name]
+        progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
+        batches: list[SalvagedBatch] = []
+
+        def adopt(batch: SalvagedBatch) -> bool:
+            batches.append(batch)
+            thread.stop()
+            return True
+
+        thread = Salvage([(path, progress)], "x", adopt, ended.append)
+        thread.run()
+    assert len(batches) == 1
+    assert not ended
+
+
+def test_gaps_beyond_the_bound_are_joined_where_they_are_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_salvage, "GAPS_MAX", 2)
+    gaps = [Span(1, 0, 5), Span(1, 100, 110), Span(1, 115, 120), Span(1, 4, 7)]
+    assert buffer_salvage._joined(gaps) == [Span(1, 0, 7), Span(1, 100, 120)]
+
+
+@given(st.lists(st.integers(0, 30), max_size=30))
+def test_of_keys_out_of_order_the_most_that_are_in_order_stay(numbers: list[int]) -> None:
+    cell = Cell(0, 0, 0, 0, None)
+    kept = [key[1] for key, _ in buffer_scan._ascending([((1, number), cell) for number in numbers])]
+    assert kept == sorted(set(kept))
+    longest = [0] * (len(numbers) + 1)
+    for place, number in enumerate(numbers):
+        longest[place] = 1 + max([longest[before] for before in range(place) if numbers[before] < number], default=0)
+    assert len(kept) == max(longest)
