@@ -485,8 +485,9 @@ class Buffer:
             if age_due and not rest:
                 more = file.drop_aged(int(self._settings.age_max_s * 1e6))
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
-            file.insert_judged([entry for append in own for entry in append.entries])
             stored = self._fitting(readings, may_drop=not rest)
+            # Behind what is dropped: it would be told of as stored.
+            file.insert_judged([entry for append in own for entry in append.entries])
             file.keep_marks([mark for append in stored for mark in append.marks])
             file.insert([entry for append in stored for entry in append.entries])
             if usage is not None:

@@ -75,8 +75,9 @@ _SELECT_MANY = """
     FROM (SELECT * FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?)
 """
 _PAYLOAD_BYTES = """
-    SELECT total(length(payload)) FROM
-    (SELECT payload FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?)
+    SELECT total(bytes) FROM (
+        SELECT length(payload) AS bytes FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT ?
+    )
 """
 _rows = msgspec.json.Decoder(list[Row])
 _sizes = msgspec.json.Decoder(list[int])
@@ -125,6 +126,7 @@ class BufferFile:
             self.connection.close()
             raise
         try:
+            _check_sqlite(self.connection)
             self.room.prepare()
             self.id = buffer_schema.buffer_id(self.connection)
             self._state.rows = buffer_schema.count_rows(self.connection)
@@ -436,13 +438,18 @@ class BufferFile:
     # -- reading --------------------------------------------------------------------------------
 
     def read(self, after: Position, limit: int) -> list[Row]:
-        """Rows that follow a position, in order: all lanes, oldest first; `READ_BYTES_MAX` may cut the list short."""
+        """Rows that follow a position, in order: all lanes, oldest first.
+
+        `READ_BYTES_MAX` may cut the list short, but for its first row.
+        """
         rows: list[Row] = []
         left_bytes = READ_BYTES_MAX
-        while len(rows) < limit and left_bytes > 0:
+        while len(rows) < limit:
             wanted = min(limit - len(rows), READ_ROWS)
             while (size := self._payload_bytes(after, wanted)) > left_bytes and wanted > 1:
                 wanted //= 2
+            if rows and size > left_bytes:
+                break
             found = self._read_some(after, wanted)
             rows += found
             if len(found) < wanted:
@@ -463,12 +470,19 @@ class BufferFile:
             # JSON has no blobs, and each field has its type: what a damaged file gives may be anything.
             if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) != sqlite3.SQLITE_ERROR:
                 raise
-            raise buffer_schema.corruption("a row is none: another page may stand in the place of its own") from error
+            raise buffer_schema.corruption(f"a row is none ({error})") from error
         end = 0
+        before: tuple[int, int] = after
         for row, size in zip(rows, sizes, strict=True):
             start, end = end, end + size
             # Nobody has seen the row without it.
             force_setattr(row, "payload", payloads[start:end])
+            place = (row.lane, row.sequence)
+            if place <= before:
+                raise buffer_schema.corruption("rows stand out of their order")
+            before = place
+        if rows and (before > self.last or end != len(payloads)):
+            raise buffer_schema.corruption("a row stands beyond the last one, or is shorter than it says")
         return rows
 
     def series(self, number: int) -> Series:
@@ -627,6 +641,16 @@ class BufferFile:
         return found
 
 
+def _check_sqlite(connection: sqlite3.Connection) -> None:
+    """See that this SQLite reads rows back as they were written, before any is taken. Raises BufferFileError."""
+    fields, _, payloads = connection.execute(_SELECT_MANY, (0, -1, 0)).fetchone()
+    (joined,) = connection.execute(
+        "SELECT CAST(group_concat(column1, '') AS BLOB) FROM (VALUES (x'0061'), (x''), (x'ff00'))"
+    ).fetchone()
+    if (fields, payloads, joined) != ("[]", None, b"\0a\xff\0"):
+        raise BufferFileError(f"SQLite {sqlite3.sqlite_version} is too old for the buffer: 3.38 or later is needed")
+
+
 def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
     for start in range(0, whole, _INSERT_MANY_ROWS):
@@ -659,6 +683,7 @@ def _without_series(row: Row, boot_id: str) -> Quarantined:
         device_boot=row.device_boot,
         device_sequence=row.device_sequence,
         boot_id=boot_id,
+        doubt=row.doubt,
     )
 
 

@@ -12,7 +12,7 @@ OVERFLOW = "quarantine-overflow"
 """Why input is lost that was in the quarantine and had to make room."""
 _COLUMNS = (
     "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
-    " device_boot, device_sequence, boot_id"
+    " device_boot, device_sequence, boot_id, doubt"
 )
 
 
@@ -36,7 +36,7 @@ class Quarantine:
     def keep(self, input_: Quarantined, tally: Counter[str]) -> None:
         """Put input in, whole; the oldest makes room where it is over its bounds (`quarantine-overflow`)."""
         self._connection.execute(
-            f"INSERT INTO quarantine ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO quarantine ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 input_.reason,
                 input_.payload,
@@ -52,6 +52,7 @@ class Quarantine:
                 input_.device_boot,
                 input_.device_sequence,
                 input_.boot_id or self._boot_id,
+                input_.doubt,
             ),
         )
         self.rows += 1

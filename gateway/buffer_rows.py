@@ -52,10 +52,12 @@ class Quarantined(Struct, frozen=True, gc=False):
     device_boot: str | None = None
     device_sequence: int | None = None
     boot_id: str | None = None
+    doubt: int = 0
+    """A `Doubt`, or 0."""
 
 
 class Doubt(IntEnum):
-    """Why a reading may be stored already. It is stored all the same, for a false match loses data."""
+    """Why a reading, or its identity, may be stored already. It is stored again: a false match would lose data."""
 
     REDELIVERED = 1
     """Its sender sent it before, and nothing tells whether it is stored."""

@@ -74,6 +74,8 @@ _SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
 _ONCE_ONLY = ("mark", "loss")
 """What must not come back once it was deleted: a stale mark may hide a reading, a stale counter tells it twice."""
 
+_ROW_BYTES_MIN = 12
+"""The least that a row of `reading` takes in a page."""
 
 log = structlog.get_logger()
 
@@ -113,11 +115,16 @@ class Progress(msgspec.Struct, frozen=True):
     quarantine_gaps: list[Span] = []
     """As `gaps`, of the quarantine's numbers, under the lane 0."""
     quarantine_scanned: int = 0
+    rows_max: int | None = None
+    """More rows than this its size had no room for."""
 
     def missing(self) -> int | None:
         """Rows that are lost, at least, once it has ended; None where nobody knows how many."""
-        known = max(self.holes, (self.expected or 0) - self.taken)
-        return None if known == 0 and (self.torn or not self.lanes) else known
+        # A damaged number far from its place makes a hole that never was one.
+        believable = self.rows_max is None or self.holes + self.taken <= self.rows_max
+        known = max(self.holes if believable else 0, (self.expected or 0) - self.taken)
+        unknown = self.torn or not self.lanes or not (believable or self.expected)
+        return None if known == 0 and unknown else known
 
     def losses(self, boot_id: str) -> list[Loss]:
         """What to count as lost once it has ended. Where nobody knows how much, the record says so with a 0."""
@@ -662,7 +669,7 @@ def damaged_files(
     for aside, lane, rows in asides:
         found = read_beside(aside, lane)
         marks_whole = marks_whole and found.marks_whole
-        progress = Progress({}, -1, -1, found.dense, rows)
+        progress = Progress({}, -1, -1, found.dense, rows, rows_max=_rows_max(aside))
         files[final_name(aside)] = Damaged(
             aside.with_name(final_name(aside)),
             {lane.number: lane for lane in found.lanes},
@@ -685,7 +692,8 @@ def damaged_files(
             # How far it had come is lost with the marks: what has been taken over already comes again.
             found = read_beside(aside, None)
             lanes = {lane.number: lane for lane in found.lanes}
-            files[aside.name] = Damaged(aside, lanes, Progress({}, -1, -1, found.dense, None), None, _bytes_of(aside))
+            progress = Progress({}, -1, -1, found.dense, None, rows_max=_rows_max(aside))
+            files[aside.name] = Damaged(aside, lanes, progress, None, _bytes_of(aside))
     return dict(sorted(files.items()))
 
 
@@ -705,6 +713,10 @@ def within(files: Iterable[Damaged], files_max: int) -> tuple[list[Damaged], lis
     by_size = sorted(files, key=lambda damaged: damaged.bytes)
     too_many = by_size[: max(0, len(by_size) - files_max)]
     return sorted(by_size[len(too_many) :], key=lambda damaged: damaged.aside), too_many
+
+
+def _rows_max(aside: Path) -> int:
+    return (_bytes_of(aside) + _bytes_of(aside.with_name(aside.name + "-wal"))) // _ROW_BYTES_MIN
 
 
 def _bytes_of(aside: Path) -> int:

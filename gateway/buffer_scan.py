@@ -731,6 +731,7 @@ _QUARANTINE_COLUMNS = (
     "tick_ms",
     "device_boot",
     "device_sequence",
+    "doubt",
 )
 
 

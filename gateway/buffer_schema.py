@@ -72,6 +72,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE quarantine ADD COLUMN tick_ms INTEGER",
         "ALTER TABLE quarantine ADD COLUMN device_boot TEXT",
         "ALTER TABLE quarantine ADD COLUMN device_sequence INTEGER",
+        "ALTER TABLE quarantine ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
     ),
 )
 """Statements by version: `PRAGMA user_version` counts how many of these a file has."""

@@ -1,6 +1,7 @@
 """What a buffer file holds, read without disturbing the daemon that writes it (or with none running)."""
 
 import fcntl
+import os
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -87,6 +88,9 @@ def require_file(path: Path) -> None:
         raise BufferFileError(f"the buffer at {path} cannot be looked at: {error.strerror}") from error
     if stat.S_ISDIR(found.st_mode):
         raise BufferFileError(f"buffer.path: {path} is a directory; name a file in it, such as {path / 'buffer.db'}")
+    if not stat.S_ISREG(found.st_mode):
+        # Opening a named pipe would wait for its other end, for ever.
+        raise BufferFileError(f"buffer.path: {path} is no file; remove it, or write another path")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -195,10 +199,16 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
 def is_running(path: Path) -> bool:
     """Whether a daemon holds the buffer's lock."""
     try:
-        with path.with_name(path.name + ".lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Where a named pipe stands in the lock's place, opening it must not wait for its other end.
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return False
+    finally:
+        os.close(lock)
     return False

@@ -279,8 +279,7 @@ class Forwarder:
                     batch = EncodedBatch(compression)
                     batch_list.append(batch)
                     record = encoder.encode(row, clock, 0)
-                batch.records.append(record)
-                batch.bytes += len(record)
+                batch.add(record)
         results = await asyncio.gather(
             *(self._send_partition(session, *partition, batch_list) for partition, batch_list in batches.items()),
             return_exceptions=True,
@@ -494,6 +493,7 @@ def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantin
         device_boot=row.device_boot,
         device_sequence=row.device_sequence,
         boot_id=lane.boot_id,
+        doubt=row.doubt,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.buffer import Buffer
 from gateway.buffer_losses import loss_body
@@ -112,7 +113,8 @@ class FrontDoor:
             reading = await self._in_this_boot(input_)
             if input_.series is not None:
                 series = await self._buffer.series(buffer_id, input_.series)
-                judged[number] = _entry_of(reading, series, reading.device_boot, reading.device_sequence)
+                entry_ = _entry_of(reading, series, reading.device_boot, reading.device_sequence)
+                judged[number] = replace(entry_, doubt=input_.doubt)
             elif input_.topic is None:
                 refused[input_.reason] += 1
             else:
@@ -191,6 +193,7 @@ class FrontDoor:
             None if event_us is None else event_us + shift_us,
             error_us,
             input_.writer,
+            redelivered=input_.doubt == Doubt.REDELIVERED,
         )
 
     def _resolve(self, reading: Reading) -> tuple[Destination, Series] | Refusal:
@@ -257,7 +260,7 @@ def _entry_of(reading: Reading, series: Series, device_boot: str | None, device_
         device_boot,
         device_sequence,
         reading.tick_ms,
-        Doubt.REDELIVERED if reading.redelivered else 0,
+        _doubt(reading),
     )
 
 
@@ -276,4 +279,9 @@ def _quarantined(reading: Reading, reason: str) -> Quarantined:
         reading.tick_ms,
         reading.device_boot,
         reading.device_sequence,
+        doubt=_doubt(reading),
     )
+
+
+def _doubt(reading: Reading) -> int:
+    return Doubt.REDELIVERED if reading.redelivered else 0

@@ -34,7 +34,7 @@ HEADER_NAMES = (
     "ce_doubt",
 )
 """The order on the wire. Readers may take them by position; of the last three, the device's are there where the sensor
-sends them, and `ce_doubt` where a reading may be stored already: `redelivered` or `conflict`."""
+sends them, and `ce_doubt` where a reading may be stored already (`redelivered`), or its sequence is (`conflict`)."""
 HEADERS_MIN = 14
 
 _RFC3339_BYTES = 27

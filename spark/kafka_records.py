@@ -25,7 +25,8 @@ HEADERS = (
 DEVICE_HEADERS = ("ce_deviceboot", "ce_devicesequence")
 """They follow the others where the sensor sends them."""
 DOUBT_HEADER = "ce_doubt"
-"""The last, where the gateway could not tell whether it has a reading already: `redelivered` or `conflict`."""
+DOUBTS = ("redelivered", "conflict")
+"""Of the last header: the gateway cannot tell whether it has the reading already, or has another of its sequence."""
 SHAPES = tuple(HEADERS + device + doubt for device in ((), DEVICE_HEADERS) for doubt in ((), (DOUBT_HEADER,)))
 """All the headers that a record may have."""
 
@@ -130,6 +131,7 @@ def _judged(typed: DataFrame) -> DataFrame:
         _unless(F.col("time_error_us") >= 0, "ce_timeerror is not a count of microseconds"),
         _unless(F.col("boot_time_us").isNotNull(), "ce_boottime is not a count of microseconds"),
         F.when(F.col("device_sequence_unreadable"), "ce_devicesequence is not a 64-bit integer"),
+        _unless(F.col("doubt").isNull() | F.col("doubt").isin(*DOUBTS), "ce_doubt is no doubt that the contract knows"),
     )
     dropped = {"headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable", "ce_id"}
     kept = [column for column in typed.columns if column not in dropped]

@@ -167,6 +167,8 @@ def read_headers(record: KafkaRecord) -> Event:
         raise UnreadableError
     if "ce_devicesequence" in given:
         integer(given["ce_devicesequence"])
+    if given.get("ce_doubt", "conflict") not in {"redelivered", "conflict"}:
+        raise UnreadableError
     key = utf8(record.key)
     return Event(
         record=record,

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer_rows import Quarantined, Series
+from gateway.buffer_rows import Doubt, Quarantined, Series
 from gateway.buffer_schema import BufferFileError
 from gateway.intake import FrontDoor, RetryOutcome
 from gateway.reading import Reading
@@ -40,8 +40,10 @@ async def take(door: FrontDoor, *readings: Reading) -> bool:
     return await asyncio.wait_for(outcome, 10)
 
 
-def reading(payload: bytes, topic: str = "device/42/thermo", writer: str | None = None) -> Reading:
-    return Reading(topic, topic, payload, 1, writer=writer)
+def reading(
+    payload: bytes, topic: str = "device/42/thermo", writer: str | None = None, *, redelivered: bool = False
+) -> Reading:
+    return Reading(topic, topic, payload, 1, writer=writer, redelivered=redelivered)
 
 
 async def test_a_reading_gets_its_series_and_its_sensors_identity(tmp_path: Path) -> None:
@@ -158,11 +160,12 @@ def door_of(buffer: Buffer, *routes: RouteSettings) -> FrontDoor:
 
 async def test_quarantined_input_is_taken_in_again_once_a_route_takes_it(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, buffer):
-        assert await take(door, reading(b"1", topic="kitchen/7"), reading(b"2", topic="cellar"))
+        assert await take(door, reading(b"1", topic="kitchen/7", redelivered=True), reading(b"2", topic="cellar"))
         assert await door.retry_quarantined([1, 2, 99]) == RetryOutcome(0, {"no-route": 2}, 1)
         mended = door_of(buffer, JSON_ROUTE, OTHER_ROUTE)
         assert await mended.retry_quarantined([1, 2, 99]) == RetryOutcome(1, {"no-route": 1}, 1)
-        assert (await rows(buffer))[-1].payload == b"1"
+        again = (await rows(buffer))[-1]
+        assert (again.payload, again.doubt) == (b"1", Doubt.REDELIVERED)
         assert await mended.retry_quarantined([1]) == RetryOutcome(0, {}, 1)
         assert await buffer.drop_quarantined([1, 2]) == 1
 
@@ -173,12 +176,13 @@ async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_seque
         (row,) = await rows(buffer)
         refused = Quarantined(
             "record-too-large", row.payload, "42", "device/42/thermo", 3, series=row.series, device_boot="1",
-            device_sequence=7, boot_id=buffer.boot_id,
+            device_sequence=7, boot_id=buffer.boot_id, doubt=Doubt.CONFLICT,
         )  # fmt: skip
         await buffer.quarantine(buffer.id, [door.quarantine_entry(refused)], [])
         assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
         again = (await rows(buffer))[-1]
-        assert replace(again, sequence=row.sequence, received_us=row.received_us) == row
+        assert replace(again, sequence=row.sequence, received_us=row.received_us, doubt=0) == row
+        assert again.doubt == Doubt.CONFLICT
         assert again.received_us == 3
 
 

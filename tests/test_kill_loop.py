@@ -23,7 +23,8 @@ FORGETFUL = """
 import asyncio
 from gateway import cli, intake
 from gateway.buffer_runs import DeviceRuns
-DeviceRuns.admit = lambda self, series, boot, sequence, payload, tally: True
+from gateway.duplicate_window import Verdict
+DeviceRuns.admit = lambda self, series, boot, sequence, payload: Verdict.NEW
 take = intake.FrontDoor.take
 def forgetful(self, readings, done, marks=()):
     # Late, so that each kill finds readings that are stored and not acknowledged.

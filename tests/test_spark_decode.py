@@ -201,6 +201,7 @@ HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
     (changed(GOOD, "ce_timeerror", "9223372036854775808"), "ce_timeerror"),
     (changed(GOOD, "ce_boottime", "1.5"), "ce_boottime"),
     (changed(GOOD, "ce_devicesequence", "x"), "ce_devicesequence"),
+    ([*GOOD, ("ce_doubt", b"true")], "ce_doubt"),
     ([*GOOD, ("ce_doubt", None)], "the headers are not"),
     ([*GOOD[:14], ("ce_doubt", b"conflict"), *GOOD[14:]], "the headers are not"),
     ([*GOOD, ("ce_doubt", b"conflict"), ("ce_doubt", b"conflict")], "the headers are not"),
