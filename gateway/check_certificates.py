@@ -1,9 +1,11 @@
 """What `sluice check` sees in the files of TLS without a connection: PEM, dates, whether a key fits its certificate."""
 
+import binascii
+import codecs
+import os
 import re
 import ssl
 import stat
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,11 +15,18 @@ FILE_BYTES_MAX: Final = 4_000_000
 SOON: Final = timedelta(days=30)
 """A certificate that expires within this is told of."""
 
-_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_BEGIN = re.compile(r"^-----BEGIN ([A-Z0-9 ]+)-----", re.MULTILINE)
+_CERTIFICATE = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----")
+_LABELS: Final = frozenset({"CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE"})
+"""What OpenSSL takes for a certificate (PEM_read(3))."""
 _KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _ENCRYPTED = re.compile(r"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.MULTILINE)
 _UTC_TIME, _GENERALIZED_TIME, _EXPLICIT_0 = 0x17, 0x18, 0xA0
 """Tags of DER (X.690)."""
+_DAMAGED: Final = (
+    "is damaged, so that TLS does not take it (or its lines were indented, joined or taken apart on the way); copy the "
+    "file anew from who made it, byte for byte"
+)
 
 
 class CertificateFileError(Exception):
@@ -32,9 +41,16 @@ class Validity(NamedTuple):
 
 
 def read_certificates(path: Path) -> list[Validity]:
-    """The dates of each certificate in a PEM file, in the file's order. Raises CertificateFileError."""
+    """The dates of each certificate in a PEM file that TLS takes, in the file's order. Raises CertificateFileError."""
     text = _read(path)
-    found = _CERTIFICATE.findall(text)
+    try:
+        # As the gateway loads it: whether the file will do is for OpenSSL to say, and not for a reader of our own.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cafile=path)
+        found = [validity(der) for der in _certificates(text)]
+    except (OSError, ValueError) as error:
+        if _CERTIFICATE.search(text):
+            raise CertificateFileError(f"{path} {_DAMAGED}") from error
+        found = []
     if not found and _KEY.search(text):
         raise CertificateFileError(f"{path} holds a private key and no certificate; have the two been mixed up?")
     if not found:
@@ -42,16 +58,19 @@ def read_certificates(path: Path) -> list[Validity]:
             f"{path} holds no certificate in PEM, which begins with -----BEGIN CERTIFICATE-----; ask who made it for "
             "PEM (openssl x509 -inform der turns DER into it)"
         )
-    validities = []
-    for number, pem in enumerate(found, start=1):
-        try:
-            der = ssl.PEM_cert_to_DER_cert(pem)
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cadata=der)
-            validities.append(validity(der))
-        except (ValueError, ssl.SSLError) as error:
-            which = "the certificate" if len(found) == 1 else f"certificate {number} of {len(found)}"
-            raise CertificateFileError(f"{which} in {path} is damaged; copy the file anew from who made it") from error
-    return validities
+    return found
+
+
+def _certificates(text: str) -> list[bytes]:
+    """The certificates of a PEM file that OpenSSL has taken (RFC 7468), in DER."""
+    found, at = [], 0
+    while begin := _BEGIN.search(text, at):
+        end = text.find("\n-----END ", begin.end())
+        at = end if end >= 0 else len(text)
+        if begin[1] in _LABELS:
+            # As OpenSSL's base64 does, which ends at the first dash.
+            found.append(binascii.a2b_base64(text[begin.end() : at].partition("-")[0]))
+    return found
 
 
 def check_pair(certificate: Path, key: Path) -> None:
@@ -70,35 +89,35 @@ def check_pair(certificate: Path, key: Path) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error)
+        reason = getattr(error, "reason", None)
         if reason in {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"}:
             raise CertificateFileError(
                 f"{key} is not the key of the first certificate in {certificate}; write the key that this one was "
                 "made with, and the certificate of this box before those of its authorities"
             ) from error
+        if reason is None or getattr(error, "library", None) == "PEM":
+            # The certificate was found good, but in a chain OpenSSL bears a little less than in a CA's file.
+            raise CertificateFileError(f"{key} (or {certificate}) {_DAMAGED}") from error
         raise CertificateFileError(
             f"{key} and {certificate} are not taken by TLS ({reason.lower().replace('_', ' ')}); have a new pair made"
         ) from error
 
 
 def others_may_read(path: Path) -> bool:
-    """Whether anybody on this box may read a file. Raises OSError."""
-    return bool(path.stat().st_mode & stat.S_IROTH)
+    """Whether anybody on this box may read a file: it, and each directory on the way to it. Raises OSError."""
+    real = Path(os.path.realpath(path))
+    return bool(real.stat().st_mode & stat.S_IROTH) and all(
+        folder.stat().st_mode & stat.S_IXOTH for folder in real.parents
+    )
 
 
-def date_trouble(validities: Sequence[Validity], now: datetime) -> str | None:
-    """What is wrong with dates of a chain, or will be soon: the words, or None. Every certificate of it must hold."""
-    begin, end = max(found.begin for found in validities), min(found.end for found in validities)
-    if now < begin:
-        return f"is not valid before {_day(begin)}"
-    if now >= end:
-        return f"has expired on {_day(end)}"
+def date_trouble(dates: Validity, now: datetime) -> str | None:
+    """What is wrong with a certificate's dates: the words, or None."""
+    if now < dates.begin:
+        return f"is not valid before {_day(dates.begin)}"
+    if now >= dates.end:
+        return f"has expired on {_day(dates.end)}"
     return None
-
-
-def expiry(validities: Sequence[Validity]) -> datetime:
-    """When the first of a chain's certificates expires."""
-    return min(found.end for found in validities)
 
 
 def _day(moment: datetime) -> str:
@@ -111,13 +130,16 @@ def _read(path: Path) -> str:
             what = "is no file" if path.exists() else "does not exist"
             raise CertificateFileError(f"{path} {what}; write where the file is, or put it there")
         with path.open("rb") as file:
-            return file.read(FILE_BYTES_MAX).decode("ascii", "replace")
+            content = file.read(FILE_BYTES_MAX + 1)
     except PermissionError as error:
         raise CertificateFileError(
             f"{path} may not be read by this user; let the user that sluice runs as read it, and no others (0400)"
         ) from error
     except OSError as error:
         raise CertificateFileError(f"{path} cannot be read: {error.strerror}; is the disk sound?") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise CertificateFileError(f"{path} is larger than any file of certificates or keys; write the right file")
+    return content.removeprefix(codecs.BOM_UTF8).decode("ascii", "replace")
 
 
 def validity(der: bytes) -> Validity:

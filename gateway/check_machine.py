@@ -6,14 +6,16 @@ It works without a network and changes nothing. No serial port is opened for it,
 import errno
 import glob
 import grp
+import ipaddress
 import os
 import pwd
 import socket
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gateway.buffer_schema import MIGRATIONS
 from gateway.buffer_status import is_running
@@ -24,7 +26,6 @@ from gateway.check_certificates import (
     Validity,
     check_pair,
     date_trouble,
-    expiry,
     others_may_read,
     read_certificates,
 )
@@ -130,6 +131,9 @@ def _file_mistake(path: Path) -> str | None:
         return f"{path} is a directory; name a file in it, such as {path / 'buffer.db'}"
     for name in ("", "-wal", "-shm", ".lock"):
         beside = path.with_name(path.name + name)
+        if beside.exists() and not beside.is_file():
+            # Opening a named pipe would wait for its other end, for ever.
+            return f"{beside} is no file; remove it, or write another path"
         if beside.exists() and not os.access(beside, os.R_OK | os.W_OK):
             return _not_writable(beside)
     if not path.exists():
@@ -160,6 +164,11 @@ def _header(path: Path) -> bytes:
 
 
 def _not_writable(path: Path) -> str:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return (
+            f"{path} is on a file system that is mounted read-only: the disk or card may be dying (dmesg tells); save "
+            "what is on it, replace it or mount it anew, or write another path"
+        )
     owner = path.stat().st_uid
     try:
         name = pwd.getpwuid(owner).pw_name
@@ -198,51 +207,73 @@ def _room(settings: BufferSettings) -> Finding:
 
 def _port(subject: str, listener: ListenerSettings, port: int, buffer: Path) -> Finding:
     """Whether the listener could take its port now, or this gateway has it already."""
-    where = f"{listener.host}:{port}"
+    host = listener.host
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = ""
     try:
-        found = socket.getaddrinfo(listener.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
-            with socket.socket(family, kind, protocol) as probe:
+        for probe, (address, *more) in _sockets(host, port):
+            with probe:
                 # As asyncio's servers do it: what only lingers after a former one is in nobody's way.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
+                if probe.family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind(address)
+                probe.bind((address, *more))
     except OSError as error:
-        return _port_trouble(subject, where, port, buffer, error)
-    if listener.host in {"127.0.0.1", "::1", "localhost"}:
+        if error.errno == errno.EADDRINUSE:
+            return _taken(subject, where, _processes_listening(address, port), buffer)
+        return _port_trouble(subject, host, where, error)
+    if host in {"127.0.0.1", "::1", "localhost"}:
         return _well(subject, f'{where} is free; only this box can connect there (mqtt_listener.host = "0.0.0.0": all)')
     return _well(subject, f"{where} is free")
 
 
-def _port_trouble(subject: str, where: str, port: int, buffer: Path, error: OSError) -> Finding:
-    if error.errno == errno.EADDRINUSE:
-        return _taken(subject, where, port, buffer)
+def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
+    """A socket for each address that a host stands for. Raises OSError, also where the kernel has none of their kinds.
+
+    A kernel without IPv6 makes no socket for localhost's ::1: asyncio's servers leave that one out too.
+    """
+    found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
+    left_out = []
+    for family, kind, protocol, _, address in found:
+        try:
+            probe = socket.socket(family, kind, protocol)
+        except OSError as error:
+            if error.errno != errno.EAFNOSUPPORT:
+                raise
+            left_out.append(error)
+            continue
+        yield probe, address
+    if len(left_out) == len(found):
+        raise left_out[0]
+
+
+def _port_trouble(subject: str, host: str, where: str, error: OSError) -> Finding:
     if error.errno == errno.EACCES:
         return _wrong(subject, f"{where} may not be listened on by {_user()}; write a port from 1024 up")
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+    if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or isinstance(error, socket.gaierror):
         return _wrong(
             "mqtt_listener.host",
-            f"this box has no address {where.rpartition(':')[0]} now; write one that it has (ip address lists them), "
-            'or "0.0.0.0" for all',
+            f'this box has no address {host} now; write one that it has (ip address lists them), or "0.0.0.0" for all',
         )
     return _wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
 
 
-def _taken(subject: str, where: str, port: int, buffer: Path) -> Finding:
+def _taken(subject: str, where: str, processes: Sequence[int], buffer: Path) -> Finding:
     """By whom a port is taken: by this gateway it is no mistake."""
-    process = _process_listening(port)
-    if process is not None and _has_open(process, buffer.with_name(buffer.name + ".lock")):
-        return _well(subject, f"{where} is served by the sluice that runs with this buffer (process {process})")
-    if process is None and is_running(buffer):
+    lock = buffer.with_name(buffer.name + ".lock")
+    others = [process for process in processes if not _has_open(process, lock)]
+    if processes and not others:
+        return _well(subject, f"{where} is served by the sluice that runs with this buffer (process {processes[0]})")
+    if not processes and is_running(buffer):
         return _well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
-    by = "another program (sudo ss -ltnp names it)" if process is None else f"{_name_of(process)} (process {process})"
+    by = f"{_name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
     return _wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
 
 
-def _process_listening(port: int) -> int | None:
-    """The process that listens on a TCP port, as far as this user is told (proc(5))."""
-    sockets = set()
+def _processes_listening(address: str, port: int) -> list[int]:
+    """The processes that keep others from listening on an address and port, as far as this user is told (proc(5))."""
+    ours = ipaddress.ip_address(address.partition("%")[0])
+    exact, wider = set(), set()
     for table in ("tcp", "tcp6"):
         try:
             lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
@@ -250,12 +281,30 @@ def _process_listening(port: int) -> int | None:
             continue
         for line in lines:
             columns = line.split()
-            if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{columns[9]}]")
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and any(opened in sockets for opened in _opened_by(int(process.name))):
-            return int(process.name)
-    return None
+            local, _, local_port = columns[1].rpartition(":")
+            if columns[3] != _LISTENING or int(local_port, 16) != port:
+                continue
+            theirs = _kernels_address(local)
+            if theirs == ours:
+                exact.add(f"socket:[{columns[9]}]")
+            elif (theirs.is_unspecified and theirs.version >= ours.version) or (
+                ours.is_unspecified and theirs.version == ours.version
+            ):
+                wider.add(f"socket:[{columns[9]}]")
+    # One that has the very address is it: a socket for all of IPv6 may or may not be one for all of IPv4 as well.
+    sockets = exact or wider
+    processes = (int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal())
+    return [process for process in processes if any(opened in sockets for opened in _opened_by(process))]
+
+
+def _kernels_address(told: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address of /proc/net/tcp or tcp6: words of 32 bits in hex, each in this machine's byte order."""
+    words = bytes.fromhex(told)
+    if sys.byteorder == "little":
+        words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+    address = ipaddress.ip_address(words)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
 
 
 def _opened_by(process: int) -> Iterator[str]:
@@ -288,7 +337,7 @@ def _pair(section: str, certificate: Path, key: Path, clock: WallClock) -> Itera
     except CertificateFileError as error:
         yield _wrong(f"{section}.certificate", str(error))
         return
-    yield _dates(f"{section}.certificate", certificate, validities, clock)
+    yield _chain_dates(f"{section}.certificate", certificate, validities, clock)
     subject = f"{section}.key"
     try:
         check_pair(certificate, key)
@@ -301,6 +350,23 @@ def _pair(section: str, certificate: Path, key: Path, clock: WallClock) -> Itera
         yield _well(subject, f"{key} is the certificate's")
 
 
+def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], clock: WallClock) -> Finding:
+    """The first certificate is this box's and must hold; of those behind it nobody may have need."""
+    now = _wall_time(clock)
+    leaf, *others = chain
+    if date_trouble(leaf, now) is not None:
+        return _dates(subject, path, leaf, clock)
+    for number, dates in enumerate(others, start=2):
+        trouble = date_trouble(dates, now)
+        if trouble is not None:
+            return _remark(
+                subject,
+                f"certificate {number} of {len(chain)} in {path} {trouble}, and this box's clock says {now:%Y-%m-%d}; "
+                "whoever needs that one refuses this box: have it made anew, or take it out",
+            )
+    return _dates(subject, path, min(chain, key=lambda dates: dates.end), clock)
+
+
 def _authority(subject: str, path: Path, clock: WallClock) -> Finding:
     """Certificates of those who sign others': one that is valid is enough."""
     try:
@@ -308,14 +374,21 @@ def _authority(subject: str, path: Path, clock: WallClock) -> Finding:
     except CertificateFileError as error:
         return _wrong(subject, str(error))
     now = _wall_time(clock)
-    valid = [found for found in validities if found.begin <= now < found.end]
-    return _dates(subject, path, [max(valid or validities, key=lambda found: found.end)], clock)
+    valid = [dates for dates in validities if date_trouble(dates, now) is None]
+    if 0 < len(valid) < len(validities):
+        return _remark(
+            subject,
+            f"{len(validities) - len(valid)} of {len(validities)} certificates in {path} have expired or are not valid "
+            f"yet, and this box's clock says {now:%Y-%m-%d}; whose certificate one of them signed is refused: take "
+            "them out, or have them renewed",
+        )
+    return _dates(subject, path, max(validities, key=lambda dates: dates.end), clock)
 
 
-def _dates(subject: str, path: Path, validities: Sequence[Validity], clock: WallClock) -> Finding:
+def _dates(subject: str, path: Path, dates: Validity, clock: WallClock) -> Finding:
     now = _wall_time(clock)
-    end = expiry(validities)
-    trouble = date_trouble(validities, now)
+    end = dates.end
+    trouble = date_trouble(dates, now)
     if trouble is not None and not clock.synced:
         return _remark(
             subject,

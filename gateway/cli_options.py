@@ -1,6 +1,7 @@
 """What the `sluice` commands share: their options, their exit codes, and how settings that are wrong are told."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,21 @@ class WrappingGroup(click.Group):
     """Commands whose errors are wrapped to the terminal's width."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does; an error goes on with its message wrapped."""
+        """As click does; an error goes on as it is, with its message wrapped."""
         try:
             return super().invoke(ctx)
         except click.exceptions.NoArgsIsHelpError:
             raise
-        except click.UsageError as error:
-            raise click.UsageError(_wrapped(error), error.ctx) from error
         except click.ClickException as error:
-            raise click.ClickException(_wrapped(error)) from error
+            # On this one error: its class, with its exit code, makes the message in a way of its own.
+            error.format_message = partial(str, _wrapped(error))  # type: ignore[method-assign]
+            raise
 
 
 def _wrapped(error: click.ClickException) -> str:
-    return hanging(_ERROR + error.format_message(), len(_ERROR), sys.stderr).removeprefix(_ERROR)
+    """The message with each line wrapped; the first comes behind click's own word."""
+    lines = (_ERROR + error.format_message()).split("\n")
+    return "\n".join(hanging(line, len(_ERROR), sys.stderr) for line in lines).removeprefix(_ERROR)
 
 
 def load_settings(path: Path) -> Settings:

@@ -1,6 +1,7 @@
 """Reads `gateway.toml`: every mistake in it gets its line and what to write instead, before anything starts."""
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ _BARE = re.compile(r"[A-Za-z0-9_\-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
+_BRACKETED = re.compile(r"\[.*\]")
 _VARIABLE_NAME = re.compile(r"\{[^{}/]*\}")
 
 _NO_FILE = (
@@ -88,6 +90,8 @@ _OVERLAP = (
     "match some of the same topics, and a broker may send such a message once for each; "
     "write filters that do not overlap"
 )
+_BACKSLASH = "a backslash means something else in double quotes; write the text in single quotes"
+_NO_CHARACTER = "a character that cannot be seen stands here; remove it"
 _SYNTAX = (
     (
         "Invalid value",
@@ -100,16 +104,24 @@ _SYNTAX = (
     ("Expected '='", 'a setting is written name = value, as in id = "barn-1"'),
     ("Expected newline", "something follows the value; write each setting on a line of its own, and notes behind a #"),
     ("Expected ']'", "a section's name stands in brackets, as in [kafka]; close them"),
+    ("Expected ']]'", "a name that begins with [[ ends with ]], as in [[routes]]; close them"),
+    ("Expected \"'", "a text that begins with a single quote ends in none; write one at its end, as in id = 'barn-1'"),
     ("Invalid statement", 'write [section] or name = value, as in id = "barn-1"'),
     ("Invalid initial character", "a name stands here that is none; write letters, digits, '_' or '-'"),
     ("Illegal character '\\n'", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
     ("Unterminated string", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
     ("Unclosed", "a list or what stands in braces is not closed; write ] or } at its end"),
-    ("Unescaped '\\'", "a backslash means something else in double quotes; write the text in single quotes"),
+    ("Unescaped '\\'", _BACKSLASH),
+    ("Invalid hex value", _BACKSLASH),
+    ("Escaped character", _BACKSLASH),
+    ("Found invalid character '\\n'", "a text ends in no single quote; write one at its end, as in id = 'barn-1'"),
+    ("Found invalid character", _NO_CHARACTER),
+    ("Illegal character", _NO_CHARACTER),
+    ("Cannot redefine", "this section was written out in another way before; write its settings together"),
+    ("Invalid date", "this is no date; write a text in double quotes"),
 )
 """What tomllib calls a mistake, and what to do."""
-_ENDS = ("Invalid value", "Unclosed", "Unterminated", "Expected")
-"""What it calls a mistake that comes of the end of the file."""
+_NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
 _SHOWN_MAX = 300
 """Characters of a text that a message repeats: longer than Kafka's longest topic."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
@@ -137,7 +149,7 @@ class ConfigError(Exception):
 
 
 def load(path: Path) -> Settings:
-    """Read and check a configuration. Raises ConfigError."""
+    """Read and check a configuration; symbolic links in `buffer.path` are followed. Raises ConfigError."""
     try:
         # Editors on Windows put a byte order mark first, which is no TOML.
         text = path.read_text(encoding="utf-8-sig")
@@ -151,7 +163,10 @@ def load(path: Path) -> Settings:
         raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}; is the disk sound?")]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
-    return parse(text, path)
+    settings = parse(text, path)
+    # SQLite puts its WAL beside the real file: what else stands there must not stand beside a link to it.
+    real = Path(os.path.realpath(settings.buffer.path))
+    return msgspec.structs.replace(settings, buffer=msgspec.structs.replace(settings.buffer, path=real))
 
 
 def parse(text: str, path: Path) -> Settings:
@@ -381,6 +396,8 @@ def _bootstrap_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
 def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]]:
     if not listener.host:
         yield ("mqtt_listener", "host"), _EVERYWHERE
+    elif _BRACKETED.fullmatch(listener.host):
+        yield ("mqtt_listener", "host"), _without_brackets(listener.host)
     elif not _can_be_looked_up(listener.host):
         yield ("mqtt_listener", "host"), f'{_show(listener.host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
     certified = listener.tls is not None and listener.tls.client_ca is not None
@@ -413,7 +430,9 @@ def _broker_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     sessions: dict[tuple[str, int, str], int] = {}
     for index, broker in enumerate(settings.mqtt_brokers):
         place = ("mqtt_brokers", index)
-        if not broker.host or not _can_be_looked_up(broker.host):
+        if _BRACKETED.fullmatch(broker.host):
+            yield (*place, "host"), _without_brackets(broker.host)
+        elif not broker.host or not _can_be_looked_up(broker.host):
             yield (*place, "host"), f'{_show(broker.host)}: {_NO_HOST}, such as "mosquitto.example"'
         session = (_same_host(broker.host), broker.port, broker.client_id or f"sluice-{settings.gateway.id}")
         earlier = sessions.setdefault(session, index)
@@ -454,6 +473,10 @@ def _credential_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple
         yield (*place, "tls"), "has one of certificate and key; write both, or neither"
 
 
+def _without_brackets(host: str) -> str:
+    return f"{_show(host)}: an address stands here without brackets; write {_show(host[1:-1])}"
+
+
 def _can_be_looked_up(host: str) -> bool:
     """Whether a resolver can be asked for it: getaddrinfo encodes names so, and what fails is not an OSError."""
     try:
@@ -468,14 +491,20 @@ def _can_be_looked_up(host: str) -> bool:
 
 def _syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
     told, _, place = str(error).partition(" (at ")
-    words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
     found = re.match(r"line (\d+), column (\d+)", place)
+    if found is None and told.startswith("Invalid value") and not text.rstrip().endswith("="):
+        # What the end of the file cut off is a list.
+        told = "Unclosed"
+    words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
     if found is not None:
         return Mistake(int(found[1]), f"is not TOML at column {found[2]}: {words}")
-    last = text.rstrip().count("\n") + 1
-    if told.startswith(_ENDS):
-        words = "the file ends in the middle of a setting; close the quotes or brackets that were begun last"
-    return Mistake(last, f"is not TOML: {words}")
+    if told.startswith("Invalid initial character"):
+        words = _NAME_MISSING
+    end = text.rstrip()
+    if told.startswith('Expected "'):
+        # Behind the quotes that nothing closes, there are none.
+        end = text[: text.rfind(told.split('"')[1])]
+    return Mistake(end.count("\n") + 1, f"is not TOML: {words}")
 
 
 def _lines(text: str) -> dict[Place, int]:

@@ -48,6 +48,7 @@ from gateway.mqtt_packet_reader import (
     packet_id,
     suback,
 )
+from gateway.mqtt_tls import tls_reason
 from gateway.reading import READING_BYTES, Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
 
@@ -231,7 +232,7 @@ class BrokerIngress:
             ) from error
         except ssl.SSLError as error:
             raise BrokerError(
-                f"TLS fails ({_tls_reason(error)}); check that port is the broker's port for TLS, and tls.certificate"
+                f"TLS fails ({tls_reason(error)}); check that port is the broker's port for TLS, and tls.certificate"
             ) from error
         except OSError as error:
             raise BrokerError(f"cannot be reached: {_why_unreachable(error)}") from error
@@ -579,15 +580,9 @@ def _file_trouble(tls: BrokerTlsSettings, error: Exception) -> str:
     except CertificateFileError as found:
         return f"{place}: {found}"
     return (
-        f"{_tls_reason(error)}; check tls.ca, tls.certificate and tls.key, which must be PEM files, the key without a "
+        f"{tls_reason(error)}; check tls.ca, tls.certificate and tls.key, which must be PEM files, the key without a "
         "passphrase"
     )
-
-
-def _tls_reason(error: Exception) -> str:
-    """What the TLS library calls it, without where in its source that stands."""
-    reason = getattr(error, "reason", None)
-    return str(reason).lower().replace("_", " ") if reason else getattr(error, "strerror", None) or str(error)
 
 
 def _why_unreachable(error: OSError) -> str:
@@ -609,7 +604,11 @@ def _password(settings: BrokerSettings) -> str | None:
 def read_password(path: Path) -> str:
     """The first line of a file that its owner alone can read. Raises BrokerError."""
     try:
-        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            # Opening a named pipe would wait for its other end, for ever.
+            raise BrokerError(f"password_file: {path} is no file; write where the file with the password is")
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise BrokerError(f"password_file can be read by others; run: chmod 0400 {path}")
         with path.open(encoding="utf-8") as file:
             password = file.readline(PASSWORD_BYTES_MAX + 2).rstrip("\r\n")

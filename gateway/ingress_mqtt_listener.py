@@ -260,7 +260,7 @@ class _Refused(asyncio.Protocol):
 
 
 def _bind_message(host: str, port: int, setting: str, error: OSError) -> str:
-    where = f"cannot listen for MQTT on {host}:{port}"
+    where = f"cannot listen for MQTT on {f'[{host}]' if ':' in host else host}:{port}"
     if error.errno == errno.EADDRINUSE:
         return f"{where}: the port is taken; stop what has it, or set another {setting}"
     if error.errno == errno.EACCES:

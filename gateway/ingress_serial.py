@@ -312,9 +312,19 @@ def _expand(patterns: Sequence[str]) -> _Found:
 
 
 def _explain(error: BaseException) -> str:
-    number = error.errno if isinstance(error, OSError) else error.args[0] if error.args else None
-    if not isinstance(number, int):
+    number = _errno(error)
+    cause = error.__context__
+    if number is None and cause is not None and str(cause) in str(error):
         # pyserial puts some of the system's errors into a text, and raises that while it handles them.
-        return str(error) if error.__context__ is None else _explain(error.__context__)
+        number = _errno(cause)
+    if number is None:
+        return str(error)
     hint = _HINTS.get(number)
     return f"{os.strerror(number)}: {hint}" if hint else os.strerror(number)
+
+
+def _errno(error: BaseException) -> int | None:
+    """The system's number of an error; termios.error is no OSError."""
+    if isinstance(error, termios.error):
+        return int(error.args[0])
+    return error.errno if isinstance(error, OSError) else None

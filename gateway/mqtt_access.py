@@ -96,7 +96,10 @@ class CommandTopics:
         return None
 
     def may_subscribe(self, topic_filter: str, device: str | None) -> bool:
-        """Whether all that a filter matches are command topics of this device."""
+        """Whether all that a filter matches are command topics of this device.
+
+        An operator is no device, so that its SUBSCRIBE is refused: it sends commands and hears none.
+        """
         # An anonymous client's identifier may hold wildcards and slashes: then it names no device.
         if device is None or DEVICE_NAME.fullmatch(device) is None:
             return False

@@ -10,8 +10,10 @@ import structlog
 LOG_INTERVAL_S: Final = 60.0
 """One refusal is logged of each client and reason in that time, and at its end the sum of all others."""
 LINES_MAX: Final = 20
-"""Refusals that are logged in LOG_INTERVAL_S of names that are in the configuration; and as many of all others, so that
-whoever makes names up hides no sensor's mistake."""
+"""Refusals that are logged in LOG_INTERVAL_S of user names that are in the configuration, and as many of all others.
+
+Whoever makes names up so hides no mistake of a sensor whose user name is in the configuration. A sensor whose user name
+is misspelt, or that gives none, is one of the others: among many made-up names it may be counted, and not named."""
 NAME_CHARACTERS_MAX: Final = 80
 """As much of a name as the log repeats."""
 

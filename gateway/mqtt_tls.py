@@ -1,7 +1,9 @@
 """TLS for the MQTT listener: certificates that are read again when they change, connections that cost little memory."""
 
 import asyncio
+import re
 import ssl
+import stat
 from asyncio import sslproto
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,8 @@ TLS_WAITING_BYTES_MAX: Final = 16_384
 """Encrypted bytes that may wait where a connection is not read from; asyncio's own bound is 256 KiB here too."""
 CLOSE_TIMEOUT_S: Final = 1
 """How long the peer gets to answer close_notify."""
+
+_IN_SOURCE: Final = re.compile(r" \(_ssl\.c:\d+\)")
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 
@@ -67,6 +71,9 @@ class TlsFiles:
                 status = path.stat()
             except OSError as error:
                 raise TlsFilesError(f"mqtt_listener.tls.{name}: {path} cannot be read: {error.strerror}") from error
+            if not stat.S_ISREG(status.st_mode):
+                # Reading a pipe would wait for its writer.
+                raise TlsFilesError(f"mqtt_listener.tls.{name}: {path} is no file")
             stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
         return tuple(stamps)
 
@@ -85,14 +92,14 @@ class TlsFiles:
         except (ssl.SSLError, ValueError) as error:
             raise TlsFilesError(
                 f"mqtt_listener.tls.certificate and mqtt_listener.tls.key ({settings.certificate}, {settings.key}) are "
-                f"no PEM certificate with its unencrypted private key: {_words(error)}"
+                f"no PEM certificate with its unencrypted private key: {tls_reason(error)}"
             ) from error
         if settings.client_ca is not None:
             try:
                 context.load_verify_locations(settings.client_ca)
             except ssl.SSLError as error:
                 raise TlsFilesError(
-                    f"mqtt_listener.tls.client_ca: {settings.client_ca} holds no PEM certificate: {_words(error)}"
+                    f"mqtt_listener.tls.client_ca: {settings.client_ca} holds no PEM certificate: {tls_reason(error)}"
                 ) from error
             context.verify_mode = ssl.CERT_REQUIRED
         return context
@@ -163,5 +170,8 @@ def common_name(transport: asyncio.BaseTransport) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def _words(error: Exception) -> str:
-    return getattr(error, "reason", None) or str(error) or type(error).__name__
+def tls_reason(error: Exception) -> str:
+    """What the TLS library calls it, without where in its source that stands."""
+    reason = getattr(error, "reason", None)
+    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(reason).lower().replace("_", " ") if reason else _IN_SOURCE.sub("", told)

@@ -21,7 +21,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 YEAR_S = 365.25 * 86_400
 YEARS_FROM_S = 2 * YEAR_S
-_SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+_SIZES = ((10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"))
+_PETABYTE = 10**15
 
 
 def terminal_width(stream: TextIO | None = None) -> int:
@@ -126,10 +127,13 @@ def _justified(to_the_right: bool) -> Callable[[str, int], str]:  # noqa: FBT001
 
 def size(count: float) -> str:
     """Bytes in decimal units, as the settings have them: `950 B`, `1.2 MB`."""
+    if round(count) < 1_000:
+        return f"{count:.0f} B"
     for unit, name in _SIZES:
-        if count >= unit:
+        # As it is shown: 999,950 bytes are 1.0 MB, and not 1000.0 kB.
+        if round(count / unit, 1) < 1_000:
             return f"{count / unit:.1f} {name}"
-    return f"{count:.0f} B"
+    return f"{count / _PETABYTE:,.1f} PB"
 
 
 def span(seconds: float) -> str:

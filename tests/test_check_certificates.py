@@ -1,5 +1,6 @@
 """Certificates and keys as `sluice check` reads them: against what OpenSSL says of the same files."""
 
+import os
 import ssl
 import subprocess
 from datetime import UTC, datetime, timedelta
@@ -10,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.check_certificates import (
+    FILE_BYTES_MAX,
     CertificateFileError,
     Validity,
     check_pair,
     date_trouble,
+    others_may_read,
     read_certificates,
     validity,
 )
 from gateway.ingress_mqtt_broker import BrokerError, tls_context
 from gateway.settings import BrokerTlsSettings
+from tests.deadline import deadline
 from tests.mosquitto import self_signed
 
 
@@ -91,8 +95,9 @@ def test_files_that_cannot_be_used_are_told_apart(pair: tuple[Path, Path], tmp_p
     assert "no certificate in PEM" in refused("der", ssl.PEM_cert_to_DER_cert(certificate.read_text()))
     assert "no certificate in PEM" in refused("empty", b"")
     text = certificate.read_text()
-    assert "the certificate in" in refused("damaged", (text[:100] + text[140:]).encode())
-    assert "certificate 2 of 2" in refused("half", (text + text[:100] + "AAAA" + text[104:]).encode())
+    assert "is damaged" in refused("damaged", (text[:100] + text[140:]).encode())
+    assert "is damaged" in refused("half", (text + text[:100] + "AAAA" + text[104:]).encode())
+    assert "is larger than any file of certificates" in refused("large", text.encode() + bytes(FILE_BYTES_MAX))
     with pytest.raises(CertificateFileError, match="nowhere does not exist"):
         read_certificates(tmp_path / "nowhere")
     with pytest.raises(CertificateFileError, match="is no file"):
@@ -105,14 +110,147 @@ def test_files_that_cannot_be_used_are_told_apart(pair: tuple[Path, Path], tmp_p
         check_pair(certificate, encrypted)
 
 
-def test_every_certificate_of_a_chain_must_hold() -> None:
-    def days(begin: int, end: int) -> Validity:
-        return Validity(datetime(2026, 1, begin, tzinfo=UTC), datetime(2026, 1, end, tzinfo=UTC))
+def damage(lines: list[str], how: str) -> str:
+    """What editors, mail programs and the clipboard do to a PEM file."""
+    first, *body, last = lines
+    texts = {
+        "indented": "\n".join(f"  {line}" for line in lines),
+        "on one line": "".join(lines),
+        "a blank line inside": "\n".join([first, *body[:2], "", *body[2:], last]),
+        "a blank line before the end": "\n".join([first, *body, "", last]),
+        "a second one cut off": "\n".join([*lines, *lines[:4]]),
+        "another label at its end": "\n".join([*lines[:-1], last.replace("END ", "END X509 ")]),
+    }
+    return texts[how] + "\n"
 
-    now = datetime(2026, 1, 15, tzinfo=UTC)
-    assert date_trouble([days(1, 20), days(2, 30)], now) is None
-    assert date_trouble([days(1, 20), days(2, 15)], now) == "has expired on 2026-01-15"
-    assert date_trouble([days(1, 20), days(16, 30)], now) == "is not valid before 2026-01-16"
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "indented",
+        "on one line",
+        "a blank line inside",
+        "a blank line before the end",
+        "a second one cut off",
+        "another label at its end",
+    ],
+)
+def test_a_file_that_tls_refuses_is_damaged_and_its_key_is_not_to_blame(
+    pair: tuple[Path, Path], tmp_path: Path, how: str
+) -> None:
+    damaged = tmp_path / "damaged.pem"
+    damaged.write_text(damage(pair[0].read_text().splitlines(), how))
+    with pytest.raises(ssl.SSLError):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(damaged, pair[1])
+    with pytest.raises(CertificateFileError, match=r"damaged\.pem is damaged, .* copy the file anew") as raised:
+        read_certificates(damaged)
+    assert "_ssl.c" not in str(raised.value)
+    with pytest.raises(BrokerError, match=r"tls\.certificate: .*damaged\.pem is damaged"):
+        tls_context(BrokerTlsSettings(certificate=damaged, key=pair[1]))
+
+
+@given(st.data())
+def test_what_is_said_of_a_file_is_what_tls_does_with_it(
+    pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    lines = pair[0].read_text().splitlines() * data.draw(st.integers(1, 2))
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, len(lines) - 1))
+        change = data.draw(st.sampled_from(["", " ", "\t", "#", "-----BEGIN CERTIFICATE-----", "AAAA", "\r"]))
+        lines[at : at + data.draw(st.integers(0, 1))] = [change + data.draw(st.sampled_from(["", lines[at]]))]
+    file = tmp_path_factory.getbasetemp() / "any.pem"
+    file.write_text("\n".join(lines), newline="")
+    said = ""
+    try:
+        read_certificates(file)
+        check_pair(file, pair[1])
+    except CertificateFileError as error:
+        said = str(error)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, pair[1])
+    except ssl.SSLError:
+        assert "damaged" in said or "no certificate in PEM" in said
+    else:
+        assert not said
+
+
+def test_all_that_tls_takes_for_a_certificate_is_one(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    text = pair[0].read_text()
+    trusted = openssl("x509", "-in", str(pair[0]), "-trustout", "-addtrust", "serverAuth")
+    assert "BEGIN TRUSTED CERTIFICATE" in trusted
+    for number, taken in enumerate(
+        (
+            trusted,
+            text.replace("CERTIFICATE", "X509 CERTIFICATE"),
+            text.replace("\n", "\r\n"),
+            f"\ufeff{text}",
+            f"für\n{text}",
+        )
+    ):
+        file = tmp_path / f"{number}.pem"
+        file.write_text(taken, encoding="utf-8", newline="")
+        assert read_certificates(file) == read_certificates(pair[0])
+        check_pair(file, pair[1])
+
+
+def test_a_file_of_beginnings_takes_no_longer_than_others_of_its_size(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    line = "-----BEGIN CERTIFICATE-----\n"
+    file = tmp_path / "beginnings.pem"
+    with deadline():
+        for text in (line * 100_000, pair[0].read_text() + line * 100_000):
+            file.write_text(text)
+            with pytest.raises(CertificateFileError, match="is damaged"):
+                read_certificates(file)
+
+
+def test_a_damaged_key_is_said_to_be_damaged(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    key = tmp_path / "cut.key"
+    key.write_text(pair[1].read_text()[:120])
+    with pytest.raises(CertificateFileError, match=r"cut\.key \(or .*\) is damaged, .* copy the file anew") as raised:
+        check_pair(pair[0], key)
+    assert "_ssl.c" not in str(raised.value)
+
+
+def test_a_named_pipe_is_no_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with deadline():
+        with pytest.raises(CertificateFileError, match="pipe is no file"):
+            read_certificates(pipe)
+        with pytest.raises(CertificateFileError, match="pipe is no file"):
+            check_pair(pair[0], pipe)
+
+
+def test_what_stands_in_a_folder_of_ones_own_is_for_nobody_else(tmp_path: Path) -> None:
+    outer = Path("/var/tmp") / f"sluice-others-{os.getpid()}"  # noqa: S108 - pytest's own are closed to others
+    file = outer / "inner" / "key"
+    file.parent.mkdir(parents=True)
+    try:
+        file.touch()
+        for folder, mode, may in (
+            (0o755, 0o644, True),
+            (0o700, 0o644, False),
+            (0o755, 0o640, False),
+            (0o711, 0o604, True),
+        ):
+            outer.chmod(folder)
+            file.chmod(mode)
+            (tmp_path / "link").unlink(missing_ok=True)
+            (tmp_path / "link").symlink_to(file)
+            assert others_may_read(file) is may
+            # Whoever knows where a link leads needs no link.
+            assert others_may_read(tmp_path / "link") is may
+    finally:
+        file.unlink()
+        file.parent.rmdir()
+        outer.rmdir()
+
+
+def test_dates_by_the_clock() -> None:
+    dates = Validity(datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 20, tzinfo=UTC))
+    assert date_trouble(dates, datetime(2026, 1, 15, tzinfo=UTC)) is None
+    assert date_trouble(dates, dates.end) == "has expired on 2026-01-20"
+    assert date_trouble(dates, datetime(2026, 1, 1, tzinfo=UTC)) == "is not valid before 2026-01-02"
 
 
 def test_the_gateway_says_the_same_where_it_reads_a_broker(pair: tuple[Path, Path], other: tuple[Path, Path]) -> None:
@@ -124,3 +262,12 @@ def test_the_gateway_says_the_same_where_it_reads_a_broker(pair: tuple[Path, Pat
     ):
         with pytest.raises(BrokerError, match=words):
             tls_context(settings)
+
+
+def test_nobody_is_told_where_in_the_source_of_openssl_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_files: object) -> ssl.SSLContext:
+        raise ssl.SSLError(1, "[SSL] PEM lib (_ssl.c:3905)")
+
+    monkeypatch.setattr(ssl, "create_default_context", fail)
+    with pytest.raises(BrokerError, match=r"\[SSL\] PEM lib; check tls\.ca"):
+        tls_context(BrokerTlsSettings())

@@ -1,5 +1,6 @@
 """What `sluice check` sees on this box: each mistake under its setting's name, and nothing changed by looking."""
 
+import errno
 import grp
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +29,7 @@ from gateway.clock_gateway import WallClock, boottime_us
 from gateway.config_file import load
 from gateway.settings import KafkaSettings
 from tests.buffers import opened
+from tests.deadline import deadline
 from tests.gateways import SLUICE, free_port
 from tests.mosquitto import self_signed
 
@@ -165,6 +168,38 @@ def test_what_another_user_may_not_do_is_told_with_whose_it_is(public_folder: Pa
     assert "buffer.db.lock is root's, and this user (nobody)" in as_nobody(config)["buffer.path"]
 
 
+def test_a_file_system_that_became_read_only_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = write_config(tmp_path)
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    (tmp_path / "buffer.db").touch()
+    assert "(chown)" in findings(config)["buffer.path"].words
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    found = findings(config)["buffer.path"]
+    assert judgement(found) == "FAIL"
+    assert f"{tmp_path} is on a file system that is mounted read-only: the disk or card may be dying" in found.words
+    assert "chown" not in found.words
+
+
+@pytest.mark.parametrize("name", ["buffer.db", "buffer.db-wal", "buffer.db-shm", "buffer.db.lock"])
+def test_a_named_pipe_in_the_buffers_place_is_told_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with deadline():
+        found = findings(write_config(tmp_path))["buffer.path"]
+    assert judgement(found) == "FAIL"
+    assert f"{tmp_path / name} is no file; remove it, or write another path" in found.words
+
+
+async def test_a_linked_buffer_is_looked_at_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "card").mkdir()
+    (tmp_path / "buffer.db").symlink_to(tmp_path / "card" / "buffer.db")
+    config = write_config(tmp_path)
+    assert f"{tmp_path}/card/buffer.db can be written" in findings(config)["buffer.path"].words
+    # As `sluice run` does it; through the link it looked for the WAL beside the link.
+    async with opened(load(config).buffer.path):
+        assert (tmp_path / "card" / "buffer.db-wal").exists()
+    assert judgement(findings(config)["buffer.path"]) == "ok"
+
+
 # -- ports ----------------------------------------------------------------------------------------
 
 
@@ -201,7 +236,7 @@ async def test_a_port_that_this_gateway_has_is_no_mistake(tmp_path: Path) -> Non
 async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_machine, "_process_listening", lambda _port: None)
+    monkeypatch.setattr(check_machine, "_processes_listening", lambda _address, _port: [])
     with socket.create_server(("127.0.0.1", 0)) as server:
         config = write_config(tmp_path, listener(server.getsockname()[1]))
         anybodys = findings(config)["mqtt_listener.port"]
@@ -210,6 +245,97 @@ async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
     assert (judgement(anybodys), judgement(ours)) == ("FAIL", "ok")
     assert "sudo ss -ltnp names it" in anybodys.words
     assert "most likely by the sluice that runs with this buffer" in ours.words
+
+
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is to be told of
+GATEWAY_ELSEWHERE = """
+import fcntl, socket, sys
+with socket.create_server(("127.0.0.2", int(sys.argv[1]))), open(sys.argv[2], "wb") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    print("listens", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_who_has_a_port_is_judged_by_the_address_too(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        command = [sys.executable, "-c", GATEWAY_ELSEWHERE, str(port), str(tmp_path / "buffer.db.lock")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as ours:
+            assert ours.stdout is not None
+            assert ours.stdout.readline() == b"listens\n"
+
+            def told(host: str) -> tuple[str, str]:
+                config = write_config(tmp_path, listener(port, f'host = "{host}"\n'))
+                found = findings(config)["mqtt_listener.port"]
+                return judgement(found), found.words
+
+            here, elsewhere, everywhere = told("127.0.0.1"), told("127.0.0.2"), told(EVERYWHERE)
+            ours.communicate()
+    assert elsewhere == (
+        "ok",
+        f"127.0.0.2:{port} is served by the sluice that runs with this buffer (process {ours.pid})",
+    )
+    for judged, words in (here, everywhere):
+        assert judged == "FAIL"
+        assert f"(process {os.getpid()}); stop that one" in words
+
+
+@pytest.mark.parametrize(
+    ("family", "theirs", "host"),
+    [
+        (socket.AF_INET, EVERYWHERE, "127.0.0.1"),
+        (socket.AF_INET, "127.0.0.1", EVERYWHERE),
+        (socket.AF_INET6, "::", "127.0.0.1"),
+        (socket.AF_INET6, "::", "::1"),
+        (socket.AF_INET6, "::1", "::"),
+        (socket.AF_INET6, "::1", "::1"),
+        (socket.AF_INET6, "::ffff:127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_a_program_is_named_whose_address_takes_in_ours(
+    tmp_path: Path, family: socket.AddressFamily, theirs: str, host: str
+) -> None:
+    with socket.socket(family) as server:
+        try:
+            if family == socket.AF_INET6:
+                server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            server.bind((theirs, 0))
+        except OSError:
+            pytest.skip("takes a machine with IPv6")
+        server.listen()
+        port = server.getsockname()[1]
+        found = findings(write_config(tmp_path, listener(port, f'host = "{host}"\n')))["mqtt_listener.port"]
+    assert judgement(found) == "FAIL"
+    shown = f"[{host}]" if ":" in host else host
+    assert found.words.startswith(f"{shown}:{port} is taken by ")
+    assert f"(process {os.getpid()})" in found.words
+
+
+class KernelWithoutIpv6(socket.socket):
+    """Sockets of a kernel that was built or started without IPv6."""
+
+    def __init__(self, family: int = -1, kind: int = -1, protocol: int = -1, fileno: int | None = None) -> None:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        super().__init__(family, kind, protocol, fileno)
+
+
+def test_a_kernel_without_ipv6_listens_on_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    both = [
+        (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("::1", port, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port)),
+    ]
+    config = write_config(tmp_path, listener(port, 'host = "localhost"\n'))
+    monkeypatch.setattr(socket, "socket", KernelWithoutIpv6)
+    # As Debian's /etc/hosts has it.
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_address, **_hints: both)
+    assert judgement(findings(config)["mqtt_listener.port"]) == "ok"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_address, **_hints: both[:1])
+    found = findings(config)["mqtt_listener.host"]
+    assert judgement(found) == "FAIL"
+    assert "this box has no address localhost now" in found.words
 
 
 def test_an_address_of_some_other_box(tmp_path: Path) -> None:
@@ -262,28 +388,48 @@ def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "by a clock that says 1970-01-01 and that nothing vouches for" in words
 
 
-def test_of_authorities_one_that_is_valid_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = self_signed(tmp_path)
-    (dates,) = read_certificates(certificate)
-    bundle = tmp_path / "bundle.pem"
-    # Debian's, where it is: of its hundred some have expired by then, and others not.
-    authorities = Path("/etc/ssl/certs/ca-certificates.crt")
-    if not authorities.exists():
-        pytest.skip("there are no authorities on this machine")
-    bundle.write_text(certificate.read_text() + authorities.read_text())
-    config = with_tls(tmp_path, certificate, key, f'client_ca = "{bundle}"\n')
-    set_clock(monkeypatch, dates.end + timedelta(days=1))
-    found = findings(config)
-    assert judgement(found["mqtt_listener.tls.certificate"]) == "FAIL"
-    assert judgement(found["mqtt_listener.tls.client_ca"]) == "ok"
+def one_day_only(folder: Path) -> tuple[str, datetime]:
+    """A certificate of one day, and its end; those of `self_signed` have two."""
+    file = folder / "old.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", "/dev/null", "-out", str(file), "-days", "1", "-subj", "/CN=old"]
+    subprocess.run(command, check=True, capture_output=True, timeout=20)
+    (dates,) = read_certificates(file)
+    return file.read_text(), dates.end
 
 
-def test_a_key_that_everybody_may_read_is_remarked_on(tmp_path: Path) -> None:
+def test_of_a_chain_the_first_must_hold_and_of_authorities_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = self_signed(tmp_path)
+    valid = certificate.read_text()
+    old, end = one_day_only(tmp_path)
+    config = with_tls(tmp_path, certificate, key, f'client_ca = "{certificate}"\n')
+    set_clock(monkeypatch, end)
+
+    def told(chain: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        certificate.write_text(chain)
+        found = findings(config)
+        ours, authorities = found["mqtt_listener.tls.certificate"], found["mqtt_listener.tls.client_ca"]
+        return (judgement(ours), ours.words), (judgement(authorities), authorities.words)
+
+    (judged, words), (judged_authorities, words_authorities) = told(valid + old)
+    assert (judged, judged_authorities) == ("warn", "warn")
+    assert f"certificate 2 of 2 in {certificate} has expired on {end:%Y-%m-%d}, and this box's clock says" in words
+    assert f"1 of 2 certificates in {certificate} have expired or are not valid yet" in words_authorities
+    (judged, words), (judged_authorities, _) = told(old + valid)
+    assert (judged, judged_authorities) == ("FAIL", "warn")
+    assert f"{certificate} has expired on" in words
+    assert [judged for judged, _ in told(old)] == ["FAIL", "FAIL"]
+
+
+def test_a_key_that_everybody_may_read_is_remarked_on(public_folder: Path) -> None:
+    certificate, key = self_signed(public_folder)
     key.chmod(0o644)
-    found = findings(with_tls(tmp_path, certificate, key))["mqtt_listener.tls.key"]
+    config = with_tls(public_folder, certificate, key)
+    found = findings(config)["mqtt_listener.tls.key"]
     assert judgement(found) == "warn"
     assert f"chmod o-r {key}" in found.words
+    public_folder.chmod(0o700)
+    assert judgement(findings(config)["mqtt_listener.tls.key"]) == "ok"
 
 
 def test_a_key_of_another_certificate_and_files_that_are_missing(tmp_path: Path) -> None:
@@ -321,14 +467,25 @@ def test_a_password_file(tmp_path: Path, content: str | None, mode: int, judged:
     assert "horse" not in found.words
 
 
-def test_a_password_in_settings_that_everybody_may_read_is_remarked_on(tmp_path: Path) -> None:
-    config = write_config(tmp_path, broker('password = "correct horse"\n'))
+def test_a_password_in_settings_that_everybody_may_read_is_remarked_on(public_folder: Path) -> None:
+    config = write_config(public_folder, broker('password = "correct horse"\n'))
     config.chmod(0o644)
     found = findings(config)["mqtt_brokers[0].password"]
     assert judgement(found) == "warn"
     assert "horse" not in found.words
     config.chmod(0o640)
     assert "mqtt_brokers[0].password" not in findings(config)
+
+
+def test_named_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o400)
+    config = write_config(tmp_path, broker(f'password_file = "{pipe}"\n[mqtt_brokers.tls]\nca = "{pipe}"\n'))
+    with deadline():
+        found = findings(config)
+    for name in ("password_file", "tls.ca"):
+        assert judgement(found[f"mqtt_brokers[0].{name}"]) == "FAIL"
+        assert f"{pipe} is no file" in found[f"mqtt_brokers[0].{name}"].words
 
 
 def test_the_files_of_a_brokers_tls(tmp_path: Path) -> None:

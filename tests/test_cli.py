@@ -2,17 +2,23 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from gateway import buffer_aside, buffer_schema, control
 from gateway.cli import main
+from gateway.cli_options import WrappingGroup
 from tests.buffers import entry, opened, store
+from tests.deadline import deadline
 
 CONFIG = """\
 [gateway]
@@ -156,6 +162,25 @@ def test_status_before_the_first_start_says_so(tmp_path: Path) -> None:
     assert "sluice run makes it" in shown.output
 
 
+@pytest.mark.parametrize("command", ["status", "buffer ls"])
+def test_a_named_pipe_is_no_buffer(command: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "buffer.db")
+    # A process of its own: SQLite opens a pipe again and again, whatever signal comes.
+    arguments = [sys.executable, "-m", "gateway.cli", *command.split(), "--config", str(write(tmp_path))]
+    shown = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+    assert shown.returncode == 1
+    assert "buffer.db is no file" in " ".join(shown.stderr.split())
+
+
+def test_a_named_pipe_is_no_lock(tmp_path: Path) -> None:
+    asyncio.run(fill(tmp_path / "buffer.db"))
+    (tmp_path / "buffer.db.lock").unlink()
+    os.mkfifo(tmp_path / "buffer.db.lock")
+    with deadline():
+        shown = CliRunner().invoke(main, ["status", "--config", str(write(tmp_path))])
+    assert "gw1, not running" in shown.output
+
+
 @pytest.mark.parametrize("command", ["run", "check", "status"])
 def test_wrong_usage_is_exit_code_2(command: str, tmp_path: Path) -> None:
     missing = CliRunner().invoke(main, [command, "--config", str(tmp_path / "none.toml")])
@@ -233,3 +258,45 @@ def test_help_without_a_command_is_help(tmp_path: Path) -> None:
     assert unknown.exit_code == 2
     assert "Try 'sluice --help' for help." in unknown.stderr.replace("main", "sluice")
     assert "Did you mean 'check'?" in " ".join(unknown.stderr.split())
+
+
+class LockedError(click.ClickException):
+    """An error of a kind of its own."""
+
+    exit_code = 7
+
+    def format_message(self) -> str:
+        return f"locked: {self.message}"
+
+
+@click.group(cls=WrappingGroup)
+def outer() -> None:
+    """Commands within commands."""
+
+
+@outer.group(cls=WrappingGroup)
+def inner() -> None:
+    """Commands of commands."""
+
+
+@inner.command()
+@click.option("--number", type=int)
+def fail(number: int | None) -> None:
+    """Fail as a command of its own kind."""
+    raise LockedError(f"the first line is rather long {number}\nthe second")
+
+
+@pytest.mark.parametrize("group", [outer, inner])
+def test_an_error_keeps_its_exit_code_and_its_lines(group: click.Group) -> None:
+    arguments = ["inner", "fail"] if group is outer else ["fail"]
+    piped = CliRunner(env={"COLUMNS": None}).invoke(group, arguments)
+    assert (piped.exit_code, piped.stderr) == (7, "Error: locked: the first line is rather long None\nthe second\n")
+    narrow = CliRunner(env={"COLUMNS": "30"}).invoke(group, arguments)
+    assert narrow.stderr == "Error: locked: the first line\n       is rather long None\nthe second\n"
+    with pytest.raises(LockedError):
+        group.main(arguments, standalone_mode=False)
+    wrong = CliRunner(env={"COLUMNS": None}).invoke(group, [*arguments, "--number", "x"])
+    assert wrong.exit_code == 2
+    assert wrong.stderr.endswith("Error: Invalid value for '--number': 'x' is not a valid integer.\n")
+    with pytest.raises(click.BadParameter):
+        group.main([*arguments, "--number", "x"], standalone_mode=False)

@@ -1,10 +1,11 @@
 """Every mistake in gateway.toml gets its line, and what to write instead."""
 
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.config_file import ConfigError, Mistake, load, parse
@@ -90,6 +91,7 @@ NUL = "\\u0000"
     [
         ("port = 1884", 'host = "a..b"', 10, 'host: "a..b": no host can be called so'),
         ("port = 1884", 'host = "0.0.0.0 "', 10, "write a host's name or its IP address"),
+        ("port = 1884", 'host = "[::1]"', 10, '"[::1]": an address stands here without brackets; write "::1"'),
         ("kafka.example:", "a..b:", 14, '"a..b:9092": no host can be called so'),
         ("kafka.example:", f"{'x' * 64}.example:", 14, "have 1 to 63 characters"),
         ("kafka.example:", "kafka example:", 14, "write host:port"),
@@ -306,6 +308,22 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     assert load(tmp_path / "notepad.toml") == parse(GOOD, PATH)
 
 
+def test_the_buffers_path_is_that_of_the_real_file_in_all_parts(tmp_path: Path) -> None:
+    real, link = tmp_path / "card" / "buffer.db", tmp_path / "buffer.db"
+    link.symlink_to(real)
+    config = tmp_path / "gateway.toml"
+    config.write_text(GOOD.replace("/tmp/buffer.db", str(link)))  # noqa: S108
+    # Before the file is there as well: it is made where the link leads.
+    assert load(config).buffer.path == real
+    real.parent.mkdir()
+    real.touch()
+    assert load(config).buffer.path == real
+    loop = tmp_path / "loop.db"
+    loop.symlink_to(loop)
+    config.write_text(GOOD.replace("/tmp/buffer.db", str(loop)))  # noqa: S108
+    assert load(config).buffer.path == loop
+
+
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file; write one"):
         load(tmp_path / "none.toml")
@@ -328,8 +346,23 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("= 3", 1, "write [section] or name = value"),
         ("a = 1 2", 1, "something follows the value"),
         ('path = "C:\\x"', 1, "write the text in single quotes"),
-        ("a = [1,\n\n", 1, "the file ends in the middle of a setting; close the quotes or brackets"),
-        ("a = '''b\nc", 2, "the file ends in the middle of a setting; close the quotes or brackets"),
+        # Files that end early.
+        ("[gateway]\nid", 2, "a setting is written name = value"),
+        ("[gateway]\nid =", 2, "no value stands behind the =; write a text in double quotes"),
+        ("[gateway", 1, "a section's name stands in brackets, as in [kafka]; close them"),
+        ("[[routes]\n", 1, "a name that begins with [[ ends with ]], as in [[routes]]; close them"),
+        ("[[routes", 1, "a name that begins with [[ ends with ]], as in [[routes]]; close them"),
+        ("[", 1, "the file ends where a name should stand; write it, and close the brackets that are open"),
+        ("a = {b = 1,", 1, "the file ends where a name should stand; write it, and close the brackets"),
+        ("a = [1,\n\n", 1, "a list or what stands in braces is not closed; write ] or } at its end"),
+        ("a = [", 1, "a list or what stands in braces is not closed"),
+        ("a = {b = 1", 1, "a list or what stands in braces is not closed"),
+        ('a = "b', 1, "a text ends in no double quote"),
+        ("x = 'a\ny = 1\n", 1, "a text that begins with a single quote ends in none"),
+        ("x = 'a\ny = 'b'\n", 1, "a text ends in no single quote"),
+        ("a = '''b\nc", 1, "a text that begins with a single quote ends in none"),
+        ('a = "\x01"', 1, "a character that cannot be seen stands here; remove it"),
+        ('a = "\\u12"', 1, "a backslash means something else in double quotes"),
     ],
 )
 def test_what_is_no_toml_is_told_with_what_to_write(text: str, line: int, words: str) -> None:
@@ -337,6 +370,20 @@ def test_what_is_no_toml_is_told_with_what_to_write(text: str, line: int, words:
     assert found == line
     assert message.startswith("is not TOML")
     assert words in message
+
+
+@given(st.lists(st.sampled_from([*"[]{}='\"\\\n\t ,.#-a1\x01", "'''", '"""', "\\u", "a=", "2020-01-99"]), max_size=12))
+def test_nobody_is_answered_in_the_words_of_a_parser(parts: list[str]) -> None:
+    text = "".join(parts)
+    told = ""
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        told = str(error).partition(" (at ")[0]
+    assume(told)
+    ((line, message),) = mistakes(text)
+    assert told not in message
+    assert 1 <= line <= text.count("\n") + 1
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60), st.integers(0, 20))

@@ -18,7 +18,7 @@ import pytest
 import serial
 from structlog.testing import capture_logs
 
-from gateway import serial_link
+from gateway import ingress_serial, serial_link
 from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress, open_port
 from gateway.reading import Mark, Reading
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
@@ -389,6 +389,36 @@ async def test_a_file_that_is_no_port_is_reported_once_and_stops_nothing(bench: 
         await sensor.hello()
     (line,) = [line for line in logs if line["event"].startswith("serial port cannot")]
     assert line["reason"] == "Inappropriate ioctl for device: serial.ports must match serial ports only"
+
+
+async def refused_with(bench: Bench, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> str:
+    """What is logged of a port whose opening fails so."""
+    with capture_logs() as logs:
+        with monkeypatch.context() as patch:
+            patch.setattr(ingress_serial, "open_port", lambda _name, _baud: fail())
+            (bench.ports / "ttyUSB5").write_bytes(b"")
+            await until(lambda: any(line["event"].startswith("serial port cannot") for line in logs))
+        (bench.ports / "ttyUSB5").unlink()
+    return next(str(line["reason"]) for line in logs if line["event"].startswith("serial port cannot"))
+
+
+async def test_the_reason_is_what_pyserial_wrapped_and_no_other_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrapped() -> None:
+        try:
+            os.close(-1)
+        except OSError as error:
+            raise ValueError(f"Failed to set custom baud rate (12345): {error}")  # noqa: B904 - as pyserial does it
+
+    def unrelated() -> None:
+        try:
+            del dict[int, int]()[12345]
+        except KeyError:
+            raise ValueError("Invalid baud rate: 12345")  # noqa: B904 - the same
+
+    assert await refused_with(bench, monkeypatch, wrapped) == os.strerror(errno.EBADF)
+    assert await refused_with(bench, monkeypatch, unrelated) == "Invalid baud rate: 12345"
 
 
 def told_missing(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:

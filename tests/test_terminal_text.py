@@ -138,6 +138,24 @@ def test_sizes_are_decimal_as_the_settings_are() -> None:
     ]
 
 
+@given(st.floats(0, 9e17))
+def test_no_size_is_told_in_a_unit_that_is_too_small_for_it(count: float) -> None:
+    number, _, unit = size(count).partition(" ")
+    assert float(number) < 1_000
+    assert unit == "B" or float(number) >= 1
+
+
+def test_sizes_are_rounded_before_their_unit_is_chosen() -> None:
+    assert [size(count) for count in (999.6, 950_000, 999_949, 999_950, 10**15, 10**18)] == [
+        "1.0 kB",
+        "950.0 kB",
+        "999.9 kB",
+        "1.0 MB",
+        "1.0 PB",
+        "1,000.0 PB",
+    ]
+
+
 def test_times_are_utc_and_those_that_cannot_be_do_not_fail() -> None:
     assert utc(1_700_000_000_000_000) == "2023-11-14 22:13:20"
     assert utc(2**62) == utc(-(2**62)) == "no such date"
