@@ -657,6 +657,12 @@ class Buffer:
     def _attach(self) -> None:
         """Open or begin the file. Raises BufferFileError."""
         self._attachment.attach()
+        if self._file.room.lacks_commits:
+            log.error(
+                "the buffer's WAL is damaged: readings that were acknowledged last are lost, nobody knows how many; "
+                "the disk or card that buffer.path is on is probably failing and should be replaced",
+                path=str(self._settings.path),
+            )
         self._measure(held=False)
 
     def _forget_former_file(self) -> None:

@@ -136,6 +136,9 @@ class BufferFile:
                 self.salvaged = {lane.name: self._adopt_lane(lane) for lane in salvaged}
                 """Those lanes' names, to their numbers here."""
                 self.lane = self._open_lane()
+                if self.room.lacks_commits:
+                    now_us = boottime_us()
+                    self.count_losses([Loss("", "buffer-unreadable", boot_id, 0, now_us, now_us)])
             self.inserted: list[Row] = []
             """Rows that the last transaction added to `lane`."""
             self.inserted_bytes = 0

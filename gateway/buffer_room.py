@@ -10,6 +10,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from gateway.buffer_wal import lacks_commits
 from gateway.settings import BufferSettings
 
 PAGE_BYTES = 4096
@@ -27,6 +28,8 @@ class Room:
         self._connection = connection
         self.spare_bytes = min(max(settings.bytes_max // 16, SPARE_BYTES_MIN), SPARE_BYTES_MAX)
         """What the WAL is grown to, and what the file has in free pages at its beginning."""
+        self.lacks_commits = False
+        """Whether commits that had been acknowledged were lost with a damaged WAL."""
         # One more descriptor on the file: closing it would drop SQLite's locks, so it is closed after the connection.
         self._fd = os.open(settings.path, os.O_RDWR | os.O_CLOEXEC)
 
@@ -40,7 +43,8 @@ class Room:
         # A checkpoint at half of it, and the largest commit, stay within what was grown.
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {self.spare_bytes // 2 // PAGE_BYTES:d}").fetchone()
         # What a former process left in the WAL goes into the file: the next commit then begins the WAL anew.
-        self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        _, recovered, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self.lacks_commits = lacks_commits(self._settings.path, recovered)
         wal = self._settings.path.with_name(self._settings.path.name + "-wal")
         if wal.stat().st_size >= self.spare_bytes or self.disk_free_bytes() < 3 * self.spare_bytes:
             return

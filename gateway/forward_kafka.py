@@ -75,6 +75,8 @@ class UplinkState:
     up: bool = False
     error: str | None = None
     """Why it is down, in words; None before the first attempt and while it is up."""
+    waits_for_clock: bool = False
+    """Whether readings are held back because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
     sent: int = 0
     offsets: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """By topic and partition: the offset after the last record that was acknowledged to this daemon."""
@@ -245,10 +247,19 @@ class Forwarder:
     async def _clock_is_awaited(self, session: _Session, rows: Sequence[Row]) -> bool:
         """Wait a little if a time for these rows may still be learnt (`gateway.hold_unsynced_s`)."""
         lane = await self._lane(session, rows[-1].lane)
-        if lane.boot_id != self._buffer.boot_id or self._clock().synced or self._hold_is_over():
-            return False
-        await asyncio.sleep(CLOCK_POLL_S)
-        return True
+        waits = lane.boot_id == self._buffer.boot_id and not self._clock().synced and not self._hold_is_over()
+        if waits and not self.state.waits_for_clock:
+            log.info(
+                "readings wait on disk until the kernel says that the clock is synced: see to NTP, or, where this box "
+                'cannot know, set clock = "system" under [gateway]',
+                seconds_at_most=round(self._gateway.hold_unsynced_s - (time.monotonic() - self._hold_from_s)),
+                setting="gateway.hold_unsynced_s",
+            )
+        self.state.waits_for_clock = waits
+        if waits:
+            self._note_up()
+            await asyncio.sleep(CLOCK_POLL_S)
+        return waits
 
     async def _send_rows(self, session: _Session, rows: Sequence[Row]) -> None:
         """Have all of them in Kafka or in the quarantine. Raises _RefusedError, KafkaError, TimeoutError."""

@@ -140,5 +140,7 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
         await asyncio.sleep(1)
         assert not await consume(kafka.bootstrap, "clockless-thermo")
         (record,) = await consume_until(kafka.bootstrap, 1, "clockless-thermo")
+    log = config.with_suffix(".log").read_text()
+    assert log.index("readings wait on disk until the kernel says") < log.index("uplink is up")
     assert header(record, "ce_timequality") == "bounded"
     assert int(header(record, "ce_timeerror")) == TIME_ERROR_UNKNOWN_US

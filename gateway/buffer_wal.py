@@ -1,0 +1,64 @@
+"""Sees whether SQLite had to leave commits out of the WAL at a start, because what stands before them is damaged.
+
+It says nothing of that itself: what follows the first frame that is not sound counts as never written (SQLite's file
+format, section 4). After a power cut that is right for the last commit, of which nobody was told. Others were told of.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from gateway.sqlite_pages import FRAME_HEADER_BYTES, PAGE_BYTES_DEFAULT, WAL_HEADER_BYTES, PageError, wal
+
+_FRAME_BYTES = FRAME_HEADER_BYTES + PAGE_BYTES_DEFAULT
+_SALTS = slice(8, 16)
+_COMMIT = slice(4, 8)
+_NO_COMMIT = bytes(4)
+
+
+def lacks_commits(path: Path, recovered: int) -> bool:
+    """Whether acknowledged commits stand in the WAL of the buffer at `path` behind the frames that SQLite `recovered`.
+
+    Each commit is synced before the next is written: two behind the damage are more than a power cut leaves.
+    """
+    with suppress(FileNotFoundError), path.with_name(path.name + "-wal").open("rb") as file:
+        descriptor = file.fileno()
+        header = os.pread(descriptor, WAL_HEADER_BYTES, 0)
+        salts = header[16:24]
+        if recovered == 0 and not _is_sound(header):
+            # The salts may be what is damaged. Those of the frames are the same for all that were written together.
+            salts = os.pread(descriptor, FRAME_HEADER_BYTES, WAL_HEADER_BYTES)[_SALTS]
+            if _is_in_file(path, descriptor, salts):
+                return False
+        commits = 0
+        place = WAL_HEADER_BYTES + recovered * _FRAME_BYTES
+        while commits < 2 and len(frame := os.pread(descriptor, FRAME_HEADER_BYTES, place)) == FRAME_HEADER_BYTES:
+            commits += frame[_SALTS] == salts and frame[_COMMIT] != _NO_COMMIT
+            place += _FRAME_BYTES
+        return commits >= 2
+    return False
+
+
+def _is_sound(header: bytes) -> bool:
+    try:
+        wal(lambda start, size: header[start : start + size])
+    except PageError:
+        return False
+    return True
+
+
+def _is_in_file(path: Path, descriptor: int, salts: bytes) -> bool:
+    """Whether the file has all that the frames hold: then the WAL was done with, and was being begun anew."""
+    places: dict[int, int] = {}
+    place = WAL_HEADER_BYTES
+    while len(frame := os.pread(descriptor, FRAME_HEADER_BYTES, place)) == FRAME_HEADER_BYTES:
+        if frame[_SALTS] == salts:
+            places[int.from_bytes(frame[:4])] = place + FRAME_HEADER_BYTES
+        place += _FRAME_BYTES
+    with path.open("rb") as file:
+        return all(
+            os.pread(file.fileno(), PAGE_BYTES_DEFAULT, (number - 1) * PAGE_BYTES_DEFAULT)
+            == os.pread(descriptor, PAGE_BYTES_DEFAULT, start)
+            for number, start in places.items()
+            if number
+        )

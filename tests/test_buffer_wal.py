@@ -1,0 +1,86 @@
+"""A damaged WAL: what SQLite then leaves out without a word is told of; what a power cut leaves is not."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gateway.buffer_wal import lacks_commits
+from gateway.sqlite_pages import FRAME_HEADER_BYTES, WAL_HEADER_BYTES
+from tests.buffers import entry, losses, opened, rows, store
+
+FRAME_BYTES = FRAME_HEADER_BYTES + 4096
+COMMITS = 60
+
+
+@pytest.fixture
+async def cut_off(tmp_path: Path) -> Path:
+    """A buffer as `kill -9` leaves it, with its last commits in the WAL."""
+    path = tmp_path / "running" / "buffer.db"
+    path.parent.mkdir()
+    async with opened(path):
+        pass  # the WAL is grown now
+    async with opened(path) as buffer:
+        for number in range(COMMITS):
+            assert await store(buffer, [entry(b"%d" % number)])
+        left = tmp_path / "buffer.db"
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{left}{suffix}")
+    return left
+
+
+def frames(path: Path) -> list[int]:
+    """Where the commits of the WAL end: the places of their last frames."""
+    log = path.with_name("buffer.db-wal").read_bytes()
+    salts = log[16:24]
+    places = range(WAL_HEADER_BYTES, len(log), FRAME_BYTES)
+    return [at for at in places if log[at + 8 : at + 16] == salts and log[at + 4 : at + 8] != bytes(4)]
+
+
+def flip(path: Path, place: int) -> None:
+    log = path.with_name("buffer.db-wal")
+    content = bytearray(log.read_bytes())
+    content[place] ^= 0x10
+    log.write_bytes(content)
+
+
+async def test_acknowledged_commits_behind_a_damaged_frame_are_told_of(cut_off: Path) -> None:
+    flip(cut_off, frames(cut_off)[30] + FRAME_HEADER_BYTES + 2_000)
+    async with opened(cut_off) as buffer:
+        assert len(await rows(buffer)) < COMMITS
+        (loss,) = await losses(buffer)
+        assert (loss.reason, loss.count) == ("buffer-unreadable", 0)
+    async with opened(cut_off) as buffer:
+        assert not await losses(buffer), "it is told once"
+
+
+@pytest.mark.parametrize("place", [0, 9, 16, 20, 25])
+async def test_so_are_those_behind_a_damaged_header(cut_off: Path, place: int) -> None:
+    flip(cut_off, place)
+    async with opened(cut_off) as buffer:
+        assert not await rows(buffer)
+        assert [loss.reason for loss in await losses(buffer)] == ["buffer-unreadable"]
+
+
+async def test_a_last_commit_that_is_not_whole_was_acknowledged_to_nobody(cut_off: Path) -> None:
+    flip(cut_off, frames(cut_off)[-1] + FRAME_HEADER_BYTES)
+    async with opened(cut_off) as buffer:
+        assert len(await rows(buffer)) == COMMITS - 1
+        assert not await losses(buffer)
+
+
+async def test_a_wal_that_was_done_with_may_lose_its_header(cut_off: Path) -> None:
+    """The power goes while it is begun anew."""
+    async with opened(cut_off) as buffer:
+        assert len(await rows(buffer)) == COMMITS
+    flip(cut_off, 20)
+    async with opened(cut_off) as buffer:
+        assert len(await rows(buffer)) == COMMITS
+        assert not await losses(buffer)
+
+
+def test_without_a_wal_nothing_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "buffer.db").touch()
+    assert not lacks_commits(tmp_path / "buffer.db", 0)
+    (tmp_path / "buffer.db-wal").touch()
+    assert not lacks_commits(tmp_path / "buffer.db", 0)
