@@ -71,6 +71,8 @@ class Room:
                 os.posix_fallocate(self._fd, has, needed + GROWTH_BYTES - has)
             except OSError:
                 os.posix_fallocate(self._fd, has, needed - has)
+            # SQLite takes a file's length for its pages: one that a power cut shortened again is corrupt to it.
+            os.fsync(self._fd)
 
     def used_bytes(self) -> int:
         """Pages in use: deleted rows leave free pages, not a smaller file."""

@@ -86,10 +86,11 @@ class CardContents:
     def opened(self, path: str) -> Inode:
         return self._names.setdefault(Path(path).name, Inode())
 
-    def synced(self, path: str) -> None:
-        """The file and its directory entry are on the card."""
+    def synced(self, path: str, size: int = 0) -> None:
+        """The file and its directory entry are on the card; with `size` where it grew without being written to."""
         inode = self.opened(path)
         inode.sync()
+        inode.durable.extend(bytes(max(0, size - len(inode.durable))))
         self._durable_names[Path(path).name] = inode
 
     def directory_synced(self) -> None:
@@ -207,17 +208,17 @@ class CuttableVfs(apsw.VFS):
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
         path = name.filename() if isinstance(name, apsw.URIFilename) else name
         # SQLite's own temporary files have no name, and need not survive.
-        return _File(None if path is None else self._disk(path), name, flags)
+        return _File(None if path is None else self.disk_of(path), name, flags)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: FBT001, N802
-        disk = self._disk(filename)
+        disk = self.disk_of(filename)
         if disk is not None and disk.operation():
             disk.card.deleted(filename)
             if syncdir:
                 disk.card.directory_synced()
         super().xDelete(filename, syncdir)
 
-    def _disk(self, path: str) -> CuttableDisk | None:
+    def disk_of(self, path: str) -> CuttableDisk | None:
         return self._disks.get(str(Path(path).parent))
 
 
@@ -316,8 +317,15 @@ def sqlite_over_cuttable_disks(synchronous: Synchronous = "FULL") -> Iterator[Cu
     def connect(database: str | os.PathLike[str], *_: object, uri: bool = False, **__: object) -> _Connection:
         return _Connection(database, synchronous, uri=uri)
 
+    def fsync(descriptor: int) -> None:
+        """A sync of the buffer's own, beside SQLite: what fallocate has grown is on the card too."""
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        disk = vfs.disk_of(str(path))
+        if disk is not None and disk.operation():
+            disk.card.synced(str(path), os.fstat(descriptor).st_size)
+
     try:
-        with mock.patch.object(sqlite3, "connect", connect):
+        with mock.patch.object(sqlite3, "connect", connect), mock.patch.object(os, "fsync", fsync):
             yield vfs
     finally:
         vfs.unregister()
