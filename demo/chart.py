@@ -8,6 +8,12 @@ from html import escape
 SPAN = 1000
 """The drawing is so many units wide and high, whatever its size on the screen."""
 
+NARROW_PX = 300
+"""The plot's width on a phone: labels that keep clear of one another there do so on anything wider."""
+CHARACTER_PX = 8
+"""A label's character, at most on the average: it is set in 12.5 px."""
+LABEL_PADDING_PX = 12
+
 Point = tuple[float, float]
 
 
@@ -100,17 +106,20 @@ def chart(x: Axis, y: Axis, marks: Sequence[Marks], bands: Sequence[Band] = (), 
     drawn += [_rectangle(x.share(band.first), x.share(band.last)) for band in bands]
     drawn += [_vertical(x.share(moment.at)) for moment in moments]
     drawn += [_path(x, y, each) for each in marks if each.points]
-    names = [_note(x.share(band.first), 0, "band", band.name) for band in bands]
-    names += [_note(x.share(moment.at), row, "moment", moment.name) for row, moment in enumerate(moments, start=1)]
+    # Of moments side by side the first has its label to its left, the next one to its right.
+    labels = [Label(x.share(moment.at), moment.name, "moment", number > 0) for number, moment in enumerate(moments)]
+    labels += [Label(x.share(band.first), band.name, "band", rightwards=True) for band in bands]
+    notes, rows = _notes(labels)
     y_labels = "".join(f'<span style="bottom:{100 * y.share(tick):.2f}%">{y.label(tick)}</span>' for tick in y.ticks)
     x_labels = "".join(f'<span style="left:{100 * x.share(tick):.2f}%">{x.label(tick)}</span>' for tick in x.ticks)
     return (
         f'<div class="chart" data-x="{x.low} {x.high} {x.value_decimals} {escape(x.unit)}"'
         f' data-y="{y.low} {y.high} {y.value_decimals} {escape(y.unit)}">'
         f'<div class="y-title">{escape(y.title)}</div>'
+        f'<div class="notes" style="height:{1.5 * rows:.1f}em">{notes}</div>'
         f'<div class="y-labels">{y_labels}</div>'
         f'<div class="plot"><svg viewBox="0 0 {SPAN} {SPAN}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(drawn)}</svg>{''.join(names)}</div>"
+        f"{''.join(drawn)}</svg></div>"
         f'<div class="x-labels">{x_labels}</div>'
         f'<div class="x-title">{escape(x.title)}</div></div>'
     )
@@ -134,11 +143,60 @@ def _vertical(share: float) -> str:
     return f'<path class="moment" d="M{SPAN * share:.1f} 0V{SPAN}"/>'
 
 
-def _note(share: float, row: int, kind: str, name: str) -> str:
-    # Each in a row of its own, for on a phone neighbours would overlap; and beyond the middle to the left of its
-    # line, so that the words stay inside.
-    side = f"left:{100 * share:.2f}%" if share < 0.6 else f"right:{100 * (1 - share):.2f}%"
-    return f'<span class="note {kind}" style="{side};top:{row * 1.4:.1f}em">{escape(name)}</span>'
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Words for a place on the x axis, which is given as its share."""
+
+    at: float
+    words: str
+    style: str
+    rightwards: bool
+    """On which side of the place it stands if both have room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a label stands above the plot, of which it takes the share from `first` to `last` at the most."""
+
+    row: int
+    """0 is the one next to the plot."""
+    first: float
+    last: float
+    rightwards: bool
+    """It begins at `first` and has room to its right; else it ends at `last`."""
+
+    def meets(self, other: "Place") -> bool:
+        """Whether two labels may overlap."""
+        return self.row == other.row and self.first < other.last and other.first < self.last
+
+
+def label_places(labels: Sequence[Label]) -> list[Place]:
+    """Places above the plot, where neither lines nor curves run, in rows enough to keep labels apart on a phone too.
+
+    A label ends where it belongs or begins there; only where it would stick out on both sides does it move along.
+    """
+    places: list[Place] = []
+    for label in labels:
+        width = min(1.0, (CHARACTER_PX * len(label.words) + LABEL_PADDING_PX) / NARROW_PX)
+        ends, begins = (label.at - width, label.at, False), (label.at, label.at + width, True)
+        at_edge = (0.0, width, True) if label.at < 0.5 else (1 - width, 1.0, False)
+        preferred = (begins, ends) if label.rightwards else (ends, begins)
+        sides = [side for side in preferred if side[0] >= 0 and side[1] <= 1] or [at_edge]
+        rows = range(len(places) + 1)  # one for each label: there is always one that is free
+        candidates = (Place(row, *side) for row in rows for side in sides)
+        places.append(next(place for place in candidates if not any(map(place.meets, places))))
+    return places
+
+
+def _notes(labels: Sequence[Label]) -> tuple[str, int]:
+    """The labels' HTML, and how many rows they take; the first ones are next to the plot."""
+    places = label_places(labels)
+    notes = ""
+    for place, label in zip(places, labels, strict=True):
+        side = f"left:{100 * place.first:.2f}%" if place.rightwards else f"right:{100 * (1 - place.last):.2f}%"
+        style = f"{side};bottom:{1.5 * place.row:.1f}em"
+        notes += f'<span class="note {label.style}" style="{style}">{escape(label.words)}</span>'
+    return notes, max((place.row + 1 for place in places), default=0)
 
 
 def _path(x: Axis, y: Axis, marks: Marks) -> str:

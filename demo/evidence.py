@@ -2,6 +2,7 @@
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,21 +113,25 @@ def _tell(
     total = result.total
     lines = audit_lines(shown, total)
     if more := len(result.sensors) - len(shown):
-        lines.insert(-2, f"... and {more} more, in {folder.audit}")
+        lines.insert(-2, f"... and {more} more, in {folder.audit.name} beside the report")
 
     def say(words: str, style: str | None = None) -> None:
         console.print(words, style=style, markup=False, highlight=False, soft_wrap=True)
 
+    def say_wrapped(words: str, style: str | None = None) -> None:
+        """Broken at words: a terminal breaks anywhere. Rich would leave blanks at the ends."""
+        say(textwrap.fill(words, console.width, break_long_words=False, break_on_hyphens=False), style)
+
     say("\nWhat the sensors know, against what arrived:", "bold")
     say("\n".join(lines))
     waited = ", for they waited out the outage" if result.late_readings else ""
-    say(
+    say_wrapped(
         f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken"
         f"{waited}. {result.copies:,} records in Kafka are repetitions, which the table leaves out."
     )
     for words in _notes(result):
-        say(words)
+        say_wrapped(words)
     for words in (*findings, *result.examples):
-        say(words, "red")
+        say_wrapped(words, "red")
     say(f"The report: {folder.report}")
     say(verdict(total, findings), "bold red" if findings else "bold green")

@@ -38,9 +38,10 @@ class Figures:
             buffered += f" (oldest {self.oldest_s:.0f} s)"
         return [
             ("sensors", _number(self.sensors)),
-            ("acknowledged", _number(self.acknowledged)),
+            # The sensors tell once a second. What they were told since may be in Kafka already.
+            ("acknowledged (up to 1 s ago)", _number(self.acknowledged)),
             ("in the buffer", buffered),
-            ("in Kafka", _number(self.in_kafka)),
+            ("records in Kafka", _number(self.in_kafka)),
             ("in the table", "starting" if self.in_table is None else _number(self.in_table)),
             ("uplink", self.uplink or "-"),
             ("gateway", self.gateway or "-"),

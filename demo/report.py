@@ -161,11 +161,14 @@ def _figures(story: Story) -> str:
 
 
 def _buffer_words(story: Story) -> str:
-    return escape(
+    words = (
         "With the path open a reading stays for a moment only. While it is cut, the gateway goes on taking "
         f"readings in and acknowledging them: up to {story.chronicle.buffer_peak:,} waited on its disk. When the "
         "path is back they drain, beside the readings that still come in."
     )
+    if story.settings.kill:
+        words += " While the gateway is dead none comes in, and none goes."
+    return escape(words)
 
 
 def _buffer_chart(story: Story, time: Axis) -> str:
@@ -180,10 +183,14 @@ def _buffer_chart(story: Story, time: Axis) -> str:
 
 
 def _arrival_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> str:
+    settings = story.settings
     words = (
-        "Each dot is a reading: to the right, when it was taken; upwards, when Kafka had it. What was taken during "
-        "the outage arrives in one go after it, the oldest of it the latest, and keeps the time at which it was taken."
+        "Each dot is a reading: to the right, its time in the table; upwards, when Kafka had it. What the gateway "
+        "took in during the outage arrives in one go after it, the oldest with the most delay, and keeps its time."
     )
+    if settings.sensors:
+        words += " The MQTT sensors have no clock: their time is that at which the gateway received the reading"
+        words += ", after its restart where they had to wait for it." if settings.kill else "."
     stride = _stride(story, arrived)
     return escape(words if stride == 1 else f"{words} Of the MQTT sensors one reading in {stride} is drawn.")
 
@@ -213,15 +220,20 @@ def _waited(record: KafkaReading) -> bool:
 
 
 def _series_words(story: Story) -> str:
-    words = (
-        "Temperatures out of the table, at the time at which they were taken. The outage leaves no hole: what was "
-        f"measured in it came later. Shown are boards on serial lines and {SERIES_FLEET_MAX} of the MQTT sensors."
-    )
-    if story.settings.kill:
-        words += (
-            " While the gateway was dead the sensors kept their readings. A board sends its own clock along, so that "
-            "these stand where they were taken; the MQTT sensors send none, and theirs bear the time of receipt."
-        )
+    settings = story.settings
+    words = "Temperatures out of the table, each at its time there. "
+    if settings.sensors > SERIES_FLEET_MAX:
+        words += f"Of the MQTT sensors {SERIES_FLEET_MAX} are shown. "
+    words += "That the path to Kafka was cut leaves no hole: what the gateway took in came later."
+    if settings.kill:
+        words += " While the gateway was dead the sensors kept their readings."
+        if settings.serial_sensors:
+            words += " A board sends its own clock along: its readings stand where they were taken."
+        if settings.sensors:
+            words += (
+                " An MQTT sensor has no clock: what it kept bears the time of receipt. It shows a hole from the kill "
+                "until it was connected again, and there a stack of dots: the readings of the hole."
+            )
     return escape(words)
 
 

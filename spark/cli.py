@@ -2,13 +2,16 @@
 
 import json
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import click
 
+from gateway.terminal_text import GAP, aligned, escaped, hanging, terminal_width
 from spark.kafka_reach import unreachable
 from spark.session import JarsMissingError, open_session
 from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from spark.ingest_job import BatchReport
 
 # Spark is imported inside the commands: it takes a second, which `--help` need not cost.
+
+FIGURES = frozenset({"n", "min", "max", "sum", "first", "last", "revision", "batch", "value", "time_error_us"})
+"""Columns that stand to the right in a table, and are never cut short."""
 
 
 def _absolute(_context: click.Context, _parameter: click.Parameter, warehouse: str) -> str:
@@ -186,8 +192,11 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
         *("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality"),
         *("device_boot", "device_sequence", "doubt", "ce_id"),
     )
-    view = _opened(spark, warehouse, open_readings)
-    _show(_latest(view, device, "event_time", limit), columns if as_json else columns[:8], as_json=as_json)
+    latest = _latest(_opened(spark, warehouse, open_readings), device, "event_time", limit)
+    if as_json:
+        _print_json(latest, columns)
+    else:
+        _print_table(latest, columns[:8], spare=("namespace", "time_error_us", "time_quality"))
 
 
 @main.command()
@@ -196,7 +205,10 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
 @_limit
 @_json
 def windows(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Show the latest windows. `revision` counts how often late readings corrected one."""
+    """Show the latest windows. `revision` counts how often late readings corrected one.
+
+    On a terminal the columns that it has room for; all of them in a pipe, and with --json.
+    """
     spark = _session("sluice-windows")
     from spark.windows_table import open_windows  # noqa: PLC0415
 
@@ -204,8 +216,11 @@ def windows(warehouse: str, device: str | None, limit: int, as_json: bool) -> No
         *("window_start", "window_end", "namespace", "device", "stream", "metric"),
         *("n", "min", "max", "sum", "first", "last", "revision", "batch"),
     )
-    table = _opened(spark, warehouse, open_windows)
-    _show(_latest(table, device, "window_start", limit), columns, as_json=as_json)
+    latest = _latest(_opened(spark, warehouse, open_windows), device, "window_start", limit)
+    if as_json:
+        _print_json(latest, columns)
+    else:
+        _print_table(latest, columns, spare=("batch", "window_end", "sum", "namespace", "first", "last", "stream"))
 
 
 def _session(application: str) -> "SparkSession":
@@ -231,22 +246,35 @@ def _latest(table: "DataFrame", device: str | None, time: str, limit: int) -> "D
     return chosen.orderBy(table[time].desc(), "namespace", "device", "stream", "metric").limit(limit)
 
 
-def _show(rows: "DataFrame", columns: tuple[str, ...], *, as_json: bool) -> None:
+def _print_json(rows: "DataFrame", columns: Sequence[str]) -> None:
+    for row in _collected(rows, columns):
+        # Decimals as text: a JSON number would be read as a binary fraction.
+        click.echo(json.dumps(row, default=str))
+
+
+def _print_table(rows: "DataFrame", columns: Sequence[str], spare: Sequence[str]) -> None:
+    cells = [{name: cell_text(name, value) for name, value in row.items()} for row in _collected(rows, columns)]
+    left_out = columns_left_out(columns, cells, spare, terminal_width())
+    for line in table_lines([name for name in columns if name not in left_out], cells, terminal_width()):
+        click.echo(line)
+    if left_out:
+        words = f"no room here for {', '.join(left_out)}: --json shows all, and so does a wider terminal"
+        click.echo(hanging(words, 0, sys.stderr), err=True)
+
+
+def _collected(rows: "DataFrame", columns: Sequence[str]) -> list[dict[str, object]]:
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     # As microseconds: Spark hands timestamps to Python in this machine's time zone.
-    times = [column for column in columns if column.endswith(("_time", "_start", "_end"))]
+    times = [column for column in columns if _is_time(column)]
     found = rows.select(
         *(F.unix_micros(column).alias(column) if column in times else F.col(column) for column in columns)
     ).collect()
-    cells = [{name: rfc3339(row[name]) if name in times else row[name] for name in columns} for row in found]
-    if as_json:
-        for row in cells:
-            # Decimals as text: a JSON number would be read as a binary fraction.
-            click.echo(json.dumps(row, default=str))
-    else:
-        for line in table_lines(columns, ([str(row[name]) for name in columns] for row in cells)):
-            click.echo(line)
+    return [{name: rfc3339(row[name]) if name in times else row[name] for name in columns} for row in found]
+
+
+def _is_time(column: str) -> bool:
+    return column.endswith(("_time", "_start", "_end"))
 
 
 def rfc3339(us: int) -> str:
@@ -254,11 +282,39 @@ def rfc3339(us: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def table_lines(columns: tuple[str, ...], rows: Iterable[list[str]]) -> list[str]:
-    """Lay out rows under their names, columns wide enough for what they hold."""
-    table = [list(columns), *rows]
-    widths = [max(len(row[place]) for row in table) for place in range(len(columns))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+def cell_text(column: str, value: object) -> str:
+    """A value as it stands in a table: no zeros that say nothing, nothing that a terminal would obey."""
+    if value is None:
+        return "-"
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    if _is_time(column):
+        return str(value).replace(".000000Z", "Z")
+    return escaped(str(value))
+
+
+def columns_left_out(
+    columns: Sequence[str], rows: Sequence[dict[str, str]], spare: Sequence[str], width: int
+) -> list[str]:
+    """Those of `spare` that must go, its first ones first, for a table to fit into `width` characters."""
+    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in columns}
+    left_out: list[str] = []
+    for name in spare:
+        if sum(widths.values()) + len(GAP) * (len(widths) - 1) <= width:
+            break
+        left_out.append(name)
+        del widths[name]
+    return left_out
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[dict[str, str]], width: int) -> Iterator[str]:
+    """Lay out rows under their names, figures to the right; where they still do not fit, names are cut short."""
+    cells = [[row[name] for name in columns] for row in rows]
+    return aligned(columns, cells, _places(columns, FIGURES.__contains__), _places(columns, _is_time), width)
+
+
+def _places(columns: Sequence[str], chosen: Callable[[str], bool]) -> frozenset[int]:
+    return frozenset(place for place, name in enumerate(columns) if chosen(name))
 
 
 if __name__ == "__main__":

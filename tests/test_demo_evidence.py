@@ -15,6 +15,7 @@ from demo.run import Folder
 
 NOON_US = 1_750_000_000_000_000
 ROWS = [TableReading("m001", "1-aa", second, "celsius", NOON_US + second * 1_000_000, 21.5) for second in range(10)]
+WIDTH = 80
 M001 = Ledger("m001", "1-aa", 10, ((0, 9),), taken=10)
 
 
@@ -35,7 +36,7 @@ def published(
         KafkaReading(f"id-{row.sequence}", "m001", "1-aa", row.sequence, row.event_us, row.event_us) for row in ROWS
     ]
     evidence = Evidence(boards, fleet, records, rows)
-    progress = Progress(Console(file=output, width=60))
+    progress = Progress(Console(file=output, width=WIDTH))
     good = publish(DemoSettings(15, 5, 1, len(boards), kill=False), Folder(folder), chronicle, progress, evidence)
     return good, output.getvalue()
 
@@ -80,3 +81,11 @@ def test_what_a_sensor_still_held_is_said_and_is_no_finding(tmp_path: Path) -> N
     good, said = published(tmp_path, ROWS, fleet=[Ledger("m001", "1-aa", 12, ((0, 9),), taken=12)])
     assert good
     assert "2 readings were still unacknowledged when the sensors were switched off" in said
+
+
+def test_sentences_break_at_words_and_nothing_begins_with_a_blank(tmp_path: Path) -> None:
+    _, said = published(tmp_path, ROWS, fleet=[Ledger("m001", "1-aa", 12, ((0, 9),), taken=12)])
+    *sentences, report, _verdict = said.rpartition("all sensors")[2].splitlines()[1:]
+    assert report == f"The report: {tmp_path / 'report.html'}"
+    assert len(sentences) == 4
+    assert all(len(line) <= WIDTH and line == line.strip() for line in sentences)

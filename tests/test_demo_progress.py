@@ -36,7 +36,7 @@ def test_figures_are_printed_now_and_then_where_there_is_no_terminal() -> None:
     progress.tick()
     progress.tick()
     (line,) = output.getvalue().splitlines()
-    assert "acknowledged 12,345 · in the buffer 700 (oldest 12 s) · in Kafka - " in line
+    assert "acknowledged (up to 1 s ago) 12,345 · in the buffer 700 (oldest 12 s) · records in Kafka - " in line
 
 
 def test_a_terminal_shows_the_step_with_its_figures_and_keeps_the_finished_ones() -> None:

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from demo.audit import KafkaReading, Ledger, TableReading, audit, shown_sensors
-from demo.chart import Marks, axis, chart, span_axis
+from demo.chart import CHARACTER_PX, NARROW_PX, Label, Marks, Moment, axis, chart, label_places, span_axis
 from demo.chronicle import Chronicle, Sample
 from demo.demo_settings import DemoSettings
 from demo.evidence import run_summary
@@ -87,6 +87,40 @@ def test_the_buffer_is_drawn_with_the_outage_shaded() -> None:
 def test_a_kill_is_marked_only_where_there_was_one() -> None:
     assert "kill -9" not in report_page(story())
     assert report_page(story(kill=True)).count('<path class="moment"') == 2 * (2 + len(DEVICES))
+
+
+def test_labels_stand_above_the_plot_where_no_line_or_curve_runs() -> None:
+    page = report_page(story(kill=True))
+    above = re.findall(r'<div class="notes" style="height:([\d.]+)em">(.*?)</div>', page)
+    assert len(above) == 2 + len(DEVICES)
+    for height, notes in above:
+        assert re.findall(r">([^<]+)</span>", notes) == ["kill -9", "runs again", "outage, 10 s"]
+        assert all(float(bottom) + 1.5 <= float(height) for bottom in re.findall(r"bottom:([\d.]+)em", notes))
+    assert page.count('<span class="note') == 3 * len(above)
+
+
+def test_what_a_kill_does_to_sensors_without_a_clock_is_said_where_it_is_seen() -> None:
+    def series_words(page: str) -> str:
+        return page.partition("The series as an analyst sees them")[2].partition("</p>")[0]
+
+    killed, plain = report_page(story(kill=True)), report_page(story())
+    assert "a hole from the kill until it was connected again" in series_words(killed)
+    assert "A board sends its own clock along" in series_words(killed)
+    assert "hole from" not in series_words(plain)
+    # Of the sensors that there are: nothing is said of others.
+    no_fleet = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 0, 1, kill=True)))
+    assert "MQTT sensor has no clock" not in no_fleet
+    assert "MQTT sensors have no clock" not in no_fleet
+    no_boards = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 1, 0, kill=True)))
+    assert "A board sends" not in no_boards
+
+
+@pytest.mark.parametrize("style", ["level", "moment"])
+def test_what_is_drawn_dashed_is_dashed_in_the_legend(style: str) -> None:
+    page = report_page(story(kill=True))
+    assert f'<i class="{style}"></i>' in page
+    assert re.search(rf"path\.(line\.)?{style} {{[^}}]*stroke-dasharray", page)
+    assert re.search(rf"\.legend i\.{style} {{[^}}]*dashed", page)
 
 
 def test_the_verdict_stands_at_the_top() -> None:
@@ -183,6 +217,46 @@ def test_a_span_keeps_its_ends(low: float, length: float) -> None:
     made = span_axis(low, low + length, "title", "unit")
     assert (made.low, made.high) == (low, low + length)
     assert all(made.low <= tick <= made.high for tick in made.ticks)
+
+
+shares = st.floats(0, 1, allow_subnormal=False)
+label_lists = st.lists(
+    st.builds(Label, shares, st.text("outage, 12 s", min_size=1, max_size=20), st.just("moment"), st.booleans()),
+    max_size=5,
+)
+
+
+@given(label_lists)
+def test_labels_never_overlap_nor_stick_out_of_the_plot(labels: list[Label]) -> None:
+    placed = label_places(labels)
+    assert len(placed) == len(labels)
+    for number, (label, place) in enumerate(zip(labels, placed, strict=True)):
+        assert 0 <= place.first < place.last <= 1
+        room_px = (place.last - place.first) * NARROW_PX
+        assert room_px == pytest.approx(CHARACTER_PX * len(label.words) + 12)
+        for other in placed[:number]:
+            assert place.row != other.row or place.last <= other.first or other.last <= place.first
+
+
+@pytest.mark.parametrize("outage_s", [8, 14, 20, 40])
+@pytest.mark.parametrize("kill_share", [0.0, 1 / 3, 0.6])
+def test_a_label_stands_at_its_line(outage_s: int, kill_share: float) -> None:
+    seconds = outage_s + 20
+    cut = 10 / seconds
+    killed = cut + kill_share * outage_s / seconds
+    runs = killed + 3 / seconds
+    outage = Label(cut, f"outage, {outage_s} s", "band", rightwards=True)
+    labels = [Label(killed, "kill -9", "moment", rightwards=False), Label(runs, "runs again", "moment", True), outage]
+    placed = label_places(labels)
+    assert max(place.row for place in placed) <= 2
+    for label, place in zip(labels, placed, strict=True):
+        assert label.at in {place.first, place.last}
+
+
+def test_a_chart_without_moments_has_no_room_above_it() -> None:
+    x, y = span_axis(0, 10, "time", "s"), axis([], "depth", "rows")
+    assert '<div class="notes" style="height:0.0em"></div>' in chart(x, y, [])
+    assert '<div class="notes" style="height:1.5em"><span' in chart(x, y, [], moments=[Moment(5, "kill -9")])
 
 
 def test_a_chart_without_points_has_its_axes_still() -> None:

@@ -1,0 +1,67 @@
+"""What `sluice-cloud` shows a person: tables that fit the terminal."""
+
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark.cli import cell_text, columns_left_out, table_lines
+
+COLUMNS = ("window_start", "namespace", "device", "n", "min", "revision", "batch")
+ROWS = [
+    {
+        "window_start": "2026-03-14T12:00:00Z",
+        "namespace": "site-a",
+        "device": device,
+        "n": "60",
+        "min": "19.25",
+        "revision": "0",
+        "batch": "7",
+    }
+    for device in ("board-1", "m200")
+]
+
+
+def test_columns_that_can_be_spared_make_room_for_those_that_cannot() -> None:
+    whole = list(table_lines(COLUMNS, ROWS, 80))
+    assert max(map(len, whole)) == 68
+    assert columns_left_out(COLUMNS, ROWS, ("batch", "namespace"), 68) == []
+    assert columns_left_out(COLUMNS, ROWS, ("batch", "namespace"), 67) == ["batch"]
+    left_out = columns_left_out(COLUMNS, ROWS, ("batch", "namespace"), 50)
+    assert left_out == ["batch", "namespace"]
+    assert list(table_lines([name for name in COLUMNS if name not in left_out], ROWS, 50)) == [
+        "window_start          device    n    min  revision",
+        "2026-03-14T12:00:00Z  board-1  60  19.25         0",
+        "2026-03-14T12:00:00Z  m200     60  19.25         0",
+    ]
+
+
+@given(st.integers(1, 200))
+def test_nothing_is_left_out_that_had_room(width: int) -> None:
+    spare = ("batch", "namespace", "n")
+    left_out = columns_left_out(COLUMNS, ROWS, spare, width)
+    assert left_out == list(spare[: len(left_out)])
+
+    def needed(without: list[str]) -> int:
+        return max(map(len, table_lines([name for name in COLUMNS if name not in without], ROWS, 1_000)))
+
+    assert needed(left_out) <= width or len(left_out) == len(spare)
+    if left_out:
+        assert needed(left_out[:-1]) > width
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        ("min", Decimal("24.500000"), "24.5"),
+        ("sum", Decimal("1200.000000"), "1200"),
+        ("n", 60, "60"),
+        ("value", None, "-"),
+        ("window_start", "2026-03-14T12:00:00.000000Z", "2026-03-14T12:00:00Z"),
+        ("event_time", "2026-03-14T12:00:00.250000Z", "2026-03-14T12:00:00.250000Z"),
+        ("device", "m\x1b[2J", "m\\x1b[2J"),
+    ],
+)
+def test_a_cell_says_what_is_known_and_no_terminal_obeys_it(column: str, value: object, shown: str) -> None:
+    assert cell_text(column, value) == shown
