@@ -43,7 +43,7 @@ from gateway.buffer_tail import Tail
 from gateway.clock_gateway import WallClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
-from gateway.write_meter import WriteMeter
+from gateway.write_meter import Usage, WriteMeter
 
 DELETE_DELAY_S = 1.0
 """Rows that Kafka has, and loss counters, wait this long for company: each deletion is some pages for the card."""
@@ -200,6 +200,11 @@ class Buffer:
     def lane(self) -> Lane:
         """The lane that readings go into now."""
         return self._file.lane
+
+    @property
+    def usage(self) -> Usage:
+        """What came in since that was last written to the file."""
+        return self._meter.so_far(time.monotonic())
 
     @property
     def holding(self) -> bool:

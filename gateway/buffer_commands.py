@@ -16,18 +16,18 @@ from msgspec import UNSET, Struct
 from sqlite_utils import Database
 
 from gateway import buffer_inspect, control
-from gateway.buffer_inspect import Depths, Moment, Now, QuarantinedInput, Reading
+from gateway.buffer_inspect import Depths, QuarantinedInput, Reading
 from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import is_running, require_file
+from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
-from gateway.clock_gateway import read_wall_clock
 from gateway.settings import Settings
-from gateway.terminal_text import aligned, escaped, escaped_bytes, hanging, size, span, utc
+from gateway.terminal_text import aligned, escaped, escaped_bytes, hanging, moment, size, span
 from gateway.write_budget import (
     CARD_ENDURANCE_TBW,
     SEEN_S_MIN,
     WRITE_AMPLIFICATION,
+    UsageHour,
     WriteBudget,
     hours_until_full,
     last_day,
@@ -45,13 +45,19 @@ OWN_NAME = "(gateway)"
 """Stands for a device where the gateway's own events and reports wait."""
 UNKNOWN_NAME = "(unknown)"
 """Stands for a device where readings were lost and nothing told whose they were."""
+_REFUSED_AGAIN = (
+    "What stands here would be refused again: keep a copy (sluice buffer export --quarantine), then drop it"
+)
 _TO_MEND = {
     "no-route": "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to",
     "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
-    "device-name-invalid": "what stands for {device} in the topic is no device name; correct it in the sensor",
-    "kafka-topic-name-invalid": "the route makes a name of it that Kafka takes for no topic; change the route",
+    "device-name-invalid": "what stands for {device} in the topic is no device name; correct it in the sensor. "
+    + _REFUSED_AGAIN,
+    "kafka-topic-name-invalid": "the route makes a name of it that Kafka takes for no topic; correct what the sensor "
+    "publishes to. " + _REFUSED_AGAIN,
     "kafka-topic-reserved": "the route makes the name of a topic of the gateway's or Kafka's own; change the route",
-    "not-the-writers-device": "a sensor wrote in another's name; correct its topic, or the user it connects as",
+    "not-the-writers-device": "a sensor wrote in another's name; correct its topic, or the user it connects as. "
+    + _REFUSED_AGAIN,
     "record-too-large": "larger than kafka.record_bytes_max; raise it, and the topic's max.message.bytes",
     "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
     "topic-not-logappendtime": "set message.timestamp.type=LogAppendTime on the Kafka topic",
@@ -62,7 +68,17 @@ _TO_MEND = {
 }
 """What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
 
-_device = click.option("--device", metavar="NAME", help="Of this device only.")
+_NEVER_TAKEN = frozenset(
+    {"device-name-invalid", "kafka-topic-name-invalid", "not-the-writers-device", "salvaged-without-series"}
+)
+"""Reasons that nothing mends for what stands in the quarantine already."""
+
+_device = click.option(
+    "--device",
+    metavar="NAME",
+    callback=lambda _context, _option, name: "" if name == OWN_NAME else name,
+    help=f"Of this device only; {OWN_NAME} is this gateway's own.",
+)
 _reason = click.option("--reason", metavar="REASON", help="What was set aside for this reason.")
 
 
@@ -127,8 +143,9 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
     with _opened(settings) as db:
         depths = buffer_inspect.depths(db)
         space = buffer_inspect.space(db)
-        day = last_day(buffer_inspect.usage(db))
+        hours = buffer_inspect.usage(db)
     path = settings.buffer.path
+    day = last_day([*_not_written_yet(path), *hours])
     disk = os.statvfs(path)
     room = room_bytes(
         bytes_used=space.used,
@@ -137,7 +154,7 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
         disk_free=disk.f_bavail * disk.f_frsize,
         disk_free_min=settings.buffer.free_bytes_min,
     )
-    now = _now(settings)
+    now = this_moment(settings.gateway)
     found = _Overview(
         gateway=settings.gateway.id,
         running=is_running(path),
@@ -155,20 +172,29 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
     if as_json:
         click.echo(msgspec.json.encode(found))
     else:
-        for line in _overview_lines(found, settings):
+        for line in _overview_lines(found, settings, now):
             click.echo(hanging(line, 9))
         for line in _device_lines(depths, now):
             click.echo(line)
 
 
-def _overview_lines(found: _Overview, settings: Settings) -> Iterator[str]:
+def _not_written_yet(path: Path) -> list[UsageHour]:
+    """What a running gateway has counted since it wrote its figures down: it does so with a commit, and may be idle."""
+    if not is_running(path):
+        return []
+    try:
+        state = control.call(control.socket_path(path), "state")
+        return [msgspec.convert(state["usage"], UsageHour)]
+    except (control.ControlError, msgspec.ValidationError, KeyError):
+        return []
+
+
+def _overview_lines(found: _Overview, settings: Settings, now: Now) -> Iterator[str]:
     yield f"gateway  {found.gateway}, {'running' if found.running else 'not running'}"
     if found.oldest is None:
         yield "waiting  nothing"
     else:
-        age = "" if found.oldest_age_s is None else f", {span(found.oldest_age_s)} old"
-        zone = "" if found.oldest.wall_us is None else " UTC"
-        yield f"waiting  {found.rows:,} rows, the oldest of {_time(found.oldest)}{zone}{age}"
+        yield f"waiting  {found.rows:,} rows, the oldest of {told(found.oldest, now)}"
     yield f"space    {size(found.bytes_used)} used of {size(found.bytes_max)} (buffer.bytes_max)"
     if found.room_bytes < found.bytes_max - found.bytes_used:
         floor = size(settings.buffer.free_bytes_min)
@@ -219,7 +245,7 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
                     f"{depth.rows:,}",
                     size(depth.payload_bytes),
                     _age(now, depth.oldest),
-                    "-" if depth.newest is None else _time(depth.newest),
+                    "-" if depth.newest is None else moment(depth.newest.boottime_us, depth.newest.wall_us),
                     lost if depth.device else "0",
                 )
             )
@@ -251,7 +277,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
         click.echo(msgspec.json.encode(found))
         return
     if not found:
-        click.echo("nothing waits" if device is None else f"nothing waits of device {escaped(device)}")
+        click.echo("nothing waits" if device is None else f"nothing waits of device {escaped(device) or OWN_NAME}")
         return
     rows = [
         (_received(reading), escaped(reading.device) or OWN_NAME, escaped(reading.topic), _payload_shown(reading))
@@ -267,7 +293,7 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
 @config_option
 @_device
 @click.option("--quarantine", is_flag=True, help="What stands in the quarantine, instead of what waits.")
-@click.option("--json", is_flag=True, expose_value=False, help="Changes nothing: the export is JSON.")
+@click.option("--json", is_flag=True, expose_value=False, help="As elsewhere; here it is JSON without it too.")
 def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa: FBT001
     """Write everything that waits to standard output as JSON lines, oldest first. Nothing is removed.
 
@@ -353,7 +379,8 @@ def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json:
             return
         for name, count in reasons.items():
             click.echo(hanging(f"{count:,} {escaped(name)}{_to_mend(name)}", 4))
-        click.echo(hanging("Once it is mended: sluice buffer quarantine retry --reason REASON", 4))
+        if any(name not in _NEVER_TAKEN for name in reasons):
+            click.echo(hanging("Once it is mended: sluice buffer quarantine retry --reason REASON", 4))
         shown = False
         while page := list(islice(found, TABLE_ROWS)):
             shown = True
@@ -377,7 +404,7 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
         for item in page
     ]
     headers = ("NUMBER", "RECEIVED (UTC)", "DEVICE", "REASON", "SIZE", "SUBJECT")
-    return aligned(headers, rows, right=frozenset({0, 4}), whole=frozenset({1}))
+    return aligned(headers, rows, right=frozenset({0, 4}), whole=frozenset({1, 3}))
 
 
 def _to_mend(reason: str) -> str:
@@ -548,18 +575,6 @@ def _opened(settings: Settings) -> Iterator[Database]:
         raise click.ClickException(str(error)) from error
 
 
-def _now(settings: Settings) -> Now:
-    return buffer_inspect.now(
-        read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
-    )
-
-
-def _time(moment: Moment) -> str:
-    if moment.wall_us is None:
-        return f"boot + {span(moment.boottime_us / 1e6)}"
-    return utc(moment.wall_us)
-
-
 def _age(now: Now, moment: Moment | None) -> str:
     age_s = None if moment is None else now.age_s(moment)
     return "-" if age_s is None else span(age_s)
@@ -567,7 +582,7 @@ def _age(now: Now, moment: Moment | None) -> str:
 
 def _received(item: Reading | QuarantinedInput) -> str:
     if item.received_time is None:
-        return f"boot + {span(item.received_boottime_us / 1e6)}"
+        return moment(item.received_boottime_us, None)
     return item.received_time[:19].replace("T", " ")
 
 

@@ -14,7 +14,8 @@ from sqlite_utils import Database
 
 from gateway import buffer_status
 from gateway.buffer_rows import Row, Series
-from gateway.clock_gateway import WallClock, boot_id, boottime_us
+from gateway.buffer_status import Moment, moment
+from gateway.clock_gateway import WallClock
 from gateway.kafka_record import DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
 from gateway.write_budget import UsageHour
 
@@ -30,35 +31,6 @@ _DEPTHS = """
     WHERE lane = ? AND sequence BETWEEN ? AND ? GROUP BY 1
 """
 _NO_SERIES = Series("", "", "", "", "", "")
-
-
-class Moment(Struct, frozen=True):
-    """When something was received, as far as it is known (promise P5)."""
-
-    boot: str
-    """The gateway's boot, and CLOCK_BOOTTIME in it."""
-    boottime_us: int
-    wall_us: int | None
-    """Microseconds since 1970, UTC; None where that boot's clock was never synced."""
-    error_us: int | None
-    """The bound of the wall time's error."""
-
-
-class Now(Struct, frozen=True):
-    """This moment, to tell ages by."""
-
-    boot: str
-    boottime_us: int
-    wall_us: int | None
-    """None where this machine's clock is not to be trusted."""
-
-    def age_s(self, moment: Moment) -> float | None:
-        """Seconds since a moment; None where nothing tells. Within one boot the wall clock does not matter."""
-        if moment.boot == self.boot:
-            return (self.boottime_us - moment.boottime_us) / 1e6
-        if moment.wall_us is None or self.wall_us is None:
-            return None
-        return (self.wall_us - moment.wall_us) / 1e6
 
 
 class DeviceDepth(Struct):
@@ -168,12 +140,6 @@ def opened(path: Path) -> Iterator[Database]:
     with buffer_status.reading(path) as connection:
         # No plugins: what the user has installed for sqlite-utils is none of ours.
         yield Database(connection, execute_plugins=False)
-
-
-def now(clock: WallClock) -> Now:
-    """This moment, by this machine's wall clock as far as it is known."""
-    at_us = boottime_us()
-    return Now(boot_id(), at_us, clock.at(at_us) if clock.synced else None)
 
 
 def space(db: Database) -> Space:
@@ -332,8 +298,7 @@ def _wall(clock: WallClock, at_us: int) -> str | None:
 
 
 def _moment(lane: LaneEnds, received_us: int) -> Moment:
-    known = lane.clock.synced
-    return Moment(lane.boot, received_us, lane.clock.at(received_us) if known else None, lane.clock.error_us)
+    return moment(received_us, lane.boot, lane.clock.offset_us, lane.clock.error_us)
 
 
 def _earlier(found: Moment | None, other: Moment) -> Moment:

@@ -10,11 +10,67 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from gateway import terminal_text
+from gateway.buffer_rows import START, Position
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, buffer_id, count_rows, is_corruption
+from gateway.clock_gateway import boot_id, boottime_us, read_wall_clock
+from gateway.settings import GatewaySettings
+from gateway.terminal_text import span
 
 ASIDE_MARK = ".corrupt-"
 """Stands between the buffer's name and the date in the name of a file that was set aside."""
+UNSAVED_ROWS_MAX = 40_000
+"""Rows behind the last saved duplicate windows that are looked at, the newest: twice what a daemon leaves there."""
 _NOT_TO_BE_OPENED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
+
+
+# Duplicate windows are written now and then, with the place that they speak for (`gateway.buffer_runs`): rows behind it
+# tell the rest. Both in the order in which they were stored; where `max` picks a row, SQLite gives its other columns.
+_DEVICES_SAVED = """
+    SELECT device, boot, seen_us, lane.boot_id, offset_us, error_us
+    FROM device_run LEFT JOIN lane ON lane.number = device_run.lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
+    ORDER BY device_run.lane, seen_us
+"""
+_DEVICES_UNSAVED = """
+    SELECT device, device_boot, received_us, lane.boot_id, offset_us, error_us, max(sequence)
+    FROM (
+        SELECT lane, sequence, series, device_boot, device_sequence, received_us FROM reading
+        WHERE (lane, sequence) > (?, ?) ORDER BY lane DESC, sequence DESC LIMIT ?
+    ) AS newest
+    JOIN series ON series.number = newest.series JOIN lane ON lane.number = newest.lane
+    JOIN boot ON boot.boot_id = lane.boot_id
+    WHERE device_boot IS NOT NULL AND device_sequence IS NOT NULL
+    GROUP BY newest.lane, device ORDER BY newest.lane
+"""
+
+
+class Moment(Struct, frozen=True):
+    """When something was received, as far as it is known (promise P5)."""
+
+    boot: str
+    """The gateway's boot, and CLOCK_BOOTTIME in it."""
+    boottime_us: int
+    wall_us: int | None
+    """Microseconds since 1970, UTC; None where that boot's clock was never synced."""
+    error_us: int | None
+    """The bound of the wall time's error."""
+
+
+class Now(Struct, frozen=True):
+    """This moment, to tell ages by."""
+
+    boot: str
+    boottime_us: int
+    wall_us: int | None
+    """None where this machine's clock is not to be trusted."""
+
+    def age_s(self, moment: Moment) -> float | None:
+        """Seconds since a moment; None where nothing tells. Within one boot the wall clock does not matter."""
+        if moment.boot == self.boot:
+            return (self.boottime_us - moment.boottime_us) / 1e6
+        if moment.wall_us is None or self.wall_us is None:
+            return None
+        return (self.wall_us - moment.wall_us) / 1e6
 
 
 class DeviceStatus(Struct, frozen=True):
@@ -23,7 +79,9 @@ class DeviceStatus(Struct, frozen=True):
     device: str
     boot: str
     seen_us: int
-    """Wall time of its latest stored reading, microseconds since 1970."""
+    """Wall time of its latest stored reading, microseconds since 1970, as the clock stood."""
+    seen: Moment | None
+    """The same as far as it is known: None where nothing tells any more whether that clock was right."""
 
 
 class BufferStatus(Struct, frozen=True):
@@ -34,6 +92,8 @@ class BufferStatus(Struct, frozen=True):
     """Whether a daemon has the file open for writing."""
     rows: int
     bytes_used: int
+    oldest: Moment | None
+    """When the oldest waiting row was received; None where nothing waits."""
     oldest_wall_us: int | None
     """When the oldest waiting row was received, microseconds since 1970; None where nothing waits."""
     oldest_synced: bool
@@ -167,7 +227,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     oldest = connection.execute(
-        """SELECT reading.received_us + boot.offset_us, boot.error_us IS NOT NULL
+        """SELECT reading.received_us, lane.boot_id, boot.offset_us, boot.error_us
         FROM reading JOIN lane ON lane.number = reading.lane JOIN boot ON boot.boot_id = lane.boot_id
         ORDER BY reading.lane, reading.sequence LIMIT 1"""
     ).fetchone()
@@ -177,23 +237,58 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
     # A record of 0 says that something was lost, and that nobody knows how much.
     losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
-    devices = connection.execute(
-        "SELECT device, boot, max(seen_us) FROM device_run GROUP BY device ORDER BY device"
-    ).fetchall()
     return BufferStatus(
         buffer_id=buffer_id(connection),
         running=is_running(path),
         rows=count_rows(connection),
         bytes_used=(pages - free) * page_bytes,
-        oldest_wall_us=None if oldest is None else oldest[0],
-        oldest_synced=oldest is not None and bool(oldest[1]),
+        oldest=None if oldest is None else moment(*oldest),
+        oldest_wall_us=None if oldest is None else oldest[0] + oldest[2],
+        oldest_synced=oldest is not None and oldest[3] is not None,
         lanes=lanes,
         quarantined=sum(reasons.values()),
         quarantine_reasons=reasons,
         losses=losses,
         set_aside=set_aside_files(path),
-        devices=tuple(DeviceStatus(*device) for device in devices),
+        devices=_devices(connection),
     )
+
+
+def this_moment(settings: GatewaySettings) -> Now:
+    """This moment, by this machine's wall clock as far as it is known."""
+    clock = read_wall_clock(settings.clock, int(settings.system_clock_error_ms * 1000))
+    at_us = boottime_us()
+    return Now(boot_id(), at_us, clock.at(at_us) if clock.synced else None)
+
+
+def told(when: Moment, now: Now) -> str:
+    """A moment for a person, with its age: `2026-03-14 12:00:00 UTC, 5 min old`; see `terminal_text.moment`."""
+    zone = " (its clock was never synced)" if when.wall_us is None else " UTC"
+    age_s = now.age_s(when)
+    age = "" if age_s is None else f", {span(age_s)} old"
+    return f"{terminal_text.moment(when.boottime_us, when.wall_us)}{zone}{age}"
+
+
+def moment(received_us: int, boot: str, offset_us: int, error_us: int | None) -> Moment:
+    """When something was received: CLOCK_BOOTTIME of a boot whose wall clock is told by its offset and bound."""
+    return Moment(boot, received_us, None if error_us is None else received_us + offset_us, error_us)
+
+
+def _devices(connection: sqlite3.Connection) -> tuple[DeviceStatus, ...]:
+    found = {}
+    for device, boot, seen_us, gateway_boot, offset_us, error_us in connection.execute(_DEVICES_SAVED):
+        # Lanes that nothing is left of go at the next start. What was written before the clock was learnt is of another
+        # clock: mostly one that stood before this boot began.
+        known = offset_us is not None and seen_us >= offset_us
+        seen = moment(seen_us - offset_us, gateway_boot, offset_us, error_us) if known else None
+        found[device] = DeviceStatus(device, boot, seen_us, seen)
+    saved = connection.execute("SELECT value FROM meta WHERE name = 'windows_saved'").fetchone()
+    place = START if saved is None else Position(*map(int, saved[0].split()))
+    for row in connection.execute(_DEVICES_UNSAVED, (*place, UNSAVED_ROWS_MAX)):
+        device, boot, received_us, gateway_boot, offset_us, error_us, _ = row
+        seen = moment(received_us, gateway_boot, offset_us, error_us)
+        found[device] = DeviceStatus(device, boot, received_us + offset_us, seen)
+    return tuple(found[device] for device in sorted(found))
 
 
 def is_running(path: Path) -> bool:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics
 from gateway.routes import INTERNAL_PREFIX
-from gateway.settings import Settings
+from gateway.settings import KafkaSettings, Settings
 
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = "[A-Za-z0-9._-]"
@@ -49,7 +49,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     finally:
         await admin.close()
     findings = [Finding(f"Kafka at {address}", ok=True, words="answers")]
-    findings += [_finding(verdict, created.get(verdict.topic)) for verdict in verdicts]
+    findings += [_finding(verdict, created.get(verdict.topic), kafka) for verdict in verdicts]
     return findings + _routes_without_topics(settings, topics)
 
 
@@ -100,9 +100,12 @@ def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
     return re.compile(f"{re.escape(first)}{middle}{_ANY}+{re.escape(last)}")
 
 
-def _finding(verdict: TopicVerdict, created: TopicVerdict | None) -> Finding:
+def _finding(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaSettings) -> Finding:
     if created is not None and not created.usable:
         verdict = created
+    if verdict.reason == UNKNOWN and kafka.create_topics:
+        words = "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)"
+        return Finding(f"topic {verdict.topic}", ok=True, words=words)
     if verdict.reason == UNKNOWN:
         words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
         return Finding(f"topic {verdict.topic}", ok=False, words=words)

@@ -2,10 +2,12 @@
 
 import binascii
 import codecs
+import ipaddress
 import os
 import re
 import ssl
 import stat
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,8 +23,11 @@ _LABELS: Final = frozenset({"CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFIC
 """What OpenSSL takes for a certificate (PEM_read(3))."""
 _KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _ENCRYPTED = re.compile(r"-----BEGIN ENCRYPTED PRIVATE KEY-----|^Proc-Type: 4,ENCRYPTED", re.MULTILINE)
-_UTC_TIME, _GENERALIZED_TIME, _EXPLICIT_0 = 0x17, 0x18, 0xA0
+_UTC_TIME, _GENERALIZED_TIME, _EXPLICIT_0, _EXPLICIT_3 = 0x17, 0x18, 0xA0, 0xA3
+_DNS_NAME, _IP_ADDRESS = 0x82, 0x87
 """Tags of DER (X.690)."""
+_SUBJECT_ALT_NAME = bytes.fromhex("551d11")
+"""2.5.29.17."""
 _DAMAGED: Final = (
     "is damaged, so that TLS does not take it (or its lines were indented, joined or taken apart on the way); copy the "
     "file anew from who made it, byte for byte"
@@ -71,6 +76,17 @@ def _certificates(text: str) -> list[bytes]:
             # As OpenSSL's base64 does, which ends at the first dash.
             found.append(binascii.a2b_base64(text[begin.end() : at].partition("-")[0]))
     return found
+
+
+def read_names(path: Path) -> list[str]:
+    """The names and addresses that the first certificate of a file is for (`host_names`).
+
+    Raises CertificateFileError; the file is one that `read_certificates` takes.
+    """
+    try:
+        return host_names(next(iter(_certificates(_read(path))), b""))
+    except ValueError as error:
+        raise CertificateFileError(f"{path} {_DAMAGED}") from error
 
 
 def check_pair(certificate: Path, key: Path) -> None:
@@ -160,6 +176,48 @@ def validity(der: bytes) -> Validity:
     except IndexError as error:
         raise ValueError("it ends in the middle") from error
     return Validity(*times)
+
+
+def host_names(der: bytes) -> list[str]:
+    """The DNS names and IP addresses of an X.509 certificate's subjectAltName (RFC 5280, section 4.2.1.6).
+
+    Empty where it has none. Raises ValueError where it is no certificate.
+    """
+    try:
+        _, at, _ = _element(der, 0)  # Certificate
+        _, at, end = _element(der, at)  # TBSCertificate
+        for tag, start, stop in _elements(der, at, end):
+            if tag == _EXPLICIT_3:
+                return [name for extension in _extensions(der, start, stop) for name in _alternative_names(extension)]
+    except IndexError as error:
+        raise ValueError("it ends in the middle") from error
+    return []
+
+
+def _extensions(der: bytes, start: int, stop: int) -> Iterator[bytes]:
+    """What the extensions called subjectAltName hold; mostly there is one."""
+    _, at, end = next(_elements(der, start, stop))
+    for _, first, last in _elements(der, at, end):
+        (_, name, name_end), *_, (_, value, value_end) = _elements(der, first, last)
+        if der[name:name_end] == _SUBJECT_ALT_NAME:
+            yield der[value:value_end]
+
+
+def _alternative_names(der: bytes) -> Iterator[str]:
+    """The names of hosts among GeneralNames; the other kinds are of people and directories."""
+    _, at, end = _element(der, 0)
+    for tag, start, stop in _elements(der, at, end):
+        if tag == _DNS_NAME:
+            yield der[start:stop].decode("ascii", "replace")
+        elif tag == _IP_ADDRESS:
+            yield str(ipaddress.ip_address(der[start:stop]))
+
+
+def _elements(der: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """What an element holds, one after another."""
+    while at < end:
+        yield (found := _element(der, at))
+        at = found[2]
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:

@@ -28,14 +28,24 @@ from gateway.check_certificates import (
     date_trouble,
     others_may_read,
     read_certificates,
+    read_names,
 )
 from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
-from gateway.settings import BrokerSettings, BufferSettings, KafkaSettings, ListenerSettings, SerialSettings, Settings
-from gateway.terminal_text import size
+from gateway.settings import (
+    BrokerSettings,
+    BufferSettings,
+    GatewaySettings,
+    KafkaSettings,
+    ListenerSettings,
+    SerialSettings,
+    Settings,
+)
+from gateway.terminal_text import size, span
 
 CONNECT_TIMEOUT_S: Final = 3.0
 """How long each of Kafka's addresses is waited for when it is asked why there is no answer."""
 PORTS_TOLD_MAX: Final = 12
+NAMES_TOLD_MAX: Final = 12
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _LISTENING = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -52,6 +62,8 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from _config_file(settings, config)
     yield _buffer(settings.buffer)
     clock = read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    if not clock.synced:
+        yield _remark("clock", _unsynced(settings.gateway))
     listener = settings.mqtt_listener
     if listener is not None:
         if listener.port:
@@ -59,6 +71,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
         if listener.tls is not None:
             yield _port("mqtt_listener.tls.port", listener, listener.tls.port, settings.buffer.path)
             yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, clock)
+            yield from _names("mqtt_listener.tls", listener.tls.certificate)
             if listener.tls.client_ca is not None:
                 yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, clock)
     for index, broker in enumerate(settings.mqtt_brokers):
@@ -85,6 +98,22 @@ def _user() -> str:
         return f"this user ({pwd.getpwuid(os.geteuid()).pw_name})"
     except KeyError:
         return f"this user ({os.geteuid()})"
+
+
+def _unsynced(gateway: GatewaySettings) -> str:
+    """What it means that the kernel does not take the clock for synced."""
+    wait = (
+        f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) after "
+        "each start and each outage of Kafka, and then go"
+        if gateway.hold_unsynced_s
+        else "readings go"
+    )
+    return (
+        f"the kernel does not say that this box's clock is synced: {wait} to Kafka with a time that nothing vouches "
+        "for. See to time sync by NTP (timedatectl tells whether it is on, and whether it has succeeded); in a "
+        "container or virtual machine, whose kernel may never say so, and where its host keeps the clock, write "
+        'clock = "system" under [gateway]'
+    )
 
 
 # -- the settings and the buffer ------------------------------------------------------------------
@@ -348,6 +377,25 @@ def _pair(section: str, certificate: Path, key: Path, clock: WallClock) -> Itera
         yield _remark(subject, f"everybody on this box may read {key}; take the right from others: chmod o-r {key}")
     else:
         yield _well(subject, f"{key} is the certificate's")
+
+
+def _names(subject: str, certificate: Path) -> Iterator[Finding]:
+    """Whom clients may take this box for; nothing where the file cannot be used, which was told."""
+    try:
+        read_certificates(certificate)
+        names = read_names(certificate)
+    except CertificateFileError:
+        return
+    if names:
+        told = ", ".join(names[:NAMES_TOLD_MAX]) + (", ..." if len(names) > NAMES_TOLD_MAX else "")
+        yield _well(subject, f"clients may connect to {told}: the certificate is for no other name (subjectAltName)")
+    else:
+        yield _remark(
+            subject,
+            f"{certificate} names no host (subjectAltName), so that clients which look for one refuse it; have it made "
+            "anew with the names and addresses that clients connect to, as in subjectAltName=DNS:barn-1.example,"
+            "IP:192.168.1.5",
+        )
 
 
 def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], clock: WallClock) -> Finding:

@@ -156,16 +156,17 @@ def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes 
 def _status_lines(
     settings: Settings, found: "BufferStatus", daemon: dict[str, Any] | None, unheard: str
 ) -> Iterator[str]:
+    from gateway.buffer_status import this_moment, told  # noqa: PLC0415
     from gateway.terminal_text import escaped, size, utc  # noqa: PLC0415
 
+    now = this_moment(settings.gateway)
     yield f"gateway     {settings.gateway.id}, {'running' if found.running else 'not running'}"
     if unheard:
         yield f"            what it is doing is not known: {unheard}"
-    if found.oldest_wall_us is None:
+    if found.oldest is None:
         yield "buffer      empty: nothing waits for Kafka"
     else:
-        doubt = "" if found.oldest_synced else ", by a clock that was never synced"
-        yield f"buffer      {found.rows:,} rows safe on disk, the oldest of {utc(found.oldest_wall_us)} UTC{doubt}"
+        yield f"buffer      {found.rows:,} rows safe on disk, the oldest of {told(found.oldest, now)}"
     used = found.bytes_used / settings.buffer.bytes_max
     yield f"space       {size(found.bytes_used)}, {used:.1%} of buffer.bytes_max"
     live = {} if daemon is None else daemon["buffer"]
@@ -177,7 +178,8 @@ def _status_lines(
         yield f"            set aside as corrupt: {escaped(name)}; keep it until you need nothing more of it"
     uplink = None if daemon is None else daemon.get("uplink")
     if uplink is not None:
-        yield f"uplink      {'up' if uplink.get('up') else escaped(_down(settings, uplink.get('error')))}"
+        state = _up(settings, uplink) if uplink.get("up") else escaped(_down(settings, uplink.get("error")))
+        yield f"uplink      {state}"
     yield from _input_lines(daemon or {})
     if found.quarantined:
         yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
@@ -188,7 +190,20 @@ def _status_lines(
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
     yield f"devices     {f'{len(found.devices):,}' if found.devices else 'none yet'} that send a sequence of their own"
     for device in found.devices:
-        yield f"            {escaped(device.device)}, last stored {utc(device.seen_us)} UTC"
+        doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
+        seen = doubtful if device.seen is None else told(device.seen, now)
+        yield f"            {escaped(device.device)}, last stored {seen}"
+
+
+def _up(settings: Settings, uplink: dict[str, Any]) -> str:
+    from gateway.terminal_text import span  # noqa: PLC0415
+
+    if not uplink.get("waits_for_clock"):
+        return "up"
+    return (
+        "up, but READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = "
+        f"{span(settings.gateway.hold_unsynced_s)} from when Kafka was reached; sluice check says what to do"
+    )
 
 
 def _down(settings: Settings, error: str | None) -> str:
@@ -206,6 +221,13 @@ def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
         state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
         refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
         yield f"broker      {escaped(name)}: {state}{refused}"
+    missing = daemon.get("counts", {}).get("identity-missing", 0)
+    if missing:
+        yield (
+            f"identity    {missing:,} since the start came without the boot and seq that their route is to find "
+            '(identity = "json"): they are stored, but one that is sent again is stored twice; correct what these '
+            "sensors send"
+        )
     counts = daemon.get("mqtt_listener", {})
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:

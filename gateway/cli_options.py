@@ -19,7 +19,8 @@ FINDING = 1
 config_option = click.option(
     "--config",
     "config",
-    type=click.Path(path_type=Path),
+    # What cannot be read is told by `load_settings`, with what to do.
+    type=click.Path(path_type=Path, readable=False),
     default=DEFAULT_CONFIG,
     show_default=True,
     help="The gateway's settings.",

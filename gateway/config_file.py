@@ -121,11 +121,16 @@ _SYNTAX = (
     ("Invalid date", "this is no date; write a text in double quotes"),
 )
 """What tomllib calls a mistake, and what to do."""
+_WENT_ON = ("Expected newline", "Unclosed")
+"""What tomllib calls a value that it took for a number, and that goes on: 127.0.0.1."""
+_ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
+_NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
 _NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
 _SHOWN_MAX = 300
 """Characters of a text that a message repeats: longer than Kafka's longest topic."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
 """Below these nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
+_LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
 
 Place = tuple[str | int, ...]
 """Where a setting stands: ('kafka', 'linger_ms'), ('routes', 0, 'topic')."""
@@ -230,6 +235,10 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
         return
     if get_origin(hint) is dict and isinstance(value, dict):
         for key, element in value.items():
+            if place in _SECRETS and key in _LISTENER_NAMES and not _is_digest(element):
+                # A line that was added at the file's end, or below the header of the users.
+                yield (*place, key), f"`{key}` is a setting of [{place[0]}]: write it above [{_spell(place)}]"
+                continue
             yield from _value_mistakes(get_args(hint)[1], element, (*place, key))
         return
     item = _struct_of(get_args(hint)[0]) if get_origin(hint) is tuple else None
@@ -257,6 +266,10 @@ def _instead(hint: object, value: object, place: Place) -> str:
         if kinds and kinds[0] in {int, float} and get_origin(hint) is not tuple:
             return f"a number, without quotes: {_wanted(hint)}"
     return _wanted(hint)
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
 
 
 def _decode_path(kind: type, value: object) -> Path:
@@ -497,7 +510,11 @@ def _syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
         told = "Unclosed"
     words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
     if found is not None:
-        return Mistake(int(found[1]), f"is not TOML at column {found[2]}: {words}")
+        line, column = int(found[1]), int(found[2])
+        around = text.split("\n")[line - 1][max(column - 2, 0) : column]
+        if told.startswith(_WENT_ON) and len(around) == len("..") and not _ENDS_A_VALUE.intersection(around):
+            words = _NO_QUOTES
+        return Mistake(line, f"is not TOML at column {column}: {words}")
     if told.startswith("Invalid initial character"):
         words = _NAME_MISSING
     end = text.rstrip()

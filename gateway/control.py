@@ -80,7 +80,8 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
 
     async def state(_arguments: dict[str, Any]) -> object:
         told = {name: part() for name, part in (parts or {}).items()}
-        return {"buffer": buffer.state, "counts": {**buffer.counts, **front_door.counts}, **told}
+        counts = {**buffer.counts, **front_door.counts}
+        return {"buffer": buffer.state, "usage": buffer.usage, "counts": counts, **told}
 
     async def quarantine_retry(arguments: dict[str, Any]) -> object:
         return await front_door.retry_quarantined(_numbers(arguments))

@@ -24,7 +24,7 @@ from gateway.mqtt_redelivery import RecentlyUnanswered
 from gateway.mqtt_refusals import Refusals
 from gateway.mqtt_session import MARKS, Room, Session, SessionKey
 from gateway.mqtt_sessions import Sessions
-from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError
+from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
 
@@ -191,8 +191,8 @@ class MqttListener:
     def _tls_ended(self, connection: TlsConnection, error: BaseException | None) -> None:
         self._tls_connections.discard(connection)
         if error is not None:
-            why = getattr(error, "reason", None) or str(error) or type(error).__name__
-            self.refusals.refused("tls-handshake-failed", f"the TLS handshake failed: {why}", peer=connection.peer)
+            why = f"the TLS handshake failed: {handshake_failure(error)}"
+            self.refusals.refused("tls-handshake-failed", why, peer=connection.peer)
 
     def _keep_house(self, now_s: float) -> None:
         """Once a second: what no packet brings about."""

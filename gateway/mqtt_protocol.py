@@ -231,7 +231,7 @@ class ServerProtocol:
             raise ProtocolError(
                 "packet-too-large",
                 "packet_bytes_max",
-                f"a packet of {size} bytes; the most taken is {self._packet_bytes_max}",
+                f"a packet of {size} bytes; the most is mqtt_listener.packet_bytes_max = {self._packet_bytes_max}",
             )
 
     def _check_first_byte(self, first: int) -> None:
@@ -241,7 +241,8 @@ class ServerProtocol:
                 raise ProtocolError(
                     "tls-on-plain-port",
                     "MQTT-2.2.2-2",
-                    "the client begins with TLS, which this port does not speak: let it connect without",
+                    "the client begins with TLS, which this port does not speak: let it connect to "
+                    "mqtt_listener.tls.port, or without TLS",
                 )
             if kind != _CONNECT:
                 raise ProtocolError(

@@ -22,6 +22,42 @@ CLOSE_TIMEOUT_S: Final = 1
 
 _IN_SOURCE: Final = re.compile(r" \(_ssl\.c:\d+\)")
 
+_NO_TLS: Final = "no TLS came: a client that speaks none belongs to mqtt_listener.port, or must be told to use TLS"
+_NO_COMMON: Final = (
+    "the client and this gateway have no version of TLS, or no cipher, in common: it takes TLS 1.2 and 1.3"
+)
+_NO_CERTIFICATE: Final = "the client showed no certificate, which mqtt_listener.tls.client_ca demands"
+_NOT_ACCEPTED: Final = (
+    "the client's certificate is not accepted: it must be of the CA in mqtt_listener.tls.client_ca, and in date"
+)
+_NOT_TRUSTED: Final = (
+    "the client does not trust this gateway's certificate, or does not accept it: mqtt_listener.tls.certificate must "
+    "be of a CA that the client knows, be in date by the client's clock, and name the host that the client connects to "
+    "in subjectAltName (sluice check lists those names)"
+)
+_WENT_AWAY: Final = (
+    "the client closed the connection without saying why, as some do that do not accept this gateway's certificate: "
+    "sluice check tells whom it is for"
+)
+_FAILURES: Final = {
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "HTTP_REQUEST": _NO_TLS,
+    "HTTPS_PROXY_REQUEST": _NO_TLS,
+    "UNSUPPORTED_PROTOCOL": _NO_COMMON,
+    "ALERT_PROTOCOL_VERSION": _NO_COMMON,
+    "NO_SHARED_CIPHER": _NO_COMMON,
+    "ALERT_HANDSHAKE_FAILURE": _NO_COMMON,
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": _NO_CERTIFICATE,
+    "CERTIFICATE_VERIFY_FAILED": _NOT_ACCEPTED,
+    "ALERT_UNKNOWN_CA": _NOT_TRUSTED,
+    "ALERT_BAD_CERTIFICATE": _NOT_TRUSTED,
+    "ALERT_UNSUPPORTED_CERTIFICATE": _NOT_TRUSTED,
+    "ALERT_CERTIFICATE_EXPIRED": _NOT_TRUSTED,
+    "ALERT_CERTIFICATE_UNKNOWN": _NOT_TRUSTED,
+    "ALERT_INTERNAL_ERROR": _NOT_TRUSTED,
+}
+"""What to say where OpenSSL's reason ends so: the names of alerts begin in several ways."""
+
 _log = structlog.get_logger("sluice.mqtt_listener")
 
 
@@ -170,7 +206,19 @@ def common_name(transport: asyncio.BaseTransport) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def tls_reason(error: Exception) -> str:
+def handshake_failure(error: BaseException) -> str:
+    """Why a client's handshake with the listener failed, and what to do, in words."""
+    if isinstance(error, ConnectionResetError):
+        return _WENT_AWAY
+    reason = str(getattr(error, "reason", None) or "")
+    told = tls_reason(error)
+    words = next((words for end, words in _FAILURES.items() if reason.endswith(end)), None)
+    if words is None:
+        return told
+    return f"{words} ({getattr(error, 'verify_message', None) or told})"
+
+
+def tls_reason(error: BaseException) -> str:
     """What the TLS library calls it, without where in its source that stands."""
     reason = getattr(error, "reason", None)
     told = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -148,6 +148,15 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def moment(boottime_us: int, wall_us: int | None) -> str:
+    """When something was: `2026-03-14 12:00:00`, in UTC, or `boot + 7:22:29` where the clock was never synced then."""
+    if wall_us is not None:
+        return utc(wall_us)
+    minutes, seconds = divmod(max(boottime_us, 0) // 1_000_000, 60)
+    days, hours = divmod(minutes // 60, 24)
+    return f"boot + {f'{days:,} d ' if days else ''}{hours}:{minutes % 60:02}:{seconds:02}"
+
+
 def utc(wall_us: int) -> str:
     """Microseconds since 1970 as `2026-03-14 12:00:00` in UTC; years that have no four digits are told as such."""
     try:

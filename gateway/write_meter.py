@@ -37,13 +37,14 @@ class WriteMeter:
         self._readings += readings
         self._stored_bytes += payload_bytes
 
+    def so_far(self, now_s: float) -> Usage:
+        """What was counted since it was last written down."""
+        written = max(0, _written_bytes() - self._disk_bytes)
+        return Usage(now_s - self._since_s, self._readings, self._stored_bytes, written)
+
     def due(self, now_s: float) -> Usage | None:
         """What is to be written down now, if anything; `reset` once it is on disk."""
-        if now_s < self._since_s + INTERVAL_S:
-            return None
-        return Usage(
-            now_s - self._since_s, self._readings, self._stored_bytes, max(0, _written_bytes() - self._disk_bytes)
-        )
+        return None if now_s < self._since_s + INTERVAL_S else self.so_far(now_s)
 
 
 def _written_bytes() -> int:

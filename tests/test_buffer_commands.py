@@ -204,6 +204,26 @@ async def test_ls_of_a_running_gateway_with_nothing_in_its_buffer(tmp_path: Path
     assert "gateway  gw1, running\nwaiting  nothing\n" in shown.output
 
 
+@pytest.mark.parametrize("state", [{}, {"usage": "of another version"}, {"usage": [720.0, 10, 350, 100_000]}])
+async def test_ls_counts_what_an_idle_gateway_has_not_written_down(tmp_path: Path, state: dict[str, object]) -> None:
+    config = write_config(tmp_path)
+
+    async def answer(_arguments: dict[str, object]) -> object:
+        return state
+
+    async with front_door(config):
+        path = control.socket_path(config.with_name("buffer.db"))
+        serving = asyncio.create_task(control.serve(path, {"state": answer}))
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        shown = (await asyncio.to_thread(sluice, config, "ls")).output
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    counted = "writes   12.0 MB a day, 10.0 kB a reading, by the last 12 min that sluice ran"
+    unknown = "writes   not known yet: told after 10 min of running (0 s so far)"
+    assert (counted if isinstance(state.get("usage"), list) else unknown) in shown
+
+
 # -- peek and export ------------------------------------------------------------------------------
 
 
@@ -218,6 +238,9 @@ def test_peek_shows_the_oldest_or_the_newest_and_no_terminal_obeys_them(config: 
     assert is_harmless(newest.output)
     assert max(map(len, newest.output.splitlines())) <= 80
     assert sluice(config, "peek", "--device", "nobody\x1b").output == "nothing waits of device nobody\\x1b\n"
+    # As `ls` calls it.
+    lost = sluice(config, "peek", "--device", "(gateway)").output
+    assert {line.split()[2] for line in lost.splitlines()[1:]} == {"(gateway)"}
     told = json.loads(sluice(config, "peek", "--device", "42", "--json").output)
     assert [reading["payload"] for reading in told] == ["0", "1", "2"]
 
@@ -296,13 +319,35 @@ def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> No
     assert set(reasons) <= buffer_commands._TO_MEND.keys()
 
 
+@pytest.mark.parametrize(
+    "reason", ["not-the-writers-device", "kafka-topic-name-invalid", "device-name-invalid", "salvaged-without-series"]
+)
+def test_what_no_retry_can_mend_is_told_as_such(config: Path, reason: str) -> None:
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        connection.execute("UPDATE quarantine SET reason = ? WHERE number = 1", (reason,))
+    shown = words_of(sluice(config, "quarantine", "ls").output)
+    assert "then drop it" in shown
+    assert "Once it is mended: sluice buffer quarantine retry" in shown, "the other input may be mended"
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        connection.execute("UPDATE quarantine SET reason = ?", (reason,))
+    assert "retry" not in words_of(sluice(config, "quarantine", "ls").output)
+
+
+def test_a_long_reason_is_shown_whole(config: Path) -> None:
+    reason = "broker-refused: PolicyViolationError"
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        connection.execute("UPDATE quarantine SET reason = ?", (reason,))
+    table = sluice(config, "quarantine", "ls").output.split("\n\n")[1]
+    assert table.count(reason) == 2
+
+
 def test_a_reason_is_shown_whole_where_there_is_room(config: Path) -> None:
     with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
         connection.execute(
-            "UPDATE quarantine SET reason = 'topic-not-logappendtime', subject = 'device/' || hex(zeroblob(40))"
+            "UPDATE quarantine SET reason = 'kafka-topic-name-invalid', subject = 'device/' || hex(zeroblob(40))"
         )
     shown = sluice(config, "quarantine", "ls").output
-    assert "  topic-not-logappendtime  " in shown
+    assert "  kafka-topic-name-invalid  " in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -419,6 +464,26 @@ async def test_verify_of_a_running_gateway_and_of_a_broken_file(config: Path) ->
     assert max(map(len, broken.output.splitlines())) <= 80
     told = json.loads(sluice(config, "verify", "--json").output)
     assert [verdict["ok"] for verdict in told].count(False) == 1
+
+
+async def test_verify_tells_what_sqlite_finds_on_one_line(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        await take(door, [reading("device/42/thermo", bytes(3_000)) for _ in range(100)])
+    path = config.with_name("buffer.db")
+    connection = buffer_schema.connect(path)
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.close()
+    with path.open("r+b") as file:
+        for page in (pages - 4, pages - 2):
+            file.seek(page * 4096)
+            file.write(b"\xff" * 8)
+    (words,) = (v["words"] for v in json.loads(sluice(config, "verify", "--json").output) if not v["ok"])
+    assert "finds damage: " in words
+    assert words.count("page ") >= 2
+    assert words.isprintable()
+    assert "\\x0a" not in sluice(config, "verify").output
 
 
 READING = ["ls", "peek", "export", "verify", "quarantine ls"]

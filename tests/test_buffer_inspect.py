@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway import buffer_aside, buffer_inspect, buffer_schema, buffer_status
-from gateway.buffer_inspect import Moment, Now, depths, lanes, opened, quarantined, readings
+from gateway.buffer_inspect import depths, lanes, opened, quarantined, readings
 from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import Moment, Now
 from gateway.buffer_verify import verify
 from gateway.settings import BufferSettings
 from tests.buffers import BOOT, CLOCK, confirm, entry, rows, store

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker
-from gateway.check import _routes_without_topics, check_kafka, wanted_topics
+from gateway.check import _finding, _routes_without_topics, check_kafka, wanted_topics
 from gateway.config_file import load
+from gateway.kafka_topics import UNKNOWN, TopicVerdict
 from gateway.routes import Destination, compile_routes
 from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings, RouteSettings, Settings
 from tests.gateways import create_topic, free_port, write_config
@@ -81,6 +82,17 @@ def test_a_route_whose_topics_nobody_made_is_a_finding_before_the_first_reading_
     assert not _routes_without_topics(creating, {"meters"})
 
 
+def test_a_missing_topic_is_a_mistake_only_where_sluice_run_does_not_make_it() -> None:
+    missing = TopicVerdict("meters", UNKNOWN, "create it")
+    kafka = settings_of().kafka
+    found = _finding(missing, None, kafka)
+    assert not found.ok
+    assert "--create-topics" in found.words
+    found = _finding(missing, None, structs.replace(kafka, create_topics=True))
+    assert (found.subject, found.ok) == ("topic meters", True)
+    assert found.words.startswith("does not exist yet; sluice run makes it")
+
+
 async def test_a_broker_that_is_not_there_is_a_finding() -> None:
     (finding,) = await check_kafka(settings_of("meters"), create=False)
     assert (finding.subject, finding.ok) == ("Kafka at 127.0.0.1:1", False)
@@ -94,7 +106,12 @@ async def test_check_judges_what_this_gateway_writes_to_and_nothing_else(kafka: 
     for topic in ("check-bad", "__check-internal", "unchecked"):
         await create_topic(kafka.bootstrap, topic, **{"message.timestamp.type": "CreateTime"})
 
-    before = {finding.subject: finding for finding in await check_kafka(settings, create=False)}
+    fresh = {finding.subject: finding for finding in await check_kafka(settings, create=False)}
+    assert [finding.subject for finding in fresh.values() if not finding.ok] == ["topic check-bad"]
+    assert fresh["topic check-events"].words.startswith("does not exist yet; sluice run makes it")
+
+    by_hand = structs.replace(settings, kafka=structs.replace(settings.kafka, create_topics=False))
+    before = {finding.subject: finding for finding in await check_kafka(by_hand, create=False)}
     assert {subject for subject in before if "check" in subject} == {
         "topic check-bad",
         "topic check-events",

@@ -16,8 +16,10 @@ from gateway.check_certificates import (
     Validity,
     check_pair,
     date_trouble,
+    host_names,
     others_may_read,
     read_certificates,
+    read_names,
     validity,
 )
 from gateway.ingress_mqtt_broker import BrokerError, tls_context
@@ -66,6 +68,55 @@ def test_whatever_stands_in_der_is_read_or_refused(pair: tuple[Path, Path], data
     except ValueError:
         return
     assert isinstance(found.begin, datetime)
+
+
+def with_names(folder: Path, names: str | None) -> Path:
+    """A certificate with this subjectAltName."""
+    file = folder / "names.pem"
+    command = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-subj",
+        "/CN=box",
+    ]
+    extension = [] if names is None else ["-addext", f"subjectAltName={names}"]
+    openssl(*command, "-keyout", "/dev/null", "-out", str(file), "-days", "2", *extension)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (None, []),
+        ("DNS:barn-1.example", ["barn-1.example"]),
+        (
+            "DNS:*.example,email:a@b.example,IP:192.168.1.5,URI:http://c.example,IP:fe80::1",
+            ["*.example", "192.168.1.5", "fe80::1"],
+        ),
+        (",".join(f"DNS:host-{number}.example" for number in range(40)), [f"host-{n}.example" for n in range(40)]),
+    ],
+)
+def test_the_names_that_a_certificate_is_for(tmp_path: Path, names: str | None, told: list[str]) -> None:
+    assert read_names(with_names(tmp_path, names)) == told
+
+
+@given(st.data())
+def test_whatever_stands_in_der_names_are_read_or_refused(pair: tuple[Path, Path], data: st.DataObject) -> None:
+    der = bytearray(ssl.PEM_cert_to_DER_cert(pair[0].read_text()))
+    assert host_names(bytes(der)) == ["localhost"]
+    for _ in range(data.draw(st.integers(1, 3))):
+        der[data.draw(st.integers(0, len(der) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(der[: data.draw(st.integers(0, len(der)))])
+    try:
+        found = host_names(cut)
+    except ValueError:
+        return
+    assert all(isinstance(name, str) for name in found)
 
 
 def test_a_key_fits_its_certificate_and_no_other(pair: tuple[Path, Path], other: tuple[Path, Path]) -> None:

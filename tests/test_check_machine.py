@@ -344,6 +344,25 @@ def test_an_address_of_some_other_box(tmp_path: Path) -> None:
     assert "this box has no address 192.0.2.1 now" in found.words
 
 
+# -- the clock ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hold", "words"), [(600, "readings wait on this box for it, at most 10 min"), (0, "readings go to Kafka")]
+)
+def test_a_clock_that_is_not_synced_is_told_with_what_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int, words: str
+) -> None:
+    config = write_config(tmp_path, **{'clock = "system"': f"hold_unsynced_s = {hold}"})
+    set_clock(monkeypatch, datetime(2026, 3, 14, tzinfo=UTC), synced=False)
+    found = findings(config)["clock"]
+    assert judgement(found) == "warn"
+    assert words in found.words
+    assert 'write clock = "system" under [gateway]' in found.words
+    set_clock(monkeypatch, datetime(2026, 3, 14, tzinfo=UTC))
+    assert "clock" not in findings(config)
+
+
 # -- certificates and passwords -------------------------------------------------------------------
 
 
@@ -386,6 +405,21 @@ def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     judged, words = told(datetime(1970, 1, 1, tzinfo=UTC), synced=False)
     assert judged == "warn"
     assert "by a clock that says 1970-01-01 and that nothing vouches for" in words
+
+
+def test_whom_clients_may_take_this_box_for(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path, "barn-1.example")
+    config = with_tls(tmp_path, certificate, key)
+    found = findings(config)["mqtt_listener.tls"]
+    assert judgement(found) == "ok"
+    assert found.words.startswith("clients may connect to barn-1.example: ")
+    text, _ = one_day_only(tmp_path)
+    certificate.write_text(text)
+    found = findings(config)["mqtt_listener.tls"]
+    assert judgement(found) == "warn"
+    assert "names no host (subjectAltName), so that clients" in found.words
+    certificate.write_text("nothing")
+    assert "mqtt_listener.tls" not in findings(config)
 
 
 def one_day_only(folder: Path) -> tuple[str, datetime]:

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gateway import buffer_aside, buffer_schema, control
+from gateway import buffer_aside, buffer_schema, buffer_status, control
 from gateway.cli import main
 from gateway.cli_options import WrappingGroup
 from tests.buffers import entry, opened, store
@@ -103,6 +103,22 @@ async def test_status_tells_losses_and_files_set_aside(tmp_path: Path) -> None:
     )
 
 
+def test_settings_that_may_not_be_read_are_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path)
+
+    def refused(*_arguments: object, **_options: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "access", lambda *_arguments, **_options: False)
+    monkeypatch.setattr(Path, "read_text", refused)
+    shown = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["status", "--config", str(config)])
+    assert shown.exit_code == 2
+    words = "this user may not read it; run this as the user that sluice runs as, or as root"
+    assert f"{config}: {words}" in shown.output
+
+
 async def test_status_fits_the_terminal(tmp_path: Path) -> None:
     config = write(tmp_path)
     full = {"buffer": {"full": True, "failing": None}, "uplink": {"up": False, "error": "too long a story " * 20}}
@@ -145,7 +161,76 @@ async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_pat
     connection = buffer_schema.connect(tmp_path / "buffer.db")
     connection.execute("UPDATE boot SET error_us = NULL, offset_us = 946684800000000")
     connection.close()
-    assert "the oldest of 2000-01-01 00:00:00 UTC, by a clock that was never synced\n" in await status(config)
+    connection = buffer_schema.connect(tmp_path / "buffer.db")
+    connection.execute("UPDATE reading SET received_us = 26549000000")
+    connection.close()
+    when = "boot + 7:22:29 (its clock was never synced)"
+    assert f"rows safe on disk, the oldest of {when}\n" in await status(config)
+    listed = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["buffer", "ls", "--config", str(config)]).output
+    assert f"rows, the oldest of {when}\n" in listed
+    assert "  boot + 7:22:29  " in listed
+
+
+async def test_status_knows_the_devices_whose_windows_are_not_written_yet(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    async with opened(path) as buffer:
+        # The first commit writes windows, those after it do so ten seconds later.
+        assert await store(buffer, [entry(b"first", "42", sequence=3)])
+        assert await store(buffer, [entry(b"new", "44", sequence=0, received_us=9_000_000)])
+        assert await store(buffer, [entry(b"again", sequence=2, received_us=9_000_000)])
+        assert await store(buffer, [entry(b"none", "45", received_us=9_000_000)])
+        connection = buffer_schema.connect(path)
+        written = connection.execute("SELECT device, window FROM device_run").fetchall()
+        connection.close()
+        shown = await status(config)
+    assert [device for device, _ in written] == ["42"], "written lazily, or this test shows nothing"
+    assert "devices     2 that send a sequence of their own\n" in shown
+    for device in ("42", "44"):
+        assert f"            {device}, last stored 2023-11-14 22:13:29 UTC" in shown
+
+
+async def test_devices_behind_the_windows_are_looked_for_in_a_bounded_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "buffer.db"
+    await fill(path)
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(sequence=9)])
+        assert await store(buffer, [entry(device=name, sequence=0) for name in ("oldest", "newer", "newest")])
+        monkeypatch.setattr(buffer_status, "UNSAVED_ROWS_MAX", 2)
+        assert [device.device for device in buffer_status.read_status(path).devices] == ["42", "newer", "newest"]
+
+
+async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    await fill(tmp_path / "buffer.db")
+    connection = buffer_schema.connect(tmp_path / "buffer.db")
+    connection.execute("DELETE FROM reading")
+    connection.execute("DELETE FROM lane")
+    connection.execute("UPDATE device_run SET seen_us = 946684800000000")
+    connection.close()
+    shown = await status(config)
+    assert "42, last stored 2000-01-01 00:00:00 UTC, by a clock that nothing vouches for\n" in shown
+
+
+async def test_status_says_that_readings_wait_for_the_clock(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    for waits, words in ((True, "up, but READINGS WAIT on this box until its clock is synced"), (False, "up\n")):
+        state = {"buffer": {}, "uplink": {"up": True, "error": None, "waits_for_clock": waits}}
+        async with daemon(tmp_path / "buffer.db", state):
+            shown = await status(config)
+        assert f"uplink      {words}" in shown
+        assert ("gateway.hold_unsynced_s = 10 min" in shown) == waits
+
+
+async def test_status_counts_readings_without_the_identity_that_their_route_promises(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    async with daemon(tmp_path / "buffer.db", {"buffer": {}, "counts": {"readings": 5000, "identity-missing": 1200}}):
+        assert "identity    1,200 since the start came without the boot and seq" in await status(config)
+    async with daemon(tmp_path / "buffer.db", {"buffer": {}, "counts": {"readings": 5000}}):
+        assert "identity" not in await status(config)
 
 
 async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: Path) -> None:

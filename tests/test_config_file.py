@@ -241,6 +241,25 @@ def test_everything_that_the_listener_may_be_told() -> None:
     assert listener.command_topics == ("command/{device}/#", "{device}/+/set")
 
 
+@pytest.mark.parametrize("section", ["users", "operators"])
+@pytest.mark.parametrize("setting", ["port = 21899", "anonymous = true", 'host = "0.0.0.0"', "connections_max = 5"])
+def test_a_setting_of_the_listener_below_its_users_is_told_where_it_belongs(section: str, setting: str) -> None:
+    text = GOOD.replace("anonymous = true", f"[mqtt_listener.{section}]\n{setting}")
+    ((line, message),) = mistakes(text)
+    name = setting.split(maxsplit=1)[0]
+    assert (line, message) == (
+        12,
+        f"mqtt_listener.{section}: `{name}` is a setting of [mqtt_listener]: write it above [mqtt_listener.{section}]",
+    )
+
+
+def test_a_device_may_be_called_as_a_setting_is() -> None:
+    text = GOOD.replace("anonymous = true", f'[mqtt_listener.users]\nhost = "{"0" * 64}"')
+    listener = parse(text, Path("gateway.toml")).mqtt_listener
+    assert listener is not None
+    assert set(listener.users) == {"host"}
+
+
 def test_certificates_of_clients_are_enough_for_devices_to_connect() -> None:
     text = with_listener("", f'{TLS}client_ca = "/etc/sluice/ca.pem"\n').replace("anonymous = true\n", "")
     assert parse(text, PATH).mqtt_listener is not None
@@ -346,6 +365,16 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("= 3", 1, "write [section] or name = value"),
         ("a = 1 2", 1, "something follows the value"),
         ('path = "C:\\x"', 1, "write the text in single quotes"),
+        # An address, or a unit, that began like a number.
+        (
+            "[mqtt_listener]\nhost = 127.0.0.1",
+            2,
+            'this is no number; put texts in double quotes, as in host = "127.0.0.1"',
+        ),
+        ("host = 127.0.0.1 # here", 1, "put texts in double quotes"),
+        ("bootstrap = [10.0.0.1:9092]", 1, "put texts in double quotes"),
+        ("linger_ms = 50ms", 1, "this is no number"),
+        ("a = 1, 2", 1, "something follows the value"),
         # Files that end early.
         ("[gateway]\nid", 2, "a setting is written name = value"),
         ("[gateway]\nid =", 2, "no value stands behind the =; write a text in double quotes"),

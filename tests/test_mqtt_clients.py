@@ -4,12 +4,13 @@ import asyncio
 import contextlib
 import hashlib
 import shutil
+import socket
 import sqlite3
 import ssl
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from structlog.testing import capture_logs
 
 from gateway.ingress_mqtt_listener import ListenError, MqttListener
-from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX
+from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX, handshake_failure
 from gateway.settings import TlsSettings
 from tests.gateways import daemon, write_config
 from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, free_port, listening, until
@@ -442,6 +443,56 @@ async def test_tls_below_1_2_and_no_tls_at_all_get_nowhere(certificates: Certifi
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await handshake(tls.port, context)
         await until(lambda: listener.counts["tls-handshake-failed"] == 3)
+
+
+async def test_a_failed_handshake_is_told_with_what_to_do(certificates: Certificates) -> None:
+    ours = trusting(certificates)
+    strangers = ssl.create_default_context()
+    tls = certificates.settings(free_port())
+
+    async def why(attempt: Awaitable[object]) -> str:
+        before = listener.counts["tls-handshake-failed"]
+        listener.refusals.finish()
+        with capture_logs() as logged:
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                await attempt
+            await until(lambda: listener.counts["tls-handshake-failed"] > before)
+        (line,) = (line for line in logged if line.get("reason") == "tls-handshake-failed")
+        return str(line["why"])
+
+    def shake(context: ssl.SSLContext, host: str = "127.0.0.1") -> None:
+        with (
+            socket.create_connection(("127.0.0.1", tls.port), timeout=5) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            pass
+
+    async def plainly() -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", tls.port)
+        writer.write(CONNECT)
+        await asyncio.sleep(0.1)
+        writer.close()
+
+    async with listening_with_tls(RecordingIntake(), tls) as listener:
+        assert "no TLS came: a client that speaks none belongs to mqtt_listener.port" in await why(plainly())
+        assert "does not trust this gateway's certificate" in await why(asyncio.to_thread(shake, strangers))
+        elsewhere = asyncio.to_thread(shake, ours, "elsewhere.example")
+        assert "name the host that the client connects to in subjectAltName" in await why(elsewhere)
+        # asyncio's own client does not say what it thinks of a certificate.
+        assert "closed the connection without saying why" in await why(handshake(tls.port, strangers))
+    tls = certificates.settings(free_port(), client_ca=certificates.ca)
+    async with listening_with_tls(RecordingIntake(), tls) as listener:
+        shaken = asyncio.to_thread(shake, ours)
+        assert "showed no certificate, which mqtt_listener.tls.client_ca demands" in await why(shaken)
+
+
+def test_an_alert_is_told_in_words_whatever_its_name_begins_with() -> None:
+    for reason in ("TLSV1_ALERT_INTERNAL_ERROR", "SSLV3_ALERT_BAD_CERTIFICATE", "SSL/TLS_ALERT_UNKNOWN_CA"):
+        error = ssl.SSLError(1, f"[SSL: {reason}] told (_ssl.c:1006)")
+        error.reason = reason
+        assert handshake_failure(error).startswith("the client does not trust this gateway's certificate")
+    other = ssl.SSLError(1, "[SSL: BAD_LENGTH] bad length (_ssl.c:1006)")
+    assert handshake_failure(other) == "[SSL: BAD_LENGTH] bad length"
 
 
 async def test_tls_connections_have_a_bound_of_their_own(certificates: Certificates) -> None:

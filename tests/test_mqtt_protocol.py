@@ -216,6 +216,8 @@ def test_each_rule_that_is_broken_has_its_own_reason(reason: str, data: bytes) -
     assert last.reason == reason
     assert last.rule
     assert last.message
+    if reason == "packet-too-large":
+        assert f"mqtt_listener.packet_bytes_max = {CAP}" in last.message, "the setting to change is named"
     assert all(isinstance(event, Connect) for event in before)
     assert received_by_the_byte(data) == [*before, last]
 

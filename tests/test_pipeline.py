@@ -214,7 +214,8 @@ def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Brok
 
     code, findings = check()
     assert code == 1
-    assert not findings["topic checked-events"][0]
+    assert findings["topic checked-events"][0], "sluice run makes it: create_topics = true"
+    assert "does not exist yet" in findings["topic checked-events"][1]
     assert "LogAppendTime" in findings["topic checked-dated"][1]
     _, findings = check("--create-topics")
     assert findings["topic checked-events"] == (True, "created, with LogAppendTime")

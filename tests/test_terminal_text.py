@@ -21,6 +21,7 @@ from gateway.terminal_text import (
     escaped,
     escaped_bytes,
     hanging,
+    moment,
     size,
     span,
     terminal_width,
@@ -154,6 +155,15 @@ def test_sizes_are_rounded_before_their_unit_is_chosen() -> None:
         "1.0 PB",
         "1,000.0 PB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0, "boot + 0:00:00"), (26_549, "boot + 7:22:29"), (86_400 * 3 + 5, "boot + 3 d 0:00:05"), (-1, "boot + 0:00:00")],
+)
+def test_a_moment_without_a_clock_is_told_from_the_boot_with_its_seconds(seconds: int, told: str) -> None:
+    assert moment(seconds * 1_000_000 + 999_999 * (seconds > 0), None) == told
+    assert moment(seconds * 1_000_000, 0) == "1970-01-01 00:00:00"
 
 
 def test_times_are_utc_and_those_that_cannot_be_do_not_fail() -> None:
