@@ -101,7 +101,7 @@ def _set_aside(path: Path) -> list[Path]:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True)
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
 def _rename(old: Path, new: Path) -> None:

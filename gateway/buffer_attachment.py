@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -102,6 +102,11 @@ class Attachment:
             if not self.is_attached:
                 try:
                     self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts)
+                    try:
+                        self._remember()
+                    except BaseException:
+                        self.file.abandon()
+                        raise
                     self._reset()
                 except sqlite3.Error as error:
                     if not buffer_schema.is_corruption(error):
@@ -112,6 +117,21 @@ class Attachment:
                 f"buffer.path: {path} cannot be opened for writing ({error}): the directory must exist and be writable "
                 "by the user that sluice runs as, with space left"
             ) from error
+
+    def _remember(self) -> None:
+        """Begin those salvages again whose marks are lost."""
+        known = buffer_salvage.kept_marks(self.file.marks(SALVAGE_PREFIX))
+        asides = [aside for aside in buffer_aside.waiting(self._settings.path) if aside.name not in known]
+        if not asides:
+            return
+        log.error("how far a salvage had come is lost: begun again", asides=[aside.name for aside in asides])
+        self.file.close()
+        again = [buffer_salvage.begun_again(aside) for aside in asides]
+        # Their lanes come before this start's.
+        lanes = [lane for damaged in again for lane in damaged.lanes.values()]
+        self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts, lanes)
+        with self.file.transaction():
+            self._take_over(again, ())
 
     def _reset(self) -> None:
         """Begin with a file that was not open before."""
@@ -214,13 +234,27 @@ class Attachment:
     def _take_over(self, kept: Sequence[Damaged], given_up: Sequence[Damaged]) -> None:
         """Write into the new file what is to be salvaged, what stood beside it, and what is given up."""
         file = self.file
-        buffer_salvage.adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
+        file.connection.execute("SAVEPOINT beside")
+        try:
+            buffer_salvage.adopt_beside(file.connection, (*kept, *given_up), file.salvaged)
+        except Exception as error:
+            if buffer_schema.is_of_disk(error):
+                raise
+            log.exception(
+                "what stood beside the readings of a damaged buffer could not be taken over: its clocks are unknown, "
+                "its sensors' retransmissions are stored again, and losses that had not been reported are forgotten"
+            )
+            file.connection.execute("ROLLBACK TO beside")
+            bare = [replace(damaged, found=None) for damaged in (*kept, *given_up)]
+            buffer_salvage.adopt_beside(file.connection, bare, file.salvaged)
+        file.connection.execute("RELEASE beside")
         for damaged in kept:
             lanes = {number: file.salvaged[lane.name] for number, lane in damaged.lanes.items()}
             progress = msgspec.structs.replace(damaged.progress, lanes=lanes)
             file.keep_marks([Mark(SALVAGE_PREFIX + damaged.aside.name, msgspec.json.encode(progress))])
         for damaged in given_up:
-            file.count_losses(msgspec.structs.replace(damaged.progress, torn=True).losses(self._boot_id))
+            if not damaged.progress.ended:
+                file.count_losses(msgspec.structs.replace(damaged.progress, torn=True).losses(self._boot_id))
 
     def _begin_salvages(self) -> None:
         """Go on with what damaged files still hold, the last start's too."""
@@ -240,8 +274,16 @@ class Attachment:
         except OSError as error:
             log.warning("a salvaged file could not be renamed or deleted: delete it by hand", error=str(error))
             return
+        with suppress(BufferFileError):  # the next start sees to it
+            self._call(lambda: self._forget(aside)).result()
         if deleted:
             log.info("salvaged files were deleted, as buffer.damaged_files_max says", deleted=deleted)
+
+    def _forget(self, aside: Path) -> bool:
+        """Forget a file that is salvaged, and whose name says so."""
+        with self.file.transaction():
+            self.file.keep_marks([Mark(SALVAGE_PREFIX + aside.name, None)])
+        return True
 
     def _adopt(self, batch: SalvagedBatch) -> bool:
         """Take over rows of a damaged file; False where there is no room at present. On the salvage's thread."""
@@ -266,8 +308,9 @@ class Attachment:
             return False
         with file.transaction():
             file.adopt(batch.rows, batch.quarantined, batch.series)
-            key = SALVAGE_PREFIX + batch.aside.name
-            file.keep_marks([Mark(key, None if batch.finished else msgspec.json.encode(batch.progress))])
+            # It is kept until the file is renamed: one without a mark would be salvaged again.
+            progress = msgspec.structs.replace(batch.progress, ended=batch.finished)
+            file.keep_marks([Mark(SALVAGE_PREFIX + batch.aside.name, msgspec.json.encode(progress))])
             if batch.finished:
                 file.count_losses(batch.progress.losses(self._boot_id))
         self._is_rewind_due = self._is_rewind_due or bool(batch.rows)

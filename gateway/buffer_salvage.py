@@ -4,11 +4,13 @@ First through SQLite's b-trees, in order; then what these do not lead to any mor
 (`buffer_scan`). The file was set aside (`buffer_aside`); what it holds is never changed here.
 """
 
+import re
 import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,6 +24,7 @@ from gateway.buffer_aside import final_name
 from gateway.buffer_rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
 from gateway.buffer_scan import (
     SHAPES,
+    SMALL_BYTES_MAX,
     DamagedPages,
     OverflowCheck,
     Rest,
@@ -30,6 +33,7 @@ from gateway.buffer_scan import (
     Wanted,
     found_quarantined,
     found_rows,
+    is_shaped,
     no_rest,
     quarantine_keys,
     read_small,
@@ -51,7 +55,7 @@ _UNREADABLE = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 """What reading a damaged file may raise: the words of an error of SQLite's may themselves hold damaged text."""
 QUARANTINE_CHUNK_ROWS = 100
 CHUNK_BYTES = 1_000_000
-"""Payload bytes beyond which a chunk of rows that were found by their pages ends."""
+"""Payload bytes beyond which a chunk ends."""
 GAPS_MAX = 1_000
 """Stretches that the b-trees do not lead to, as they are remembered: of more, the nearest ones become one."""
 WORK_S = 0.01
@@ -63,17 +67,18 @@ _QUARANTINE = (
 _ROWS = (
     f"SELECT {', '.join(Row.__struct_fields__)} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
 )
-_COPIED_TABLES = {
-    "boot": 3,
-    "mark": 2,
-    "device_run": 6,
-    "loss": 9,
-}
-"""Small tables that are taken over as they are, and how many columns they have."""
+_COPIED_TABLES = ("boot", "mark", "device_run", "loss")
+"""Small tables that are taken over as they are."""
 _SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
+_LANE_NAMES = "sqlite_autoindex_lane_1"
+"""A third copy of a lane's name."""
+_DAEMON = "the daemon"
+"""Who knows the lane that readings went into, where it has not ended since."""
 _ONCE_ONLY = ("mark", "loss")
 """What must not come back once it was deleted: a stale mark may hide a reading, a stale counter tells it twice."""
 
+_ASIDE = re.compile(r"[^/\0]+\.corrupt-\d{8}T\d{6}\.\d{6}")
+"""The names of files that are salvaged."""
 _ROW_BYTES_MIN = 12
 """The least that a row of `reading` takes in a page."""
 
@@ -108,18 +113,26 @@ class Progress(msgspec.Struct, frozen=True):
     """Whether the b-trees have been followed to their ends: what they did not lead to is looked for in the pages."""
     gaps: list[Span] = []
     """By lane of the damaged file, what the b-trees did not lead to: rows may be there, or never have been."""
+    crowded: bool = False
+    """Whether there were so many that rows between them come again: nobody knows then how many are missing."""
     scanned: tuple[int, int] = (-1, -1)
     """Lane and sequence of the last row that was found in the pages and taken over."""
     ends: dict[int, tuple[int, int]] = {}
     """By lane, the first and the last row that are known to have been there."""
     quarantine_gaps: list[Span] = []
     """As `gaps`, of the quarantine's numbers, under the lane 0."""
+    quarantine_unseen: list[Span] = []
+    """Numbers between those that its b-tree led to, without an error: these were deleted, if that tree is sound."""
     quarantine_scanned: int = 0
     rows_max: int | None = None
     """More rows than this its size had no room for."""
+    ended: bool = False
+    """Whether nothing more is to be had of it, and only its name has yet to say so."""
 
     def missing(self) -> int | None:
         """Rows that are lost, at least, once it has ended; None where nobody knows how many."""
+        if self.crowded:
+            return None
         # A damaged number far from its place makes a hole that never was one.
         believable = self.rows_max is None or self.holes + self.taken <= self.rows_max
         known = max(self.holes if believable else 0, (self.expected or 0) - self.taken)
@@ -141,15 +154,16 @@ class Progress(msgspec.Struct, frozen=True):
 class Found:
     """What stands beside the rows, as far as it could be read."""
 
+    copies: dict[int, dict[str, tuple[str | None, ...]]] = field(default_factory=dict)
+    """What says of a lane number by what name, boot and file it is: by table or index, None where that does not say."""
     lanes: list[Lane] = field(default_factory=list)
+    """What follows from these."""
     dense: list[int] = field(default_factory=list)
     """Numbers of lanes that had no holes."""
     floors: dict[int, int | None] = field(default_factory=dict)
     """By lane number: the earliest event time that may wait in it."""
     series: dict[int, Series] = field(default_factory=dict)
     tables: dict[str, list[tuple[object, ...]]] = field(default_factory=dict)
-    marks_whole: bool = False
-    """Whether all marks could be read."""
     own: str | None = None
     """The file's id."""
     whole: set[str] = field(default_factory=set)
@@ -226,10 +240,12 @@ class Salvage(threading.Thread):
     def run(self) -> None:
         for aside, progress in self._work:
             self._aside, self._progress = aside, progress
+            steps = [self._give_up, self._read_file]
             said = False
-            while not self._stopping.is_set():
+            while steps and not self._stopping.is_set():
                 try:
-                    self._read_file()
+                    if not progress.ended:
+                        steps[-1]()
                     self._ended(self._aside)
                     break
                 except _StoppedError:
@@ -239,6 +255,14 @@ class Salvage(threading.Thread):
                         log.warning("a salvage has to wait", aside=self._aside.name, error=str(error))
                         said = True
                     self._stopping.wait(WAIT_S)
+                except Exception:
+                    log.exception("a damaged buffer cannot be salvaged any further: the rest of it counts as lost")
+                    steps.pop()
+
+    def _give_up(self) -> None:
+        """Tell of a file as lost that this program fails on: the next one must not wait for it."""
+        self._replace(torn=True, quarantine_torn=True)
+        self._hand_over(finished=True)
 
     def _read_file(self) -> None:
         found = Found()
@@ -292,7 +316,9 @@ class Salvage(threading.Thread):
             start = self._progress.quarantined + 1
             chunk, failed = _read_quarantine_chunk(connection, start)
             if chunk:
-                start = chunk[-1][0] + 1
+                numbers = [start - 1, *(number for number, _ in chunk)]
+                start = numbers[-1] + 1
+                self._note_unseen([Span(0, before + 1, behind - 1) for before, behind in pairwise(numbers)])
                 self._replace(quarantined=start - 1)
                 self._hand_over(quarantined=[input_ for _, input_ in chunk], series=series)
             elif not failed:
@@ -307,7 +333,11 @@ class Salvage(threading.Thread):
                 )
                 if jumped is None:
                     break
+        self._note_unseen([Span(0, self._progress.quarantined + 1, _SEQUENCE_MAX)])
         self._replace(quarantine_ended=True)
+
+    def _note_unseen(self, spans: Sequence[Span]) -> None:
+        self._replace(quarantine_unseen=_joined([*self._progress.quarantine_unseen, *spans]))
 
     def _note_quarantine_gap(self, gap: Span) -> None:
         """Remember numbers that the b-tree does not lead to; the last of them may be beyond all that there are."""
@@ -367,7 +397,9 @@ class Salvage(threading.Thread):
     def _note_gaps(self, gaps: Sequence[Span], *, torn: bool = False) -> None:
         """Remember what the b-trees do not lead to."""
         if gaps or torn:
-            self._replace(gaps=_joined([*self._progress.gaps, *gaps]), torn=self._progress.torn or torn)
+            joined = _joined([*self._progress.gaps, *gaps])
+            crowded = self._progress.crowded or len(joined) >= GAPS_MAX
+            self._replace(gaps=joined, torn=self._progress.torn or torn, crowded=crowded)
 
     def _look_at_the_ends(self, connection: sqlite3.Connection, lane: int) -> None:
         """Count what is known to follow the last row that could be read of a lane; see whether more is missing."""
@@ -400,12 +432,11 @@ class Salvage(threading.Thread):
             return  # what is missing all the same is nowhere
         if self._progress.scanned < (0, 0):
             # A page may be sound and in the wrong place: SQLite takes it for what it is not, and no error tells.
+            beyond: list[Span] = []
             for lane in self._progress.lanes:
                 first, last = self._progress.ends.get(lane, (_SEQUENCE_MAX, -1))
-                self._note_gaps(
-                    [Span(lane, 0, first - 1), Span(lane, last + 1, _SEQUENCE_MAX)],
-                    torn=not self._progress.gaps,
-                )
+                beyond += [Span(lane, 0, first - 1), Span(lane, last + 1, _SEQUENCE_MAX)]
+            self._note_gaps(beyond, torn=not self._progress.gaps)
         rows: list[Row] = []
         size = 0
         for row in found_rows(scan, self._progress.scanned, Wanted(self._progress.gaps)):
@@ -426,13 +457,17 @@ class Salvage(threading.Thread):
         self._hand_over([msgspec.structs.replace(row, lane=self._progress.lanes[lane]) for row in rows], series=series)
 
     def _scan_quarantine(self, pages: DamagedPages, series: dict[int, Series]) -> None:
-        if not self._progress.quarantine_gaps:
-            return
         scan = Scan(pages, "quarantine", quarantine_keys, self._rest)
+        gaps = self._progress.quarantine_gaps
+        if not scan.is_tree_sound or scan.has_strays():
+            # A page may be sound and in the wrong place: what no error tells of may be missing too.
+            gaps = _joined([*gaps, *self._progress.quarantine_unseen])
+            self._replace(quarantine_torn=True)
+        if not gaps:
+            return
         chunk: list[tuple[int, Quarantined]] = []
         size = 0
-        wanted = Wanted(self._progress.quarantine_gaps)
-        for number, input_ in found_quarantined(scan, self._progress.quarantine_scanned, wanted):
+        for number, input_ in found_quarantined(scan, self._progress.quarantine_scanned, Wanted(gaps)):
             chunk.append((number, input_))
             size += len(input_.payload)
             if len(chunk) >= QUARANTINE_CHUNK_ROWS or size >= CHUNK_BYTES:
@@ -500,8 +535,8 @@ def _joined(gaps: Sequence[Span]) -> list[Span]:
 def open_damaged(path: Path) -> sqlite3.Connection | None:
     """A connection that reads the file with its WAL; None where SQLite cannot, and the pages are all there is."""
     uri = path.resolve().as_uri()
-    # With `immutable` a WAL is passed over: only where nothing was committed into it.
-    for query in ("mode=rw", "mode=ro&immutable=1"):
+    # Who may not write leaves the WAL as it is. With `immutable` it is passed over: only where it holds no commits.
+    for query in ("mode=ro", "mode=ro&immutable=1"):
         connection: sqlite3.Connection | None = None
         try:
             connection = sqlite3.connect(f"{uri}?{query}", uri=True, isolation_level=None, check_same_thread=False)
@@ -520,17 +555,24 @@ def open_damaged(path: Path) -> sqlite3.Connection | None:
 
 def read_beside(path: Path, known: Lane | None) -> Found:
     """Read everything but the rows. `known` is the lane that the daemon knows of by itself."""
-    found = Found(lanes=[] if known is None else [known])
+    found = Found()
+    if known is not None:
+        _add_lane(found, _DAEMON, known.number, known.name, known.boot_id, known.buffer_id)
+        found.own = known.buffer_id
     connection = open_damaged(path)
     if connection is not None:
         with closing(connection):
             _read_tables(connection, found)
     # Somebody waits for a new file: all pages are looked at only where rows would have nowhere to go else.
     _read_pages(path, found, ("lane",), no_rest)
-    lanes = {lane.number: lane for lane in found.lanes}
+    lanes = _settled(found)
+    # Numbers never come back: a lane that both copies have forgotten was empty, and its rows had been deleted.
+    gone_below = max(lanes, default=0) if _agree(found) else 0
     for number in found.row_lanes:
-        # Its name is gone, and with it the identity of its rows; under a new one they are better off than lost.
-        lanes.setdefault(number, Lane(number, secrets.token_hex(6), UNKNOWN_BOOT, found.own or secrets.token_hex(8)))
+        if number >= gone_below:
+            # Its name is gone, and with it the identity of its rows; under a new one they are better off than lost.
+            name = secrets.token_hex(6)
+            lanes.setdefault(number, Lane(number, name, UNKNOWN_BOOT, found.own or secrets.token_hex(8)))
     found.lanes = [lanes[number] for number in sorted(lanes)]
     found.dense = [lane.number for lane in found.lanes if found.own is None or lane.buffer_id == found.own]
     return found
@@ -539,18 +581,22 @@ def read_beside(path: Path, known: Lane | None) -> Found:
 def _read_tables(connection: sqlite3.Connection, found: Found) -> None:
     """What SQLite can read."""
     with suppress(*_UNREADABLE, TypeError):
-        (found.own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
+        (own,) = connection.execute("SELECT value FROM meta WHERE name = 'buffer_id'").fetchone()
+        found.own = found.own or own
         found.whole.add("meta")
     # The tables first, then the indexes that hold the same: what is damaged in the one may be whole in the other.
-    for table, source in (("lane", "lane"), ("lane_copy", "lane INDEXED BY lane_copy WHERE name > ''")):
-        found_all, rows = _readable(
-            connection, f"SELECT number, name, boot_id, coalesce(buffer_id, ?) FROM {source}", (found.own,)
-        )
-        added = [_add_lane(found, *row) for row in rows]
+    for table, columns, source in (
+        ("lane", "name, boot_id, buffer_id", "lane"),
+        ("lane_copy", "name, boot_id, buffer_id", "lane INDEXED BY lane_copy WHERE name > ''"),
+        (_LANE_NAMES, "name, NULL, NULL", f"lane INDEXED BY {_LANE_NAMES} WHERE name > ''"),
+    ):
+        found_all, rows = _readable(connection, f"SELECT number, {columns} FROM {source}")
+        added = [_add_lane(found, table, *row) for row in rows]
         if found_all and all(added):
             found.whole.add(table)
     for number, floor in _readable(connection, "SELECT number, event_from_us FROM lane")[1]:
-        found.floors[number] = floor
+        if type(number) is int and (floor is None or type(floor) is int):
+            found.floors[number] = floor
     fields = "topic, key, device, subject, type, content_type"
     # The index has no stream: without it the Kafka topic stands for it.
     for table, columns, source in (
@@ -563,12 +609,11 @@ def _read_tables(connection: sqlite3.Connection, found: Found) -> None:
             found.whole.add(table)
     found.row_lanes |= set(_lanes_of_rows(connection))
     for table in _COPIED_TABLES:
-        found_all, found.tables[table] = _readable(connection, f"SELECT * FROM {table}")
-        if found_all:
+        found_all, rows = _readable(connection, f"SELECT * FROM {table}")
+        # A damaged schema gives other columns than there are.
+        found.tables[table] = [values for values in rows if is_shaped(table, None, values)]
+        if found_all and len(found.tables[table]) == len(rows):
             found.whole.add(table)
-    with suppress(*_UNREADABLE):
-        (marks,) = connection.execute("SELECT count(*) FROM mark").fetchone()
-        found.marks_whole = marks == len(found.tables["mark"])
 
 
 def _read_pages(path: Path, found: Found, needed: Sequence[str], rest: Rest) -> None:
@@ -576,10 +621,9 @@ def _read_pages(path: Path, found: Found, needed: Sequence[str], rest: Rest) -> 
     lacking = [table for table in SHAPES if table not in found.whole]
     if not lacking:
         return
-    with suppress(FileNotFoundError), closing(DamagedPages(path)) as pages:
+    with suppress(FileNotFoundError), closing(DamagedPages(path, SMALL_BYTES_MAX)) as pages:
         small = read_small(pages, lacking)
         found.whole |= small.whole
-        found.marks_whole = found.marks_whole or "mark" in small.whole
         _add_small(found, small)
         if found.lacks(needed):
             small = scan_small(pages, rest)
@@ -587,7 +631,7 @@ def _read_pages(path: Path, found: Found, needed: Sequence[str], rest: Rest) -> 
                 small.rows.pop(table)
             _add_small(found, small)
             # Where pages are looked at that may be free, rows of lanes that are gone are no surprise.
-            if small.certain or not found.lanes:
+            if small.certain or not found.copies:
                 found.row_lanes |= small.row_lanes
 
 
@@ -597,13 +641,12 @@ def _add_small(found: Found, small: Small) -> None:
         if name == "buffer_id":
             found.own = found.own or value
     for number, (_, name, boot_id, floor, *buffer_id) in rows["lane"]:
-        _add_lane(found, number, name, boot_id, (buffer_id or [None])[0] or found.own)
+        _add_lane(found, "lane", number, name, boot_id, (buffer_id or [None])[0])
         found.floors.setdefault(number, floor)
-    for _, (name, boot_id, buffer_id, number) in rows["lane_copy"]:
-        _add_lane(found, number, name, boot_id, buffer_id or found.own)
-    for _, (name, number) in rows["sqlite_autoindex_lane_1"]:
-        # A third copy of what a lane's identity is, for a file that has opened it itself.
-        _add_lane(found, number, name, UNKNOWN_BOOT, found.own)
+    for _, (*copy, number) in rows["lane_copy"]:
+        _add_lane(found, "lane_copy", number, *copy)
+    for _, (name, number) in rows[_LANE_NAMES]:
+        _add_lane(found, _LANE_NAMES, number, name, None, None)
     for number, (_, *texts) in rows["series"]:
         _add_series(found, number, *texts[:6], texts[6] or "" if len(texts) > 6 else "")
     for _, (*texts, number) in rows[_SECOND_COPIES["series"]]:
@@ -612,17 +655,55 @@ def _add_small(found: Found, small: Small) -> None:
         found.tables.setdefault(table, []).extend(values for _, values in rows[table])
 
 
-def _add_lane(found: Found, number: object, name: object, boot_id: object, origin: object) -> bool:
-    """Whether this is a lane."""
-    if not isinstance(number, int) or not isinstance(name, str) or not isinstance(boot_id, str):
+def _add_lane(found: Found, source: str, number: object, *copy: Any) -> bool:
+    """Whether this says of a lane what it can: `copy` is its name, boot and file."""
+    if type(number) is not int or type(copy[0]) is not str:
         return False
-    if not isinstance(origin, str):
-        # The file's own id is gone: that it had one is all that is known.
+    if any(value is not None and type(value) is not str for value in copy):
         return False
-    known = {lane.number: lane for lane in found.lanes}
-    if number not in known or known[number].boot_id == UNKNOWN_BOOT:
-        found.lanes = [*(known | {number: Lane(number, name, boot_id, origin)}).values()]
-    return True
+    found.copies.setdefault(number, {}).setdefault(source, copy)
+    # Older lanes are of the file itself, without saying so.
+    return source == _LANE_NAMES or (copy[1] is not None and (copy[2] or found.own) is not None)
+
+
+def _settled(found: Found) -> dict[int, Lane]:
+    """By number, the lanes that most copies agree on; two never have one name."""
+    boots = {str(values[0]) for values in found.tables.get("boot", ())}
+    origins = {number: _most([copy[2] for copy in _copies_of(found, number)], {found.own}) for number in found.copies}
+    if found.own not in origins.values() and {"lane", "lane_copy"} & found.whole:
+        # A file has opened its last lane itself: its own name is damaged.
+        found.own = origins[max(origins)] if origins and origins[max(origins)] else found.own
+    lanes: dict[int, Lane] = {}
+    names: set[str | None] = set()
+    votes = {number: Counter(copy[0] for copy in _copies_of(found, number)) for number in sorted(found.copies)}
+    for number in sorted(votes, key=lambda number: (_DAEMON not in found.copies[number], -max(votes[number].values()))):
+        copies = _copies_of(found, number)
+        name = _most([copy[0] for copy in copies if copy[0] not in names], ())
+        origin = origins[number] or found.own
+        if name is not None and origin is not None:
+            names.add(name)
+            boot_id = _most([copy[1] for copy in copies], boots) or UNKNOWN_BOOT
+            lanes[number] = Lane(number, name, boot_id, origin)
+    return lanes
+
+
+def _copies_of(found: Found, number: int) -> list[tuple[str | None, ...]]:
+    """What the daemon knew by itself, else what the file says, its table first."""
+    copies = found.copies[number]
+    return [copies[_DAEMON]] if _DAEMON in copies else [copies[source] for source in sorted(copies)]
+
+
+def _most(values: Iterable[str | None], known: Container[object]) -> str | None:
+    """What is said most often; of the same number of times, what is known from elsewhere, or was said first."""
+    votes = Counter(value for value in values if value is not None)
+    return max(votes, key=lambda value: (votes[value], value in known), default=None)
+
+
+def _agree(found: Found) -> bool:
+    """Whether a lane's two copies are whole, and say the same of each lane."""
+    return {"lane", "lane_copy"} <= found.whole and all(
+        of.get("lane") == of.get("lane_copy") for of in found.copies.values() if _DAEMON not in of
+    )
 
 
 def _add_series(found: Found, number: object, *texts: object) -> bool:
@@ -650,8 +731,14 @@ def kept_marks(marks: Mapping[str, bytes]) -> dict[str, Progress]:
     """By the damaged file's name, how far its salvage has come; what cannot be understood is left out."""
     kept = {}
     for key, value in marks.items():
-        with suppress(msgspec.DecodeError):
-            kept[key.removeprefix(SALVAGE_PREFIX)] = msgspec.json.decode(value, type=Progress)
+        name = key.removeprefix(SALVAGE_PREFIX)
+        if name != key and _ASIDE.fullmatch(name):
+            with suppress(msgspec.DecodeError):
+                progress = msgspec.json.decode(value, type=Progress)
+                if not progress.ends and progress.sequence >= 0:
+                    # Of a version that did not keep them.
+                    progress = msgspec.structs.replace(progress, ends={progress.lane: (0, progress.sequence)})
+                kept[name] = progress
     return kept
 
 
@@ -664,11 +751,9 @@ def damaged_files(
     the daemon knows of by itself; `waiting` are those whose salvage these had not ended.
     """
     files: dict[str, Damaged] = {}
-    marks_whole = True
     carried: dict[str, tuple[Progress, Found]] = {}
     for aside, lane, rows in asides:
         found = read_beside(aside, lane)
-        marks_whole = marks_whole and found.marks_whole
         progress = Progress({}, -1, -1, found.dense, rows, rows_max=_rows_max(aside))
         files[final_name(aside)] = Damaged(
             aside.with_name(final_name(aside)),
@@ -677,24 +762,23 @@ def damaged_files(
             found,
             _bytes_of(aside),
         )
-        marks = {
-            str(key): value
-            for key, value in found.tables.get("mark", ())
-            if str(key).startswith(SALVAGE_PREFIX) and isinstance(value, bytes)
-        }
+        marks = {str(key): value for key, value in found.tables.get("mark", ()) if isinstance(value, bytes)}
         carried.update({name: (progress, found) for name, progress in kept_marks(marks).items()})
-    folder = asides[0][0].parent
     for name, (progress, through) in carried.items():
         if name not in files:
-            files[name] = _carried_over(folder / name, progress, through)
-    for aside in waiting:
-        if not marks_whole and aside.name not in files:
-            # How far it had come is lost with the marks: what has been taken over already comes again.
-            found = read_beside(aside, None)
-            lanes = {lane.number: lane for lane in found.lanes}
-            progress = Progress({}, -1, -1, found.dense, None, rows_max=_rows_max(aside))
-            files[aside.name] = Damaged(aside, lanes, progress, None, _bytes_of(aside))
+            files[name] = _carried_over(asides[0][0].with_name(name), progress, through)
+    files |= {aside.name: begun_again(aside) for aside in waiting if aside.name not in files}
     return dict(sorted(files.items()))
+
+
+def begun_again(aside: Path) -> Damaged:
+    """A file that nobody knows of any more how far its salvage has come: what was taken over comes again."""
+    found = read_beside(aside, None)
+    lanes = {lane.number: lane for lane in found.lanes}
+    progress = Progress({}, -1, -1, found.dense, None, rows_max=_rows_max(aside))
+    # Its marks and losses have been taken over, and may have been deleted since.
+    clocks = Found(floors=found.floors, tables={"boot": found.tables.get("boot", [])})
+    return Damaged(aside, lanes, progress, clocks, _bytes_of(aside))
 
 
 def _carried_over(aside: Path, progress: Progress, through: Found) -> Damaged:
@@ -732,10 +816,10 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
     for damaged in files:
         found = damaged.found or Found()
         boots |= {lane.boot_id for lane in damaged.lanes.values()}
-        boots |= {values[2] for values in found.tables.get("loss", ()) if isinstance(values[2], str)}
-        for table, columns in _COPIED_TABLES.items():
+        boots |= {str(values[2]) for values in found.tables.get("loss", ())}
+        for table in _COPIED_TABLES:
             connection.executemany(
-                f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})",
+                f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(SHAPES[table].columns))})",
                 [values for values in found.tables.get(table, ()) if not str(values[0]).startswith(SALVAGE_PREFIX)],
             )
         if damaged.found is not None:
@@ -764,12 +848,17 @@ def _last_quarantined(connection: sqlite3.Connection) -> int | None:
 def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[list[tuple[int, Quarantined]], bool]:
     """Inputs from a number on, with their numbers, and whether damage ended them."""
     chunk: list[tuple[int, Quarantined]] = []
+    size = 0
     try:
         for number, *values in connection.execute(_QUARANTINE, (start, QUARANTINE_CHUNK_ROWS)):
             # The number is of the right kind and grows, and every field is of its type: else it is another page.
             if type(number) is not int or number < (chunk[-1][0] + 1 if chunk else start):
                 return chunk, True
-            chunk.append((number, msgspec.convert(dict(zip(_QUARANTINE_FIELDS, values, strict=True)), Quarantined)))
+            input_ = msgspec.convert(dict(zip(_QUARANTINE_FIELDS, values, strict=True)), Quarantined)
+            chunk.append((number, input_))
+            size += len(input_.payload)
+            if size >= CHUNK_BYTES:
+                break
     except (*_UNREADABLE, msgspec.ValidationError):
         return chunk, True
     return chunk, False
@@ -817,13 +906,21 @@ def _end_sequence(connection: sqlite3.Connection, lane: int, order: Literal["ASC
 def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[list[Row], bool]:
     """Rows from a sequence on, and whether damage ended them."""
     rows: list[Row] = []
+    size = 0
     try:
-        for values in connection.execute(_ROWS, (lane, start, CHUNK_ROWS)):
+        # One more than is given: that it follows says that the last one is where it belongs.
+        for values in connection.execute(_ROWS, (lane, start, CHUNK_ROWS + 1)):
             row = Row(*values)
-            # A damaged page may also read as nonsense: what goes backwards is not what was written.
-            if not is_sound(row) or row.lane != lane or row.sequence < (rows[-1].sequence + 1 if rows else start):
+            # A damaged page may also read as nonsense.
+            if not is_sound(row) or row.lane != lane:
                 return rows, True
+            if row.sequence < (rows[-1].sequence + 1 if rows else start):
+                # One of them is not what was written: those in front may be, whose numbers are too high.
+                return [before for before in rows if before.sequence < row.sequence], True
+            if len(rows) >= CHUNK_ROWS or size >= CHUNK_BYTES:
+                return rows, False
             rows.append(row)
+            size += len(row.payload)
     except _UNREADABLE:
         return rows, True
     return rows, False

@@ -39,6 +39,8 @@ INDEX_PAGES_MAX = 100_000
 """Pages whose places in the order are kept in memory; where there are more, the file is gone through several times."""
 PAYLOAD_BYTES_MAX = 300_000_000
 """What one row may take: more than any ingress lets in. A damaged length must not cost the memory."""
+SMALL_BYTES_MAX = 1_000_000
+"""The same for a row of a small table: somebody waits for these."""
 PAGES_CACHED_MAX = 64
 LOCAL_BYTES_MIN = 300
 """Payloads that are shorter than this, less what else is in a row, never have overflow pages of 4096 bytes."""
@@ -84,7 +86,8 @@ SHAPES = {
 }
 
 
-def _is_shaped(name: str, rowid: int | None, values: Sequence[Value]) -> bool:
+def is_shaped(name: str, rowid: int | None, values: Sequence[Value]) -> bool:
+    """Whether a record looks like one of this table or index."""
     shape = SHAPES[name]
     if (rowid is not None) != shape.has_rowid or not shape.columns_min <= len(values) <= len(shape.columns):
         return False
@@ -97,28 +100,31 @@ def _is_shaped(name: str, rowid: int | None, values: Sequence[Value]) -> bool:
 class DamagedPages:
     """The pages of a damaged file, those of its WAL's commits in the place of its own. Nothing of it is changed."""
 
-    def __init__(self, path: Path) -> None:
+    page_bytes = usable_bytes = sqlite_pages.PAGE_BYTES_DEFAULT
+    """What Sluice's files have: whatever else a header says is damage."""
+
+    def __init__(self, path: Path, payload_bytes_max: int = PAYLOAD_BYTES_MAX) -> None:
         """Raises OSError where the file is not there or cannot be opened."""
+        self._payload_bytes_max = payload_bytes_max
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._wal_fd = -1
         self._wal: dict[int, int] = {}
-        wal_page_bytes = None
+        self.header: FileHeader | None = None
         try:
+            pages_max = self.count = os.fstat(self._fd).st_size // self.page_bytes
             with suppress(FileNotFoundError):
                 self._wal_fd = os.open(path.with_name(path.name + "-wal"), os.O_RDONLY | os.O_CLOEXEC)
+                pages_max += os.fstat(self._wal_fd).st_size // self.page_bytes
                 with suppress(PageError):
-                    wal_page_bytes, self._wal = sqlite_pages.wal(lambda start, size: _read(self._wal_fd, start, size))
-            self.page_bytes = wal_page_bytes or sqlite_pages.PAGE_BYTES_DEFAULT
-            self.header: FileHeader | None = None
-            # The size of pages is in page 1: its beginning is read without it.
+                    wal = sqlite_pages.wal(lambda start, size: _read(self._wal_fd, start, size))
+                    if wal.page_bytes == self.page_bytes:
+                        # A number beyond both must not cost the memory.
+                        self._wal = {number: place for number, place in wal.pages.items() if number <= pages_max}
+            self.count = max(self.count, *self._wal, 0)
             with suppress(PageError):
-                first = (self._wal_fd, self._wal[1]) if 1 in self._wal else (self._fd, 0)
-                self.header = sqlite_pages.file_header(_read(*first, FILE_HEADER_BYTES))
-                self.page_bytes = self.header.page_bytes
-            if wal_page_bytes not in {None, self.page_bytes}:
-                self._wal = {}
-            self.usable_bytes = self.page_bytes if self.header is None else self.header.usable_bytes
-            self.count = max(os.fstat(self._fd).st_size // self.page_bytes, *self._wal, 0)
+                header = sqlite_pages.file_header(self.page(1))
+                if header.page_bytes == header.usable_bytes == self.page_bytes:
+                    self.header = header
         except BaseException:
             self.close()
             raise
@@ -164,7 +170,7 @@ class DamagedPages:
 
     def values(self, content: bytes, cell: Cell) -> tuple[Value, ...]:
         """The record of an entry. Raises PageError where it, or one of its overflow pages, is damaged."""
-        fetched = sqlite_pages.payload(content, cell, self.usable_bytes, self._overflow, PAYLOAD_BYTES_MAX)
+        fetched = sqlite_pages.payload(content, cell, self.usable_bytes, self._overflow, self._payload_bytes_max)
         return sqlite_pages.record(fetched)
 
     def free(self) -> tuple[bytearray, bool]:
@@ -243,18 +249,15 @@ def _tree(
     anywhere else it hides others. `is_of` says whether a record belongs to this table; `ends_of` gives the first and
     the last key of a leaf, where the leaves' order is to be seen to.
     """
-    reached = bytearray(pages.count + 1)
-    level = [root]
-    known, unreadable = True, 0
+    reached, queued = bytearray(pages.count + 1), bytearray(pages.count + 1)
+    level = _queue([root], queued)
+    known, unreadable = bool(level), 0
     last = (-1, -1)
     while level:
         below: list[int] = []
         kinds: set[int] = set()
         for number in level:
             rest()
-            if not 1 <= number <= pages.count or reached[number]:
-                known = False
-                continue
             try:
                 content = pages.page(number)
                 start = FILE_HEADER_BYTES if number == 1 else 0
@@ -278,12 +281,23 @@ def _tree(
                 unreadable += ends is None or ends[0] <= last
                 last = last if ends is None else ends[1]
             if page is not None and page.children:
-                known = known and page.whole
-                below += page.children
+                new = _queue(page.children, queued)
+                known = known and page.whole and len(new) == len(page.children)
+                below += new
         kinds_known = kinds - {0}
         known = known and bool(kinds_known) and (len(kinds) == 1 or (len(kinds_known) == 1 and not below))
         level = below
     return Tree(reached, known, unreadable)
+
+
+def _queue(numbers: Sequence[int], queued: bytearray) -> list[int]:
+    """Those that there are, each once for the whole tree."""
+    new = []
+    for number in numbers:
+        if 0 < number < len(queued) and not queued[number]:
+            queued[number] = 1
+            new.append(number)
+    return new
 
 
 def _reading_ends(pages: DamagedPages, number: int, content: bytes) -> tuple[Key, Key] | None:
@@ -337,7 +351,7 @@ def read_small(pages: DamagedPages, names: Sequence[str]) -> Small:
             except PageError:
                 whole = False
                 continue
-            entries = [entry for entry in _records(pages, content, page) if _is_shaped(name, *entry)]
+            entries = [entry for entry in _records(pages, content, page) if is_shaped(name, *entry)]
             found += entries
             whole = whole and page.whole and (page.kind == INTERIOR_TABLE or len(entries) == len(page.cells))
         small.rows[name] = found
@@ -347,7 +361,7 @@ def read_small(pages: DamagedPages, names: Sequence[str]) -> Small:
 
 
 def _fits(name: str, values: tuple[Value, ...]) -> bool:
-    return _is_shaped(name, 0 if SHAPES[name].has_rowid else None, values)
+    return is_shaped(name, 0 if SHAPES[name].has_rowid else None, values)
 
 
 def _records(pages: DamagedPages, content: bytes, page: BtreePage) -> list[Record]:
@@ -380,7 +394,7 @@ def scan_small(pages: DamagedPages, rest: Rest) -> Small:
             else:
                 for record in _records(pages, content, page):
                     for name in SHAPES:
-                        if _is_shaped(name, *record):
+                        if is_shaped(name, *record):
                             small.rows[name].append(record)
     return small
 
@@ -475,6 +489,7 @@ class Scan:
         self._rest = rest
         self._cached: dict[int, tuple[bytes, list[tuple[Key, Cell]]]] = {}
         root = _roots(pages).get(table, 0)
+        self._kinds = {LEAF_INDEX, INTERIOR_INDEX} if table == "reading" else {LEAF_TABLE}
         if table == "reading":
             self._tree = _tree(pages, root, _is_reading, rest, _reading_ends)
         else:
@@ -483,9 +498,13 @@ class Scan:
         # What the tree uses is not free, whatever a freelist says that may be older.
         contradicted = any(self._free[number] for number in self._tree.numbers())
         self._by_freelist = freelist_whole and not contradicted
+        if contradicted:
+            # The tree may be the older one as well.
+            self._tree = self._tree._replace(known=False)
         self.certain = self._by_freelist or self._tree.known
         """Whether no row is brought that had been deleted from the file."""
-        self._is_faulty = False
+        self.is_faulty = False
+        """Whether entries were met that cannot be read; who brings them says so too."""
         self._owners: array[int] | None = None
 
     @property
@@ -495,7 +514,7 @@ class Scan:
 
     def is_whole(self) -> bool:
         """Whether every row that the file had is there; known when `entries` have come to their end."""
-        return self.is_tree_sound and not self._is_faulty and not self.has_strays()
+        return self.is_tree_sound and not self.is_faulty and not self.has_strays()
 
     def has_strays(self) -> bool:
         """Whether pages that are in use hold rows of this table, and its tree does not lead there."""
@@ -503,7 +522,8 @@ class Scan:
             self._rest()
             if self._by_freelist and not self._free[number] and not self._tree.reached[number]:
                 with suppress(PageError):
-                    if self._read(number)[1]:
+                    content = self._pages.page(number)
+                    if content[0] in self._kinds and self._read(number)[1]:
                         return True
         return False
 
@@ -526,9 +546,9 @@ class Scan:
                     continue  # another page had it
                 try:
                     content, keyed = self._page(number)
-                    values = self._values(key, content, keyed[place][1], reached=self._tree.reached[number] == 1)
+                    values = self._values(key, content, keyed[place][1])
                 except PageError:
-                    self._is_faulty = True
+                    self.is_faulty = True
                     continue
                 after = key
                 yield key, values
@@ -550,7 +570,7 @@ class Scan:
                 continue
             keyed = self._keyed(content, page)
             if self._tree.reached[number] and page.kind != INTERIOR_TABLE:
-                self._is_faulty |= not page.whole or len(keyed) < len(page.cells)
+                self.is_faulty |= not page.whole or len(keyed) < len(page.cells)
             first = next((key for key, _ in keyed if key > after and wanted(key)), None)
             if first is None or (horizon is not None and first >= horizon):
                 continue
@@ -625,7 +645,7 @@ class Scan:
                 content, keyed = self._read(number)
                 for key, cell in keyed:
                     if cell.overflow:
-                        rank = _rank(key, reached=self._tree.reached[number] == 1)
+                        rank = _rank(key)
                         for page in self._chain(content, cell):
                             owners[page] = max(owners[page], rank)
         return owners
@@ -641,9 +661,9 @@ class Scan:
             sqlite_pages.payload(content, cell, self._pages.usable_bytes, fetch, PAYLOAD_BYTES_MAX)
         return [number for number in numbers if number <= self._pages.count]
 
-    def _values(self, key: Key, content: bytes, cell: Cell, *, reached: bool) -> tuple[Value, ...]:
+    def _values(self, key: Key, content: bytes, cell: Cell) -> tuple[Value, ...]:
         if cell.overflow and self._owners is not None:
-            rank = _rank(key, reached=reached)
+            rank = _rank(key)
             if any(self._owners[page] != rank for page in self._chain(content, cell)):
                 raise PageError("an overflow page that a newer row has")
         return self._pages.values(content, cell)
@@ -692,27 +712,34 @@ class OverflowCheck:
         return content, page, keys
 
 
-def _rank(key: Key, *, reached: bool) -> int:
-    """Later rows have higher lanes and sequences; what the tree leads to is in use."""
-    return (min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)) + (reached << 62)
+def _rank(key: Key) -> int:
+    """Later rows have higher lanes and sequences."""
+    return min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)
 
 
 def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
     """Rows of `reading`, in order."""
     for _, values in scan.entries(after, wanted):
-        if len(values) in _READING_COLUMNS:
-            # Rows that are older than the last column do without it.
-            padded = (*values, 0)[: len(Row.__struct_fields__)]
-            with suppress(msgspec.ValidationError):
-                yield msgspec.convert(padded, Row)
+        # Rows that are older than the last column do without it.
+        padded = (*values, 0) if len(values) == len(Row.__struct_fields__) - 1 else values
+        try:
+            row = msgspec.convert(padded, Row)
+        except msgspec.ValidationError:
+            scan.is_faulty = True
+        else:
+            yield row
 
 
 def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> Iterator[tuple[int, Quarantined]]:
     """Quarantined input with its numbers, in order."""
     for (_, number), values in scan.entries((0, after), wanted):
-        with suppress(msgspec.ValidationError):
-            columns = dict(zip(_QUARANTINE_COLUMNS, values[1:], strict=False))
-            yield number, msgspec.convert(columns, Quarantined)
+        columns = dict(zip(_QUARANTINE_COLUMNS, values[1:], strict=False))
+        try:
+            input_ = msgspec.convert(columns, Quarantined)
+        except msgspec.ValidationError:
+            scan.is_faulty = True
+        else:
+            yield number, input_
 
 
 _READING_COLUMNS = (len(Row.__struct_fields__) - 1, len(Row.__struct_fields__))

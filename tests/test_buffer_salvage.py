@@ -8,13 +8,14 @@ import time
 from contextlib import closing, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway import buffer_salvage, buffer_scan
 from gateway.buffer import Buffer
 from gateway.buffer_attachment import Attachment
 from gateway.buffer_file import BufferFile
-from gateway.buffer_rows import START, Entry, Position, Quarantined, Row, Span, spans_of
+from gateway.buffer_rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
 from gateway.buffer_schema import BufferFileError, corruption
 from gateway.reading import Mark
 from gateway.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
@@ -613,3 +614,114 @@ async def test_a_reading_whose_series_is_lost_keeps_its_boot_and_its_sequence(tm
         (kept,) = (await buffer.quarantined(range(10))).values()
         assert (kept.boot_id, kept.received_us, kept.device_sequence) == ("boot-1", 123, 7)
         assert (kept.reason, kept.payload) == ("salvaged-without-series", b"orphan")
+
+
+async def test_a_mark_whose_name_is_damaged_keeps_no_start_from_the_file(path: Path) -> None:
+    """A bit makes a `.` to a `/`."""
+    progress = msgspec.json.encode(buffer_salvage.Progress({1: 1}, -1, -1, [1], 5))
+    names = ["buffer/db.corrupt-20260101T000000.000000", "/", ".", "..", "", "x\0.corrupt-20260101T000000.000000"]
+    async with opened(path) as buffer:
+        await append(buffer, [], [Mark(buffer_salvage.SALVAGE_PREFIX + name, progress) for name in names])
+    async with opened(path) as buffer:
+        assert len(await identities(buffer)) == ROWS
+        assert not buffer.salvaged
+
+
+async def test_a_damaged_schema_does_not_keep_a_new_buffer_from_being_begun(path: Path) -> None:
+    """A bit joins two columns of `loss`: what SQLite gives of it are no records of that table."""
+    async with opened(path) as buffer:
+        before = await identities(buffer)
+        buffer.count_loss(Loss("x", "buffer-full", BOOT, 3, 1, 1))
+        while not await buffer._call(buffer._file.has_losses):
+            await asyncio.sleep(0.05)
+        await fold(buffer)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"first_sequence INTEGER, last") + len(b"first_sequence INTEGER")] ^= 0x20
+    path.write_bytes(content)
+    pages = damage(path, 0.01)
+    async with opened(path) as buffer:
+        await find_damage(buffer)
+        assert await store(buffer, [entry(b"after", "43", 0)])
+        await salvaged(buffer)
+        assert len(before.items() & (await identities(buffer)).items()) > ROWS - 30 * pages
+
+
+async def test_small_tables_that_cannot_be_taken_over_are_done_without(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as buffer:
+        before = await identities(buffer)
+        await fold(buffer)
+    adopt_beside = buffer_salvage.adopt_beside
+    failures = [sqlite3.ProgrammingError("Incorrect number of bindings supplied")]
+
+    def failing(*arguments: object) -> None:
+        adopt_beside(*arguments)  # type: ignore[arg-type]
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(buffer_salvage, "adopt_beside", failing)
+    overwrite(path, root_of(path, "meta"))
+    async with opened(path, "boot-2") as buffer:
+        assert (await salvaged(buffer)).missing == 0
+        assert before.keys() == (await identities(buffer)).keys()
+        assert not (await buffer.boot_clock(BOOT)).synced
+
+
+async def test_a_salvage_whose_mark_is_damaged_is_begun_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bit in how far it had come: not a reading, and not a word of it, may be lost with it."""
+    async with opened(path) as buffer:
+        before = await identities(buffer)
+        await fold(buffer)
+    overwrite(path, root_of(path, "meta"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Attachment, "_adopt_now", refuse)
+        async with opened(path, "boot-2") as buffer:
+            (mark,) = await buffer.marks(buffer_salvage.SALVAGE_PREFIX)
+            await append(buffer, [], [Mark(mark, b'{"lanes":{"1":1},"lane":-1,"tequence":-1')])
+    async with opened(path, "boot-3") as buffer:
+        assert await store(buffer, [entry(b"after", "43", 0)])
+        assert (await salvaged(buffer)).missing == 0
+        after = await identities(buffer)
+        assert list(after.values())[-1] == b"after"
+        assert before.items() <= after.items()
+        assert (await buffer.boot_clock(BOOT)).synced
+
+
+async def test_a_salvage_that_is_cut_off_before_the_file_is_renamed_is_not_begun_again(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(path, 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(Attachment, "_end_salvage", lambda *_: None)
+        async with opened(path) as buffer:
+            await find_damage(buffer)
+            await salvaged(buffer)
+            assert await losses(buffer)
+            await confirm(buffer, await rows(buffer))
+    assert not list(tmp_path.glob("*.salvaged"))
+    async with opened(path) as buffer:
+        async with asyncio.timeout(20):
+            while await buffer.marks(buffer_salvage.SALVAGE_PREFIX):
+                await asyncio.sleep(0.01)
+        assert list(tmp_path.glob("*.salvaged"))
+        assert not await rows(buffer)
+        assert not buffer.salvaged
+        assert not await losses(buffer)
+
+
+def test_a_mark_of_an_older_version_says_what_was_taken_over() -> None:
+    name = "buffer.db.corrupt-20260101T000000.000000"
+    progress = buffer_salvage.Progress({1: 1}, 1, 1499, [1], None, taken=1500)
+    kept = buffer_salvage.kept_marks({buffer_salvage.SALVAGE_PREFIX + name: msgspec.json.encode(progress)})
+    assert kept[name].ends == {1: (0, 1499)}
+
+
+async def test_reading_a_damaged_file_changes_neither_it_nor_its_wal(path: Path) -> None:
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"in the WAL")])
+    log = path.with_name("buffer.db-wal")
+    before = path.read_bytes(), log.read_bytes()
+    assert len(before[1]) > 0
+    assert buffer_salvage.read_beside(path, None).lanes
+    assert (path.read_bytes(), log.read_bytes()) == before

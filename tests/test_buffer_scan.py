@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sqlite3
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway import buffer_salvage, buffer_scan
+from gateway import buffer_salvage, buffer_scan, sqlite_pages
 from gateway.buffer_rows import Entry, Lane, Quarantined, Span
 from gateway.buffer_salvage import Progress, Salvage, SalvagedBatch
 from gateway.buffer_scan import DamagedPages
@@ -37,6 +39,8 @@ class Made:
         self.log = log
         self.rows = rows
         self.deleted = deleted
+        self.older = b""
+        """The file before its last lane was begun."""
         self.pages_of: dict[Identity, set[int]] = {}
         """The pages that a row stands on."""
         self.quarantined: dict[bytes, set[int]] = {}
@@ -83,10 +87,12 @@ async def make(path: Path) -> Made:
             await confirm(buffer, (await rows(buffer))[: (200, 140, 70)[number]])
             if number < 2:
                 await fold(buffer)
+                older = path.read_bytes()
             waiting = {(buffer.id, lanes[row.lane].name, row.sequence): row.payload for row in await rows(buffer)}
             content, log = path.read_bytes(), path.with_name("buffer.db-wal").read_bytes()
     deleted = {identity: everything[identity] for identity in everything.keys() - waiting.keys()}
     made = Made(content, log, waiting, deleted)
+    made.older = older
     find_pages(made, lanes)
     assert made.pages_of.keys() == waiting.keys()
     assert len(made.quarantined) == 27
@@ -133,7 +139,7 @@ class Taken(NamedTuple):
     progress: Progress
 
 
-class CutOffError(Exception):
+class CutOffError(BaseException):
     """The daemon ends here."""
 
 
@@ -144,17 +150,21 @@ def salvage(path: Path, batches_max: int, expected: int | None) -> Taken:
     taken = Taken({}, [], progress)
     kept = msgspec.json.encode(progress)
     left = batches_max
+    unordered: list[SalvagedBatch] = []
+    twice: list[Identity] = []
 
     def adopt(batch: SalvagedBatch) -> bool:
         nonlocal left, kept
         left -= 1
         if left < 0:
             raise CutOffError
-        assert [row.sequence for row in batch.rows] == sorted({row.sequence for row in batch.rows})
+        if [row.sequence for row in batch.rows] != sorted({row.sequence for row in batch.rows}):
+            unordered.append(batch)
         for row in batch.rows:
             lane = damaged.lanes[row.lane]
             identity = lane.buffer_id, lane.name, row.sequence
-            assert identity not in taken.rows
+            if identity in taken.rows:
+                twice.append(identity)
             taken.rows[identity] = row.payload
         taken.quarantined.extend(input_.payload for input_ in batch.quarantined)
         kept = msgspec.json.encode(batch.progress)
@@ -163,7 +173,10 @@ def salvage(path: Path, batches_max: int, expected: int | None) -> Taken:
     while True:
         with suppress(CutOffError):
             Salvage([(path, msgspec.json.decode(kept, type=Progress))], "x", adopt, lambda _: None).run()
-            return taken._replace(progress=msgspec.json.decode(kept, type=Progress))
+            assert not unordered
+            progress = msgspec.json.decode(kept, type=Progress)
+            assert not twice or progress.crowded
+            return taken._replace(progress=progress)
         left = batches_max
 
 
@@ -244,6 +257,7 @@ def test_a_file_that_is_cut_off_gives_what_stands_in_front_of_the_cut(made: Made
 @example([(13, 9)])
 @example([(2, 1)])
 @example([(17, 30)])
+@example([(28, 11)])  # the quarantine by one of its own leaves
 @settings(max_examples=50)
 def test_a_page_that_stands_in_the_place_of_another_costs_only_that_one(
     made: Made, moves: list[tuple[int, int]]
@@ -369,3 +383,180 @@ def test_of_keys_out_of_order_the_most_that_are_in_order_stay(numbers: list[int]
     for place, number in enumerate(numbers):
         longest[place] = 1 + max([longest[before] for before in range(place) if numbers[before] < number], default=0)
     assert len(kept) == max(longest)
+
+
+def test_a_page_that_is_out_of_date_costs_only_its_own_rows(made: Made) -> None:
+    """The card never wrote it: the tree then leads to what was deleted, and away from what was added."""
+    content = made.folded()
+    places = [slice((page - 1) * PAGE_BYTES, page * PAGE_BYTES) for page in range(1, len(made.older) // PAGE_BYTES + 1)]
+    changed = {page for page, place in enumerate(places, 1) if made.older[place] != content[place]}
+    assert 9 in changed  # the root of `reading`
+    for page in changed - {LANE, LANE_NAMES, LANE_COPY}:
+        broken = bytearray(content)
+        broken[places[page - 1]] = made.older[places[page - 1]]
+        taken = salvaged_from(bytes(broken))
+        intact = {identity: made.rows[identity] for identity, pages in made.pages_of.items() if page not in pages}
+        assert intact.items() <= taken.rows.items()
+        assert taken.rows.keys() <= (made.rows | made.deleted).keys()
+
+
+@pytest.mark.parametrize(("place", "found"), [(16, b"\x20\0"), (20, b"\x20")])
+def test_a_header_that_is_not_of_such_a_file_is_damage(made: Made, place: int, found: bytes) -> None:
+    """Pages of another size, or with bytes kept free: possible, and never what was written."""
+    content = made.folded()
+    content[place : place + len(found)] = found
+    taken = salvaged_from(bytes(content))
+    assert taken.rows == made.rows
+
+
+def lanes_of(content: bytes) -> list[Lane]:
+    with written(content, b"") as path:
+        return buffer_salvage.read_beside(path, None).lanes
+
+
+@pytest.mark.parametrize("page", [LANE, LANE_NAMES, LANE_COPY, META])
+def test_one_of_three_copies_of_a_lanes_identity_may_be_wrong(made: Made, page: int) -> None:
+    content = made.folded()
+    lanes = lanes_of(bytes(content))
+    start, end = (page - 1) * PAGE_BYTES, page * PAGE_BYTES
+    for word in {lanes[0].name, lanes[0].boot_id, lanes[0].buffer_id}:
+        broken = bytearray(content)
+        place = broken.find(word.encode(), start, end)
+        if place >= 0:
+            broken[place + len(word) - 1] ^= 1
+            assert lanes_of(bytes(broken)) == lanes
+            assert salvaged_from(bytes(broken)).progress.missing() == 0
+
+
+def test_two_lanes_never_have_one_name() -> None:
+    found = buffer_salvage.Found()
+    for source, number in (("lane", 1), ("lane_copy", 3), ("sqlite_autoindex_lane_1", 3)):
+        buffer_salvage._add_lane(found, source, number, "a", "boot", "file")
+    assert buffer_salvage._settled(found) == {3: Lane(3, "a", "boot", "file")}
+
+
+def test_rows_of_a_lane_that_is_gone_were_deleted(made: Made) -> None:
+    lanes = lanes_of(bytes(made.folded()))
+    with written(bytes(made.folded()), b"") as path:
+        with closing(sqlite3.connect(path)) as file:
+            for lane in (1, 50):
+                file.execute("INSERT INTO reading VALUES (?, 7, 1, 1, NULL, 0, NULL, NULL, NULL, x'00', 0)", (lane,))
+            file.commit()
+        found = buffer_salvage.read_beside(path, None).lanes
+    # The later one may have been opened after the two copies were written last.
+    assert found[:-1] == lanes
+    assert (found[-1].number, found[-1].boot_id) == (50, buffer_salvage.UNKNOWN_BOOT)
+
+
+def cell_of(made: Made, identity: Identity, content: bytes) -> tuple[int, int]:
+    """A row's page, and where its record begins on it."""
+    page = next(iter(made.pages_of[identity]))
+    part = bytes(content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES])
+    keyed = buffer_scan.reading_keys(part, sqlite_pages.btree_page(part, page, PAGE_BYTES))
+    return page, next(cell.start for (_, sequence), cell in keyed if sequence == identity[2])
+
+
+def test_a_key_that_is_too_high_does_not_shut_out_the_row_that_it_belongs_to(made: Made) -> None:
+    content = made.folded()
+    long = [of for of, found in made.rows.items() if len(found) < 300 and made.rows.get((*of[:2], of[2] + 64))]
+    identity = next(of for of in long if 256 < of[2] < 256 + 64 and len(made.pages_of[of]) == 1)
+    page, start = cell_of(made, identity, bytes(content))
+    place = content.index(struct.pack(">H", identity[2]), (page - 1) * PAGE_BYTES + start)
+    content[place + 1] ^= 64
+    assert (*identity[:2], identity[2] + 64) in made.rows
+    taken = salvaged_from(bytes(content))
+    judge(made, taken, {page})
+    assert taken.rows == {of: made.rows[of] for of in made.rows if of != identity}
+    assert taken.progress.missing() == 1
+
+
+def test_a_row_that_is_none_makes_a_scan_one_that_is_not_whole(made: Made) -> None:
+    content = made.folded()
+    cells = [cell_of(made, of, bytes(content)) for of, pages in made.pages_of.items() if len(pages) == 1]
+    # The type of its series, of the one whose number is 1: that takes no bytes, nor does NULL.
+    types = [(page - 1) * PAGE_BYTES + start + 3 for page, start in cells]
+    content[next(place for place in types if content[place] == 9)] = 0
+    with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
+        scan = buffer_scan.Scan(pages, "reading", buffer_scan.reading_keys, buffer_scan.no_rest)
+        found = list(buffer_scan.found_rows(scan, (0, -1), lambda _: True))
+        assert len(found) == len(made.rows) - 1
+        assert not scan.is_whole()
+
+
+def test_chunks_are_bounded_in_bytes(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_salvage, "CHUNK_BYTES", 5_000)
+    with written(bytes(made.folded()), b"") as path:
+        connection = buffer_salvage.open_damaged(path)
+        assert connection is not None
+        with closing(connection):
+            chunks = [found for lane in (2, 3) for found in buffer_salvage.salvaged_rows(connection, lane, -1)]
+            inputs, failed = buffer_salvage._read_quarantine_chunk(connection, 1)
+    sizes = [sum(len(row.payload) for row in chunk if not isinstance(row, int)) for chunk in chunks]
+    assert sum(map(len, chunks)) == len(made.rows)
+    assert max(sizes) <= 5_000 + max(map(len, made.rows.values()))
+    assert not failed
+    assert 5_000 <= sum(len(input_.payload) for _, input_ in inputs) < 6_000
+
+
+def test_a_page_number_that_no_file_has_costs_no_memory(made: Made) -> None:
+    """A WAL whose checksums are right, and which says that it holds page 4,294,967,280."""
+    header = struct.pack(">6I", 0x377F0683, 3007000, PAGE_BYTES, 0, 1, 2)
+    sums = sqlite_pages._checksum(header, (0, 0), ">")
+    frame = struct.pack(">2I", 0xFFFFFFF0, 0xFFFFFFF0)
+    body = bytes(PAGE_BYTES)
+    body_sums = sqlite_pages._checksum(body, sqlite_pages._checksum(frame, sums, ">"), ">")
+    log = header + struct.pack(">2I", *sums) + frame + struct.pack(">4I", 1, 2, *body_sums) + body
+    content = bytes(made.folded())
+    with written(content, log) as path, closing(DamagedPages(path)) as pages:
+        assert pages.count == len(content) // PAGE_BYTES
+
+
+def test_a_small_table_costs_little_whatever_it_says() -> None:
+    """Somebody waits for it: a record of many megabytes is none of its own, and each page is looked at once."""
+    with written(b"", b"") as path:
+        with closing(sqlite3.connect(path)) as file:
+            file.execute("CREATE TABLE mark (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
+            file.execute("INSERT INTO mark VALUES ('a', x'00'), ('b', zeroblob(2000000) || x'01')")
+            file.commit()
+        with closing(DamagedPages(path, buffer_scan.SMALL_BYTES_MAX)) as pages:
+            small = buffer_scan.read_small(pages, ["mark"])
+    assert [values[0] for _, values in small.rows["mark"]] == ["a"]
+    assert "mark" not in small.whole
+    assert buffer_scan._queue([3, 3, 0, 99, 4], bytearray(10)) == [3, 4]
+
+
+def test_a_file_that_the_program_fails_on_is_told_as_lost_and_keeps_no_other_waiting(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_tables = buffer_salvage._read_tables
+    failures = [MemoryError]
+
+    def failing(*arguments: object) -> None:
+        if failures:
+            raise failures.pop()
+        read_tables(*arguments)  # type: ignore[arg-type]
+
+    batches: list[SalvagedBatch] = []
+    ended: list[Path] = []
+    with written(bytes(made.folded()), b"") as path:
+        damaged = buffer_salvage.damaged_files([(path, None, None)], [])[path.name]
+        progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
+        monkeypatch.setattr(buffer_salvage, "_read_tables", failing)
+        Salvage([(path, progress), (path, progress)], "x", lambda b: not batches.append(b), ended.append).run()  # type: ignore[func-returns-value]
+    assert len(ended) == 2
+    assert [batch.missing for batch in batches if batch.finished] == [None, 0]
+    assert [loss.reason for loss in batches[0].progress.losses("b")] == ["buffer-unreadable", "quarantine-unreadable"]
+
+
+def test_of_more_gaps_than_are_remembered_nobody_knows_how_much_is_missing(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_salvage, "GAPS_MAX", 2)
+    content = made.folded()
+    leaves = sorted({next(iter(pages)) for pages in made.pages_of.values() if len(pages) == 1})[1::2]
+    for page in leaves:
+        content[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = b"\xff" * PAGE_BYTES
+    taken = salvaged_from(bytes(content))
+    judge(made, taken, {*leaves})
+    assert len(taken.rows) < len(made.rows)
+    assert taken.progress.missing() is None
