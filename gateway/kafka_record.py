@@ -74,6 +74,13 @@ def _header(name: str, value: str) -> bytes:
     return _name(name) + _string(value.encode())
 
 
+@lru_cache(maxsize=16)
+def _until_id(prefix: bytes) -> tuple[bytes, ...]:
+    """A lane's records up to their id, by the digits that the number in the lane has: it ends the id."""
+    specversion = _header("ce_specversion", "1.0") + _name("ce_id")
+    return tuple(specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1))
+
+
 class RecordEncoder:
     """Encodes the rows of one series in one lane.
 
@@ -81,18 +88,31 @@ class RecordEncoder:
     time of receipt: readings that one packet brought.
     """
 
+    __slots__ = (
+        "_clock",
+        "_content_type",
+        "_device_boot",
+        "_encoded_key",
+        "_from_content_type_to_devicesequence",
+        "_from_gatewayboot_to_boottime",
+        "_from_lane_to_lanesequence",
+        "_from_source_to_lanesequence",
+        "_from_source_to_time",
+        "_of_gateway",
+        "_times_of",
+        "_until_id",
+        "boot_id",
+        "key",
+        "topic",
+    )
+
     def __init__(self, gateway: GatewaySettings, lane: Lane, series: Series) -> None:
         self.topic = series.topic
         self.key = series.key.encode()
         self.boot_id = lane.boot_id
         self._of_gateway = series.is_of_gateway
         self._encoded_key = _string(self.key)
-        prefix = f"{lane.buffer_id}-{lane.name}-".encode()
-        specversion = _header("ce_specversion", "1.0") + _name("ce_id")
-        self._until_id = tuple(
-            specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1)
-        )
-        """By the digits that the number in the lane has: it ends the id."""
+        self._until_id = _until_id(f"{lane.buffer_id}-{lane.name}-".encode())
         self._from_source_to_time = (
             _header("ce_source", f"/{gateway.namespace}/{gateway.id}")
             + _header("ce_type", series.type)
