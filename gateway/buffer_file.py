@@ -208,15 +208,12 @@ class BufferFile:
                         new.append(replace_fields(entry, doubt=Doubt.CONFLICT))
                         continue
             new.append(entry)
-        self._append(new)
+        self.insert_judged(new)
         if self.inserted:
             self._runs.save_if_due(self.last, time.monotonic(), self._seen_us())
 
     def insert_judged(self, entries: Iterable[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
-        self._append(entries)
-
-    def _append(self, entries: Iterable[Entry]) -> None:
         state = self._state
         lane = self.lane.number
         numbers = self._series_numbers
