@@ -134,10 +134,6 @@ class DamagedPages:
         """Whether the WAL holds more than the file."""
         return bool(self._wal)
 
-    def is_in_wal(self, number: int) -> bool:
-        """Whether a page was committed into the WAL: what the file has of it is out of date then."""
-        return number in self._wal
-
     def close(self) -> None:
         os.close(self._fd)
         if self._wal_fd >= 0:

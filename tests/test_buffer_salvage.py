@@ -7,6 +7,7 @@ import sqlite3
 import time
 from contextlib import closing, suppress
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -355,7 +356,7 @@ async def fail(buffer: Buffer) -> None:
     await buffer._call(lambda: buffer._fail(corruption("found just now")))
 
 
-def refuse(_buffer: Buffer, _batch: buffer_salvage.SalvagedBatch) -> bool:
+def refuse(_attachment: Attachment, _batch: buffer_salvage.SalvagedBatch) -> bool:
     """No room for anything that is salvaged."""
     return False
 
@@ -372,15 +373,19 @@ async def fill_lanes(path: Path) -> dict[tuple[str, str, int], bytes]:
     return before
 
 
-async def test_a_restart_during_a_salvage_keeps_lanes_that_have_no_rows_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "buffer.db"
+async def cut_off_salvage(path: Path) -> dict[tuple[str, str, int], bytes]:
+    """The same, closed when the damage was found and nothing had been taken over yet."""
     before = await fill_lanes(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Attachment, "_adopt_now", refuse)
+    with mock.patch.object(Attachment, "_adopt_now", refuse):
         async with opened(path) as buffer:
             await find_damage(buffer)
+            await fold(buffer)
+    return before
+
+
+async def test_a_restart_during_a_salvage_keeps_lanes_that_have_no_rows_yet(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    before = await cut_off_salvage(path)
     async with opened(path) as buffer:
         await salvaged(buffer)
         after = await identities(buffer)
@@ -430,16 +435,9 @@ async def test_a_second_damaged_file_costs_nothing_of_the_first(
         assert len(found) == len(before) - missing
 
 
-async def test_a_file_whose_marks_are_lost_has_its_salvage_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_whose_marks_are_lost_has_its_salvage_begun_again(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
-    before = await fill_lanes(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Attachment, "_adopt_now", refuse)
-        async with opened(path) as buffer:
-            await find_damage(buffer)
-            await fold(buffer)
+    before = await cut_off_salvage(path)
     overwrite(path, root_of(path, "mark"))
     async with opened(path) as buffer:
         await salvaged(buffer)
