@@ -199,17 +199,45 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`json`: the payload is a JSON object that carries the sensor's `boot` and `seq`."""
 
 
+class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[kafka.tls]`: brokers are spoken to with TLS 1.2 or 1.3, and always verified. Files are read again when they
+    change."""
+
+    ca: Path | None = None
+    """PEM: who must have signed the brokers' certificates; without it, one of the authorities that this box trusts."""
+    certificate: Path | None = None
+    """PEM: this gateway's certificate, where the brokers want one."""
+    key: Path | None = None
+    """PEM: its private key, unencrypted."""
+
+
+class KafkaSaslSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[kafka.sasl]`: how this gateway logs in."""
+
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+    """PLAIN sends the password itself: only with `[kafka.tls]`."""
+    user: str
+    password_file: Path
+    """A file whose first line is the password, readable by its owner alone (0400); read again when it changes."""
+
+
 class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[kafka]`: where readings go."""
 
     bootstrap: tuple[str, ...]
     """`host:port` of one or more brokers."""
+    tls: KafkaTlsSettings | None = None
+    sasl: KafkaSaslSettings | None = None
     create_topics: bool = False
     """Whether the daemon may create a missing topic (with LogAppendTime)."""
     partitions: Annotated[int, Meta(ge=1, le=10_000, description="partitions, 1 to 10000")] = 3
     """Partitions of a topic that is created."""
     replicas: Annotated[int, Meta(ge=1, le=32, description="replicas, 1 to 32")] = 3
     """Replicas of a topic that is created; as many as there are brokers where these are fewer."""
+    retention_s_min: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = (
+        86_400.0
+    )
+    """A topic that keeps readings for less than this (a day) is not written to: who reads it must be able to go away."""
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     events_topic: str = "gateway-events"
     quarantine_topic: str = "gateway-quarantine"
@@ -218,8 +246,29 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     batch_rows_max: Annotated[int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")] = 5_000
     linger_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0
     """How long a live reading waits for company before it is sent."""
+    drain: Literal["live-first", "oldest-first"] = "live-first"
+    """What goes first after an outage. `live-first`: new readings at once, beside the backlog. `oldest-first`: strictly
+    in the order in which they came in."""
+    backlog_share: Annotated[float, Meta(ge=0.05, le=0.95, description="a share, 0.05 to 0.95")] = 0.5
+    """`live-first`: the share of the uplink that the backlog is given while both wait; what one does not need, the
+    other has."""
+    backlog_topic: str | None = None
+    """Where the backlog goes, as a template such as `{topic}.backlog`; without it, to the topic of live readings."""
+    live_age_s_max: Seconds = 30.0
+    """Live readings that wait longer than this, because the link is slower than they come, become backlog."""
+    lane_s_min: Annotated[float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")] = 10.0
+    """A lane is this long at least: an uplink that comes and goes must not begin one each time."""
+    lanes_max: Annotated[int, Meta(ge=2, le=1_000, description="lanes, 2 to 1000")] = 64
+    """Lanes that hold readings, beyond which none is begun but by a start; the last one goes on."""
+    bytes_per_s_max: Annotated[int, Meta(ge=0, le=2**40, description="bytes, 0 to 1 TiB")] = 0
+    """What the uplink may take of a metered link, by the second, measured on the wire; 0 is no bound."""
+    bytes_per_day_max: Annotated[int, Meta(ge=0, le=2**50, description="bytes, 0 to 1 PiB")] = 0
+    """The same by the day (UTC); when it is used up, readings wait on disk until the next day. 0 is no bound."""
+    connect_timeout_s: Seconds = 5.0
+    """How long connecting to a broker may take, its TLS handshake included."""
     request_timeout_s: Seconds = 30.0
-    backoff_s_max: Seconds = 10.0
+    """How long a request may take; its size follows what the link was seen to take in that time."""
+    backoff_s_max: Seconds = 5.0
     """The longest pause between two attempts to reach Kafka."""
     heartbeat_interval_s: Seconds = 10.0
 
