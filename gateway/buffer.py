@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, TypeVar
 
@@ -22,6 +22,7 @@ import structlog
 from gateway import buffer_lock, buffer_schema
 from gateway.buffer_attachment import Attachment, SetAside
 from gateway.buffer_file import ROW_BYTES, BufferFile
+from gateway.buffer_lanes import LaneReport
 from gateway.buffer_losses import LOSSES_MAX
 from gateway.buffer_rows import (
     Entry,
@@ -36,6 +37,7 @@ from gateway.buffer_rows import (
     Span,
     loss_key,
     spans_of,
+    without,
 )
 from gateway.buffer_salvage import SalvagedBatch
 from gateway.buffer_schema import BufferFileError
@@ -83,11 +85,23 @@ class _Append:
 
 
 @dataclass(slots=True)
+class _Due:
+    """What a commit does beside storing readings."""
+
+    confirmed: list[Span] = field(default_factory=list)
+    marks: dict[str, Mark] = field(default_factory=dict)
+    """Kept with the deletion of what is confirmed."""
+    losses: dict[LossKey, Loss] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class BufferState:
     """What the buffer says of itself; written by its thread, read by anybody."""
 
     bytes_used: int = 0
     rows: int = 0
+    lanes_behind: int = 0
+    """Lanes that hold rows, before the one that rows go into."""
     full: bool = False
     failing: str | None = None
     """SQLite's words while commits fail; readings are held meanwhile, not lost."""
@@ -131,6 +145,7 @@ class Buffer:
         self._losses: dict[LossKey, Loss] = {}
         self._closing = False
         self._confirmed: list[Span] = []
+        self._confirmed_marks: dict[str, Mark] = {}
         self._confirmed_of = ""
         self._append_due_s = 0.0
         self._delete_due_s = float("inf")
@@ -257,7 +272,30 @@ class Buffer:
             buffer_id = self._file.id
         if found is not None:
             return buffer_id, found
-        return await self._call(lambda: (self._file.id, self._read(after, limit)))
+        return await self._call(lambda: (self._file.id, self._read_newest(after, limit)))
+
+    async def read_behind(self, after: Position, limit: int, before_lane: int) -> tuple[str, list[Row]]:
+        """The same of the lanes before one."""
+
+        def read() -> tuple[str, list[Row]]:
+            # Cut here, not in SQL: what a damaged page gives for a lane would be left out there without a word.
+            return self._file.id, [row for row in self._read(after, limit) if row.lane < before_lane]
+
+        return await self._call(read)
+
+    async def begin_lane(self, reason: str, report: LaneReport) -> None:
+        """Have rows go into a new lane from now on; `report` makes the rows that say so. Raises BufferFileError."""
+
+        def begin() -> None:
+            self._file.begin_lane(reason, report)
+            with self._wake:
+                self._tail.follow()
+
+        await self._in_transaction(begin)
+
+    async def report_lanes(self, reason: str, report: LaneReport) -> None:
+        """Have lanes reported of which that was not done yet. Raises BufferFileError."""
+        await self._in_transaction(lambda: self._file.report_lanes(reason, report))
 
     async def series(self, buffer_id: str, number: int) -> Series:
         """What a row's series number stands for, in the file that it was read from. Raises BufferFileError."""
@@ -281,24 +319,23 @@ class Buffer:
         """See `Intake.marks`."""
         return await self._call(lambda: self._file.marks(prefix))
 
-    def confirm(self, buffer_id: str, spans: Iterable[Span]) -> None:
-        """These rows are in Kafka, or set aside, and may be deleted.
+    def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
+        """These rows are in Kafka, or set aside, and may be deleted; `marks` say what goes with that.
 
         `buffer_id` is the file that the rows were read from: another one may have taken its place since.
         """
         with self._wake:
             if self._confirmed_of != buffer_id:
                 self._confirmed, self._confirmed_of = [], buffer_id
+                self._confirmed_marks.clear()
             if not self._confirmed:
                 self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
                 self._wake.notify()
             for span in spans:
                 self._tail.forget(span)
-                last = self._confirmed[-1] if self._confirmed else None
-                if last is not None and last.lane == span.lane and last.last + 1 == span.first:
-                    self._confirmed[-1] = Span(span.lane, last.first, span.last)
-                else:
-                    self._confirmed.append(span)
+                _append_span(self._confirmed, span)
+            for mark in marks:
+                self._confirmed_marks[mark.key] = mark
             if self.state.full:
                 # Sensors wait for the room that this makes.
                 self._delete_due_s = self._retry_s = 0.0
@@ -417,23 +454,23 @@ class Buffer:
             own = list(self._own) if appends_due else []
             readings = list(self._due_readings()) if appends_due else []
             cut = len(readings) < len(self._readings)
-            confirmed: list[Span] = []
-            losses: dict[LossKey, Loss] = {}
+            due = _Due()
             if closing or now_s >= self._delete_due_s or self.state.full:
-                confirmed, self._confirmed = self._confirmed, confirmed
-                losses, self._losses = self._losses, losses
+                due.confirmed, self._confirmed = self._confirmed, due.confirmed
+                due.marks, self._confirmed_marks = self._confirmed_marks, due.marks
+                due.losses, self._losses = self._losses, due.losses
                 self._delete_due_s = float("inf")
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
         dropped = self.counts["dropped"]
-        if not (own or readings or confirmed or losses or age_due or self.state.failing is not None):
+        if not (own or readings or due.confirmed or due.losses or age_due or self.state.failing is not None):
             self._look_again()
             return
         try:
             if not self._attachment.is_attached:
                 self._attach()
-            stored = self._store(own, readings, confirmed, losses, age_due=age_due)
+            stored = self._store(own, readings, due, age_due=age_due)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
-            self._put_back(confirmed, losses)
+            self._put_back(due)
             self._fail(error)
             if not buffer_schema.is_of_disk(error) and self._attachment.is_attached:
                 self._commit_one_by_one([*own, *readings])
@@ -466,14 +503,13 @@ class Buffer:
         self,
         own: Sequence[_Append],
         readings: Sequence[_Append],
-        confirmed: list[Span],
-        losses: dict[LossKey, Loss],
+        due: _Due,
         *,
         age_due: bool,
     ) -> Sequence[_Append]:
         """Have it on disk; give those of `readings` that there was room for.
 
-        What else is confirmed is added to `confirmed` where rows are dropped: those that Kafka has are not lost.
+        What else is confirmed is added to `due` where rows are dropped: those that Kafka has are not lost.
         """
         file = self._file
         now_s = time.monotonic()
@@ -483,10 +519,12 @@ class Buffer:
                 self._settings.when_full == "drop-oldest"
                 and file.room.is_full(sum(append.disk_bytes for append in readings))
             ):
-                confirmed += self._take_confirmed()
-            rest = self._delete(confirmed)
-            if losses:
-                file.count_losses(list(losses.values()))
+                due.confirmed += self._take_confirmed()
+            rest = self._delete(due.confirmed)
+            if self._confirmed_of == file.id:
+                file.keep_marks(due.marks.values())
+            if due.losses:
+                file.count_losses(list(due.losses.values()))
             if age_due and not rest:
                 more = file.drop_aged(int(self._settings.age_max_s * 1e6))
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
@@ -596,13 +634,21 @@ class Buffer:
         self._loop.call_soon_threadsafe(self.committed.set)
         self._measure(held=False)
 
-    def _put_back(self, confirmed: list[Span], losses: dict[LossKey, Loss]) -> None:
+    def _put_back(self, due: _Due) -> None:
         """The transaction was rolled back: all that it was to do is still to be done."""
         with self._wake:
-            self._confirmed[:0] = confirmed
-            _merge(self._losses, losses.values())
+            self._confirmed[:0] = due.confirmed
+            self._confirmed_marks = {**due.marks, **self._confirmed_marks}
+            _merge(self._losses, due.losses.values())
             self._delete_due_s = 0.0
             self._retry_s = time.monotonic() + RETRY_S
+
+    def _read_newest(self, after: Position, limit: int) -> list[Row]:
+        rows = self._read(after, limit)
+        with self._wake:
+            if not rows or (rows[-1].lane, rows[-1].sequence) == self._file.last:
+                self._tail.follow()
+        return rows
 
     def _read(self, after: Position, limit: int) -> list[Row]:
         """Rows of the file, but for those that are confirmed and wait for their deletion."""
@@ -610,17 +656,11 @@ class Buffer:
             rows = self._file.read(after, limit)
             with self._wake:
                 confirmed = list(self._confirmed)
-                if not rows or (rows[-1].lane, rows[-1].sequence) == self._file.last:
-                    self._tail.follow()
             # Whoever reads on where he was has nothing behind him; after a rewind he may.
             if not rows or not any((rows[0].lane, rows[0].sequence) <= (span.lane, span.last) for span in confirmed):
                 return rows
             after = Position(rows[-1].lane, rows[-1].sequence)
-            rows = [
-                row
-                for row in rows
-                if not any(span.lane == row.lane and span.first <= row.sequence <= span.last for span in confirmed)
-            ]
+            rows = without(rows, confirmed)
             if rows:
                 return rows
 
@@ -641,6 +681,7 @@ class Buffer:
             self._fail(error)
             return
         self.state.rows = self._file.rows
+        self.state.lanes_behind = self._file.lanes_behind
         self.state.full = full
         now_s = time.monotonic()
         if full:
@@ -673,6 +714,7 @@ class Buffer:
     def _forget_former_file(self) -> None:
         with self._wake:
             self._confirmed = []
+            self._confirmed_marks = {}
             self._tail.clear()
 
     def _note_salvaged_rows(self) -> None:
@@ -744,7 +786,7 @@ class Buffer:
         try:
             return self._transact(move)
         except BaseException:
-            self._put_back([], losses)
+            self._put_back(_Due(losses=losses))
             raise
 
     def _file_of(self, buffer_id: str) -> BufferFile:
@@ -778,6 +820,16 @@ class Buffer:
             self._calls.append((function, future))  # type: ignore[arg-type]
             self._wake.notify()
         return future
+
+
+def _append_span(spans: list[Span], span: Span) -> None:
+    """Add a span, joined to the one that it follows, if that is one of the last: two lanes are sent side by side."""
+    for index in range(len(spans) - 1, max(len(spans) - 3, -1), -1):
+        last = spans[index]
+        if last.lane == span.lane and last.last + 1 == span.first:
+            spans[index] = Span(span.lane, last.first, span.last)
+            return
+    spans.append(span)
 
 
 def _merge(losses: dict[LossKey, Loss], more: Iterable[Loss]) -> None:

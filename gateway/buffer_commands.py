@@ -556,7 +556,7 @@ async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -
     opened.open()
     try:
         if command == "quarantine-retry":
-            front_door.event("lane-opened", None, lane=opened.lane.name, buffer=opened.id)
+            await opened.report_lanes("retry", front_door.lane_entry)
         do = control.handlers(front_door, opened)[command]
         return [msgspec.to_builtins(await do({"numbers": part})) for part in parts]
     finally:

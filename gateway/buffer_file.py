@@ -18,6 +18,7 @@ from msgspec.structs import astuple, force_setattr
 from msgspec.structs import replace as replace_fields
 
 from gateway import buffer_losses, buffer_salvage, buffer_schema
+from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
 from gateway.buffer_quarantine import Quarantine
 from gateway.buffer_room import Room
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span
@@ -49,6 +50,8 @@ DROPPED_ROWS_MAX = 5_000
 DROP_BYTES = 64_000
 """What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
 USAGE_HOURS = 48
+
+NO_LANE = Lane(0, "", "", "")
 
 _COLUMNS = len(Row.__struct_fields__)
 _VALUES = f"({', '.join('?' * _COLUMNS)})"
@@ -87,7 +90,10 @@ _sizes = msgspec.json.Decoder(list[int])
 class _State:
     """What changes with a transaction and must be as before when it is rolled back."""
 
-    next_sequence: int = 0
+    lane: Lane = NO_LANE
+    lanes: dict[int, LaneCount] = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)
+    """Lanes whose marks have to be written."""
     rows: int = 0
     floor: EventFloor = field(default_factory=EventFloor)
     floor_saved_us: int = NOTHING_US
@@ -129,13 +135,14 @@ class BufferFile:
             _check_sqlite(self.connection)
             self.room.prepare()
             self.id = buffer_schema.buffer_id(self.connection)
-            self._state.rows = buffer_schema.count_rows(self.connection)
+            self._state.lanes = read_counts(self.connection)
+            self._state.rows = sum(count.rows for count in self._state.lanes.values())
             self._runs = DeviceRuns(self.connection)
             self._quarantine = Quarantine(settings, self.connection, boot_id)
             with self.transaction():
                 self.salvaged = {lane.name: self._adopt_lane(lane) for lane in salvaged}
                 """Those lanes' names, to their numbers here."""
-                self.lane = self._open_lane()
+                self._open_lane()
                 if self.room.lacks_commits:
                     now_us = boottime_us()
                     self.count_losses([Loss("", "buffer-unreadable", boot_id, 0, now_us, now_us)])
@@ -153,9 +160,19 @@ class BufferFile:
         return self._state.rows
 
     @property
+    def lane(self) -> Lane:
+        """The lane that rows go into now."""
+        return self._state.lane
+
+    @property
+    def lanes_behind(self) -> int:
+        """Lanes before this one that hold rows."""
+        return sum(1 for number, count in self._state.lanes.items() if count.rows and number != self.lane.number)
+
+    @property
     def next_sequence(self) -> int:
         """The sequence that the next row of this lane gets."""
-        return self._state.next_sequence
+        return self._state.lanes[self.lane.number].next
 
     def close(self) -> None:
         """Close the file; the next start finds its WAL as it is."""
@@ -168,17 +185,19 @@ class BufferFile:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All or nothing, on disk when it ends; memory follows the file, whichever it is."""
-        before = replace(self._state, floor=replace(self._state.floor))
+        before = replace(self._state, floor=replace(self._state.floor), lanes=dict(self._state.lanes))
         self._tally.clear()
         self.inserted, self.inserted_bytes = [], 0
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             self._save_clock()
             yield
+            self._save_counts()
             self.room.extend()
             self.connection.execute("COMMIT")
         except BaseException:
             self._state = before
+            before.touched.clear()
             self.inserted, self.inserted_bytes = [], 0
             # Numbers and windows that this transaction gave are void: they are read again when needed.
             self._series_numbers.clear()
@@ -217,7 +236,7 @@ class BufferFile:
         state = self._state
         lane = self.lane.number
         numbers = self._series_numbers
-        sequence = state.next_sequence
+        sequence = self.next_sequence
         event_from_us = NOTHING_US
         rows: list[Row] = []
         untimed: list[object] = []
@@ -260,7 +279,7 @@ class BufferFile:
             self.connection.executemany(_INSERT, map(astuple, rows[whole:]))
         else:
             _insert_rows(self.connection, rows)
-        state.next_sequence = sequence
+        state.lanes[lane] = state.lanes[lane].plus(len(rows))
         state.rows += len(rows)
         state.floor.add(event_from_us)
         self.inserted += rows
@@ -287,11 +306,19 @@ class BufferFile:
             tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
         if not self._runs.save_before_deletion(span, self.last, self._seen_us(), tight_bytes):
             return confirmed
-        state.rows -= self.connection.execute(
+        gone = self.connection.execute(
             "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
         ).rowcount
+        state.rows -= gone
+        if confirmed.lane in state.lanes:
+            state.lanes[confirmed.lane] = state.lanes[confirmed.lane].minus(gone)
+            state.touched.add(confirmed.lane)
         if confirmed.lane == self.lane.number:
-            state.floor.settle(last, state.next_sequence)
+            # Rows before these may wait still: for a partition that takes none at present.
+            (front,) = self.connection.execute(
+                "SELECT min(sequence) FROM reading WHERE lane = ?", (confirmed.lane,)
+            ).fetchone()
+            state.floor.settle((self.next_sequence if front is None else front) - 1, self.next_sequence)
         # It looks at every row: where many wait, it waits too.
         if len(self._series_numbers) > self._series_pruned_at and state.rows <= PRUNED_ROWS_MAX:
             self._prune_series()
@@ -406,6 +433,9 @@ class BufferFile:
         routed = [row for row in new if row.series in numbers]
         _insert_rows(self.connection, [replace_fields(row, series=numbers[row.series]) for row in routed])
         self._state.rows += len(routed)
+        number = rows[0].lane
+        count = self._state.lanes.get(number, LaneCount(opened=True, closed=True))
+        self._state.lanes[number] = msgspec.structs.replace(count, rows=count.rows + len(routed))
         judged = [row for row in routed if row.device_boot is not None and row.device_sequence is not None]
         for row in judged:
             # Its sensor may send it again.
@@ -542,20 +572,22 @@ class BufferFile:
     @property
     def last(self) -> Position:
         """The row that was added last to this start's lane."""
-        return Position(self.lane.number, self._state.next_sequence - 1)
+        return Position(self.lane.number, self.next_sequence - 1)
 
     def _seen_us(self) -> int:
         return self._clock().at(boottime_us())
 
-    def _open_lane(self) -> Lane:
-        # Lanes and boots of which nothing is left are history; this one's begin here. What is salvaged has yet to come.
+    def _open_lane(self) -> None:
+        # Lanes and boots of which nothing is left are history; this one's begin here. What is salvaged has yet to come,
+        # and of a lane that was not reported the number of its rows has yet to be told.
         salvages = buffer_salvage.kept_marks(self.marks(buffer_salvage.SALVAGE_PREFIX)).values()
-        kept = list({*self.salvaged.values(), *(lane for progress in salvages for lane in progress.lanes.values())})
-        self.connection.execute(
-            "DELETE FROM lane WHERE NOT EXISTS (SELECT 1 FROM reading WHERE lane = number)"
-            f" AND number NOT IN ({', '.join('?' * len(kept))})",
-            kept,
-        )
+        kept = {*self.salvaged.values(), *(lane for progress in salvages for lane in progress.lanes.values())}
+        state = self._state
+        over = [number for number, count in state.lanes.items() if not count.rows and count.closed]
+        over = [number for number in over if number not in kept]
+        forget_lanes(self.connection, over)
+        for number in over:
+            del state.lanes[number]
         name = secrets.token_hex(6)
         (number,) = self.connection.execute(
             "INSERT INTO lane (name, boot_id, buffer_id) VALUES (?, ?, ?) RETURNING number",
@@ -565,7 +597,40 @@ class BufferFile:
             """DELETE FROM boot WHERE boot_id NOT IN
             (SELECT boot_id FROM lane UNION SELECT boot_id FROM quarantine UNION SELECT boot_id FROM loss)"""
         )
-        return Lane(number, name, self._boot_id, self.id)
+        state.lane = Lane(number, name, self._boot_id, self.id)
+        state.lanes[number] = LaneCount()
+        state.floor, state.floor_saved_us, state.floor_due_s = EventFloor(), NOTHING_US, 0.0
+
+    def begin_lane(self, reason: str, report: LaneReport) -> None:
+        """Close the lane that rows go into, and open another; both are reported in the new one."""
+        floor_us = self._state.floor.value_us
+        self.connection.execute("UPDATE lane SET event_from_us = ? WHERE number = ?", (floor_us, self.lane.number))
+        self._open_lane()
+        self.report_lanes(reason, report)
+
+    def report_lanes(self, reason: str, report: LaneReport) -> None:
+        """Add rows that report the lane that was opened last, and those that are closed, as far as none did so."""
+        state = self._state
+        reports = []
+        for number, count in state.lanes.items():
+            if number == state.lane.number and not count.opened:
+                reports.append(report("lane-opened", state.lane, 0, reason))
+                state.lanes[number] = msgspec.structs.replace(count, opened=True)
+            elif number != state.lane.number and not count.closed:
+                reports.append(report("lane-closed", self.lane_of(number), count.next, reason))
+                state.lanes[number] = msgspec.structs.replace(count, closed=True)
+            else:
+                continue
+            state.touched.add(number)
+        self.insert_judged(reports)
+
+    def _save_counts(self) -> None:
+        """Keep what the rows that are left do not tell of their lanes."""
+        for number in self._state.touched:
+            lane = self._state.lane if number == self._state.lane.number else self.lane_of(number)
+            if lane.buffer_id == self.id:
+                self.keep_marks([self._state.lanes[number].mark(lane.name)])
+        self._state.touched.clear()
 
     def _adopt_lane(self, lane: Lane) -> int:
         """The number of a lane of another file here: names are unique for ever, and two files may hold parts of it."""

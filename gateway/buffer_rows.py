@@ -1,5 +1,6 @@
 """What goes into the buffer and what comes out of it for Kafka."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -149,6 +150,23 @@ def spans_of(rows: Sequence[Row]) -> list[Span]:
         else:
             spans.append(Span(row.lane, row.sequence, row.sequence))
     return spans
+
+
+def without(rows: Sequence[Row], spans: Sequence[Span]) -> list[Row]:
+    """The rows that are in none of the spans."""
+    firsts: dict[int, list[int]] = {}
+    lasts: dict[int, list[int]] = {}
+    for lane, first, last in sorted(spans):
+        firsts.setdefault(lane, []).append(first)
+        lasts.setdefault(lane, []).append(last)
+    left = []
+    for row in rows:
+        of_lane = firsts.get(row.lane, ())
+        place = bisect_right(of_lane, row.sequence)
+        # Spans of one lane do not overlap: only the one that begins last before the row may hold it.
+        if not place or lasts[row.lane][place - 1] < row.sequence:
+            left.append(row)
+    return left
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,21 +133,6 @@ def _text(stored: bytes) -> str:
         raise corruption("a text is none: the file is damaged") from error
 
 
-def count_rows(connection: sqlite3.Connection) -> int:
-    """How many readings wait. Lanes are numbered densely and deleted from the front: their ends tell, no scan.
-
-    Salvaged lanes have holes: their rows are counted.
-    """
-    (rows,) = connection.execute(
-        """SELECT coalesce(sum(CASE
-            WHEN buffer_id IS NULL OR buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id') THEN
-            (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence DESC LIMIT 1)
-            - (SELECT sequence FROM reading WHERE lane = number ORDER BY sequence LIMIT 1) + 1
-        ELSE (SELECT count(*) FROM reading WHERE lane = number) END), 0) FROM lane"""
-    ).fetchone()
-    return int(rows)
-
-
 def is_corruption(error: sqlite3.Error) -> bool:
     """Whether SQLite says that the file itself is damaged, rather than that the disk is full or failing."""
     code = getattr(error, "sqlite_errorcode", None)

@@ -11,8 +11,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from gateway import terminal_text
+from gateway.buffer_lanes import count_rows
 from gateway.buffer_rows import START, Position
-from gateway.buffer_schema import MIGRATIONS, BufferFileError, buffer_id, count_rows, is_corruption
+from gateway.buffer_schema import MIGRATIONS, BufferFileError, buffer_id, is_corruption
 from gateway.clock_gateway import boot_id, boottime_us, read_wall_clock
 from gateway.settings import GatewaySettings
 from gateway.terminal_text import span

@@ -29,7 +29,7 @@ class Housekeeping:
         self._forwarder = forwarder
         self._clock = clock
         self._quarantined: Counter[str] = Counter()
-        self._lane = buffer.lane
+        self._buffer_id = buffer.id
         self._report_losses_s = 0.0
 
     async def run(self) -> None:
@@ -38,7 +38,7 @@ class Housekeeping:
             await asyncio.sleep(INTERVAL_S)
             self._look_at_the_clock()
             self._tell_what_was_quarantined()
-            self._tell_what_became_of_files()
+            await self._tell_what_became_of_files()
             await self._report_losses()
 
     def _look_at_the_clock(self) -> None:
@@ -52,14 +52,15 @@ class Housekeeping:
             log.warning("input quarantined: no route could take it", reason=reason, count=count)
         self._quarantined = self._front_door.quarantined.copy()
 
-    def _tell_what_became_of_files(self) -> None:
+    async def _tell_what_became_of_files(self) -> None:
         buffer, event = self._buffer, self._front_door.event
         while buffer.set_aside:
             aside = buffer.set_aside.popleft()
             event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)
-        if buffer.lane != self._lane:
-            self._lane = buffer.lane
-            event("lane-opened", None, lane=self._lane.name, buffer=buffer.id)
+        if buffer.id != self._buffer_id:
+            with suppress(BufferFileError):  # tried again with the next look
+                await buffer.report_lanes("buffer-replaced", self._front_door.lane_entry)
+                self._buffer_id = buffer.id
         while buffer.salvaged:
             done = buffer.salvaged.popleft()
             event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)

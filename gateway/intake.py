@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gateway.buffer import Buffer
 from gateway.buffer_losses import loss_body
-from gateway.buffer_rows import Doubt, Entry, Loss, Quarantined, Series
+from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.reading import Mark, Reading
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
@@ -97,6 +97,14 @@ class FrontDoor:
         """See `Intake.event`."""
         event = self.event_entry(kind, {"device": device, **details})
         self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, "event-refused"))
+
+    def lane_entry(self, kind: str, lane: Lane, rows: int, reason: str) -> Entry:
+        """A `buffer_lanes.LaneReport`."""
+        body: dict[str, object] = {"lane": lane.name, "buffer": lane.buffer_id, "reason": reason}
+        if kind == "lane-closed":
+            # Numbered densely from 0: who has them all has the lane.
+            body["rows"] = rows
+        return self.event_entry(kind, body)
 
     async def report_losses(self) -> int:
         """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""

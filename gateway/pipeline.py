@@ -37,8 +37,8 @@ async def run(settings: Settings) -> None:
     buffer.open()
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
-    front_door.event("lane-opened", None, lane=buffer.lane.name, buffer=buffer.id)
     try:
+        await buffer.report_lanes("start", front_door.lane_entry)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")

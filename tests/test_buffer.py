@@ -18,9 +18,10 @@ from msgspec.structs import replace
 from gateway import buffer as buffer_module
 from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
+from gateway.buffer_lanes import LANE_PREFIX
 from gateway.buffer_losses import LOSS_TYPE, loss_body
 from gateway.buffer_room import Room
-from gateway.buffer_rows import START, Doubt, Entry, Loss, Position, Quarantined, Series, Span, spans_of
+from gateway.buffer_rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.clock_gateway import boottime_us
@@ -615,6 +616,68 @@ async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path
         assert only.event_from_us == 2_000
 
 
+def _lane_report(kind: str, lane: Lane, count: int, reason: str) -> Entry:
+    return entry(f"{kind} {lane.name} {count} {reason}".encode(), "gateway")
+
+
+async def test_a_lane_begins_and_the_one_before_it_is_closed_with_its_count(tmp_path: Path) -> None:
+    """Lanes are read side by side: the live one from where it begins, those behind it up to there."""
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await buffer.report_lanes("start", _lane_report)
+        first = buffer.lane
+        await store(buffer, [entry(b"a"), entry(b"b")])
+        await buffer.begin_lane("uplink-down", _lane_report)
+        second = buffer.lane
+        await store(buffer, [entry(b"c")])
+        live = await rows(buffer, Position(second.number, -1))
+        assert [row.payload for row in live] == [
+            b"lane-closed %s 3 uplink-down" % first.name.encode(),
+            b"lane-opened %s 0 uplink-down" % second.name.encode(),
+            b"c",
+        ]
+        assert [row.sequence for row in live] == [0, 1, 2]
+        _, behind = await buffer.read_behind(START, 100, second.number)
+        assert [row.payload for row in behind] == [b"lane-opened %s 0 start" % first.name.encode(), b"a", b"b"]
+        assert buffer.state.lanes_behind == 1
+        await confirm(buffer, behind)
+        await until(lambda: buffer.state.lanes_behind == 0)
+        assert buffer.state.rows == 3
+
+
+async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count(tmp_path: Path) -> None:
+    """All of its rows may be gone by then: the count outlives them."""
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await buffer.report_lanes("start", _lane_report)
+        first = buffer.lane
+        await store(buffer, [entry(b"a"), entry(b"b")])
+        await confirm(buffer, await rows(buffer))
+        await until(lambda: buffer.state.rows == 0)
+    for _ in range(2):
+        # The second start finds that it was told.
+        async with opened(path) as buffer:
+            await buffer.report_lanes("start", _lane_report)
+            told = [row.payload for row in await rows(buffer)]
+    assert told.count(b"lane-closed %s 3 start" % first.name.encode()) == 1
+
+
+async def test_rows_between_those_that_wait_may_be_confirmed(tmp_path: Path) -> None:
+    """A partition that takes none must not keep the others' rows: counts and times stay right, restarts too."""
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        await store(buffer, [entry(b"%d" % number, received_us=100 + number) for number in range(6)])
+        kept = await rows(buffer)
+        await confirm(buffer, [kept[1], kept[2], kept[5]])
+        assert [row.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
+        await until(lambda: buffer.state.rows == 3)
+        (lane,) = await buffer.pending()
+        assert lane.event_from_us == 100
+    async with opened(path) as buffer:
+        assert buffer.state.rows == 3
+        assert [row.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
+
+
 async def test_what_waits_for_its_commit_is_pending_too(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db", commit_delay_ms=200) as buffer:
         buffer.append([entry(received_us=7)])
@@ -636,6 +699,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.identities: set[tuple[str, int]] = set()
         self.last: tuple[str, int] | None = None
         self.marks: dict[str, bytes] = {}
+        self.reported: set[bytes] = set()
         self._open()
 
     def _open(self) -> None:
@@ -682,6 +746,33 @@ class BufferMachine(RuleBasedStateMachine):
             self.loop.run_until_complete(store(self.buffer, [entry(b"rides", "c", self.sent.get("c", 0))]))
             self.sent["c"] = self.sent.get("c", 0) + 1
             self.model.append(b"rides")
+
+    @rule(chosen=st.sets(st.integers(0, 30)))
+    def confirm_some(self, chosen: set[int]) -> None:
+        """Kafka has taken rows of some partitions, and none of others."""
+        kept = self.loop.run_until_complete(rows(self.buffer))
+        taken = [row for place, row in enumerate(kept) if place in chosen]
+        if taken:
+            self.loop.run_until_complete(confirm(self.buffer, taken))
+            self.model = [payload for place, payload in enumerate(self.model) if place not in chosen]
+
+    @rule()
+    def begin_a_lane(self) -> None:
+        """Its beginning and the end of all before it are reported in it, each once."""
+        said: list[bytes] = []
+
+        def report(kind: str, lane: Lane, count: int, reason: str) -> Entry:
+            said.append(f"{kind} {lane.name} {count} {reason}".encode())
+            return entry(said[-1], "gateway")
+
+        former = self.buffer.lane
+        self.loop.run_until_complete(self.buffer.begin_lane("why", report))
+        self.model += said
+        assert self.buffer.lane.number > former.number
+        assert said[-1] == b"lane-opened %s 0 why" % self.buffer.lane.name.encode()
+        assert not self.reported & {report.split(b" ")[1] for report in said[:-1]}, "each is closed once"
+        self.reported |= {report.split(b" ")[1] for report in said[:-1]}
+        assert former.name.encode() in self.reported
 
     @rule(key=st.sampled_from(["a", "b", "c"]), value=st.none() | st.binary(max_size=3))
     def mark(self, key: str, value: bytes | None) -> None:
@@ -774,7 +865,8 @@ class BufferMachine(RuleBasedStateMachine):
         kept = self.loop.run_until_complete(rows(self.buffer))
         assert [row.payload for row in kept] == self.model
         assert self.buffer.state.rows == len(self.model)
-        assert self.loop.run_until_complete(self.buffer.marks("")) == self.marks
+        kept_marks = self.loop.run_until_complete(self.buffer.marks(""))
+        assert {key: value for key, value in kept_marks.items() if not key.startswith(LANE_PREFIX)} == self.marks
 
 
 BufferMachine.TestCase.settings = hypothesis_settings(max_examples=25, stateful_step_count=15)

@@ -349,8 +349,8 @@ def test_a_sound_file_has_no_faults(tmp_path: Path) -> None:
     found = list(verify(path, BufferSettings(path=path), full=True))
     assert all(verdict.ok for verdict in found)
     assert [verdict.words for verdict in found if verdict.subject.startswith("lane")] == [
-        "45 rows, no number is missing",
-        "1 rows, no number is missing",
+        "45 rows, none is missing",
+        "1 rows, none is missing",
         "3 rows, salvaged from buffer 00112233445566aa",
     ]
 
@@ -426,4 +426,4 @@ async def test_a_running_daemon_that_deletes_from_the_front_makes_no_holes(
         await confirm(buffer, (await rows(buffer))[:50])
         seen += verdicts
     assert all(verdict.ok for verdict in seen)
-    assert "50 rows, no number is missing" in [verdict.words for verdict in seen]
+    assert "50 rows, none is missing" in [verdict.words for verdict in seen]
