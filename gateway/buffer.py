@@ -32,6 +32,7 @@ from gateway.buffer_rows import (
     PendingLane,
     Position,
     Quarantined,
+    QuarantinedSpan,
     Row,
     Series,
     Span,
@@ -314,6 +315,15 @@ class Buffer:
     async def pending(self) -> list[PendingLane]:
         """The lanes that still hold rows, with the event times these may have."""
         return await self._call(self._pending)
+
+    async def quarantined_spans(self) -> list[QuarantinedSpan]:
+        """What the quarantine holds, by boot."""
+        # Looked up on that thread: the file may be another one by then.
+        return await self._call(lambda: list(self._file.quarantined_spans()))
+
+    async def quarantined_of_topics(self, limit: int) -> list[tuple[int, str, str]]:
+        """See `Quarantine.of_topics`."""
+        return await self._call(lambda: self._file.quarantined_of_topics(limit))
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """See `Intake.marks`."""

@@ -60,6 +60,11 @@ _TO_MEND = {
     + _REFUSED_AGAIN,
     "record-too-large": "larger than kafka.record_bytes_max; raise it, and the topic's max.message.bytes",
     "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
+    "topic-compacted": "compaction deletes readings; set cleanup.policy=delete on the Kafka topic",
+    "topic-retention-too-short": "raise the Kafka topic's retention.ms (or retention.bytes), or lower "
+    "kafka.retention_s_min",
+    "topic-refuses-writes": "the Kafka topic's min.insync.replicas is above its replicas; lower it, or add replicas",
+    "topic-config-hidden": "allow this gateway to see the topic's settings (ACL DescribeConfigs)",
     "topic-not-logappendtime": "set message.timestamp.type=LogAppendTime on the Kafka topic",
     "topic-not-created": "the broker does not let this gateway create the topic; create it there, with LogAppendTime",
     "topic-refused": "the broker does not let this gateway see the topic; allow it in the broker's access list",

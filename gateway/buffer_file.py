@@ -21,7 +21,19 @@ from gateway import buffer_losses, buffer_salvage, buffer_schema
 from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
 from gateway.buffer_quarantine import Quarantine
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Doubt, Entry, Lane, Loss, PendingLane, Position, Quarantined, Row, Series, Span
+from gateway.buffer_rows import (
+    Doubt,
+    Entry,
+    Lane,
+    Loss,
+    PendingLane,
+    Position,
+    Quarantined,
+    QuarantinedSpan,
+    Row,
+    Series,
+    Span,
+)
 from gateway.buffer_runs import DeviceRuns
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
@@ -554,18 +566,40 @@ class BufferFile:
         """The lanes that hold rows, `queued` (what waits for its commit) counted with this one's."""
         lanes = {
             name: PendingLane(
-                name, self._state.floor.value_us if name == self.lane.name else event_from_us, received_us, boot_id
+                name,
+                self._state.floor.value_us if number == self.lane.number else event_from_us or 0,
+                last_us,
+                boot_id,
+                first_us,
+                self._state.lanes[number].rows,
             )
-            for name, boot_id, event_from_us, received_us in self.connection.execute(
-                """SELECT lane.name, lane.boot_id, lane.event_from_us,
-                    (SELECT received_us FROM reading WHERE lane = lane.number ORDER BY sequence DESC LIMIT 1) AS last
-                FROM lane WHERE last IS NOT NULL ORDER BY lane.number"""
+            for number, name, boot_id, event_from_us, first_us, last_us in self.connection.execute(
+                """SELECT number, name, boot_id, event_from_us,
+                    (SELECT received_us FROM reading WHERE lane = number ORDER BY sequence LIMIT 1) AS first,
+                    (SELECT received_us FROM reading WHERE lane = number ORDER BY sequence DESC LIMIT 1)
+                FROM lane WHERE first IS NOT NULL ORDER BY number"""
             )
         }
         if queued:
             event_from_us = min(self._state.floor.value_us, *(_event_us(entry) for entry in queued))
-            lanes[self.lane.name] = PendingLane(self.lane.name, event_from_us, queued[-1].received_us, self._boot_id)
+            stored = lanes.get(self.lane.name)
+            lanes[self.lane.name] = PendingLane(
+                self.lane.name,
+                event_from_us,
+                queued[-1].received_us,
+                self._boot_id,
+                queued[0].received_us if stored is None else stored.received_us,
+                len(queued) + (0 if stored is None else stored.rows),
+            )
         return list(lanes.values())
+
+    def quarantined_spans(self) -> list[QuarantinedSpan]:
+        """What the quarantine holds, by boot."""
+        return self._quarantine.spans()
+
+    def quarantined_of_topics(self, limit: int) -> list[tuple[int, str, str]]:
+        """See `Quarantine.of_topics`."""
+        return self._quarantine.of_topics(limit)
 
     # -- the parts ------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gateway import buffer_losses
-from gateway.buffer_rows import Loss, Quarantined
+from gateway.buffer_rows import Loss, Quarantined, QuarantinedSpan
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"
 """Why input is lost that was in the quarantine and had to make room."""
+TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
+"""The reason of what Kafka does not let this gateway write; the others about topics begin with `topic-`."""
 _COLUMNS = (
     "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
     " device_boot, device_sequence, boot_id, doubt"
@@ -25,6 +27,7 @@ class Quarantine:
         self._boot_id = boot_id
         self.rows = 0
         self.bytes = 0
+        self._spans: list[QuarantinedSpan] | None = None
         self.measure()
 
     def measure(self) -> None:
@@ -32,6 +35,28 @@ class Quarantine:
         self.rows, self.bytes = self._connection.execute(
             "SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine"
         ).fetchone()
+        self._spans = None
+
+    def spans(self) -> list[QuarantinedSpan]:
+        """What is there by boot; looked up once after each change."""
+        if self._spans is None:
+            self._spans = [
+                QuarantinedSpan(*values)
+                for values in self._connection.execute(
+                    """SELECT boot_id, count(*), min(coalesce(event_us, received_us)),
+                        max(coalesce(event_us, received_us))
+                    FROM quarantine GROUP BY boot_id ORDER BY boot_id"""
+                )
+            ]
+        return self._spans
+
+    def of_topics(self, limit: int) -> list[tuple[int, str, str]]:
+        """Numbers, topics and reasons of what was quarantined because of its topic, the oldest first."""
+        return self._connection.execute(
+            """SELECT quarantine.number, series.topic, reason FROM quarantine JOIN series ON series.number = series
+            WHERE reason LIKE 'topic-%' OR reason = ? ORDER BY quarantine.number LIMIT ?""",
+            (TOPIC_FORBIDDEN, limit),
+        ).fetchall()
 
     def keep(self, input_: Quarantined, tally: Counter[str]) -> None:
         """Put input in, whole; the oldest makes room where it is over its bounds (`quarantine-overflow`)."""
@@ -55,6 +80,7 @@ class Quarantine:
                 input_.doubt,
             ),
         )
+        self._spans = None
         self.rows += 1
         self.bytes += len(input_.payload)
         # At most a tenth of the buffer: what is set aside must not keep readings out.
@@ -84,6 +110,7 @@ class Quarantine:
     def drop(self, numbers: Sequence[int]) -> int:
         """Take these out; how many there were."""
         dropped = 0
+        self._spans = None
         for number in numbers:
             size = self._connection.execute(
                 "SELECT length(payload) FROM quarantine WHERE number = ?", (number,)

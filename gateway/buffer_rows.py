@@ -189,6 +189,19 @@ class PendingLane:
     """Earliest event time that may still be pending, in `boot_id`'s CLOCK_BOOTTIME."""
     event_to_us: int
     boot_id: str
+    received_us: int
+    """When its oldest row was received."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedSpan:
+    """Quarantined input of one gateway boot: how much, and its earliest and latest time, as far as it is known."""
+
+    boot_id: str
+    count: int
+    event_from_us: int
+    event_to_us: int
 
 
 class Loss(Struct):

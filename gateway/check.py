@@ -1,18 +1,27 @@
-"""`sluice check`, as far as it is about Kafka: does it answer, and are its topics safe to write to?"""
+"""`sluice check`, as far as it is about Kafka: does it answer, can its brokers be reached, are its topics safe?"""
 
 import asyncio
+import random
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 
-from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics
+from gateway.kafka_link import KafkaLink
+from gateway.kafka_reach import address as spelled
+from gateway.kafka_topics import UNKNOWN, Cluster, TopicVerdict, create_topics, inspect_topics, read_cluster
 from gateway.routes import INTERNAL_PREFIX
 from gateway.settings import KafkaSettings, Settings
 
+BROKERS_DIALLED_MAX = 12
+"""In a larger cluster so many are tried: each that cannot be reached costs up to `kafka.connect_timeout_s`."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = "[A-Za-z0-9._-]"
+_TOPIC = "{topic}"
+"""In `kafka.backlog_topic`: the topic whose backlog it is."""
 
 
 class Finding(Struct, frozen=True):
@@ -23,34 +32,135 @@ class Finding(Struct, frozen=True):
     words: str
 
 
+class Remark(Finding, frozen=True):
+    """What somebody should look at, and what stops nothing: `ok` is true."""
+
+    warning: bool = True
+
+
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
-    """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones."""
+    """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones.
+
+    The first finding is about Kafka as a whole.
+    """
     kafka = settings.kafka
-    address = ",".join(kafka.bootstrap)
-    admin = AIOKafkaAdminClient(
-        bootstrap_servers=list(kafka.bootstrap),
-        client_id=settings.gateway.id,
-        request_timeout_ms=int(kafka.request_timeout_s * 1000),
-    )
+    subject = f"Kafka at {','.join(kafka.bootstrap)}"
+    try:
+        link = KafkaLink(kafka)
+    except OSError as error:
+        return [Finding(subject, ok=False, words=str(error))]
+    try:
+        async with _connected(link, settings) as admin:
+            # Before anything is asked: a broker that is not reached now is asked last.
+            tried, unreached = await _dial(admin, link, kafka)
+            if unreached and len(unreached) == tried:
+                words = "answers, but this box reaches none of its brokers: nothing can be sent, nor topics looked at"
+                return [Finding(subject, ok=False, words=words), *unreached]
+            cluster, findings = await _look_at_topics(admin, settings, create=create)
+    except (KafkaError, OSError, TimeoutError) as error:
+        return [Finding(subject, ok=False, words=f"cannot be reached: {_trouble(link, kafka, error)}")]
+    return [_well(subject, f"answers; {_cluster_words(cluster)}"), *unreached, *_absent(cluster), *findings]
+
+
+@asynccontextmanager
+async def _connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A client that one of `kafka.bootstrap` has answered. Raises KafkaError, OSError, TimeoutError."""
+    timeout_s = settings.kafka.request_timeout_s
+    with link.entered():
+        admin = AIOKafkaAdminClient(
+            client_id=settings.gateway.id, request_timeout_ms=int(timeout_s * 1000), **link.options()
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                await admin.start()
+            yield admin
+        finally:
+            await admin.close()
+
+
+async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings) -> tuple[int, list[Finding]]:
+    """Connect to the brokers at the addresses that they advertise: how many were tried, and each that is not reached.
+
+    A broker of `kafka.bootstrap` that answers is not enough: readings go to the leader of their partition.
+    """
+    client = admin._client  # noqa: SLF001 - aiokafka is pinned, and tests come by here
+    brokers = sorted(client.cluster.brokers(), key=lambda broker: int(broker.nodeId))
+    if len(brokers) > BROKERS_DIALLED_MAX:
+        brokers = random.sample(brokers, BROKERS_DIALLED_MAX)
+    unreached = []
+    for broker in brokers:
+        try:
+            # The link has a bound of its own for connecting: this one is for what it may not see.
+            async with asyncio.timeout(kafka.request_timeout_s):
+                reached = await client.ready(broker.nodeId)
+        except TimeoutError:
+            reached = False
+        if not reached:
+            address = spelled(broker.host, broker.port)
+            fault = link.faults.get(address)
+            what = "it does not answer" if fault is None else f"{fault.words}; {fault.hint}"
+            words = f"cannot be reached, and readings whose partition it leads wait on this box: {what}"
+            unreached.append(Finding(f"Kafka's broker {broker.nodeId} at {address}", ok=False, words=words))
+    return len(brokers), unreached
+
+
+def _trouble(link: KafkaLink, kafka: KafkaSettings, error: Exception) -> str:
+    """Why no broker answers: for each address that was tried, what is wrong and what to do."""
+    faults = [fault for address, fault in link.faults.items() if address in kafka.bootstrap]
+    if not faults:
+        return f"{str(error) or type(error).__name__}; is kafka.bootstrap right, and is the broker up?"
+    return ". ".join(f"{fault.words}; {fault.hint}" for fault in faults)
+
+
+async def _look_at_topics(
+    admin: AIOKafkaAdminClient, settings: Settings, *, create: bool
+) -> tuple[Cluster, list[Finding]]:
+    """The cluster, and what is to be said of the topics. Raises KafkaError, TimeoutError where it cannot be asked."""
+    kafka = settings.kafka
+    created: dict[str, TopicVerdict] = {}
+    async with asyncio.timeout(kafka.request_timeout_s):
+        cluster = await read_cluster(admin)
+    existing = set(cluster.topics)
+    topics = wanted_topics(settings, existing)
     try:
         async with asyncio.timeout(kafka.request_timeout_s):
-            await admin.start()
-            existing = set(await admin.list_topics())
-            topics = wanted_topics(settings, existing)
-            if create and (missing := topics - existing):
-                created = {verdict.topic: verdict for verdict in await create_topics(admin, sorted(missing), kafka)}
-            else:
-                created = {}
-            verdicts = await inspect_topics(admin, sorted(topics))
-    except (KafkaError, OSError, TimeoutError) as error:
+            if create:
+                created = {each.topic: each for each in await create_topics(admin, sorted(topics - existing), kafka)}
+            verdicts = await inspect_topics(admin, sorted(topics), kafka)
+    except (KafkaError, TimeoutError) as error:
         told = str(error) or type(error).__name__
-        words = f"cannot be reached ({told}): is kafka.bootstrap right, and is the broker up?"
-        return [Finding(f"Kafka at {address}", ok=False, words=words)]
-    finally:
-        await admin.close()
-    findings = [Finding(f"Kafka at {address}", ok=True, words="answers")]
-    findings += [_finding(verdict, created.get(verdict.topic), kafka) for verdict in verdicts]
-    return findings + _routes_without_topics(settings, topics)
+        words = f"cannot be {'made' if create else 'looked at'} just now ({told}): are all brokers well? Try again"
+        return cluster, [Finding("Kafka's topics", ok=False, words=words)]
+    findings = [found for each in verdicts for found in _findings(each, created.get(each.topic), kafka)]
+    return cluster, findings + _routes_without_topics(settings, topics)
+
+
+def _cluster_words(cluster: Cluster) -> str:
+    count = len(cluster.brokers)
+    if count == 1:
+        return "its cluster is one broker, whose disk alone has what it acknowledges"
+    up = len(cluster.addresses)
+    return f"its cluster has {count} brokers, {'all' if up == count else up} of them up"
+
+
+def _absent(cluster: Cluster) -> list[Finding]:
+    """Brokers that have replicas and are down, or gone: what that does to a topic is said there."""
+    absent = sorted(cluster.brokers.difference(cluster.addresses))
+    if not absent:
+        return []
+    words = (
+        f"down: {', '.join(map(str, absent))}; there are replicas on them. Start them, or, where they are gone for "
+        "good, give these replicas to others (kafka-reassign-partitions.sh)"
+    )
+    return [_remark("Kafka's brokers", words)]
+
+
+def _well(subject: str, words: str) -> Finding:
+    return Finding(subject, ok=True, words=words)
+
+
+def _remark(subject: str, words: str) -> Finding:
+    return Remark(subject, ok=True, words=words)
 
 
 def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding]:
@@ -72,21 +182,35 @@ def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding
 def wanted_topics(settings: Settings, existing: set[str]) -> set[str]:
     """Topics that this gateway is known to write to.
 
-    Its own, those of routes without variables, and of the rest those that exist. A template that neither begins nor
+    Its own, those of routes without variables, and of the rest those that exist; and those of their backlogs, where
+    `kafka.backlog_topic` separates them. The gateway's own have none. A template that neither begins nor
     ends with text says too little: it names no topics here, for it would take in those of others.
     """
     kafka = settings.kafka
-    topics = {kafka.events_topic, kafka.quarantine_topic}
-    if settings.fallback_topic is not None:
-        topics.add(settings.fallback_topic)
+    streams = set() if settings.fallback_topic is None else {settings.fallback_topic}
+    backlogs: set[str] = set()
     for route in settings.routes:
         first, *rest = _VARIABLE.split(route.kafka)
         if not rest:
-            topics.add(route.kafka)
+            streams.add(route.kafka)
         elif first or rest[-1]:
             pattern = _pattern(first, rest)
-            topics |= {name for name in existing if pattern.fullmatch(name) and not name.startswith(INTERNAL_PREFIX)}
-    return topics
+            made = {name for name in existing if pattern.fullmatch(name) and not name.startswith(INTERNAL_PREFIX)}
+            # `device-{stream}` makes the name of its own backlog too, which has no backlog again.
+            backlogs |= {name for name in made if pattern.fullmatch(_stream_of(name, kafka.backlog_topic))}
+            streams |= made - backlogs
+    if kafka.backlog_topic is not None:
+        backlogs |= {kafka.backlog_topic.replace(_TOPIC, name) for name in streams}
+    return {kafka.events_topic, kafka.quarantine_topic} | streams | backlogs
+
+
+def _stream_of(name: str, backlog_topic: str | None) -> str:
+    """The topic whose backlog a name is by its shape; empty where it is none."""
+    if backlog_topic is None:
+        return ""
+    before, _, after = backlog_topic.partition(_TOPIC)
+    is_backlog = name.startswith(before) and name.endswith(after)
+    return name[len(before) : len(name) - len(after)] if is_backlog else ""
 
 
 def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
@@ -100,16 +224,22 @@ def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
     return re.compile(f"{re.escape(first)}{middle}{_ANY}+{re.escape(last)}")
 
 
-def _finding(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaSettings) -> Finding:
+def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaSettings) -> list[Finding]:
+    """What is to be said of a topic; `created` is the verdict of the attempt to make it, where there was one."""
+    subject = f"topic {verdict.topic}"
     if created is not None and not created.usable:
         verdict = created
     if verdict.reason == UNKNOWN and kafka.create_topics:
-        words = "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)"
-        return Finding(f"topic {verdict.topic}", ok=True, words=words)
+        return [_well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
     if verdict.reason == UNKNOWN:
         words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
-        return Finding(f"topic {verdict.topic}", ok=False, words=words)
+        return [Finding(subject, ok=False, words=words)]
     if not verdict.usable:
-        return Finding(f"topic {verdict.topic}", ok=False, words=f"{verdict.reason}; {verdict.hint}")
-    words = "created, with LogAppendTime" if created is not None else "stamps records itself (LogAppendTime)"
-    return Finding(f"topic {verdict.topic}", ok=True, words=words)
+        words = f"is not written to, and what comes for it goes to the quarantine: {verdict.reason}; {verdict.hint}"
+        return [Finding(subject, ok=False, words=words)]
+    findings = [_well(subject, "created, with LogAppendTime")] if created is not None else []
+    findings += [
+        Finding(subject, ok=False, words=flaw.words) if flaw.fails else _remark(subject, flaw.words)
+        for flaw in verdict.flaws
+    ]
+    return findings or [_well(subject, verdict.summary)]

@@ -31,6 +31,7 @@ from gateway.check_certificates import (
     read_names,
 )
 from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
+from gateway.password_file import PasswordFileError, read_password
 from gateway.settings import (
     BrokerSettings,
     BufferSettings,
@@ -42,8 +43,6 @@ from gateway.settings import (
 )
 from gateway.terminal_text import size, span
 
-CONNECT_TIMEOUT_S: Final = 3.0
-"""How long each of Kafka's addresses is waited for when it is asked why there is no answer."""
 PORTS_TOLD_MAX: Final = 12
 NAMES_TOLD_MAX: Final = 12
 _SQLITE_MAGIC = b"SQLite format 3\0"
@@ -76,6 +75,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
                 yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, clock)
     for index, broker in enumerate(settings.mqtt_brokers):
         yield from _broker(f"mqtt_brokers[{index}]", broker, clock)
+    yield from _kafka(settings.kafka, clock)
     if settings.serial is not None:
         yield from _serial(settings.serial)
 
@@ -460,17 +460,36 @@ def _wall_time(clock: WallClock) -> datetime:
     return datetime.fromtimestamp(clock.at(boottime_us()) / 1e6, UTC)
 
 
+def _kafka(kafka: KafkaSettings, clock: WallClock) -> Iterator[Finding]:
+    """What `[kafka.tls]` and `[kafka.sasl]` name."""
+    tls, sasl = kafka.tls, kafka.sasl
+    if tls is not None:
+        if tls.ca is not None:
+            yield _authority("kafka.tls.ca", tls.ca, clock)
+        if tls.certificate is not None and tls.key is not None:
+            yield from _pair("kafka.tls", tls.certificate, tls.key, clock)
+    if sasl is not None:
+        yield _password("kafka.sasl.password_file", sasl.password_file)
+        if tls is None:
+            yield _remark(
+                "kafka.sasl",
+                f"{sasl.mechanism} hides the password, but without [kafka.tls] everybody on the way to Kafka may read "
+                "the readings, and change them; add [kafka.tls] and the brokers' port for it, unless that way is yours "
+                "alone",
+            )
+
+
+def _password(subject: str, path: Path) -> Finding:
+    try:
+        read_password(path)
+    except PasswordFileError as error:
+        return _wrong(subject, str(error))
+    return _well(subject, f"{path} holds a password, and its owner alone may read it")
+
+
 def _broker(section: str, broker: BrokerSettings, clock: WallClock) -> Iterator[Finding]:
     if broker.password_file is not None:
-        from gateway.ingress_mqtt_broker import BrokerError, read_password  # noqa: PLC0415 - it brings paho
-
-        subject = f"{section}.password_file"
-        try:
-            read_password(broker.password_file)
-        except BrokerError as error:
-            yield _wrong(subject, str(error))
-        else:
-            yield _well(subject, f"{broker.password_file} holds a password, and its owner alone may read it")
+        yield _password(f"{section}.password_file", broker.password_file)
     if broker.tls is not None:
         if broker.tls.ca is not None:
             yield _authority(f"{section}.tls.ca", broker.tls.ca, clock)
@@ -530,39 +549,3 @@ def _ports_here() -> str:
     found = sorted(port.device for port in comports())
     told = ", ".join(found[:PORTS_TOLD_MAX]) + (", ..." if len(found) > PORTS_TOLD_MAX else "")
     return f"here now: {told}" if found else "there is none here now"
-
-
-# -- Kafka that does not answer -------------------------------------------------------------------
-
-
-def why_unreachable(kafka: KafkaSettings) -> str | None:
-    """Why Kafka does not answer, as far as its addresses tell; None where all of them take connections."""
-    troubles = {address: trouble for address in kafka.bootstrap if (trouble := _reach(address)) is not None}
-    if not troubles:
-        return None
-    # The finding's subject has the address already where there is one only.
-    alone = len(kafka.bootstrap) == 1
-    told = [trouble if alone else f"{address}: {trouble}" for address, trouble in troubles.items()]
-    return f"cannot be reached: {'. '.join(told)}"
-
-
-def _reach(address: str) -> str | None:
-    """What comes of connecting to `host:port`: words for what is wrong, or None."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        return _words_for(error)
-    return None
-
-
-def _words_for(error: OSError) -> str:
-    if isinstance(error, socket.gaierror):
-        return "the name is not known here; check its spelling in kafka.bootstrap, and this box's DNS"
-    if isinstance(error, TimeoutError):
-        return "no answer; check kafka.bootstrap, the network, and firewalls between"
-    if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there; check that the broker is up, and the port in kafka.bootstrap"
-    if error.errno in {errno.ENETUNREACH, errno.EHOSTUNREACH}:
-        return "there is no way to it from here; check this box's network, and kafka.bootstrap"
-    return f"{error.strerror or error}; check kafka.bootstrap, and the network between"

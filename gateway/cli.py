@@ -1,7 +1,6 @@
 """The `sluice` command."""
 
 import asyncio
-import re
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -18,9 +17,6 @@ from gateway.settings import Settings
 if TYPE_CHECKING:
     from gateway.buffer_status import BufferStatus
     from gateway.check import Finding
-
-_CANNOT_BOOTSTRAP = re.compile(r"(?:KafkaConnectionError: )?Unable to bootstrap from \[.*\]")
-"""What the Kafka client says where none of `kafka.bootstrap` answers."""
 
 
 class _Commands(WrappingGroup):
@@ -94,32 +90,16 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
 
 def _check_kafka(settings: Settings, *, create: bool) -> "Iterator[Finding]":
     from gateway.check import check_kafka  # noqa: PLC0415
-    from gateway.check_machine import why_unreachable  # noqa: PLC0415
 
-    kafka, *topics = asyncio.run(check_kafka(settings, create=create))
-    if not kafka.ok:
-        words = why_unreachable(settings.kafka)
-        if words is None:
-            words = (
-                f"{_kafka_words(settings, kafka.words)} Its addresses take connections: is this the port for clients "
-                "without TLS, and are the brokers' advertised.listeners addresses that this box can reach?"
-            )
-        kafka = msgspec.structs.replace(kafka, words=words)
-    yield kafka
-    yield from topics
+    yield from asyncio.run(check_kafka(settings, create=create))
 
 
 def _finding_line(finding: "Finding") -> str:
-    from gateway.check_machine import Remark  # noqa: PLC0415
+    from gateway.check import Remark  # noqa: PLC0415
     from gateway.terminal_text import escaped, hanging  # noqa: PLC0415
 
     judgement = "FAIL" if not finding.ok else "warn" if isinstance(finding, Remark) else "ok  "
     return hanging(f"{judgement}  {escaped(finding.subject)}: {escaped(finding.words)}", 6)
-
-
-def _kafka_words(settings: Settings, told: str) -> str:
-    """What the Kafka client said, for people."""
-    return _CANNOT_BOOTSTRAP.sub(lambda _: f"no broker answers at {', '.join(settings.kafka.bootstrap)}", told)
 
 
 @main.command(

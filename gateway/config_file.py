@@ -90,6 +90,15 @@ _OVERLAP = (
     "match some of the same topics, and a broker may send such a message once for each; "
     "write filters that do not overlap"
 )
+_HALF_A_PAIR = "has one of certificate and key; write both, or neither"
+_PLAIN_IN_THE_CLEAR = (
+    "is PLAIN, which sends the password itself, and without [kafka.tls] anybody on the way could read it; add "
+    '[kafka.tls] and the brokers\' port for it, or write "SCRAM-SHA-512" where the brokers offer that'
+)
+_BACKLOG_EXAMPLE = '"{topic}.backlog"'
+_BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
+"""Below these the gateway's own words to Kafka do not get through: connecting, heartbeats, acknowledgements."""
+_TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
 _BACKSLASH = "a backslash means something else in double quotes; write the text in single quotes"
 _NO_CHARACTER = "a character that cannot be seen stands here; remove it"
 _SYNTAX = (
@@ -312,6 +321,9 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     yield from _topic_mistakes(settings)
     yield from _route_mistakes(settings)
     yield from _bootstrap_mistakes(settings.kafka)
+    yield from _kafka_access_mistakes(settings.kafka)
+    yield from _backlog_topic_mistakes(settings)
+    yield from _bandwidth_mistakes(settings.kafka)
     if settings.mqtt_listener is not None:
         yield from _listener_mistakes(settings.mqtt_listener)
     yield from _broker_mistakes(settings)
@@ -406,6 +418,60 @@ def _bootstrap_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
             yield place, f"{_show(address)}: {_NO_HOST}, such as 'kafka.example:9092'"
 
 
+def _kafka_access_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
+    tls, sasl = kafka.tls, kafka.sasl
+    if tls is not None and (tls.certificate is None) != (tls.key is None):
+        yield ("kafka", "tls"), _HALF_A_PAIR
+    if sasl is None:
+        return
+    if sasl.mechanism == "PLAIN" and tls is None:
+        yield ("kafka", "sasl", "mechanism"), _PLAIN_IN_THE_CLEAR
+    if not sasl.user:
+        yield ("kafka", "sasl", "user"), "is empty; write the name that the brokers know this gateway by"
+
+
+def _backlog_topic_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
+    """A template that makes a topic from each topic of live readings."""
+    place: Place = ("kafka", "backlog_topic")
+    template = settings.kafka.backlog_topic
+    if template is None:
+        return
+    first, *rest = template.split("{topic}")
+    if len(rest) != 1:
+        yield place, f"{_show(template)} must hold {{topic}} once, as in {_BACKLOG_EXAMPLE}"
+        return
+    last = rest[0]
+    if not first + last:
+        yield place, f"is the topic of live readings itself; leave it out, or write {_BACKLOG_EXAMPLE}"
+        return
+    if KAFKA_TOPIC.fullmatch(f"{first}x{last}") is None:
+        wanted = "letters, digits, '.', '_' or '-'"
+        yield place, f"{_show(template)} makes no topic name: beside {{topic}} write {wanted}, as in {_BACKLOG_EXAMPLE}"
+        return
+    if first.startswith(INTERNAL_PREFIX):
+        yield place, f"{_show(template)} {_INTERNAL}"
+    for topic, setting in _own_topics(settings.kafka).items():
+        if len(topic) > len(first + last) and topic.startswith(first) and topic.endswith(last):
+            made = f"{_show(template)} could make {_show(topic)}"
+            yield place, f"{made}, which is {setting}, {_SPEAKS}, such as {_BACKLOG_EXAMPLE}"
+    for topic in _topics_of_readings(settings):
+        if KAFKA_TOPIC.fullmatch(made := f"{first}{topic}{last}") is None:
+            yield place, f"makes a name of {len(made)} characters from {_show(topic)}, and Kafka takes 249; shorten one"
+
+
+def _topics_of_readings(settings: Settings) -> list[str]:
+    """The topics of readings that are named outright, without a variable."""
+    topics = [route.kafka for route in settings.routes] + [settings.fallback_topic or ""]
+    return [topic for topic in topics if KAFKA_TOPIC.fullmatch(topic)]
+
+
+def _bandwidth_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
+    for name, least in _BANDWIDTH_LEAST.items():
+        value = getattr(kafka, name)
+        if 0 < value < least:
+            yield ("kafka", name), f"{value} {_TOO_NARROW}; write {least} or more, or 0 for no bound"
+
+
 def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]]:
     if not listener.host:
         yield ("mqtt_listener", "host"), _EVERYWHERE
@@ -483,7 +549,7 @@ def _credential_mistakes(broker: BrokerSettings, place: Place) -> Iterator[tuple
         yield place, "has a password and no user, which MQTT 3.1.1 does not allow; write user"
     tls = broker.tls
     if tls is not None and (tls.certificate is None) != (tls.key is None):
-        yield (*place, "tls"), "has one of certificate and key; write both, or neither"
+        yield (*place, "tls"), _HALF_A_PAIR
 
 
 def _without_brackets(host: str) -> str:
@@ -577,6 +643,8 @@ def _spell(place: Place) -> str:
 
 def _may_be_secret(place: Place) -> bool:
     """Whether a value stands where names and their secrets belong, or around that."""
+    if place[:2] == ("kafka", "sasl") and place[2:] in ((), ("password_file",)):
+        return True
     if place[:1] == ("mqtt_brokers",) and place[2:] in ((), ("password",)):
         return True
     return any(all(part == other for part, other in zip(place, secret, strict=False)) for secret in _SECRETS)

@@ -9,9 +9,10 @@ import structlog
 
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import ClockWatch
+from gateway.clock_gateway import ClockWatch, boottime_us
 from gateway.forward_kafka import Forwarder
 from gateway.intake import FrontDoor
+from gateway.lanes import LanePolicy
 
 INTERVAL_S = 1.0
 LOSSES_INTERVAL_S = 10.0
@@ -23,11 +24,14 @@ log = structlog.get_logger()
 class Housekeeping:
     """Looks at the parts of the gateway, and reports what changed since the last look."""
 
-    def __init__(self, front_door: FrontDoor, buffer: Buffer, forwarder: Forwarder, clock: ClockWatch) -> None:
+    def __init__(
+        self, front_door: FrontDoor, buffer: Buffer, forwarder: Forwarder, clock: ClockWatch, lanes: LanePolicy
+    ) -> None:
         self._front_door = front_door
         self._buffer = buffer
         self._forwarder = forwarder
         self._clock = clock
+        self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
         self._buffer_id = buffer.id
         self._report_losses_s = 0.0
@@ -39,6 +43,7 @@ class Housekeeping:
             self._look_at_the_clock()
             self._tell_what_was_quarantined()
             await self._tell_what_became_of_files()
+            await self._see_to_lanes()
             await self._report_losses()
 
     def _look_at_the_clock(self) -> None:
@@ -64,6 +69,21 @@ class Housekeeping:
         while buffer.salvaged:
             done = buffer.salvaged.popleft()
             event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)
+
+    async def _see_to_lanes(self) -> None:
+        """Have readings go into a new lane where the uplink is not what it was when this one began."""
+        uplink, now_s = self._forwarder.state, time.monotonic()
+        oldest_us = uplink.live_oldest_us
+        reason = self._lanes.reason(
+            now_s,
+            is_up=uplink.up,
+            live_age_s=0.0 if oldest_us is None else (boottime_us() - oldest_us) / 1e6,
+            lanes_behind=self._buffer.state.lanes_behind,
+        )
+        if reason is not None:
+            with suppress(BufferFileError):  # the buffer itself says what it suffers from, and it is tried again
+                await self._buffer.begin_lane(reason, self._front_door.lane_entry)
+                self._lanes.begun(now_s, is_up=uplink.up)
 
     async def _report_losses(self) -> None:
         # While the uplink is down losses are counted on and not reported one by one: they must not fill the buffer.

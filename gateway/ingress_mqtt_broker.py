@@ -17,12 +17,10 @@ import contextlib
 import errno
 import socket
 import ssl
-import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +28,7 @@ import structlog
 
 from gateway.broker_client import CLOSED, BrokerClient, connect
 from gateway.broker_deliveries import Deliveries, Judgement, digest, session_prefix
-from gateway.check_certificates import CertificateFileError, check_pair, read_certificates
+from gateway.client_tls import ClientTlsError, client_context
 from gateway.mqtt_packet_reader import (
     CONNACK,
     PINGRESP,
@@ -49,6 +47,7 @@ from gateway.mqtt_packet_reader import (
     suback,
 )
 from gateway.mqtt_tls import tls_reason
+from gateway.password_file import PasswordFileError, read_password
 from gateway.reading import READING_BYTES, Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
 
@@ -63,9 +62,6 @@ SAY_AGAIN_S: Final = 300.0
 """How long the same trouble is not logged again, nor a lost connection reported."""
 STOP_S: Final = 2.0
 """How long the end waits for the commits of what was taken, to acknowledge it."""
-
-PASSWORD_BYTES_MAX: Final = 65_535
-"""What CONNECT can carry (section 1.5.3)."""
 
 _ANSWER_QOS_1: Final = bytes((PUBACK, 2))
 _ANSWER_QOS_2: Final = bytes((PUBREC, 2))
@@ -556,33 +552,9 @@ class BrokerIngress:
 def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
     """What `[mqtt_brokers.tls]` asks for. Raises BrokerError where a file cannot be used."""
     try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.certificate is not None:
-            # An empty password: an encrypted key must not ask a daemon's terminal for one.
-            context.load_cert_chain(tls.certificate, tls.key, password="")
-    except (OSError, ValueError) as error:
-        raise BrokerError(f"the files of TLS cannot be read: {_file_trouble(tls, error)}") from error
-    return context
-
-
-def _file_trouble(tls: BrokerTlsSettings, error: Exception) -> str:
-    """Which file of `[mqtt_brokers.tls]` cannot be used, and why."""
-    place = "tls.ca"
-    try:
-        if tls.ca is not None:
-            read_certificates(tls.ca)
-        place = "tls.certificate"
-        if tls.certificate is not None:
-            read_certificates(tls.certificate)
-        place = "tls.key"
-        if tls.certificate is not None and tls.key is not None:
-            check_pair(tls.certificate, tls.key)
-    except CertificateFileError as found:
-        return f"{place}: {found}"
-    return (
-        f"{tls_reason(error)}; check tls.ca, tls.certificate and tls.key, which must be PEM files, the key without a "
-        "passphrase"
-    )
+        return client_context(tls.ca, tls.certificate, tls.key)
+    except ClientTlsError as error:
+        raise BrokerError(f"the files of TLS cannot be read: {error}") from error
 
 
 def _why_unreachable(error: OSError) -> str:
@@ -598,35 +570,9 @@ def _why_unreachable(error: OSError) -> str:
 def _password(settings: BrokerSettings) -> str | None:
     """Read anew for each connection, so that it may change while the gateway runs. Raises BrokerError."""
     path = settings.password_file
-    return settings.password if path is None else read_password(path)
-
-
-def read_password(path: Path) -> str:
-    """The first line of a file that its owner alone can read. Raises BrokerError."""
+    if path is None:
+        return settings.password
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            # Opening a named pipe would wait for its other end, for ever.
-            raise BrokerError(f"password_file: {path} is no file; write where the file with the password is")
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise BrokerError(f"password_file can be read by others; run: chmod 0400 {path}")
-        with path.open(encoding="utf-8") as file:
-            password = file.readline(PASSWORD_BYTES_MAX + 2).rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise BrokerError(f"password_file cannot be read: {path} is not UTF-8 text; save it as UTF-8") from error
-    except PermissionError as error:
-        raise BrokerError(
-            f"password_file cannot be read: {path} is not this user's; give it to the user that sluice runs as (chown)"
-        ) from error
-    except OSError as error:
-        raise BrokerError(
-            f"password_file cannot be read: {path}: {error.strerror}; write the password there, chmod 0400"
-        ) from error
-    if not password:
-        raise BrokerError(f"password_file is empty; write the password into {path}")
-    if len(password.encode()) > PASSWORD_BYTES_MAX:
-        raise BrokerError(
-            f"the first line of password_file has more than {PASSWORD_BYTES_MAX} bytes, which MQTT cannot carry; "
-            f"write the password, and nothing else, into {path}"
-        )
-    return password
+        return read_password(path)
+    except PasswordFileError as error:
+        raise BrokerError(str(error)) from error

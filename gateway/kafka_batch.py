@@ -43,6 +43,11 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
         self._producer = (-1, -1, 0)
         self._built: bytearray | None = None
 
+    @property
+    def wire_bytes(self) -> int:
+        """What it takes in a request: known once it was sent, and as it is uncompressed before."""
+        return self.bytes if self._built is None else len(self._built)
+
     def add(self, record: bytes) -> None:
         self.records.append(record)
         self.bytes += len(record)

@@ -1,39 +1,91 @@
-"""Whether a Kafka topic may be written to: it must stamp records itself, or retention would delete readings early."""
+"""Whether a Kafka topic may be written to, and what else is wrong with it: topics must neither delete nor refuse."""
 
 import asyncio
+import json
+import math
+import random
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.admin.config_resource import ConfigResourceType
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    InvalidConfigurationError,
+    InvalidReplicationFactorError,
     InvalidTopicError,
+    NodeNotReadyError,
     PolicyViolationError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     for_code,
 )
+from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
+from gateway.kafka_batch import HEADER_BYTES
 from gateway.settings import KafkaSettings
+from gateway.terminal_text import size, span
 
-CREATION_S_MAX = 10.0
+BATCH_BYTES_DEFAULT: Final = 1_000_000
+"""What a topic is believed to take in a batch where it does not say: just below the least default of any broker."""
+BATCH_BYTES_KAFKA: Final = 1_048_588
+"""`max.message.bytes` of a topic where nobody set anything (Kafka 2.5 and later)."""
+CREATION_S_MAX: Final = 10.0
 """How long a created topic may take to be known everywhere."""
+DISKS_MIN: Final = 2
+"""So many must have a reading before this box deletes it, where the cluster has so many brokers."""
+RETENTION_BYTES_MIN: Final = 10_000_000
+"""A partition that keeps less is not written to: ten batches, which a backlog sends in seconds."""
+REASSIGNED_TOLD_MAX: Final = 6
+"""Of more partitions than this a command is shown for the first only."""
 UNKNOWN = "topic-unknown"
-LASTING = (
-    ClusterAuthorizationFailedError,
-    InvalidTopicError,
-    PolicyViolationError,
-    TopicAuthorizationFailedError,
-)
+AUTHORIZATION = (ClusterAuthorizationFailedError, TopicAuthorizationFailedError)
+LASTING = (*AUTHORIZATION, InvalidConfigurationError, InvalidTopicError, PolicyViolationError)
 """Answers about a topic that the next attempt would get again. Any other is about the cluster's state just now, and
 no reason to send anything to the quarantine."""
-TIMESTAMP_TYPE = "message.timestamp.type"
-TOPIC_CONFIG = {TIMESTAMP_TYPE: "LogAppendTime"}
-"""What a topic is created with. Brokers delete by a record's timestamp and refuse far-future ones: it must be theirs,
-for the clock of a gateway, and of its sensors, may be years off."""
+
+TIMESTAMP_TYPE: Final = "message.timestamp.type"
+CLEANUP_POLICY: Final = "cleanup.policy"
+RETENTION_MS: Final = "retention.ms"
+RETENTION_BYTES: Final = "retention.bytes"
+MIN_IN_SYNC: Final = "min.insync.replicas"
+MESSAGE_BYTES: Final = "max.message.bytes"
+SEGMENT_BYTES: Final = "segment.bytes"
+UNCLEAN_ELECTION: Final = "unclean.leader.election.enable"
+TOPIC_CONFIG: Final = {TIMESTAMP_TYPE: "LogAppendTime", CLEANUP_POLICY: "delete"}
+"""What every topic is created with. Brokers delete by a record's timestamp and refuse far-future ones: it must be
+theirs, for the clock of a gateway, and of its sensors, may be years off."""
+
+_JUDGED_KEYS = (
+    TIMESTAMP_TYPE,
+    CLEANUP_POLICY,
+    RETENTION_MS,
+    RETENTION_BYTES,
+    MIN_IN_SYNC,
+    MESSAGE_BYTES,
+    SEGMENT_BYTES,
+    UNCLEAN_ELECTION,
+)
+_BROKER_RETENTION_MS = {"log.retention.ms": 1, "log.retention.minutes": 60_000, "log.retention.hours": 3_600_000}
+"""A broker's settings for topics that have none: the first that is set counts. In milliseconds."""
+
+_NOT_TOLD: Final = (UnknownTopicOrPartitionError.errno, None, ())
+
+Config = Mapping[str, str | None]
+"""A topic's settings as they take effect, the broker's where it has none of its own; an old broker has fewer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """What is wrong with a topic that is written to all the same."""
+
+    words: str
+    fails: bool
+    """Whether `sluice check` fails for it; of the others it warns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,74 +95,485 @@ class TopicVerdict:
     topic: str
     reason: str = ""
     hint: str = ""
+    """What that means, and what mends it."""
+    batch_bytes_max: int = BATCH_BYTES_DEFAULT
+    """The largest batch that it takes, its header (`kafka_batch.HEADER_BYTES`) included."""
+    flaws: tuple[Flaw, ...] = ()
+    summary: str = ""
+    """How it keeps readings, for people."""
 
     @property
     def usable(self) -> bool:
         return not self.reason
 
 
-async def inspect_topics(admin: AIOKafkaAdminClient, topics: Iterable[str]) -> list[TopicVerdict]:
-    """Judge topics as the broker describes them. Raises KafkaError where it cannot be asked."""
-    resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-    if not resources:
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Where one partition stands. Brokers are node ids."""
+
+    number: int
+    leader: int
+    """-1 where it has none."""
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the cluster says of itself."""
+
+    id: str
+    """Tells it from every other; empty where it has none."""
+    addresses: Mapping[int, tuple[str, int]]
+    """Host and port of each broker that is up, as advertised."""
+    topics: Mapping[str, tuple[int, tuple[Partition, ...]]]
+    """Error code and partitions of those that were asked for."""
+
+    @property
+    def brokers(self) -> frozenset[int]:
+        """All that are heard of: a broker that is down is still named by the partitions that it has a replica of."""
+        replicas = {node for _, partitions in self.topics.values() for each in partitions for node in each.replicas}
+        return frozenset(self.addresses) | replicas
+
+
+# -- asking ---------------------------------------------------------------------------------------
+
+
+async def read_cluster(admin: AIOKafkaAdminClient, topics: Iterable[str] | None = None) -> Cluster:
+    """Brokers, and topics with their partitions: all, or those named. Makes none, whatever auto-creation says.
+
+    Raises KafkaError where no broker can be asked.
+    """
+    asked = None if topics is None else list(topics)
+    # The admin client's own describe_topics allows the broker to create what is asked for.
+    response = await _ask(admin, lambda _: MetadataRequest(asked, allow_auto_topic_creation=False))
+    answer = response.to_object()
+    return Cluster(
+        answer.get("cluster_id") or "",
+        {broker["node_id"]: (broker["host"], broker["port"]) for broker in answer["brokers"]},
+        {topic["topic"]: (topic["error_code"], tuple(_partitions(topic))) for topic in answer["topics"]},
+    )
+
+
+def _partitions(topic: Mapping[str, Any]) -> Iterator[Partition]:
+    for each in sorted(topic["partitions"], key=lambda partition: int(partition["partition"])):
+        yield Partition(each["partition"], each["leader"], tuple(each["replicas"]), tuple(each["isr"]))
+
+
+async def inspect_topics(
+    admin: AIOKafkaAdminClient, topics: Iterable[str], settings: KafkaSettings
+) -> list[TopicVerdict]:
+    """Judge topics as the brokers describe them, in the order given. Raises KafkaError where none can be asked."""
+    asked = list(topics)
+    if not asked:
         return []
+    resources = [(ConfigResourceType.TOPIC, topic, list(_JUDGED_KEYS)) for topic in asked]
+    response = await _ask(admin, lambda _: DescribeConfigsRequest(resources))
+    described = {topic: (code, message, entries) for code, message, _, topic, entries in response.resources}
+    cluster = await read_cluster(admin, asked)
     verdicts = []
-    for response in await admin.describe_configs(resources):
-        for code, message, _type, topic, entries, *_ in response.resources:
-            verdicts.append(_judge(topic, code, message, {entry[0]: entry[1] for entry in entries}))
+    for topic in asked:
+        code, message, entries = described.get(topic, _NOT_TOLD)
+        partitions_code, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
+        verdict = _refusal(topic, code, partitions_code, message, settings)
+        if verdict is None:
+            config = {entry[0]: entry[1] for entry in entries}
+            verdict = judge(topic, config, partitions, cluster.brokers, settings)
+        verdicts.append(verdict)
     return verdicts
 
 
 async def create_topics(
     admin: AIOKafkaAdminClient, topics: Iterable[str], settings: KafkaSettings
 ) -> list[TopicVerdict]:
-    """Create topics with LogAppendTime; the verdict on each. Raises KafkaError where the broker cannot be asked."""
-    brokers = len((await admin.describe_cluster())["brokers"])
-    replicas = min(settings.replicas, brokers)
-    new = [NewTopic(topic, settings.partitions, replicas, topic_configs=dict(TOPIC_CONFIG)) for topic in topics]
-    response = await admin.create_topics(new)
-    verdicts = [_creation_verdict(topic, code, rest) for topic, code, *rest in response.topic_errors]
-    created = [verdict.topic for verdict in verdicts if verdict.usable]
-    refused = [verdict for verdict in verdicts if not verdict.usable]
-    return refused + await _inspect_created(admin, created)
+    """Create topics that neither delete nor refuse readings; the verdict on each. A topic that exists is only judged.
+
+    They get `kafka.replicas`, or as many as the cluster has brokers for. From two replicas on, two must have a reading
+    (`min.insync.replicas`): with one of two brokers away nothing is accepted then, and readings wait on this box, which
+    is made for it; with less, one disk would be enough.
+
+    Raises KafkaError where the cluster cannot be asked, or cannot create anything just now.
+    """
+    waiting = list(topics)
+    if not waiting:
+        return []
+    config = {**TOPIC_CONFIG, **await _retention(admin, settings), **_message_size(settings)}
+    verdicts = []
+    created: list[str] = []
+    replicas = settings.replicas
+    while waiting:
+        # The controller knows how many brokers there are, those that are down just now included: it is asked for all,
+        # then for one less, for what Metadata names are only those that are up, and a topic keeps what it began with.
+        least = {MIN_IN_SYNC: str(min(DISKS_MIN, replicas))}
+        new = [NewTopic(topic, settings.partitions, replicas, topic_configs={**config, **least}) for topic in waiting]
+        answers = (await admin.create_topics(new)).topic_errors
+        waiting = []
+        for topic, code, *rest in answers:
+            if for_code(code) is InvalidReplicationFactorError and replicas > 1:
+                waiting.append(topic)
+                continue
+            refused = _creation_refusal(topic, code, rest, settings)
+            if refused is None:
+                created.append(topic)
+            else:
+                verdicts.append(refused)
+        replicas -= 1
+    return verdicts + await _inspect_created(admin, created, settings)
 
 
-async def _inspect_created(admin: AIOKafkaAdminClient, topics: list[str]) -> list[TopicVerdict]:
+async def _inspect_created(
+    admin: AIOKafkaAdminClient, topics: list[str], settings: KafkaSettings
+) -> list[TopicVerdict]:
     """A broker may not know yet what the controller has just made."""
-    deadline_s = time.monotonic() + CREATION_S_MAX
+    deadline = time.monotonic() + CREATION_S_MAX
     while True:
-        verdicts = await inspect_topics(admin, topics)
-        if all(verdict.reason != UNKNOWN for verdict in verdicts) or time.monotonic() > deadline_s:
+        verdicts = await inspect_topics(admin, topics, settings)
+        if all(verdict.reason != UNKNOWN for verdict in verdicts) or time.monotonic() > deadline:
             return verdicts
         await asyncio.sleep(0.05)
 
 
-def _creation_verdict(topic: str, code: int, rest: list[str | None]) -> TopicVerdict:
-    error = for_code(code)
-    if code == 0 or error is TopicAlreadyExistsError:
-        return TopicVerdict(topic)
-    detail = rest[0] if rest and rest[0] else error.__name__
-    if error not in LASTING:
-        raise error(detail)
-    return TopicVerdict(topic, "topic-not-created", f"the broker refused to create it: {detail}")
+async def _retention(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
+    """`retention.ms` for a new topic where the broker's own would be too short; what it is, is the broker's business.
 
-
-def _judge(topic: str, code: int, message: str | None, config: Mapping[str, str | None]) -> TopicVerdict:
+    A broker that does not let this gateway see its settings is left to them: the verdict on the new topic tells.
+    """
+    keys = list(_BROKER_RETENTION_MS)
+    response = await _ask(admin, lambda node: DescribeConfigsRequest([(ConfigResourceType.BROKER, str(node), keys)]))
+    ((code, _, _, _, entries),) = response.resources
     if code:
-        error = for_code(code)
-        if error is UnknownTopicOrPartitionError:
-            return TopicVerdict(
-                topic, UNKNOWN, f"create it with {TIMESTAMP_TYPE}=LogAppendTime, or set kafka.create_topics = true"
-            )
-        if error not in LASTING:
-            raise error(message or topic)
-        return TopicVerdict(topic, "topic-refused", message or error.__name__)
+        return {}
+    config = {entry[0]: entry[1] for entry in entries}
+    for key, unit_ms in _BROKER_RETENTION_MS.items():
+        value = _number(config, key)
+        if value is not None:
+            return {RETENTION_MS: str(_least_ms(settings))} if 0 <= value * unit_ms < _least_ms(settings) else {}
+    return {}
+
+
+def _message_size(settings: KafkaSettings) -> dict[str, str]:
+    """`max.message.bytes` for a new topic where records are wanted that Kafka takes nowhere by default."""
+    wanted = settings.record_bytes_max + HEADER_BYTES
+    return {MESSAGE_BYTES: str(wanted)} if wanted > BATCH_BYTES_KAFKA else {}
+
+
+async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any]) -> Any:
+    """The answer of any broker to a request, which may name the broker; those that are connected are asked first.
+
+    The admin client itself asks one at random and fails where just that one cannot be reached. Its client and that
+    one's connections are private in aiokafka 0.14, which is why that version is pinned and a test covers this.
+    """
+    client = admin._client  # noqa: SLF001
+    nodes = [broker.nodeId for broker in client.cluster.brokers()]
+    random.shuffle(nodes)
+    connected = {node for (node, _), connection in client._conns.items() if connection.connected()}  # noqa: SLF001
+    for node in sorted(nodes, key=lambda node: node not in connected):
+        if await client.ready(node):
+            return await client.send(node, request(node))
+    raise NodeNotReadyError("none of the brokers that the cluster names can be connected to from here")
+
+
+# -- judging --------------------------------------------------------------------------------------
+
+
+def judge(
+    topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
+) -> TopicVerdict:
+    """Judge a topic by its settings and partitions (one at least); `brokers` are all of the cluster, up or not."""
+    refusals = [*_stamped_wrongly(topic, config, settings), *_deletes(topic, config, settings)]
+    refusals += _refuses(topic, config, partitions, settings)
+    if refusals:
+        return replace(refusals[0], hint="; ".join(refusal.hint for refusal in refusals))
+    flaws = (
+        *_one_disk(topic, config, partitions, brokers, settings),
+        *_out_of_sync(config, partitions),
+        *_deletes_by_size(topic, config, settings),
+        *_refuses_large(topic, config, settings),
+    )
+    return TopicVerdict(
+        topic, batch_bytes_max=_batch_bytes_max(config), flaws=flaws, summary=_summary(config, partitions)
+    )
+
+
+def _stamped_wrongly(topic: str, config: Config, settings: KafkaSettings) -> Iterator[TopicVerdict]:
     stamped_by = config.get(TIMESTAMP_TYPE)
     if stamped_by != "LogAppendTime":
-        return TopicVerdict(
+        yield TopicVerdict(
             topic,
             "topic-not-logappendtime",
             f"its {TIMESTAMP_TYPE} is {stamped_by}: retention would delete what a gateway with a wrong clock sends; "
-            f"set {TIMESTAMP_TYPE}=LogAppendTime on it",
+            f"set it: {_alter(topic, settings, f'{TIMESTAMP_TYPE}=LogAppendTime')}",
         )
-    return TopicVerdict(topic)
+
+
+def _deletes(topic: str, config: Config, settings: KafkaSettings) -> Iterator[TopicVerdict]:
+    """Why readings would be gone before who reads them has seen them."""
+    policies = _policies(config)
+    if "compact" in policies:
+        yield TopicVerdict(
+            topic,
+            "topic-compacted",
+            f"its {CLEANUP_POLICY} is {config.get(CLEANUP_POLICY)}: compaction keeps the last reading of each device "
+            f"and deletes the others; set it: {_alter(topic, settings, f'{CLEANUP_POLICY}=delete')}",
+        )
+    if "delete" not in policies:
+        return
+    kept_ms = _number(config, RETENTION_MS)
+    least_ms = _least_ms(settings)
+    if kept_ms is not None and 0 <= kept_ms < least_ms:
+        yield TopicVerdict(
+            topic,
+            "topic-retention-too-short",
+            f"it keeps readings for {span(kept_ms / 1000)} ({RETENTION_MS}={kept_ms}), less than "
+            f"kafka.retention_s_min = {settings.retention_s_min:.0f} ({span(least_ms / 1000)}): who reads it could not "
+            f"be away for longer; set it: {_alter(topic, settings, f'{RETENTION_MS}={least_ms}')}, or lower "
+            "kafka.retention_s_min",
+        )
+    kept_bytes = _number(config, RETENTION_BYTES)
+    if kept_bytes is not None and 0 <= kept_bytes < RETENTION_BYTES_MIN:
+        yield TopicVerdict(
+            topic,
+            "topic-retention-too-short",
+            f"it keeps {size(kept_bytes)} of each partition ({RETENTION_BYTES}={kept_bytes}), which a backlog after an "
+            "outage sends within seconds: its first readings would be deleted while the last are being sent; take the "
+            f"bound away: {_alter(topic, settings, f'{RETENTION_BYTES}=-1')}, or make it {size(RETENTION_BYTES_MIN)} "
+            "at the very least",
+        )
+
+
+def _refuses(
+    topic: str, config: Config, partitions: Sequence[Partition], settings: KafkaSettings
+) -> Iterator[TopicVerdict]:
+    """Why no broker would ever accept a reading here."""
+    least = _number(config, MIN_IN_SYNC)
+    replicas = _fewest_replicas(partitions)
+    if least is not None and least > replicas:
+        mended = min(DISKS_MIN, replicas)
+        yield TopicVerdict(
+            topic,
+            "topic-refuses-writes",
+            f"{least} replicas must have each reading ({MIN_IN_SYNC}), and it has {replicas}: Kafka refuses everything "
+            f"that is sent to it; set it: {_alter(topic, settings, f'{MIN_IN_SYNC}={mended}')}, or give it more "
+            "replicas (kafka-reassign-partitions.sh)",
+        )
+
+
+def _one_disk(
+    topic: str, config: Config, partitions: Sequence[Partition], brokers: frozenset[int], settings: KafkaSettings
+) -> Iterator[Flaw]:
+    """Whether one disk is enough for Kafka's acknowledgement, after which this box deletes a reading."""
+    replicas = _fewest_replicas(partitions)
+    least = _number(config, MIN_IN_SYNC) or 1
+    if len(brokers) < DISKS_MIN:
+        return
+    meaning = (
+        f"Kafka acknowledges readings that one disk alone has, although there are {len(brokers)} brokers, and this box "
+        "deletes them then. It sends them all the same: refusing would stop this site"
+    )
+    two = f"{MIN_IN_SYNC}={DISKS_MIN}"
+    if replicas < DISKS_MIN:
+        more = _reassign(topic, partitions, brokers, least, settings)
+        then = f", then {_alter(topic, settings, two)}" if least < DISKS_MIN else ""
+        yield Flaw(f"{meaning}. It has one replica; give it more: {more}{then}", fails=True)
+    elif least < DISKS_MIN:
+        yield Flaw(f"{meaning}. Its {MIN_IN_SYNC} is {least}; set it: {_alter(topic, settings, two)}", fails=True)
+    else:
+        if least == replicas and len(brokers) > replicas:
+            more = _reassign(topic, partitions, brokers, least, settings)
+            yield Flaw(
+                f"each of its {replicas} replicas must have each reading ({MIN_IN_SYNC}={least}): while one broker is "
+                f"away, Kafka refuses readings, and they wait on this box; give it more replicas: {more}",
+                fails=False,
+            )
+        if config.get(UNCLEAN_ELECTION) == "true":
+            yield Flaw(
+                f"its {UNCLEAN_ELECTION} is true: a replica that lacks acknowledged readings may take over, and they "
+                f"are gone; set it: {_alter(topic, settings, f'{UNCLEAN_ELECTION}=false')}",
+                fails=False,
+            )
+
+
+def _out_of_sync(config: Config, partitions: Sequence[Partition]) -> Iterator[Flaw]:
+    """What brokers that are away do to it just now."""
+    least = _number(config, MIN_IN_SYNC) or 1
+    refused = [each for each in partitions if each.leader < 0 or len(each.in_sync) < least]
+    behind = [each for each in partitions if each not in refused and len(each.in_sync) < len(each.replicas)]
+    for some, meaning, fails in (
+        (refused, f"Kafka accepts no readings just now (fewer in sync than {MIN_IN_SYNC}={least}): they wait", True),
+        (behind, "not every replica is in sync, and fewer brokers than usual may fail", False),
+    ):
+        if some:
+            absent = sorted({node for each in some for node in each.replicas if node not in each.in_sync})
+            yield Flaw(
+                f"{len(some)} of its {_count(len(partitions), 'partition')}: {meaning}; bring back, or wait for, "
+                f"{'broker' if len(absent) == 1 else 'brokers'} {', '.join(map(str, absent))}",
+                fails=fails,
+            )
+
+
+def _deletes_by_size(topic: str, config: Config, settings: KafkaSettings) -> Iterator[Flaw]:
+    kept_bytes = _number(config, RETENTION_BYTES)
+    if kept_bytes is not None and kept_bytes >= 0 and "delete" in _policies(config):
+        yield Flaw(
+            f"it deletes by size ({RETENTION_BYTES}={kept_bytes}, {size(kept_bytes)} of each partition), however short "
+            "a time it has kept a reading; if that is less than what comes in while nobody reads it, readings are "
+            f"lost; take the bound away: {_alter(topic, settings, f'{RETENTION_BYTES}=-1')}",
+            fails=False,
+        )
+
+
+def _refuses_large(topic: str, config: Config, settings: KafkaSettings) -> Iterator[Flaw]:
+    wanted = settings.record_bytes_max + HEADER_BYTES
+    taken = _batch_bytes_max(config)
+    if taken < wanted:
+        changes = ",".join(f"{key}={wanted}" for key, bound in _batch_bounds(config).items() if bound < wanted)
+        yield Flaw(
+            f"records above {max(taken - HEADER_BYTES, 0)} bytes, headers included, go to the quarantine, although "
+            f"kafka.record_bytes_max is {settings.record_bytes_max}; set it: {_alter(topic, settings, changes)}, or "
+            "lower kafka.record_bytes_max",
+            fails=False,
+        )
+
+
+def _summary(config: Config, partitions: Sequence[Partition]) -> str:
+    kept_ms = _number(config, RETENTION_MS)
+    deletes = "delete" in _policies(config) and kept_ms is not None and kept_ms >= 0
+    replicas = _fewest_replicas(partitions)
+    least = _number(config, MIN_IN_SYNC)
+    in_sync = f", {least} of which must have each reading" if least is not None and replicas > 1 else ""
+    kept = f"keeps readings for {span((kept_ms or 0) / 1000)}" if deletes else "keeps readings for ever"
+    return f"stamps records itself (LogAppendTime), {kept}, {_count(replicas, 'replica')}{in_sync}"
+
+
+def _policies(config: Config) -> frozenset[str]:
+    """`delete`, `compact`, both, or none: then nothing is ever deleted (Kafka 4.2 and later)."""
+    value = config.get(CLEANUP_POLICY)
+    return frozenset({"delete"} if value is None else {part.strip() for part in value.split(",")})
+
+
+def _fewest_replicas(partitions: Sequence[Partition]) -> int:
+    return min(len(each.replicas) for each in partitions)
+
+
+def _batch_bytes_max(config: Config) -> int:
+    return min(_batch_bounds(config).values())
+
+
+def _batch_bounds(config: Config) -> dict[str, int]:
+    """A broker compares a whole batch with both: one that is larger than a segment has no place in the log."""
+    message, segment = _number(config, MESSAGE_BYTES), _number(config, SEGMENT_BYTES)
+    bounds = {MESSAGE_BYTES: BATCH_BYTES_DEFAULT if message is None else message}
+    return bounds if segment is None else {**bounds, SEGMENT_BYTES: segment}
+
+
+def _least_ms(settings: KafkaSettings) -> int:
+    return math.ceil(settings.retention_s_min * 1000)
+
+
+def _number(config: Config, key: str) -> int | None:
+    """None where the broker does not say, and for what is no whole number."""
+    try:
+        return int(config.get(key) or "")
+    except ValueError:
+        return None
+
+
+# -- words ----------------------------------------------------------------------------------------
+
+
+def _refusal(
+    topic: str, code: int, partitions_code: int, message: str | None, settings: KafkaSettings
+) -> TopicVerdict | None:
+    """What the codes of DescribeConfigs and Metadata mean; None where the topic is described. Raises what passes."""
+    errors = [for_code(each) for each in (partitions_code, code) if each]
+    if not errors:
+        return None
+    forbidden = any(error in AUTHORIZATION for error in errors)
+    # Who may see the topics, but not their settings, is told by the partitions alone whether there is one.
+    if errors[0] is UnknownTopicOrPartitionError or (UnknownTopicOrPartitionError in errors and not forbidden):
+        return TopicVerdict(
+            topic, UNKNOWN, f"create it with {TIMESTAMP_TYPE}=LogAppendTime, or set kafka.create_topics = true"
+        )
+    if forbidden:
+        return _forbidden(topic, settings, seen=not partitions_code)
+    for error in errors:
+        if error not in LASTING:
+            raise error(message or topic)
+    return TopicVerdict(topic, "topic-refused", message or ", ".join(error.__name__ for error in errors))
+
+
+def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdict:
+    """A topic whose settings this gateway may not see is not written to: nobody knows how long it keeps readings."""
+    if seen:
+        return TopicVerdict(
+            topic,
+            "topic-config-hidden",
+            "the broker does not let this gateway see its settings, so that nobody knows whether readings would be "
+            f"deleted early; allow it (ACL DescribeConfigs): {_allow(topic, settings, 'DescribeConfigs')}",
+        )
+    allow = _allow(topic, settings, "Write", "DescribeConfigs")
+    return TopicVerdict(
+        topic,
+        "topic-refused",
+        "the broker does not let this gateway see it, if it exists; allow it (ACLs Write and DescribeConfigs, and "
+        f"Create where this gateway is to make it): {allow}",
+    )
+
+
+def _creation_refusal(
+    topic: str, code: int, rest: Sequence[str | None], settings: KafkaSettings
+) -> TopicVerdict | None:
+    """What the code of CreateTopics means; None where the topic exists now. Raises what passes."""
+    error = for_code(code)
+    if code == 0 or error is TopicAlreadyExistsError:
+        return None
+    detail = rest[0] if rest and rest[0] else error.__name__
+    if error not in LASTING:
+        raise error(detail)
+    mend = f"; allow it (ACL Create): {_allow(topic, settings, 'Create')}" if error in AUTHORIZATION else ""
+    return TopicVerdict(topic, "topic-not-created", f"the broker refused to create it: {detail}{mend}")
+
+
+def _alter(topic: str, settings: KafkaSettings, changes: str) -> str:
+    return (
+        f"kafka-configs.sh --bootstrap-server {settings.bootstrap[0]} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {changes}"
+    )
+
+
+def _allow(topic: str, settings: KafkaSettings, *operations: str) -> str:
+    # The name of a client with a certificate is what the broker makes of it.
+    user = settings.sasl.user if settings.sasl is not None else "NAME"
+    each = " ".join(f"--operation {operation}" for operation in operations)
+    return (
+        f"kafka-acls.sh --bootstrap-server {settings.bootstrap[0]} --add --allow-principal User:{user} {each} "
+        f"--topic {topic}"
+    )
+
+
+def _reassign(
+    topic: str, partitions: Sequence[Partition], brokers: frozenset[int], least: int, settings: KafkaSettings
+) -> str:
+    """The command that gives a topic the replicas that it would be created with; one to spare, at least."""
+    count = min(max(settings.replicas, DISKS_MIN + 1, least + 1), len(brokers))
+    told = [
+        {"topic": topic, "partition": each.number, "replicas": _spread(each, brokers, count)}
+        for each in partitions[:REASSIGNED_TOLD_MAX]
+    ]
+    rest = len(partitions) - len(told)
+    further = f" (and so on for {_count(rest, 'partition')} more)" if rest else ""
+    return (
+        f"kafka-reassign-partitions.sh --bootstrap-server {settings.bootstrap[0]} --execute "
+        f"--reassignment-json-file FILE, which holds {json.dumps({'version': 1, 'partitions': told})}{further}"
+    )
+
+
+def _spread(partition: Partition, brokers: frozenset[int], count: int) -> list[int]:
+    """The replicas that are there, and further brokers, beginning elsewhere for each partition."""
+    others = sorted(brokers.difference(partition.replicas))
+    shift = partition.number % len(others) if others else 0
+    return [*partition.replicas, *others[shift:], *others[:shift]][: max(count, len(partition.replicas))]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -11,11 +11,12 @@ An item travels with the callback that acknowledges it: `done(True)` comes back 
 import asyncio
 import random
 import secrets
+import time
 from importlib.metadata import version
 
 import structlog
 
-from gateway import control
+from gateway import control, network_watch
 from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
 from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
@@ -23,6 +24,8 @@ from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder
 from gateway.housekeeping import Housekeeping
 from gateway.intake import FrontDoor
+from gateway.lanes import LanePolicy
+from gateway.name_lookup import bound_look_ups
 from gateway.settings import Settings
 
 log = structlog.get_logger()
@@ -30,6 +33,7 @@ log = structlog.get_logger()
 
 async def run(settings: Settings) -> None:
     """Run the gateway until cancelled. Raises BufferFileError or ListenError where it cannot start."""
+    bound_look_ups()
     clock = ClockWatch(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
     buffer = Buffer(settings.buffer, boot_id(), clock.now)
     front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
@@ -42,7 +46,9 @@ async def run(settings: Settings) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")
-            tasks.create_task(Housekeeping(front_door, buffer, forwarder, clock).run(), name="housekeeping")
+            tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
+            lanes = LanePolicy(settings.kafka, time.monotonic())
+            tasks.create_task(Housekeeping(front_door, buffer, forwarder, clock, lanes).run(), name="housekeeping")
             parts: control.Parts = {"uplink": lambda: forwarder.state}
             tasks.create_task(
                 control.serve(control.socket_path(settings.buffer.path), control.handlers(front_door, buffer, parts)),

@@ -200,8 +200,7 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[kafka.tls]`: brokers are spoken to with TLS 1.2 or 1.3, and always verified. Files are read again when they
-    change."""
+    """`[kafka.tls]`: brokers are spoken to with TLS 1.2 or 1.3, and verified. Files are read anew when they change."""
 
     ca: Path | None = None
     """PEM: who must have signed the brokers' certificates; without it, one of the authorities that this box trusts."""
@@ -237,7 +236,7 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     retention_s_min: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = (
         86_400.0
     )
-    """A topic that keeps readings for less than this (a day) is not written to: who reads it must be able to go away."""
+    """A topic that keeps readings for less than this (a day) is not written to: its readers must be able to go away."""
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     events_topic: str = "gateway-events"
     quarantine_topic: str = "gateway-quarantine"

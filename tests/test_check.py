@@ -7,21 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from demo.kafka_broker import Broker
-from gateway.check import _finding, _routes_without_topics, check_kafka, wanted_topics
+from demo.kafka_broker import Broker, kafka_broker
+from gateway.check import _absent, _cluster_words, _findings, _routes_without_topics, check_kafka, wanted_topics
+from gateway.check_machine import Remark
 from gateway.config_file import load
-from gateway.kafka_topics import UNKNOWN, TopicVerdict
+from gateway.kafka_topics import UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
 from gateway.routes import Destination, compile_routes
-from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings, RouteSettings, Settings
+from gateway.settings import (
+    DEFAULT_ROUTE,
+    GatewaySettings,
+    KafkaSaslSettings,
+    KafkaSettings,
+    RouteSettings,
+    Settings,
+)
 from tests.gateways import create_topic, free_port, write_config
 
 OWN = {"gateway-events", "gateway-quarantine"}
 
 
-def settings_of(*kafka: str, fallback: str | None = None) -> Settings:
+def settings_of(*kafka: str, fallback: str | None = None, backlog: str | None = None) -> Settings:
     return Settings(
         GatewaySettings("gw1"),
-        KafkaSettings(("127.0.0.1:1",)),
+        KafkaSettings(("127.0.0.1:1",), backlog_topic=backlog),
         routes=tuple(RouteSettings("{device}/{a}/{b}", template) for template in kafka),
         fallback_topic=fallback,
     )
@@ -55,6 +63,28 @@ def test_topics_of_a_template_are_those_that_exist_and_have_its_shape(template: 
     assert wanted_topics(settings_of(template), existing) == OWN | judged
 
 
+@pytest.mark.parametrize(
+    ("backlog", "judged"),
+    [
+        ("{topic}.backlog", {"meters.backlog", "strays.backlog", "device-thermo.backlog"}),
+        ("late-{topic}", {"late-meters", "late-strays", "late-device-thermo", "late-device-x.backlog"}),
+    ],
+)
+def test_each_stream_has_its_backlog_topic_and_the_gateways_own_have_none(backlog: str, judged: set[str]) -> None:
+    # The last is a backlog itself, where they are named so; otherwise a stream.
+    existing = {"device-thermo", "device-x.backlog"}
+    settings = settings_of("device-{a}", "meters", fallback="strays", backlog=backlog)
+    assert wanted_topics(settings, existing) == OWN | {"meters", "strays"} | existing | judged
+
+
+@given(st.sampled_from(["{topic}.backlog", "late-{topic}", "a-{topic}-b"]), st.data())
+def test_topics_that_check_made_ask_for_no_more(backlog: str, data: st.DataObject) -> None:
+    settings = settings_of("device-{a}", "{a}.raw", "meters", backlog=backlog)
+    existing = data.draw(st.sets(st.sampled_from(["device-a", "device-b.raw", "a.raw", "meters", "other"])))
+    wanted = wanted_topics(settings, existing)
+    assert wanted_topics(settings, existing | wanted) == wanted
+
+
 NAMES = st.text(st.sampled_from("ab.-"), min_size=1, max_size=6)
 
 
@@ -85,18 +115,103 @@ def test_a_route_whose_topics_nobody_made_is_a_finding_before_the_first_reading_
 def test_a_missing_topic_is_a_mistake_only_where_sluice_run_does_not_make_it() -> None:
     missing = TopicVerdict("meters", UNKNOWN, "create it")
     kafka = settings_of().kafka
-    found = _finding(missing, None, kafka)
+    (found,) = _findings(missing, None, kafka)
     assert not found.ok
     assert "--create-topics" in found.words
-    found = _finding(missing, None, structs.replace(kafka, create_topics=True))
+    (found,) = _findings(missing, None, structs.replace(kafka, create_topics=True))
     assert (found.subject, found.ok) == ("topic meters", True)
     assert found.words.startswith("does not exist yet; sluice run makes it")
 
 
-async def test_a_broker_that_is_not_there_is_a_finding() -> None:
-    (finding,) = await check_kafka(settings_of("meters"), create=False)
+def test_flaws_of_a_topic_are_findings_or_warnings() -> None:
+    kafka = settings_of().kafka
+    flaws = (Flaw("one disk", fails=True), Flaw("deletes by size", fails=False))
+    grave, slight = _findings(TopicVerdict("meters", flaws=flaws), None, kafka)
+    assert (grave.subject, grave.ok, grave.words) == ("topic meters", False, "one disk")
+    assert (slight.subject, slight.ok, slight.words) == ("topic meters", True, "deletes by size")
+    assert isinstance(slight, Remark)
+    made, *_ = _findings(TopicVerdict("meters", flaws=flaws[1:]), TopicVerdict("meters"), kafka)
+    assert (made.ok, made.words) == (True, "created, with LogAppendTime")
+    (sound,) = _findings(TopicVerdict("meters", summary="keeps readings"), None, kafka)
+    assert (sound.ok, sound.words) == (True, "keeps readings")
+
+
+def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
+    refused = TopicVerdict("meters", "topic-compacted", "set cleanup.policy")
+    (found,) = _findings(refused, None, settings_of().kafka)
+    assert not found.ok
+    assert "goes to the quarantine: topic-compacted; set cleanup.policy" in found.words
+    missing = TopicVerdict("meters", UNKNOWN, "create it")
+    (found,) = _findings(missing, TopicVerdict("meters", "topic-not-created", "no right"), settings_of().kafka)
+    assert "topic-not-created; no right" in found.words
+
+
+def test_brokers_that_are_down_are_told() -> None:
+    replicas = {"t": (0, (Partition(0, 1, (1, 2, 3), (1, 2)),))}
+    addresses = {1: ("a", 9092), 2: ("b", 9092)}
+    degraded = Cluster("c", addresses, replicas)
+    assert _cluster_words(degraded) == "its cluster has 3 brokers, 2 of them up"
+    (absent,) = _absent(degraded)
+    assert isinstance(absent, Remark)
+    assert absent.words.startswith("down: 3; ")
+    whole = Cluster("c", {**addresses, 3: ("c", 9092)}, replicas)
+    assert _cluster_words(whole) == "its cluster has 3 brokers, all of them up"
+    assert _absent(whole) == []
+    assert "whose disk alone" in _cluster_words(Cluster("c", {1: ("a", 9092)}, {}))
+
+
+async def test_brokers_that_are_not_there_are_told_each_with_what_is_wrong() -> None:
+    settings = settings_of("meters")
+    (finding,) = await check_kafka(settings, create=False)
     assert (finding.subject, finding.ok) == ("Kafka at 127.0.0.1:1", False)
-    assert "is kafka.bootstrap right, and is the broker up?" in finding.words
+    assert "nothing listens at 127.0.0.1:1" in finding.words
+    assert "kafka.bootstrap" in finding.words
+    two = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", "127.0.0.1:2"))
+    (finding,) = await check_kafka(structs.replace(settings, kafka=two), create=False)
+    assert "127.0.0.1:1" in finding.words
+    assert "127.0.0.1:2" in finding.words
+
+
+async def test_a_password_that_cannot_be_read_is_told_before_anything_is_asked(tmp_path: Path) -> None:
+    settings = settings_of("meters")
+    sasl = KafkaSaslSettings("SCRAM-SHA-512", "ditch", tmp_path / "password")
+    kafka = structs.replace(settings.kafka, sasl=sasl)
+    (finding,) = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
+    assert not finding.ok
+    assert str(tmp_path / "password") in finding.words
+
+
+@pytest.mark.kafka
+async def test_a_broker_whose_advertised_address_leads_nowhere_is_a_finding(tmp_path: Path) -> None:
+    nowhere = free_port()
+    with kafka_broker(tmp_path, gateway_port=nowhere) as broker:
+        settings = settings_of("meters")
+        kafka = structs.replace(settings.kafka, bootstrap=(f"127.0.0.1:{broker.gateway_listener_port}",))
+        answering, unreached = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
+    assert not answering.ok
+    assert "reaches none of its brokers" in answering.words
+    assert (unreached.subject, unreached.ok) == (f"Kafka's broker 1 at 127.0.0.1:{nowhere}", False)
+    assert "advertised.listeners" in unreached.words
+
+
+@pytest.mark.kafka
+async def test_one_address_that_answers_is_enough(kafka: Broker) -> None:
+    settings = settings_of("enough")
+    uplink = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", kafka.bootstrap))
+    answering, *topics = await check_kafka(structs.replace(settings, kafka=uplink), create=False)
+    assert answering.ok
+    assert {finding.subject for finding in topics} == {f"topic {name}" for name in ("enough", *OWN)}
+
+
+@pytest.mark.kafka
+async def test_backlog_topics_are_made_beside_the_others(kafka: Broker) -> None:
+    settings = settings_of("beside", backlog="{topic}.backlog")
+    uplink = structs.replace(settings.kafka, bootstrap=(kafka.bootstrap,), events_topic="b-e", quarantine_topic="b-q")
+    found = await check_kafka(structs.replace(settings, kafka=uplink), create=True)
+    assert all(finding.ok for finding in found)
+    assert {finding.subject for finding in found[1:]} == {
+        f"topic {name}" for name in ("b-e", "b-q", "beside", "beside.backlog")
+    }
 
 
 @pytest.mark.kafka

@@ -23,6 +23,7 @@ from tests.gateways import (
     publish,
     write_config,
 )
+from tests.kafka_admin import alter_topic
 
 pytestmark = [
     pytest.mark.kafka,
@@ -39,38 +40,40 @@ async def test_a_record_that_the_broker_refuses_goes_aside_and_its_partition_flo
 ) -> None:
     """Two in a row of twelve: found by halving, whatever batch they were in."""
     port = free_port()
-    topic_config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000"}
-    await create_topic(kafka.bootstrap, "refused-thermo", **topic_config)
-    config = write_config(tmp_path, "127.0.0.1:1", port, "refused")
+    await create_topic(kafka.bootstrap, "refused-thermo", **{"message.timestamp.type": "LogAppendTime"})
+    config = write_config(tmp_path, kafka.bootstrap, port, "refused")
+    # Long enough for all to share a batch.
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nlinger_ms = 3000"))
     with daemon(config, port):
+        publish(port, "device/42/thermo", reading(100))
+        await consume_until(kafka.bootstrap, 1, "refused-thermo")
+        # The gateway has looked at the topic: what is changed now, it learns from refusals.
+        await alter_topic(kafka.bootstrap, "refused-thermo", max_message_bytes="2000")
         for sequence in range(12):
             # Random digits do not compress.
             publish(port, "device/42/thermo", reading(sequence, os.urandom(3000).hex() if sequence in {5, 6} else ""))
-    config.write_text(config.read_text().replace("127.0.0.1:1", kafka.bootstrap))
-    with daemon(config, port):
         async with asyncio.timeout(60):
             while read_status(tmp_path / "buffer.db").rows:
                 await asyncio.sleep(0.2)
         records = await consume(kafka.bootstrap, "refused-thermo")
         reports = await consume(kafka.bootstrap, "refused-quarantine")
     passed = list(dict.fromkeys(int(header(record, "ce_devicesequence")) for record in records))
-    assert passed == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
+    assert passed == [100, 0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
     assert {json.loads(report.value)["reason"] for report in reports} == {"broker-refused: MessageSizeTooLargeError"}
     assert read_status(tmp_path / "buffer.db").quarantined == 2
 
 
 async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka: Broker, tmp_path: Path) -> None:
     port = free_port()
-    await create_topic(
-        kafka.bootstrap, "condemned-bulk", **{"message.timestamp.type": "LogAppendTime", "max.message.bytes": "100"}
-    )
-    config = write_config(tmp_path, "127.0.0.1:1", port, "condemned")
+    await create_topic(kafka.bootstrap, "condemned-bulk", **{"message.timestamp.type": "LogAppendTime"})
+    config = write_config(tmp_path, kafka.bootstrap, port, "condemned")
     with daemon(config, port):
+        publish(port, "device/42/bulk", reading(100))
+        await consume_until(kafka.bootstrap, 1, "condemned-bulk")
+        await alter_topic(kafka.bootstrap, "condemned-bulk", max_message_bytes="100")
         for sequence in range(40):
             publish(port, "device/42/bulk", reading(sequence))
         publish(port, "device/42/thermo", reading(40))
-    config.write_text(config.read_text().replace("127.0.0.1:1", kafka.bootstrap))
-    with daemon(config, port):
         await consume_until(kafka.bootstrap, 1, "condemned-thermo")
         async with asyncio.timeout(30):
             while read_status(tmp_path / "buffer.db").rows:

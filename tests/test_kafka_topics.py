@@ -1,32 +1,561 @@
-"""What a broker's answer about a topic means: a lasting no, or only that it cannot say just now."""
+"""Which topics are written to, what else is said of them, and that what is told to do mends them."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
-from aiokafka.errors import KafkaError
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, NodeNotReadyError, RecordListTooLargeError
+from aiokafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse_v2
+from aiokafka.protocol.metadata import MetadataResponse_v5
+from aiokafka.structs import BrokerMetadata
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 
-from gateway.kafka_topics import _creation_verdict, _judge
+from demo.kafka_broker import Broker, kafka_broker
+from gateway.buffer_rows import Lane, Row, Series
+from gateway.clock_gateway import WallClock
+from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
+from gateway.kafka_record import RecordEncoder
+from gateway.kafka_topics import (
+    BATCH_BYTES_DEFAULT,
+    RETENTION_BYTES_MIN,
+    Partition,
+    TopicVerdict,
+    _creation_refusal,
+    _refusal,
+    create_topics,
+    inspect_topics,
+    judge,
+    read_cluster,
+)
+from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings
+from tests.kafka_admin import administered, allow, create_topic
+from tests.kafka_cluster import Listener, kafka_cluster
 
-REQUEST_TIMED_OUT = 7
 UNKNOWN_TOPIC = 3
+REQUEST_TIMED_OUT = 7
+INVALID_TOPIC = 17
 TOPIC_AUTHORIZATION_FAILED = 29
 TOPIC_ALREADY_EXISTS = 36
 INVALID_REPLICATION_FACTOR = 38
+INVALID_CONFIG = 40
+POLICY_VIOLATION = 44
+
+SETTINGS = KafkaSettings(("kafka:9092",))
+SOUND = {
+    "message.timestamp.type": "LogAppendTime",
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+    "min.insync.replicas": "2",
+    "max.message.bytes": "1048588",
+    "segment.bytes": "1073741824",
+    "unclean.leader.election.enable": "false",
+}
+"""What a topic of three replicas ought to have."""
+THREE = frozenset({1, 2, 3})
 
 
-def test_a_topic_that_stamps_records_itself_is_usable() -> None:
-    assert _judge("t", 0, None, {"message.timestamp.type": "LogAppendTime"}).usable
-    verdict = _judge("t", 0, None, {"message.timestamp.type": "CreateTime"})
+def partitions(*replicas: Sequence[int]) -> list[Partition]:
+    """Partitions with these replicas, all of them in sync."""
+    return [Partition(number, each[0], tuple(each), tuple(each)) for number, each in enumerate(replicas)]
+
+
+def judged(
+    config: Mapping[str, str],
+    replicas: Sequence[Sequence[int]] = ((1, 2, 3),),
+    brokers: frozenset[int] = THREE,
+    settings: KafkaSettings = SETTINGS,
+) -> TopicVerdict:
+    return judge("t", {**SOUND, **config}, partitions(*replicas), brokers, settings)
+
+
+# -- which are written to -------------------------------------------------------------------------
+
+
+def test_a_sound_topic_has_no_flaw_and_says_how_it_keeps_readings() -> None:
+    verdict = judged({})
+    assert verdict.usable
+    assert verdict.flaws == ()
+    assert verdict.batch_bytes_max == 1_048_588
+    assert verdict.summary == (
+        "stamps records itself (LogAppendTime), keeps readings for 7 d, 3 replicas, 2 of which must have each reading"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"message.timestamp.type": "CreateTime"}, "topic-not-logappendtime"),
+        ({"cleanup.policy": "compact"}, "topic-compacted"),
+        ({"cleanup.policy": "compact,delete"}, "topic-compacted"),
+        ({"retention.ms": "86399999"}, "topic-retention-too-short"),
+        ({"retention.ms": "86400000"}, ""),
+        ({"retention.ms": "-1"}, ""),
+        ({"retention.bytes": str(RETENTION_BYTES_MIN - 1)}, "topic-retention-too-short"),
+        ({"retention.bytes": str(RETENTION_BYTES_MIN)}, ""),
+        # Nothing is ever deleted: how long does not count.
+        ({"cleanup.policy": "", "retention.ms": "1", "retention.bytes": "1"}, ""),
+        ({"min.insync.replicas": "4"}, "topic-refuses-writes"),
+        ({"min.insync.replicas": "3"}, ""),
+        # Consumers take any codec.
+        ({"compression.type": "gzip"}, ""),
+    ],
+)
+def test_topics_that_delete_or_refuse_readings_are_not_written_to(config: dict[str, str], reason: str) -> None:
+    verdict = judged(config)
+    assert (verdict.reason, bool(verdict.hint)) == (reason, bool(reason))
+
+
+def test_how_long_a_topic_must_keep_readings_is_a_setting() -> None:
+    patient = structs.replace(SETTINGS, retention_s_min=604_801.0)
+    assert judged({}, settings=patient).reason == "topic-retention-too-short"
+    assert judged({"retention.ms": "0"}, settings=structs.replace(SETTINGS, retention_s_min=0.0)).usable
+
+
+def test_all_that_keeps_a_topic_from_being_written_to_is_told_at_once() -> None:
+    verdict = judged({"message.timestamp.type": "CreateTime", "cleanup.policy": "compact", "min.insync.replicas": "4"})
     assert verdict.reason == "topic-not-logappendtime"
+    for told in ("CreateTime", "compaction keeps the last reading of each device", "Kafka refuses everything"):
+        assert told in verdict.hint
+
+
+def test_an_old_broker_that_does_not_know_a_setting_is_not_held_against_the_topic() -> None:
+    verdict = judge("t", {"message.timestamp.type": "LogAppendTime"}, partitions([1]), frozenset({1}), SETTINGS)
+    assert verdict.usable
+    assert verdict.batch_bytes_max == BATCH_BYTES_DEFAULT
+    assert judge("t", {}, partitions([1]), frozenset({1}), SETTINGS).reason == "topic-not-logappendtime"
+
+
+# -- one disk (promise P2) ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("least", "replicas", "brokers", "fails"),
+    [
+        (2, [1, 2, 3], THREE, []),
+        (1, [1, 2, 3], THREE, [True]),
+        (1, [1], THREE, [True]),
+        # Two of two: while one is away readings wait on this box. With a third broker that need not be.
+        (2, [1, 2], frozenset({1, 2}), []),
+        (2, [1, 2], THREE, [False]),
+        (1, [1, 2], frozenset({1, 2}), [True]),
+        # There is one disk only.
+        (1, [1], frozenset({1}), []),
+    ],
+)
+def test_check_fails_where_one_disk_is_enough_although_there_are_several(
+    least: int, replicas: list[int], brokers: frozenset[int], fails: list[bool]
+) -> None:
+    verdict = judged({"min.insync.replicas": str(least)}, [replicas], brokers)
+    assert verdict.usable, "refusing would stop the site"
+    assert [flaw.fails for flaw in verdict.flaws] == fails
+    assert all("one disk alone" in flaw.words for flaw in verdict.flaws if flaw.fails)
+
+
+def test_a_partition_that_has_fewer_replicas_than_the_others_counts() -> None:
+    (flaw,) = judged({"min.insync.replicas": "1"}, [[1, 2, 3], [2]]).flaws
+    assert flaw.fails
+    assert judged({}, [[1, 2, 3], [2]]).reason == "topic-refuses-writes"
+
+
+def test_a_leader_that_lacks_acknowledged_readings_is_warned_of() -> None:
+    (flaw,) = judged({"unclean.leader.election.enable": "true"}).flaws
+    assert not flaw.fails
+    assert "unclean.leader.election.enable=false" in flaw.words
+
+
+def test_what_brokers_that_are_away_mean_is_told() -> None:
+    def flaws(*in_sync: tuple[int, ...]) -> list[tuple[bool, str]]:
+        states = [Partition(number, (*each, -1)[0], (1, 2, 3), each) for number, each in enumerate(in_sync)]
+        return [(flaw.fails, flaw.words) for flaw in judge("t", SOUND, states, THREE, SETTINGS).flaws]
+
+    assert flaws((1, 2, 3), (3, 2, 1)) == []
+    ((fails, words),) = flaws((1, 2, 3), (2, 3))
+    assert not fails
+    assert words.startswith("1 of its 2 partitions: not every replica is in sync")
+    assert words.endswith("broker 1")
+    (refused, behind) = flaws((3,), (), (2, 3))
+    assert refused[0]
+    assert refused[1].startswith("2 of its 3 partitions: Kafka accepts no readings just now")
+    assert refused[1].endswith("brokers 1, 2, 3")
+    assert not behind[0]
+
+
+# -- the size of a batch --------------------------------------------------------------------------
+
+
+def test_a_batch_fits_the_message_and_the_segment() -> None:
+    for config in ({"max.message.bytes": "500000"}, {"max.message.bytes": "5000000", "segment.bytes": "500000"}):
+        verdict = judged(config)
+        assert verdict.usable
+        assert verdict.batch_bytes_max == 500_000
+        (flaw,) = verdict.flaws
+        assert not flaw.fails
+        assert flaw.words.startswith(f"records above {500_000 - HEADER_BYTES} bytes")
+    wanted = SETTINGS.record_bytes_max + HEADER_BYTES
+    assert judged({"max.message.bytes": str(wanted)}).flaws == ()
+    assert len(judged({"max.message.bytes": str(wanted - 1)}).flaws) == 1
+
+
+# -- what is told to do ---------------------------------------------------------------------------
+
+
+@dataclass
+class Topic:
+    """A topic that somebody mends by what he is told."""
+
+    config: dict[str, str]
+    replicas: list[list[int]]
+    brokers: frozenset[int]
+    settings: KafkaSettings
+
+    def verdict(self) -> TopicVerdict:
+        return judge("t", self.config, partitions(*self.replicas), self.brokers, self.settings)
+
+    def obey(self, words: str) -> None:
+        for told in re.findall(r"--add-config ([a-z.]+=\S+)", words):
+            for change in told.strip(",;").split(","):
+                key, _, value = change.partition("=")
+                assert self.config.get(key) != value, "a change that changes nothing"
+                self.config[key] = value
+        for each in reassigned(words):
+            assert len(set(each["replicas"])) == len(each["replicas"])
+            assert self.brokers.issuperset(each["replicas"])
+            self.replicas[each["partition"]] = each["replicas"]
+
+
+def reassigned(words: str) -> list[dict[str, Any]]:
+    """The partitions in the file that somebody is told to give to kafka-reassign-partitions.sh."""
+    _, found, file = words.partition("which holds ")
+    return json.JSONDecoder().raw_decode(file)[0]["partitions"] if found else []
+
+
+@st.composite
+def topics(draw: st.DrawFn) -> Topic:
+    brokers = frozenset(range(1, 1 + draw(st.integers(1, 5))))
+    replicas = st.lists(st.sampled_from(sorted(brokers)), min_size=1, max_size=len(brokers), unique=True)
+    size = st.sampled_from([-1, 0, 1, 10_000_000, 1_000_000_000])
+    config = {
+        "message.timestamp.type": draw(st.sampled_from(["CreateTime", "LogAppendTime"])),
+        "cleanup.policy": draw(st.sampled_from(["delete", "compact", "compact,delete", "delete, compact", ""])),
+        "retention.ms": str(draw(st.sampled_from([-1, 0, 86_399_999, 86_400_000, 604_800_000]))),
+        "retention.bytes": str(draw(size)),
+        "min.insync.replicas": str(draw(st.integers(1, 6))),
+        "max.message.bytes": str(draw(st.sampled_from([0, 4_000, 1_048_588, 5_000_000]))),
+        "segment.bytes": str(draw(st.sampled_from([14, 1_048_576, 1_073_741_824]))),
+        "unclean.leader.election.enable": draw(st.sampled_from(["true", "false"])),
+    }
+    for absent in draw(st.sets(st.sampled_from(sorted(set(config) - {"min.insync.replicas"})), max_size=3)):
+        del config[absent]
+    settings = structs.replace(
+        SETTINGS,
+        replicas=draw(st.integers(1, 4)),
+        record_bytes_max=draw(st.sampled_from([4_096, 900_000, 3_000_000])),
+        retention_s_min=draw(st.sampled_from([0.0, 86_400.0, 86_400.0005])),
+    )
+    return Topic(config, draw(st.lists(replicas, min_size=1, max_size=6)), brokers, settings)
+
+
+@given(topics())
+def test_who_does_what_he_is_told_has_a_sound_topic(topic: Topic) -> None:
+    for _ in range(4):
+        verdict = topic.verdict()
+        for words in (verdict.hint, *(flaw.words for flaw in verdict.flaws)):
+            topic.obey(words)
+    assert topic.verdict().usable
+    assert topic.verdict().flaws == ()
+
+
+@given(topics())
+def test_no_topic_that_passes_loses_readings_or_needs_one_disk_only(topic: Topic) -> None:
+    verdict = topic.verdict()
+    config = topic.config
+    replicas = min(map(len, topic.replicas))
+    if verdict.usable:
+        assert config["message.timestamp.type"] == "LogAppendTime"
+        assert "compact" not in config.get("cleanup.policy", "")
+        assert int(config["min.insync.replicas"]) <= replicas
+        kept_ms = int(config.get("retention.ms", -1)) if config.get("cleanup.policy", "delete") else -1
+        assert kept_ms < 0 or kept_ms >= topic.settings.retention_s_min * 1000
+    if verdict.usable and not any(flaw.fails for flaw in verdict.flaws) and len(topic.brokers) > 1:
+        assert min(replicas, int(config["min.insync.replicas"])) >= 2
+
+
+def test_of_many_partitions_the_first_are_shown() -> None:
+    (flaw,) = judged({"min.insync.replicas": "1"}, [[1]] * 50).flaws
+    told = reassigned(flaw.words)
+    assert [each["partition"] for each in told] == list(range(6))
+    assert "(and so on for 44 partitions more)" in flaw.words
+    assert {tuple(each["replicas"]) for each in told} == {(1, 2, 3), (1, 3, 2)}, "not all on the same"
+
+
+# -- what a broker's codes mean -------------------------------------------------------------------
+
+
+def test_settings_that_this_gateway_may_not_see_are_told_by_the_right_that_is_missing() -> None:
+    settings = structs.replace(SETTINGS, sasl=KafkaSaslSettings("SCRAM-SHA-512", "ditch", Path("password")))
+    hidden = _refusal("t", TOPIC_AUTHORIZATION_FAILED, 0, "no", settings)
+    assert hidden is not None
+    assert hidden.reason == "topic-config-hidden"
+    assert hidden.hint.endswith(
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:ditch --operation DescribeConfigs "
+        "--topic t"
+    )
+    unseen = _refusal("t", TOPIC_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED, "no", settings)
+    assert unseen is not None
+    assert unseen.reason == "topic-refused"
+    assert "--operation Write --operation DescribeConfigs" in unseen.hint
+
+
+@pytest.mark.parametrize(
+    ("config_code", "partitions_code"),
+    [
+        (UNKNOWN_TOPIC, UNKNOWN_TOPIC),
+        # Just deleted, or seen by one broker and not yet by the other.
+        (UNKNOWN_TOPIC, 0),
+        (0, UNKNOWN_TOPIC),
+        # Who may write to it and not see its settings, is told only so that it is missing.
+        (TOPIC_AUTHORIZATION_FAILED, UNKNOWN_TOPIC),
+    ],
+)
+def test_a_missing_topic_is_unknown(config_code: int, partitions_code: int) -> None:
+    refused = _refusal("t", config_code, partitions_code, None, SETTINGS)
+    assert refused is not None
+    assert refused.reason == "topic-unknown"
 
 
 def test_a_lasting_no_is_a_verdict() -> None:
-    assert _judge("t", TOPIC_AUTHORIZATION_FAILED, "no", {}).reason == "topic-refused"
-    assert _judge("t", UNKNOWN_TOPIC, None, {}).reason == "topic-unknown"
-    assert _creation_verdict("t", TOPIC_ALREADY_EXISTS, []).usable
+    assert _refusal("t", 0, 0, None, SETTINGS) is None
+    invalid = _refusal("t", INVALID_TOPIC, INVALID_TOPIC, None, SETTINGS)
+    assert invalid is not None
+    assert invalid.reason == "topic-refused"
+    assert _creation_refusal("t", 0, [None], SETTINGS) is None
+    assert _creation_refusal("t", TOPIC_ALREADY_EXISTS, [], SETTINGS) is None
+    for code in (TOPIC_AUTHORIZATION_FAILED, POLICY_VIOLATION, INVALID_CONFIG):
+        refused = _creation_refusal("t", code, ["as I say"], SETTINGS)
+        assert refused is not None
+        assert refused.reason == "topic-not-created"
+        assert "as I say" in refused.hint
+        assert ("--operation Create " in refused.hint) == (code == TOPIC_AUTHORIZATION_FAILED)
 
 
 @pytest.mark.parametrize("code", [REQUEST_TIMED_OUT, INVALID_REPLICATION_FACTOR, -1])
 def test_trouble_in_the_cluster_sends_nothing_to_the_quarantine(code: int) -> None:
+    for codes in ((code, 0), (0, code)):
+        with pytest.raises(KafkaError):
+            _refusal("t", *codes, None, SETTINGS)
     with pytest.raises(KafkaError):
-        _judge("t", code, None, {})
-    with pytest.raises(KafkaError):
-        _creation_verdict("t", code, ["not now"])
+        _creation_refusal("t", code, ["not now"], SETTINGS)
+
+
+# -- a cluster, as it answers ---------------------------------------------------------------------
+
+
+class Answers:
+    """A client of three brokers, of which the first cannot be reached; its answers are aiokafka's own."""
+
+    def __init__(
+        self, partitions: Sequence[tuple[int, int, int, list[int], list[int], list[int]]], up: set[int]
+    ) -> None:
+        self._client = self
+        self.cluster = self
+        self._conns: dict[object, object] = {}
+        self._up = up
+        self._partitions = partitions
+        self.asked: list[int] = []
+
+    def brokers(self) -> list[BrokerMetadata]:
+        return [BrokerMetadata(node, f"kafka{node}", 9092, None) for node in sorted(self._up)]
+
+    async def ready(self, node: int) -> bool:
+        return node != 1
+
+    async def send(self, node: int, request: Any) -> Any:
+        self.asked.append(node)
+        if isinstance(request, DescribeConfigsRequest):
+            entries: list[object] = [(key, value, False, 5, False, []) for key, value in SOUND.items()]
+            return DescribeConfigsResponse_v2(0, [(0, "", 2, "t", entries)])
+        brokers = [(broker.nodeId, broker.host, broker.port, None) for broker in self.brokers()]
+        return MetadataResponse_v5(0, brokers, "cluster", 1, [(0, "t", False, self._partitions)])
+
+
+async def test_a_topic_is_judged_by_any_broker_that_can_be_reached_and_with_all_that_there_are() -> None:
+    sound = Answers([(0, 0, 1, [1, 2, 3], [1, 2, 3], []), (0, 1, 2, [2, 3, 1], [2, 3, 1], [])], {1, 2, 3})
+    (verdict,) = await inspect_topics(sound, ["t"], SETTINGS)
+    assert (verdict.reason, verdict.flaws) == ("", ())
+    assert 1 not in sound.asked
+
+    # Broker 3 is down: Metadata names it nowhere but among the replicas.
+    degraded = Answers([(0, 0, 1, [1, 2], [1, 2], []), (0, 1, 2, [2, 3], [2], [3])], {1, 2})
+    cluster = await read_cluster(degraded)
+    assert cluster.addresses == {1: ("kafka1", 9092), 2: ("kafka2", 9092)}
+    assert (cluster.id, cluster.brokers) == ("cluster", THREE)
+    (verdict,) = await inspect_topics(degraded, ["t"], SETTINGS)
+    assert verdict.usable
+    assert [flaw.words.split(":")[0] for flaw in verdict.flaws if flaw.fails] == ["1 of its 2 partitions"]
+    assert ["while one broker is away" in flaw.words for flaw in verdict.flaws if not flaw.fails] == [True]
+
+
+async def test_a_cluster_that_cannot_be_reached_is_no_verdict() -> None:
+    with pytest.raises(NodeNotReadyError, match="none of the brokers"):
+        await inspect_topics(Answers([], {1}), ["t"], SETTINGS)
+
+
+# -- a real broker --------------------------------------------------------------------------------
+
+
+async def make(admin: AIOKafkaAdminClient, topic: str, **config: str) -> None:
+    settings = {
+        "message.timestamp.type": "LogAppendTime",
+        **{key.replace("_", "."): value for key, value in config.items()},
+    }
+    response: Any = await admin.create_topics([NewTopic(topic, 2, 1, topic_configs=settings)])
+    assert response.topic_errors[0][1] == 0, response
+    async with asyncio.timeout(10):
+        while (await read_cluster(admin, [topic])).topics[topic][0]:
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.kafka
+async def test_topics_of_a_broker_are_judged_by_what_takes_effect(kafka: Broker) -> None:
+    settings = KafkaSettings((kafka.bootstrap,))
+    async with administered(kafka.bootstrap) as admin:
+        await make(admin, "judged-sound")
+        await make(admin, "judged-compacted", cleanup_policy="compact")
+        await make(admin, "judged-short", retention_ms="1000")
+        await make(admin, "judged-refusing", min_insync_replicas="2")
+        await make(admin, "judged-small", max_message_bytes="5000")
+        names = ["compacted", "gone", "sound", "short", "small", "refusing"]
+        verdicts = await inspect_topics(admin, [f"judged-{name}" for name in names], settings)
+        assert await inspect_topics(admin, [], settings) == []
+    assert [verdict.topic for verdict in verdicts] == [f"judged-{name}" for name in names]
+    assert {verdict.topic.removeprefix("judged-"): verdict.reason for verdict in verdicts} == {
+        "sound": "",
+        "compacted": "topic-compacted",
+        "short": "topic-retention-too-short",
+        "refusing": "topic-refuses-writes",
+        "small": "",
+        "gone": "topic-unknown",
+    }
+    sound, small = verdicts[2], verdicts[4]
+    assert (sound.flaws, sound.batch_bytes_max) == ((), 1_048_588)
+    assert sound.summary.endswith("keeps readings for 7 d, 1 replica"), "the broker's default"
+    assert small.batch_bytes_max == 5_000
+
+
+@pytest.mark.kafka
+async def test_a_topic_is_created_sound_with_as_many_replicas_as_there_are_brokers(kafka: Broker) -> None:
+    settings = KafkaSettings((kafka.bootstrap,), partitions=2, replicas=3)
+    async with administered(kafka.bootstrap) as admin:
+        (made,) = await create_topics(admin, ["made-sound"], settings)
+        assert made.usable
+        assert made.flaws == ()
+        cluster = await read_cluster(admin, ["made-sound"])
+        assert [each.replicas for each in cluster.topics["made-sound"][1]] == [(1,), (1,)]
+        (again,) = await create_topics(admin, ["made-sound"], settings)
+        assert again == made
+        assert await create_topics(admin, [], settings) == []
+        (invalid,) = await create_topics(admin, ["no name"], settings)
+        assert invalid.reason == "topic-not-created"
+
+
+@pytest.mark.kafka
+async def test_a_created_topic_keeps_readings_long_enough_and_takes_the_largest(kafka: Broker) -> None:
+    settings = KafkaSettings((kafka.bootstrap,), retention_s_min=30 * 86_400.0, record_bytes_max=3_000_000)
+    async with administered(kafka.bootstrap) as admin:
+        (made,) = await create_topics(admin, ["made-long"], settings)
+    assert made.usable
+    assert made.flaws == ()
+    assert "keeps readings for 30 d" in made.summary
+    assert made.batch_bytes_max == 3_000_000 + HEADER_BYTES
+
+
+@pytest.mark.kafka
+async def test_the_broker_takes_batches_up_to_the_bound_and_none_above(kafka: Broker) -> None:
+    settings = KafkaSettings((kafka.bootstrap,))
+    async with administered(kafka.bootstrap) as admin:
+        await make(admin, "bound-message", max_message_bytes="5000")
+        await make(admin, "bound-segment", max_message_bytes="3000000", segment_bytes="1048576")
+        verdicts = await inspect_topics(admin, ["bound-message", "bound-segment"], settings)
+    producer = AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, acks="all", max_request_size=4_000_000)
+    await producer.start()
+    try:
+        for verdict in verdicts:
+            taken = await producer.send_batch(batch_of(verdict.batch_bytes_max), verdict.topic, partition=0)
+            assert (await taken).offset == 0
+            refused = await producer.send_batch(batch_of(verdict.batch_bytes_max + 1), verdict.topic, partition=0)
+            with pytest.raises((MessageSizeTooLargeError, RecordListTooLargeError)):
+                await refused
+    finally:
+        await producer.stop()
+
+
+def batch_of(size: int) -> EncodedBatch:
+    """A batch of one record that takes so many bytes."""
+    series = Series("t", "42", "42", "device/42/t", "sluice.reading", "application/json")
+    encoder = RecordEncoder(GatewaySettings("gw1"), Lane(1, "lane", "boot", "buffer"), series)
+    payload = size // 2
+    while True:
+        batch = EncodedBatch("none")
+        row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, bytes(payload), 0)
+        batch.add(encoder.encode(row, WallClock(0, 0), 0))
+        if batch.bytes == size:
+            return batch
+        payload += size - batch.bytes
+
+
+@pytest.mark.kafka
+async def test_asking_for_a_topic_does_not_make_it_even_where_the_broker_makes_topics_by_itself(tmp_path: Path) -> None:
+    with kafka_broker(tmp_path, auto_create_topics=True) as broker:
+        async with administered(broker.bootstrap) as admin:
+            (verdict,) = await inspect_topics(admin, ["asked-for"], KafkaSettings((broker.bootstrap,)))
+            assert verdict.reason == "topic-unknown"
+            assert "asked-for" not in (await read_cluster(admin)).topics
+
+
+@pytest.mark.kafka
+async def test_rights_that_are_missing_are_named_one_after_the_other(tmp_path: Path) -> None:
+    login = Listener("LOGIN", "SASL_PLAINTEXT", mechanisms=("PLAIN",), plain_users=(("ditch", "secret"),))
+    with kafka_cluster(tmp_path, 1, [login]) as cluster:
+        (address,) = cluster.addresses("LOGIN")
+        settings = KafkaSettings((address,))
+        await create_topic(cluster.bootstrap, "guarded")
+        # A topic that has an access list takes nobody whom it does not allow.
+        await allow(cluster.bootstrap, "another", "guarded", "WRITE")
+        gateway = AIOKafkaAdminClient(
+            bootstrap_servers=address,
+            security_protocol="SASL_PLAINTEXT",
+            sasl_plain_username="ditch",
+            sasl_plain_password="secret",  # noqa: S106 - a broker that lives for this test
+        )
+        await gateway.start()
+        try:
+            verdict = await once_judged(gateway, "topic-refused", settings)
+            assert "--operation Write --operation DescribeConfigs " in verdict.hint
+            await allow(cluster.bootstrap, "ditch", "guarded", "WRITE")
+            verdict = await once_judged(gateway, "topic-config-hidden", settings)
+            assert "--operation DescribeConfigs " in verdict.hint
+            assert "--operation Write" not in verdict.hint
+            await allow(cluster.bootstrap, "ditch", "guarded", "DESCRIBE_CONFIGS")
+            assert (await once_judged(gateway, "", settings)).usable
+        finally:
+            await gateway.close()
+
+
+async def once_judged(admin: AIOKafkaAdminClient, reason: str, settings: KafkaSettings) -> TopicVerdict:
+    """The verdict on `guarded` once the broker has heard of the change that makes it this one."""
+    async with asyncio.timeout(10):
+        while True:
+            (verdict,) = await inspect_topics(admin, ["guarded"], settings)
+            if verdict.reason == reason:
+                return verdict
+            await asyncio.sleep(0.05)

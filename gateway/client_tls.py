@@ -1,0 +1,47 @@
+"""TLS of connections that the gateway makes itself: to a site's MQTT broker, and to Kafka."""
+
+import ssl
+from pathlib import Path
+
+from gateway.check_certificates import CertificateFileError, check_pair, read_certificates
+from gateway.mqtt_tls import tls_reason
+
+
+class ClientTlsError(Exception):
+    """A file cannot be used; the message begins with its setting (`tls.ca`, `tls.certificate`, `tls.key`) or `tls`."""
+
+
+def client_context(ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """A context that verifies the server's certificate and its host name, and speaks TLS 1.2 or 1.3.
+
+    Without `ca` the authorities count that this box trusts. Raises ClientTlsError.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if certificate is not None:
+            # An empty password: an encrypted key must not ask a daemon's terminal for one.
+            context.load_cert_chain(certificate, key, password="")
+    except (OSError, ValueError) as error:
+        raise ClientTlsError(_file_trouble(ca, certificate, key, error)) from error
+    return context
+
+
+def _file_trouble(ca: Path | None, certificate: Path | None, key: Path | None, error: Exception) -> str:
+    """Which file cannot be used, and why."""
+    place = "tls.ca"
+    try:
+        if ca is not None:
+            read_certificates(ca)
+        place = "tls.certificate"
+        if certificate is not None:
+            read_certificates(certificate)
+        place = "tls.key"
+        if certificate is not None and key is not None:
+            check_pair(certificate, key)
+    except CertificateFileError as found:
+        return f"{place}: {found}"
+    return (
+        f"tls: {tls_reason(error)}; check tls.ca, tls.certificate and tls.key, which must be PEM files, the key "
+        "without a passphrase"
+    )

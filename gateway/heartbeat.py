@@ -1,0 +1,103 @@
+"""The gateway's heartbeat on `gateway-events`: how far it has come, and what is still to come from it.
+
+Whoever reads the streams can tell from it which event times are complete (DESIGN, sections 4 and 10).
+"""
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+
+import msgspec
+
+from gateway.buffer import Buffer
+from gateway.buffer_rows import Lane, Row, Series
+from gateway.clock_gateway import WallClock
+from gateway.intake import FrontDoor
+from gateway.kafka_record import RecordEncoder, rfc3339
+from gateway.settings import GatewaySettings
+
+
+class Heartbeat:
+    """Makes heartbeats: records of a lane of their own, for a missed one is never made up for."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        front_door: FrontDoor,
+        gateway: GatewaySettings,
+        events_topic: str,
+        clock: Callable[[], WallClock],
+    ) -> None:
+        self._buffer = buffer
+        self._front_door = front_door
+        self._gateway = gateway
+        self._clock = clock
+        self._lane = secrets.token_hex(6)
+        self._sequence = 0
+        self.topic = events_topic
+        self.key = front_door.key(gateway.id)
+
+    async def record(self, now_us: int, offsets: dict[tuple[str, int], int]) -> bytes:
+        """The next heartbeat, encoded, as the first of a batch. Raises BufferFileError.
+
+        `offsets` are by topic and partition: the offset after the last record that was acknowledged. They may change
+        meanwhile: what counts is when they are looked at.
+        """
+        clock = self._clock()
+        body = msgspec.json.encode(await self._body(now_us, clock, offsets))
+        series = Series(self.topic, self.key, "", "heartbeat", "sluice.gateway.heartbeat", "application/json")
+        lane = Lane(0, self._lane, self._buffer.boot_id, self._buffer.id)
+        row = Row(0, self._sequence, 0, now_us, None, 0, None, None, None, body, 0)
+        self._sequence += 1
+        return RecordEncoder(self._gateway, lane, series).encode(row, clock, 0)
+
+    async def _body(self, now_us: int, clock: WallClock, offsets: dict[tuple[str, int], int]) -> dict[str, object]:
+        lanes = await self._buffer.pending()
+        quarantined = await self._buffer.quarantined_spans()
+        # What is acknowledged from here on was pending above.
+        by_topic: dict[str, dict[str, int]] = defaultdict(dict)
+        for (topic, partition), offset in offsets.items():
+            by_topic[topic][str(partition)] = offset
+        low_us: int | None = clock.at(now_us) if clock.synced else None
+        oldest_s: float | None = 0.0
+        pending = []
+        for lane in lanes:
+            then = await self._buffer.boot_clock(lane.boot_id)
+            pending.append({"lane": lane.lane, "rows": lane.rows, **_span(then, lane.event_from_us, lane.event_to_us)})
+            if not then.synced:
+                # A lane without a time may reach back any distance: nothing can be promised past it.
+                low_us = None
+            elif low_us is not None:
+                low_us = min(low_us, then.at(lane.event_from_us))
+            age_s = _age_s(lane.received_us, lane.boot_id == self._buffer.boot_id, then, clock, now_us)
+            oldest_s = None if oldest_s is None or age_s is None else max(oldest_s, age_s)
+        aside = []
+        for span in quarantined:
+            then = await self._buffer.boot_clock(span.boot_id)
+            aside.append({"count": span.count, **_span(then, span.event_from_us, span.event_to_us)})
+        return {
+            "offsets": by_topic,
+            "pending": pending,
+            "quarantined": aside,
+            "low_watermark": None if low_us is None else rfc3339(low_us).decode(),
+            "depth_rows": self._buffer.state.rows,
+            "oldest_age_s": None if oldest_s is None else round(oldest_s, 3),
+            "buffer_bytes": self._buffer.state.bytes_used,
+            "counts": {**self._front_door.counts, **self._buffer.counts},
+        }
+
+
+def _span(clock: WallClock, from_us: int, to_us: int) -> dict[str, str | None]:
+    """Event times as far as they are known."""
+    if not clock.synced:
+        return {"from": None, "to": None}
+    return {"from": rfc3339(clock.at(from_us)).decode(), "to": rfc3339(clock.at(to_us)).decode()}
+
+
+def _age_s(received_us: int, is_of_this_boot: bool, then: WallClock, now: WallClock, now_us: int) -> float | None:  # noqa: FBT001
+    """How long ago something was received; None where nothing tells."""
+    if is_of_this_boot:
+        return (now_us - received_us) / 1e6
+    if not (then.synced and now.synced):
+        return None
+    return max(0.0, (now.at(now_us) - then.at(received_us)) / 1e6)

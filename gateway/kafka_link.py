@@ -1,0 +1,502 @@
+"""The connections of one session with Kafka: how aiokafka makes them, what became of them, what they carried.
+
+aiokafka 0.14 sets no keep-alive and no TCP_USER_TIMEOUT, waits for the whole request timeout to connect, tries every
+100 ms, and holds one lock for all brokers meanwhile. So its function that makes connections is wrapped, once and for
+all, and inside `KafkaLink.entered` makes them as it is done here; anywhere else it does what it did. What is used of
+its private parts is in `_Connection`: hence the pinned version in pyproject.toml, and a test that fails where one of
+them changes.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import ssl
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import aiokafka.client
+from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol, CloseReason
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.admin import SaslHandShakeRequest
+
+from gateway.check_certificates import FILE_BYTES_MAX
+from gateway.client_tls import ClientTlsError, client_context
+from gateway.kafka_reach import Fault, Stage, reach_words
+from gateway.kafka_reach import address as spelled
+from gateway.kafka_socket import BrokerSocket
+from gateway.name_lookup import Address, names
+from gateway.password_file import PasswordFileError, read_password
+from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+
+STAGGER_S: Final = 0.25
+"""How long an address is waited for before the next one of the same name is tried beside it (RFC 8305, section 5)."""
+ADDRESSES_MAX: Final = 16
+"""Addresses of one name that are tried."""
+PAUSE_S_MIN: Final = 0.1
+"""How long an address is left alone after its first failure; the pause doubles with each."""
+PAUSE_S_MAX: Final = 2.0
+"""The longest such pause: it is part of the 15 s that coming back may take."""
+PAUSES_MAX: Final = 256
+"""Addresses whose failures are remembered: a cluster may call its brokers something else every day."""
+TLS_CLOSE_S: Final = 1.0
+"""How long a broker gets to answer close_notify; asyncio's own 30 s would hold up the end of a session."""
+_CERTIFICATE_MESSAGE: Final = 11
+"""`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""
+
+_current: ContextVar["KafkaLink | None"] = ContextVar("kafka_link", default=None)
+
+
+class KafkaFileError(OSError):
+    """A certificate, key or password cannot be used; the message names the setting and says what to do."""
+
+
+@dataclass(slots=True)
+class _Pause:
+    """An address that failed, and is left alone for a while."""
+
+    fault: Fault
+    until_s: float
+    length_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What was read of files."""
+
+    context: ssl.SSLContext | None
+    password: str | None = field(repr=False)
+    digests: Mapping[Path, bytes] = field(repr=False)
+
+
+class KafkaLink:
+    """The connections of one session with Kafka: how they are made, what became of them, what they carried.
+
+    Raises KafkaFileError where a certificate, key or password cannot be used. To be used on one event loop.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._kafka = kafka
+        self._files = _read_files(kafka)
+        self._shown: dict[str, bytes] = {}
+        """By the name that was asked for: the certificate that a broker showed in a handshake that is under way."""
+        if self._files.context is not None:
+            _watch_certificates(self._files.context, self._shown)
+        self._pauses: dict[tuple[str, int], _Pause] = {}
+        self._fault: Fault | None = None
+        self._sockets: dict[BrokerSocket, _Connection | None] = {}
+        """Those that are not closed; without a connection while they are being connected."""
+        self._attempts: set[asyncio.Timeout] = set()
+        self._closed_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<KafkaLink {', '.join(self._kafka.bootstrap)}>"
+
+    def options(self) -> dict[str, Any]:
+        """What AIOKafkaProducer and AIOKafkaAdminClient are to be told. It holds the password: never to be logged."""
+        tls, sasl = self._kafka.tls, self._kafka.sasl
+        protocol = "SSL" if tls is not None else "PLAINTEXT"
+        options: dict[str, Any] = {
+            "bootstrap_servers": list(self._kafka.bootstrap),
+            "security_protocol": protocol if sasl is None else f"SASL_{protocol}",
+            "ssl_context": self._files.context,
+        }
+        if sasl is not None:
+            options |= {
+                "sasl_mechanism": sasl.mechanism,
+                "sasl_plain_username": sasl.user,
+                "sasl_plain_password": self._files.password,
+            }
+        return options
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+    def entered(self) -> AbstractContextManager[None]:
+        """Connections that are made within, and by tasks that are begun within, are this link's."""
+        return self._entered()
+
+    def files_changed(self) -> bool:
+        """Whether other certificates, another key or another password can be had than were read.
+
+        Not while what stands there cannot be used: a session that works goes on, for a file may be half written. The
+        authorities that this box trusts by itself are read with each link, and not watched.
+        """
+        if _digests(self._kafka) == self._files.digests:
+            return False
+        try:
+            _read_files(self._kafka)
+        except KafkaFileError:
+            return False
+        return True
+
+    @property
+    def fault(self) -> str | None:
+        """Why the latest attempt to connect failed, in an installer's words; None since one succeeded."""
+        return None if self._fault is None else self._fault.words
+
+    @property
+    def faults(self) -> dict[str, Fault]:
+        """By `host:port`, what is wrong with each broker's address that failed and did not succeed since."""
+        return {spelled(*address): pause.fault for address, pause in self._pauses.items()}
+
+    def wire_bytes(self) -> int:
+        """Bytes sent and received on the wire since the beginning: headers, retransmissions and closed ones too."""
+        return self._closed_bytes + sum(link.wire_bytes() for link in self._sockets)
+
+    def local_addresses(self) -> frozenset[str]:
+        """This box's own addresses in the live connections."""
+        return frozenset(own for own, _ in self._ends())
+
+    def peers(self) -> frozenset[tuple[str, int]]:
+        """(IP address, port) of the brokers of the live connections."""
+        return frozenset(peer for _, peer in self._ends())
+
+    def abort(self) -> None:
+        """Close every connection at once, waiting for nothing; what is being connected is given up, pauses are over.
+
+        For who knows that the network is another one: nothing of what failed before counts then.
+        """
+        self._pauses.clear()
+        for attempt in self._attempts:
+            if not attempt.expired():
+                attempt.reschedule(0)
+        for connection in list(self._sockets.values()):
+            if connection is not None:
+                connection.abort()
+
+    def _ends(self) -> list[tuple[str, tuple[str, int]]]:
+        return [ends for link in self._sockets if (ends := link.ends()) is not None]
+
+    # -- making a connection ----------------------------------------------------------------------
+
+    async def _connection(self, host: str, port: int, options: Mapping[str, Any]) -> "_Connection":
+        """A connection that is ready for requests. Raises KafkaConnectionError, with words."""
+        pause = self._pauses.get((host, port))
+        if pause is not None and asyncio.get_running_loop().time() < pause.until_s:
+            # aiokafka asks every 100 ms: what it gets at once is what the last attempt found.
+            raise KafkaConnectionError(pause.fault.words)
+        connection = _Connection(self, host, port, options)
+        try:
+            await connection.connect()
+        except _GivenUpError as error:
+            raise KafkaConnectionError("given up, as all connections were") from error
+        except Exception as error:
+            # Whatever it is: aiokafka's own tasks bear nothing else than its own errors, and would end for good.
+            raise KafkaConnectionError(self._failed(connection, error).words) from error
+        finally:
+            self._shown.pop(connection.tls_name, None)
+        return connection
+
+    def _failed(self, connection: "_Connection", error: BaseException) -> Fault:
+        """Remember why a connection did not come about, and leave its address alone for a while."""
+        address = connection.address
+        if connection.stage == "connect" and isinstance(error, TimeoutError):
+            # One address says nothing, and another may have said no.
+            error = _most_telling([*connection.failures, error])
+        fault = reach_words(
+            error,
+            *address,
+            self._kafka,
+            stage=connection.stage,
+            shown=self._shown.get(connection.tls_name),
+            mechanisms=connection.mechanisms,
+        )
+        former = self._pauses.pop(address, None)
+        length_s = PAUSE_S_MIN if former is None else min(former.length_s * 2, PAUSE_S_MAX)
+        # Half of it at random: gateways whose broker comes back must not knock at once.
+        until_s = asyncio.get_running_loop().time() + length_s * random.uniform(0.5, 1.0)  # noqa: S311
+        self._pauses[address] = _Pause(fault, until_s, length_s)
+        while len(self._pauses) > PAUSES_MAX:
+            del self._pauses[next(iter(self._pauses))]
+        self._fault = fault
+        return fault
+
+    def _succeeded(self, connection: "_Connection") -> None:
+        """The broker answered a request of the session's own."""
+        self._pauses.pop(connection.address, None)
+        self._fault = None
+
+    @contextlib.asynccontextmanager
+    async def _bounded(self) -> AsyncIterator[None]:
+        """At most `kafka.connect_timeout_s`, or until `abort`. Raises TimeoutError, _GivenUpError."""
+        limit_s = self._kafka.connect_timeout_s
+        ends_s = asyncio.get_running_loop().time() + limit_s
+        attempt = asyncio.timeout_at(ends_s)
+        try:
+            async with attempt:
+                self._attempts.add(attempt)
+                yield
+        except TimeoutError as error:
+            if attempt.expired() and attempt.when() != ends_s:
+                raise _GivenUpError from error
+            raise
+        finally:
+            self._attempts.discard(attempt)
+
+    async def _dial(self, addresses: Sequence[Address], failures: list[BaseException]) -> BrokerSocket:
+        """A TCP connection to one of the addresses of a name: the next is tried beside one that does not answer.
+
+        `failures` gets those of single addresses, also where it is cancelled before the last has failed.
+        """
+        waiting = deque(_interleaved(addresses)[:ADDRESSES_MAX])
+        attempts: set[asyncio.Task[BrokerSocket]] = set()
+        connected: list[BrokerSocket] = []
+        try:
+            while not connected and (waiting or attempts):
+                if waiting:
+                    attempts.add(asyncio.create_task(self._dial_address(waiting.popleft()), name="dial"))
+                done, attempts = await asyncio.wait(
+                    attempts, timeout=STAGGER_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
+                )
+                connected += [task.result() for task in done if task.exception() is None]
+                failures += [error for task in done if (error := task.exception()) is not None]
+            if not connected:
+                raise _most_telling(failures)
+            return connected.pop()
+        finally:
+            for task in attempts:
+                task.cancel()
+            others = await asyncio.gather(*attempts, return_exceptions=True)
+            for other in (*connected, *others):
+                if isinstance(other, BrokerSocket):
+                    other.close()
+
+    async def _dial_address(self, address: Address) -> BrokerSocket:
+        link = BrokerSocket(address, self._closing)
+        self._sockets[link] = None
+        try:
+            await asyncio.get_running_loop().sock_connect(link, address[3])
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _closing(self, link: BrokerSocket) -> None:
+        del self._sockets[link]
+        self._closed_bytes += link.wire_bytes()
+
+
+class _GivenUpError(Exception):
+    """`KafkaLink.abort` was called meanwhile."""
+
+
+class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no types
+    """aiokafka's connection, made otherwise: `connect` is its own, step by step, with this link's socket and bounds."""
+
+    def __init__(self, link: KafkaLink, host: str, port: int, options: Mapping[str, Any]) -> None:
+        super().__init__(host, port, **options)
+        self._link = link
+        self.address = host, port
+        self.tls_name = host.removesuffix(".")
+        """What a certificate must be for: without the dot that keeps a resolver from its search list."""
+        self.stage: Stage = "name"
+        """How far it came."""
+        self.failures: list[BaseException] = []
+        """Those of single addresses of its name."""
+        self.mechanisms: tuple[str, ...] = ()
+        """What the broker offers for SASL, once it said so."""
+        self._answered = False
+        """Whether it is known what became of its first request."""
+
+    async def connect(self) -> None:
+        """Connect, agree on versions, log in. Raises what comes of it, a peer's nonsense included."""
+        try:
+            async with self._link._bounded():  # noqa: SLF001 - one thing in two classes
+                await self._open()
+            # Apart: over TLS to a far broker these are as many round trips again.
+            async with self._link._bounded():  # noqa: SLF001
+                self.stage = "versions"
+                await self._do_version_lookup()
+                if self._sasl_mechanism is not None and self._security_protocol.startswith("SASL_"):
+                    self.stage = "login"
+                    await self._do_sasl_handshake()
+            self.stage = "request"
+        except BaseException:
+            self.close()
+            raise
+
+    async def _open(self) -> None:
+        """Connect, with TLS where it is set: as AIOKafkaConnection.connect does it."""
+        loop = asyncio.get_running_loop()
+        self._closed_fut = loop.create_future()
+        addresses = await names.addresses(*self.address)
+        self.stage = "connect"
+        link = await self._link._dial(addresses, self.failures)  # noqa: SLF001
+        reader = asyncio.StreamReader(limit=READER_LIMIT, loop=loop)
+        protocol = AIOKafkaProtocol(self._closed_fut, reader, loop=loop)
+        tls: dict[str, Any] = {}
+        if self._security_protocol.endswith("SSL"):
+            self.stage = "tls"
+            tls = {"ssl": self._ssl_context, "server_hostname": self.tls_name, "ssl_shutdown_timeout": TLS_CLOSE_S}
+        # Where this fails, the transport that it made closes the socket.
+        transport, _ = await loop.create_connection(lambda: protocol, sock=link, **tls)
+        self._transport: asyncio.WriteTransport = transport
+        self._link._sockets[link] = self  # noqa: SLF001
+        self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        self._reader, self._protocol = reader, protocol
+        self._read_task = self._create_reader_task()
+        if self._max_idle_ms is not None:
+            self._idle_handle = loop.call_soon(self._idle_check, weakref.ref(self))
+
+    def send(self, request: Any, expect_response: bool = True) -> Coroutine[Any, Any, Any]:  # noqa: FBT001, FBT002 - as aiokafka has it
+        """As aiokafka does it, and at once; what is to be known of the answer is kept."""
+        sent: Coroutine[Any, Any, Any] = super().send(request, expect_response)
+        if isinstance(request, SaslHandShakeRequest):
+            return self._keep_mechanisms(sent)
+        return sent if self._answered or self.stage != "request" else self._first_of_all(sent)
+
+    async def _first_of_all(self, sent: Coroutine[Any, Any, Any]) -> Any:
+        """A broker that takes connections and answers nothing must not be taken for one that is well."""
+        try:
+            return await sent
+        except TimeoutError as error:
+            self._turned_away(error)
+            raise
+
+    def _turned_away(self, error: BaseException) -> None:
+        if self.stage == "request" and not self._answered:
+            self._answered = True
+            self._link._failed(self, error)  # noqa: SLF001
+
+    async def _keep_mechanisms(self, sent: Coroutine[Any, Any, Any]) -> Any:
+        """What the broker offers for SASL: its refusal does not say."""
+        response = await sent
+        self.mechanisms = tuple(response.enabled_mechanisms)
+        return response
+
+    def _handle_frame(self, resp: bytes) -> None:
+        super()._handle_frame(resp)
+        if not self._answered and self.stage == "request":
+            self._answered = True
+            self._link._succeeded(self)  # noqa: SLF001
+
+    def abort(self) -> None:
+        """End it at once; what it was not answered is nobody's fault."""
+        self._answered = True
+        self._transport.abort()
+
+    def close(self, reason: CloseReason | None = None, exc: BaseException | None = None) -> "asyncio.Future[None]":
+        """As aiokafka does it; a broker that closes instead of answering the first request has turned us away."""
+        if reason == CloseReason.CONNECTION_BROKEN and exc is not None:
+            self._turned_away(exc)
+        closed: asyncio.Future[None] = super().close(reason, exc)
+        return closed
+
+
+_aiokafkas_own = aiokafka.client.create_conn
+
+
+async def _create_conn(host: str, port: int, **options: Any) -> AIOKafkaConnection:
+    link = _current.get()
+    if link is None:
+        return await _aiokafkas_own(host, port, **options)
+    return await link._connection(host, port, options)  # noqa: SLF001
+
+
+aiokafka.client.create_conn = _create_conn
+
+
+# -- addresses ------------------------------------------------------------------------------------
+
+
+def _interleaved(addresses: Sequence[Address]) -> list[Address]:
+    """The same addresses with their families in turn, beginning with the first one's (RFC 8305, section 4)."""
+    families: dict[int, deque[Address]] = {}
+    for address in addresses:
+        families.setdefault(address[0], deque()).append(address)
+    ordered = []
+    while families:
+        for family in list(families):
+            ordered.append(families[family].popleft())
+            if not families[family]:
+                del families[family]
+    return ordered
+
+
+def _most_telling(failures: Sequence[BaseException]) -> BaseException:
+    """Of the failures of a name's addresses, what a person can do most about: a refusal comes from the very host."""
+    for kind in (ConnectionRefusedError, PermissionError, TimeoutError):
+        for failure in failures:
+            if isinstance(failure, kind):
+                return failure
+    return failures[0] if failures else OSError("the name has no address")
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _read_files(kafka: KafkaSettings) -> _Files:
+    """Raises KafkaFileError."""
+    # First what is compared later: a file that changes while it is read has changed since.
+    digests = _digests(kafka)
+    context = None if kafka.tls is None else _tls_context(kafka.tls)
+    return _Files(context, None if kafka.sasl is None else _password(kafka.sasl), digests)
+
+
+def _digests(kafka: KafkaSettings) -> dict[Path, bytes]:
+    """SHA-256 of each file that the settings name; empty for one that cannot be read."""
+    paths: list[Path | None] = []
+    if kafka.tls is not None:
+        paths += [kafka.tls.ca, kafka.tls.certificate, kafka.tls.key]
+    if kafka.sasl is not None:
+        paths.append(kafka.sasl.password_file)
+    return {path: _digest(path) for path in paths if path is not None}
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        # Opening a named pipe would wait for its other end, for ever.
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return hashlib.sha256(file.read(FILE_BYTES_MAX + 1)).digest()
+    except OSError:
+        return b""
+
+
+def _password(sasl: KafkaSaslSettings) -> str:
+    try:
+        return read_password(sasl.password_file)
+    except PasswordFileError as error:
+        raise KafkaFileError(f"kafka.sasl.{error}") from error
+
+
+def _tls_context(tls: KafkaTlsSettings) -> ssl.SSLContext:
+    try:
+        return client_context(tls.ca, tls.certificate, tls.key)
+    except ClientTlsError as error:
+        raise KafkaFileError(f"kafka.{error}") from error
+
+
+def _watch_certificates(context: ssl.SSLContext, shown: dict[str, bytes]) -> None:
+    """Keep the certificate that a server shows, by the name that was asked for: OpenSSL gives none that it refused.
+
+    `_msg_callback` is there for debugging and sees no data of the application. Where some Python has it no longer, the
+    words for a certificate that is refused lack its names and dates, and nothing else.
+    """
+
+    def came(connection: ssl.SSLObject, direction: str, version: int, _content: int, message: int, data: bytes) -> None:
+        if direction == "read" and message == _CERTIFICATE_MESSAGE and connection.server_hostname is not None:
+            shown[connection.server_hostname] = _first_certificate(data, is_1_3=version >= ssl.TLSVersion.TLSv1_3)
+
+    context._msg_callback = came  # type: ignore[attr-defined] # noqa: SLF001
+
+
+def _first_certificate(message: bytes, *, is_1_3: bool) -> bytes:
+    """The first certificate, in DER, of a handshake message (RFC 5246, section 7.4.2; RFC 8446, section 4.4.2)."""
+    # Type and length; of TLS 1.3 a context with its length; the list's length.
+    at = 4 + (1 + message[4] if is_1_3 and len(message) > 4 else 0) + 3
+    length = int.from_bytes(message[at : at + 3])
+    return bytes(message[at + 3 : at + 3 + length])

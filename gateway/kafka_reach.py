@@ -1,0 +1,383 @@
+"""Why a Kafka broker cannot be reached, or turns this gateway away: in words for an installer, with what to do.
+
+The words fit the line of a status ("Kafka unreachable since 10:02: the name kafka.example does not resolve"), the hint
+is for `sluice check`. Neither ever holds a password: what a library says is only taken up where it cannot have one.
+"""
+
+import errno
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal
+
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+
+from gateway.check_certificates import date_trouble, host_names, validity
+from gateway.mqtt_tls import tls_reason
+from gateway.settings import KafkaSettings
+
+Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
+"""How far a connection came: the look-up of its name, TCP, TLS, ApiVersions, SASL, the first request of its own."""
+
+NAMES_TOLD_MAX: Final = 8
+"""Of the names of a certificate, and of the mechanisms that a broker offers."""
+HOST_SHOWN_MAX: Final = 255
+"""Longer than any name of DNS: what a broker gives as its own address may be anything."""
+_SHOWN_MAX: Final = 64
+"""Characters of a mechanism's name that are repeated."""
+
+_SELF_SIGNED_OR_UNKNOWN: Final = frozenset({2, 18, 19, 20, 21})
+_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
+"""X509_V_ERR_... of OpenSSL (X509_STORE_CTX_get_error(3))."""
+_NO_TLS_REASONS: Final = frozenset(
+    {
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "UNKNOWN_PROTOCOL",
+        "RECORD_LAYER_FAILURE",
+        "UNEXPECTED_MESSAGE",
+        "BAD_RECORD_TYPE",
+        "PACKET_LENGTH_TOO_LONG",
+    }
+)
+_NO_COMMON_REASONS: Final = ("UNSUPPORTED_PROTOCOL", "ALERT_PROTOCOL_VERSION", "NO_PROTOCOLS_AVAILABLE")
+_CERTIFICATE_ALERTS: Final = (
+    "ALERT_CERTIFICATE_REQUIRED",
+    "ALERT_BAD_CERTIFICATE",
+    "ALERT_HANDSHAKE_FAILURE",
+    "ALERT_UNKNOWN_CA",
+    "ALERT_CERTIFICATE_UNKNOWN",
+    "ALERT_CERTIFICATE_EXPIRED",
+    "ALERT_CERTIFICATE_REVOKED",
+    "ALERT_UNSUPPORTED_CERTIFICATE",
+    "ALERT_ACCESS_DENIED",
+)
+"""What brokers say of a client's certificate; OpenSSL's names for them begin in several ways."""
+_TLS_ALERT: Final = 0x1503
+"""How an alert of TLS begins (RFC 8446, section 5.1), read as the length of an answer of Kafka's."""
+_CLOSED: Final = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, EOFError, ssl.SSLEOFError)
+
+_PORT: Final = "is this the brokers' port for clients, as kafka.bootstrap has it, and"
+_PLAIN_PORT: Final = (
+    "check that the port in kafka.bootstrap is the brokers' port for TLS (SSL or SASL_SSL in their listeners), or take "
+    "[kafka.tls] out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, short enough for a status, and what to do about it."""
+
+    words: str
+    hint: str
+
+
+def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
+    error: BaseException,
+    host: str,
+    port: int,
+    kafka: KafkaSettings,
+    *,
+    stage: Stage = "connect",
+    shown: bytes | None = None,
+    mechanisms: Sequence[str] = (),
+) -> Fault:
+    """Words for an attempt to connect to `host:port` that failed at a stage.
+
+    `shown` is the certificate that the broker showed, in DER; `mechanisms` are those that it offers for SASL.
+    """
+    error = _cause_of(error)
+    at = _Place(host[:HOST_SHOWN_MAX], port, kafka)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _certificate_refused(error, at, shown)
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+        return _tls_failed(error, at)
+    if isinstance(error, socket.gaierror) or (stage == "name" and isinstance(error, TimeoutError)):
+        return _no_address(error, at)
+    if stage in {"name", "connect"}:
+        return _not_connected(error, at)
+    if stage == "tls":
+        return _handshake_ended(error, at, shown)
+    return _turned_away(error, at, stage, mechanisms)
+
+
+def address(host: str, port: int) -> str:
+    """`host:port` as `kafka.bootstrap` has it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A broker's address, and the settings that led there."""
+
+    host: str
+    port: int
+    kafka: KafkaSettings
+
+    def __str__(self) -> str:
+        return address(self.host, self.port)
+
+    @property
+    def is_advertised(self) -> bool:
+        """Whether a broker named this address, and not the settings."""
+        return str(self) not in self.kafka.bootstrap
+
+    def fault(self, words: str, hint: str) -> Fault:
+        """A fault of the address itself: whose it is decides what to do."""
+        if not self.is_advertised:
+            return Fault(words, hint)
+        return Fault(
+            f"{words}; a broker gave this address as its own (advertised.listeners)",
+            "a broker of kafka.bootstrap answered, and named this address for itself: set advertised.listeners of that "
+            f"broker to an address that this box can reach, or let this box reach it ({hint})",
+        )
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """What is behind the Kafka client's own errors of a connection."""
+    while isinstance(error, KafkaConnectionError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+# -- name and TCP ---------------------------------------------------------------------------------
+
+
+def _not_connected(error: BaseException, at: _Place) -> Fault:
+    if isinstance(error, TimeoutError):
+        return at.fault(
+            f"{at} does not answer: nothing comes back",
+            "is kafka.bootstrap right, is the broker up, and does the network, with every firewall on the way, let "
+            "this box reach it?",
+        )
+    if isinstance(error, ConnectionRefusedError):
+        return at.fault(f"nothing listens at {at}", "is the broker up, and are host and port in kafka.bootstrap right?")
+    return _not_routed(error, at)
+
+
+def _not_routed(error: BaseException, at: _Place) -> Fault:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in {errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL}:
+        return Fault(
+            f"this box has no network that leads to {at}",
+            "check its cable, Wi-Fi or modem, its address (ip address) and its routes (ip route)",
+        )
+    if number in {errno.EHOSTUNREACH, errno.EHOSTDOWN}:
+        return at.fault(
+            f"no way leads to {at}: the network says that it cannot be reached",
+            "check this box's network and the routers on the way, and kafka.bootstrap",
+        )
+    if number in {errno.EPERM, errno.EACCES}:
+        return Fault(f"this box's own firewall forbids to connect to {at}", "allow it there (nft list ruleset)")
+    return at.fault(
+        f"{at} cannot be reached: {_told(error)}", "check kafka.bootstrap, this box's network, and the way between"
+    )
+
+
+def _no_address(error: BaseException, at: _Place) -> Fault:
+    if isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
+        return at.fault(
+            f"the name {at.host} does not resolve: DNS knows no such name",
+            "is it written right in kafka.bootstrap, and is this box's DNS the one that knows it (/etc/resolv.conf)?",
+        )
+    if not _has_way_out():
+        return Fault(
+            f"the name {at.host} does not resolve: this box has no network",
+            "check its cable, Wi-Fi or modem, its address (ip address) and its routes (ip route)",
+        )
+    return at.fault(
+        f"the name {at.host} does not resolve: this box's DNS does not answer",
+        "are the servers in /etc/resolv.conf right, and can this box reach them? It is asked again all the time",
+    )
+
+
+def _has_way_out() -> bool:
+    """Whether this box has a route to anything but itself (proc(5), and IPv6's table beside it)."""
+    try:
+        four = Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
+        six_table = Path("/proc/net/ipv6_route")
+        six = six_table.read_text(encoding="ascii").splitlines() if six_table.exists() else []
+    except OSError:
+        return True
+    # Of IPv6 only what has a next hop or a global prefix leads out: link-local ones are always there.
+    leads = [line.split() for line in six]
+    return bool(four) or any(
+        columns[-1] != "lo" and not columns[0].startswith(("fe80", "ff")) for columns in leads if columns
+    )
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown: bytes | None) -> Fault:
+    """This gateway does not accept the certificate of a broker."""
+    code = error.verify_code
+    if code in {_OTHER_NAME, _OTHER_ADDRESS}:
+        return at.fault(
+            f"the certificate of {at} is {_for_whom(shown)}, and not for {at.host}",
+            "write a name that it is for into kafka.bootstrap, or have it made anew with this one (subjectAltName)",
+        )
+    if code in {_EXPIRED, _NOT_YET_VALID}:
+        now = datetime.now(UTC)
+        return Fault(
+            f"the certificate of {at} {_date_words(code, shown, now)}; this box's clock says {now:%Y-%m-%d}",
+            "where that clock is right, have the certificate renewed at the broker; where it is not, see to time sync",
+        )
+    if code in _SELF_SIGNED_OR_UNKNOWN:
+        ca = None if at.kafka.tls is None else at.kafka.tls.ca
+        return Fault(
+            f"the certificate of {at} is signed by nobody whom "
+            + ("this box trusts" if ca is None else "kafka.tls.ca names"),
+            "write the certificate of the authority that signed the brokers' into a file, and that file's path as "
+            "kafka.tls.ca; ask who runs the brokers for it" + ("" if ca is None else f" (it is {ca} now)"),
+        )
+    return Fault(
+        f"the certificate of {at} is not accepted: {error.verify_message}",
+        "have it made anew, or check kafka.tls.ca and this box's clock",
+    )
+
+
+def _for_whom(shown: bytes | None) -> str:
+    try:
+        names = host_names(shown or b"")
+    except ValueError:
+        return "for other names"
+    if not names:
+        return "for no name at all (subjectAltName)"
+    # A certificate is anybody's who answers there: its names must not act on a terminal.
+    told = [name for name in names if name.isprintable()][:NAMES_TOLD_MAX]
+    return f"for {', '.join(told)}" + (", ..." if len(names) > len(told) else "")
+
+
+def _date_words(code: int, shown: bytes | None, now: datetime) -> str:
+    try:
+        trouble = date_trouble(validity(shown or b""), now)
+    except ValueError:
+        trouble = None
+    # Where its own dates are right, one above it is meant.
+    return trouble or f"hangs on one that {'has expired' if code == _EXPIRED else 'is not valid yet'}"
+
+
+def _tls_failed(error: ssl.SSLError, at: _Place) -> Fault:
+    reason = str(error.reason or "")
+    if reason in _NO_TLS_REASONS:
+        return Fault(f"what answers at {at} does not speak TLS", _PLAIN_PORT)
+    if reason.endswith(_NO_COMMON_REASONS):
+        return Fault(
+            f"{at} speaks neither TLS 1.2 nor 1.3, and this gateway speaks nothing older",
+            "allow one of them at the broker (ssl.enabled.protocols)",
+        )
+    if not reason.endswith(_CERTIFICATE_ALERTS):
+        return Fault(f"TLS with {at} fails: {tls_reason(error)}", "check the brokers' settings of TLS, and [kafka.tls]")
+    if at.kafka.tls is None or at.kafka.tls.certificate is None:
+        return _certificate_wanted(at, tls_reason(error))
+    return Fault(
+        f"{at} does not accept this gateway's certificate ({tls_reason(error)})",
+        "kafka.tls.certificate must be in date, of an authority that the brokers trust (ssl.truststore), and not "
+        "revoked; have it made anew",
+    )
+
+
+def _certificate_wanted(at: _Place, told: str) -> Fault:
+    return Fault(
+        f"{at} seems to want a certificate of this gateway, and none is set ({told})",
+        "write certificate and key under [kafka.tls]; who runs the brokers makes them (ssl.client.auth=required)",
+    )
+
+
+def _handshake_ended(error: BaseException, at: _Place, shown: bytes | None) -> Fault:
+    if shown is not None and isinstance(error, _CLOSED):
+        return _closed(error, at, "versions")
+    if isinstance(error, TimeoutError):
+        return Fault(f"{at} takes connections and says nothing in TLS", _PLAIN_PORT)
+    if isinstance(error, _CLOSED):
+        return Fault(f"{at} ends the TLS handshake: most likely it does not speak TLS there", _PLAIN_PORT)
+    return Fault(f"TLS with {at} fails: {_told(error)}", _PLAIN_PORT)
+
+
+# -- Kafka's own opening --------------------------------------------------------------------------
+
+
+def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Sequence[str]) -> Fault:
+    sasl = at.kafka.sasl
+    if sasl is not None and isinstance(error, (UnsupportedSaslMechanismError, IllegalSaslStateError)):
+        offered = ", ".join(name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name.isprintable()) or "none"
+        return Fault(
+            f"{at} does not take {sasl.mechanism} for log-in; it takes: {offered}",
+            "write one of those as kafka.sasl.mechanism, or have it allowed at the brokers (sasl.enabled.mechanisms)",
+        )
+    if sasl is not None and isinstance(error, (SaslAuthenticationFailed, AuthenticationFailedError)):
+        return Fault(
+            f"{at} refuses the log-in of user {sasl.user}: user or password is wrong",
+            f"mend kafka.sasl.user, or the password in {sasl.password_file}, which is read again when it changes; the "
+            f"brokers must know that user for {sasl.mechanism}",
+        )
+    if isinstance(error, TimeoutError):
+        what = "the log-in" if stage == "login" else "Kafka's first request"
+        return Fault(
+            f"{at} takes connections and does not answer {what}",
+            f"{_PORT} is the broker well? A very slow link may need a longer kafka.connect_timeout_s",
+        )
+    if isinstance(error, _CLOSED) or (isinstance(error, OSError) and error.errno is not None):
+        return _closed(error, at, stage)
+    if stage == "login":
+        return Fault(
+            f"{at} answers the log-in with what does not fit it",
+            "most likely the broker does not know the password itself, and so is not the one that is meant, or the "
+            "user is not known for this mechanism: check kafka.sasl",
+        )
+    return Fault(f"what answers at {at} is no Kafka broker", f"{_PORT} do the brokers run there?")
+
+
+def _closed(error: BaseException, at: _Place, stage: Stage) -> Fault:
+    """The broker ended the connection without a word: what that mostly means."""
+    kafka = at.kafka
+    if kafka.tls is None and (_is_alert(error) or stage == "versions"):
+        sure = "wants TLS" if _is_alert(error) else "closes the connection at once: most likely it wants TLS"
+        return Fault(
+            f"{at} {sure}, and [kafka.tls] is not set",
+            "add [kafka.tls], with ca where the brokers' certificates are of an authority of your own; or write the "
+            "brokers' port without TLS into kafka.bootstrap",
+        )
+    if stage == "versions" and kafka.tls is not None and kafka.tls.certificate is None:
+        return _certificate_wanted(at, "it ends the connection after the TLS handshake")
+    if stage == "versions":
+        return Fault(
+            f"{at} ends the connection after the TLS handshake: it may not accept this gateway's certificate",
+            "kafka.tls.certificate must be in date, and of an authority that the brokers trust (ssl.truststore)",
+        )
+    if kafka.sasl is None and stage == "request":
+        return Fault(
+            f"{at} closes the connection at the first request: most likely it wants a log-in (SASL), and none is set",
+            "add [kafka.sasl] with mechanism, user and password_file; or write the brokers' port without SASL into "
+            "kafka.bootstrap",
+        )
+    if stage == "login":
+        return Fault(
+            f"{at} closes the connection at the log-in",
+            "check kafka.sasl.mechanism, user and password, and that this port of the brokers' is one with SASL",
+        )
+    return Fault(
+        f"{at} closes the connection at the first request",
+        "is the broker starting or stopping? Its own log tells why",
+    )
+
+
+def _is_alert(error: BaseException) -> bool:
+    """Whether what was read as the length of an answer is how TLS says that it cannot speak with us."""
+    expected = getattr(error, "expected", None)
+    return isinstance(expected, int) and expected >> 16 == _TLS_ALERT
+
+
+def _told(error: BaseException) -> str:
+    """What the system says, which knows no secrets; of other errors only their kind."""
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__

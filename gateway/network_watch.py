@@ -1,0 +1,131 @@
+"""When the kernel changes a link, an address or a route, and which of its addresses this box uses towards a peer."""
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+import structlog
+
+# linux/rtnetlink.h
+RTMGRP_LINK = 0x1
+RTMGRP_IPV4_IFADDR = 0x10
+RTMGRP_IPV4_ROUTE = 0x40
+RTMGRP_IPV6_IFADDR = 0x100
+RTMGRP_IPV6_ROUTE = 0x400
+GROUPS = RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_IFADDR | RTMGRP_IPV6_ROUTE
+
+COALESCE_S = 0.2
+"""A DHCP client takes an address away, sets another and then the routes: one change, of which the end counts."""
+MESSAGE_BYTES_MAX = 65_536
+MESSAGES_MAX = 10_000
+"""Read at once; what is left makes another change."""
+HOSTS_MAX = 64
+"""Peers whose address is remembered."""
+
+log = structlog.get_logger()
+
+
+async def watch(on_change: Callable[[], None]) -> None:
+    """Call `on_change` on the event loop at each change, at most once in `COALESCE_S`, until cancelled.
+
+    Messages come for changes that are none to a connection too (a Wi-Fi scan, a router's advertisement): look at
+    `source_address` for what became of it. Returns, having logged it once, where such a socket is refused.
+    """
+    with ExitStack() as stack:
+        try:
+            kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK
+            route_socket = stack.enter_context(socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE))
+            route_socket.bind((0, GROUPS))
+        except OSError as error:
+            _note_refused(error)
+            return
+        while True:
+            try:
+                await _burst(route_socket)
+            except OSError as error:
+                _note_refused(error)
+                return
+            on_change()
+
+
+def source_address(peer: tuple[str, int]) -> str | None:
+    """Which of its own addresses this box would use to reach `peer`, an IP address and port, now.
+
+    None where it has no route there. Sends nothing. Raises ValueError for what is no IP address.
+    """
+    family = socket.AF_INET6 if ipaddress.ip_address(peer[0]).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(peer)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+class AddressChange(NamedTuple):
+    """This box reaches `host` from another of its own addresses than before."""
+
+    host: str
+    old: str
+    new: str
+
+
+class AddressWatch:
+    """Tells when this box's address towards a peer has changed.
+
+    A peer is remembered while it is not asked about, and while it cannot be reached: a link that comes back with the
+    same address is no change, with another it is.
+    """
+
+    def __init__(self, address: Callable[[tuple[str, int]], str | None] = source_address) -> None:
+        """`address` gives the own address towards a peer, or None where there is no route."""
+        self._address = address
+        self._known: dict[str, str] = {}
+
+    def changes(self, peers: Iterable[tuple[str, int]]) -> list[AddressChange]:
+        """Look at each peer's host; its first address is no change."""
+        found = []
+        for host, port in dict(peers).items():
+            new = self._address((host, port))
+            old = self._known.pop(host, None)
+            if new is not None and old is not None and new != old:
+                found.append(AddressChange(host, old, new))
+            latest = new or old
+            if latest is not None:
+                self._known[host] = latest
+        while len(self._known) > HOSTS_MAX:
+            del self._known[next(iter(self._known))]
+        return found
+
+
+async def _burst(route_socket: socket.socket) -> None:
+    """Wait for a message, and for those that come soon after it; that some were lost (ENOBUFS) is a change too."""
+    try:
+        await asyncio.get_running_loop().sock_recv(route_socket, MESSAGE_BYTES_MAX)
+    except OSError as error:
+        if error.errno != errno.ENOBUFS:
+            raise
+    await asyncio.sleep(COALESCE_S)
+    _discard_waiting(route_socket)
+
+
+def _discard_waiting(route_socket: socket.socket) -> None:
+    with suppress(BlockingIOError):
+        for _ in range(MESSAGES_MAX):
+            try:
+                route_socket.recv(MESSAGE_BYTES_MAX)
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+
+
+def _note_refused(error: OSError) -> None:
+    log.info(
+        "the kernel does not tell when this box's address changes: connections that died of it are found by their "
+        "time-out, a little later. To mend it, allow AF_NETLINK (RestrictAddressFamilies= in the service's unit)",
+        error=str(error),
+    )
