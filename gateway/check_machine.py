@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gateway.buffer_schema import MIGRATIONS
 from gateway.buffer_status import is_running
-from gateway.check import Finding
+from gateway.check import Finding, Remark
 from gateway.check_certificates import (
     SOON,
     CertificateFileError,
@@ -48,12 +48,6 @@ NAMES_TOLD_MAX: Final = 12
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _LISTENING = "0A"
 """The state of a listening socket in /proc/net/tcp."""
-
-
-class Remark(Finding, frozen=True):
-    """What somebody should look at, and what stops nothing: `ok` is true."""
-
-    warning: bool = True
 
 
 def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:

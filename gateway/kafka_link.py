@@ -8,14 +8,13 @@ them changes.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import random
 import ssl
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,16 +115,13 @@ class KafkaLink:
         return options
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
+        """Connections that are made within, and by tasks that are begun within, are this link's."""
         token = _current.set(self)
         try:
             yield
         finally:
             _current.reset(token)
-
-    def entered(self) -> AbstractContextManager[None]:
-        """Connections that are made within, and by tasks that are begun within, are this link's."""
-        return self._entered()
 
     def files_changed(self) -> bool:
         """Whether other certificates, another key or another password can be had than were read.
@@ -228,7 +224,7 @@ class KafkaLink:
         self._pauses.pop(connection.address, None)
         self._fault = None
 
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _bounded(self) -> AsyncIterator[None]:
         """At most `kafka.connect_timeout_s`, or until `abort`. Raises TimeoutError, _GivenUpError."""
         limit_s = self._kafka.connect_timeout_s

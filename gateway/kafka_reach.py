@@ -310,6 +310,11 @@ def _handshake_ended(error: BaseException, at: _Place, shown: bytes | None) -> F
 def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Sequence[str]) -> Fault:
     sasl = at.kafka.sasl
     if sasl is not None and isinstance(error, (UnsupportedSaslMechanismError, IllegalSaslStateError)):
+        if not mechanisms:
+            return Fault(
+                f"{at} takes no log-in (SASL), and [kafka.sasl] is set",
+                "write the brokers' port with SASL into kafka.bootstrap; or take [kafka.sasl] out, where none is wanted",
+            )
         offered = ", ".join(name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name.isprintable()) or "none"
         return Fault(
             f"{at} does not take {sasl.mechanism} for log-in; it takes: {offered}",

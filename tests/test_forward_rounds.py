@@ -1,0 +1,406 @@
+"""Rounds against a broker made of lists, which refuses, falls silent and loses leaders as it is told.
+
+What it is sent is decoded as Kafka does it: ids, keys and order are those of the records.
+"""
+
+import asyncio
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import pytest
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
+from aiokafka.record.default_records import DefaultRecordBatch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from gateway import forward_rounds
+from gateway.buffer import Buffer
+from gateway.buffer_rows import Entry, Series
+from gateway.config_file import route_table
+from gateway.forward_memory import Memory
+from gateway.forward_rounds import RefusedError, Rounds
+from gateway.intake import FrontDoor
+from gateway.kafka_batch import EncodedBatch
+from gateway.kafka_topics import TopicVerdict
+from gateway.settings import GatewaySettings, KafkaSettings, Settings
+from tests.buffers import BOOT, CLOCK, opened, store, until
+
+if TYPE_CHECKING:
+    from gateway.kafka_session import KafkaSession
+
+GATEWAY = GatewaySettings("gw1")
+PARTITIONS = 3
+POISON = b"poison"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_looks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward_rounds, "LEADERS_S", 0.05)
+        patch.setattr(forward_rounds, "IDLE_S", 0.05)
+        yield
+
+
+def kafka_settings(**changes: object) -> KafkaSettings:
+    """Waits of a fraction of a second, for a broker that answers at once or never."""
+    quick = KafkaSettings(("127.0.0.1:1",), request_timeout_s=0.6, linger_ms=0, compression="none")
+    return msgspec.structs.replace(quick, **changes)
+
+
+@dataclass(frozen=True)
+class Record:
+    topic: str
+    key: str
+    value: bytes
+    id: str
+    lane: str
+    sequence: int
+
+
+@dataclass
+class FakeBroker:
+    """Stands in for a session: what was acknowledged, by topic and partition."""
+
+    records: dict[tuple[str, int], list[Record]] = field(default_factory=lambda: defaultdict(list))
+    arrivals: list[list[Record]] = field(default_factory=list)
+    """Batches in the order in which they came."""
+    silent: set[int] = field(default_factory=set)
+    """Partitions that take what they are sent and never answer, until they are taken out."""
+    leaderless: set[int] = field(default_factory=set)
+    forbidden: set[str] = field(default_factory=set)
+    refuses: bool = True
+    """Whether poison is refused."""
+    is_down: bool = False
+    loses_answers: bool = False
+    """What is sent is stored, and its sender never told."""
+    admin: Any = None
+    link: Any = field(default_factory=lambda: SimpleNamespace(wire_bytes=lambda: 0))
+
+    async def partition(self, _: str, key: bytes) -> int:
+        return sum(key) % PARTITIONS
+
+    def has_leader(self, _: str, partition: int) -> bool:
+        return partition not in self.leaderless
+
+    async def look_for_leaders(self) -> None:
+        await asyncio.sleep(0)
+
+    async def send(self, topic: str, partition: int, batch: EncodedBatch) -> int:
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise KafkaError("down")
+        while partition in self.silent:
+            await asyncio.sleep(0.01)
+        found = list(decoded(topic, batch))
+        if topic in self.forbidden:
+            raise TopicAuthorizationFailedError(topic)
+        if self.refuses and any(POISON in record.value for record in found):
+            raise MessageSizeTooLargeError("poison")
+        offset = len(self.records[topic, partition])
+        self.records[topic, partition] += found
+        self.arrivals.append(found)
+        if self.loses_answers:
+            raise KafkaError("the answer was lost")
+        return offset
+
+    def of(self, topic: str) -> list[Record]:
+        return [record for (of, _), records in self.records.items() if of == topic for record in records]
+
+
+def decoded(topic: str, batch: EncodedBatch) -> Sequence[Record]:
+    found = []
+    for record in DefaultRecordBatch(batch._build()):
+        headers = {name: value.decode() for name, value in record.headers}
+        sequence = int(headers["ce_lanesequence"])
+        found.append(Record(topic, record.key.decode(), record.value, headers["ce_id"], headers["ce_lane"], sequence))
+    return found
+
+
+class FakeVerdicts:
+    """Every topic may be written to, until it is condemned."""
+
+    def __init__(self) -> None:
+        self.condemned: dict[str, TopicVerdict] = {}
+
+    async def of(self, _: object, topic: str) -> TopicVerdict:
+        return self.condemned.get(topic) or TopicVerdict(topic)
+
+    def condemn(self, verdict: TopicVerdict) -> None:
+        self.condemned[verdict.topic] = verdict
+
+
+class Uplink:
+    """The forwarder's loop without its waits: rounds, and new ones when they end."""
+
+    def __init__(self, buffer: Buffer, kafka: KafkaSettings) -> None:
+        self.buffer = buffer
+        self.kafka = kafka
+        self.broker = FakeBroker()
+        settings = Settings(GATEWAY, kafka)
+        self.front_door = FrontDoor(buffer, route_table(settings), GATEWAY, kafka, lambda: 1)
+        self.memory = Memory(kafka, lambda: CLOCK, {})
+        self.verdicts = FakeVerdicts()
+        self.memory.verdicts = self.verdicts  # type: ignore[assignment]
+        self.ended: list[BaseException] = []
+        self.holds = False
+
+    async def run(self) -> None:
+        while True:
+            rounds = Rounds(
+                cast("KafkaSession", self.broker),
+                self.buffer,
+                self.front_door,
+                GATEWAY,
+                self.kafka,
+                self.memory,
+                lambda: self.holds,
+                lambda: None,
+            )
+            try:
+                await rounds.run()
+            except (RefusedError, KafkaError, TimeoutError) as error:
+                self.ended.append(error)
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def uplink(buffer: Buffer, **changes: object) -> AsyncIterator[Uplink]:
+    made = Uplink(buffer, kafka_settings(**changes))
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+        if task.done():
+            task.result()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def reading(device: str, payload: bytes, topic: str = "device-thermo") -> Entry:
+    series = Series(topic, device, device, f"device/{device}", "sluice.reading", "text/plain")
+    return Entry(series, payload, 1)
+
+
+async def drained(buffer: Buffer) -> None:
+    async with asyncio.timeout(20):
+        while buffer.state.rows:
+            await asyncio.sleep(0.01)
+
+
+def lane_report(kind: str, *_: object) -> Entry:
+    return Entry(Series("events", "gw1", "", kind, f"sluice.gateway.{kind}", "text/plain"), kind.encode(), 1)
+
+
+async def test_a_backlog_and_live_readings_share_each_round(tmp_path: Path) -> None:
+    """Neither starves: what the link takes at a time is halved between them as long as both have enough."""
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [reading("a", b"old %d" % n) for n in range(3000)])
+        await buffer.begin_lane("uplink-up", lane_report)
+        assert await store(buffer, [reading("b", b"new %d" % n) for n in range(1000)])
+        async with uplink(buffer) as line:
+            await drained(buffer)
+    # Rounds of the first link rate: both are in each until the live ones are through.
+    batches = [[record.value for record in batch] for batch in line.broker.arrivals if batch[0].topic != "events"]
+    kinds = [batch[0].split()[0] for batch in batches]
+    last_new = max(place for place, kind in enumerate(kinds) if kind == b"new")
+    assert set(kinds[:2]) == {b"old", b"new"}
+    sent = {
+        kind: sum(len(batch) for batch in batches[: last_new + 1] if batch[0].startswith(kind))
+        for kind in (b"old", b"new")
+    }
+    assert sent[b"new"] == 1000
+    assert 500 <= sent[b"old"] <= 1500
+    for device, count, word in (("a", 3000, b"old"), ("b", 1000, b"new")):
+        values = [record.value for record in line.broker.of("device-thermo") if record.key == device]
+        assert values == [b"%s %d" % (word, n) for n in range(count)]
+
+
+async def test_oldest_first_sends_strictly_in_order(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(500)])
+        await buffer.begin_lane("uplink-up", lane_report)
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(500, 700)])
+        async with uplink(buffer, drain="oldest-first") as line:
+            await drained(buffer)
+    assert [record.value for record in line.broker.of("device-thermo")] == [b"%d" % n for n in range(700)]
+
+
+async def test_a_backlog_may_have_a_topic_of_its_own(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [reading("a", b"old")])
+        await buffer.begin_lane("uplink-up", lane_report)
+        assert await store(buffer, [reading("a", b"new")])
+        async with uplink(buffer, backlog_topic="{topic}.backlog") as line:
+            await drained(buffer)
+            assert [record.value for record in line.broker.of("device-thermo.backlog")] == [b"old"]
+            # The lane that was live becomes backlog when another begins; the gateway's own words stay where they are.
+            line.broker.is_down = True
+            assert await store(buffer, [reading("a", b"caught")])
+            await buffer.begin_lane("uplink-down", lane_report)
+            line.broker.is_down = False
+            await drained(buffer)
+    assert [record.value for record in line.broker.of("device-thermo.backlog")] == [b"old", b"caught"]
+    assert [record.value for record in line.broker.of("device-thermo")] == [b"new"]
+    assert len(line.broker.of("events")) == 4
+
+
+@pytest.mark.parametrize("trouble", ["silent", "leaderless"])
+async def test_a_partition_that_takes_nothing_holds_up_nobody_else(tmp_path: Path, trouble: str) -> None:
+    """P6, and P8: what waited comes in its order, ahead of what came in behind it."""
+    devices = ["a", "b", "c"]  # of partitions 1, 2 and 0
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        getattr(line.broker, trouble).add(1)
+        for n in range(20):
+            assert await store(buffer, [reading(device, b"%s %d" % (device.encode(), n)) for device in devices])
+            await asyncio.sleep(0.02)
+        await until(lambda: len(line.broker.records["device-thermo", 0]) == 20)
+        await until(lambda: len(line.broker.records["device-thermo", 2]) == 20)
+        assert not line.broker.records["device-thermo", 1]
+        await until(lambda: buffer.state.rows == 20)
+        assert list(line.memory.state.parked) == ["device-thermo/1"]
+        getattr(line.broker, trouble).clear()
+        await drained(buffer)
+        assert not line.memory.state.parked
+    assert [record.value for record in line.broker.records["device-thermo", 1]] == [b"a %d" % n for n in range(20)]
+    assert len(line.broker.of("device-thermo")) == 60, "none twice: what was under way was waited for"
+
+
+async def test_nothing_answers_and_the_session_is_given_up(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.broker.silent |= {0, 1, 2}
+        assert await store(buffer, [reading("a", b"1")])
+        await until(lambda: bool(line.ended))
+        assert isinstance(line.ended[0], TimeoutError)
+        assert line.memory.rate.request_bytes_max < 64_000
+        line.broker.silent.clear()
+        await drained(buffer)
+
+
+async def test_refused_records_are_found_by_halving_and_nobody_else_waits(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for n in range(0, 200, 20):
+            poisoned = [reading("a", b"%d %s" % (m, POISON if m in {77, 78} else b"")) for m in range(n, n + 20)]
+            assert await store(buffer, poisoned + [reading("b", b"%d" % m) for m in range(n, n + 20)])
+        async with uplink(buffer) as line:
+            await until(lambda: len(line.broker.records["device-thermo", 2]) == 200)
+            await drained(buffer)
+        refused = await buffer.quarantined(range(10))
+    values = [int(record.value.split()[0]) for record in line.broker.records["device-thermo", 1]]
+    assert values == [n for n in range(200) if n not in {77, 78}]
+    assert {input_.reason for input_ in refused.values()} == {"broker-refused: MessageSizeTooLargeError"}
+    assert len(refused) == 2
+    assert all(isinstance(error, RefusedError) for error in line.ended)
+
+
+async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.broker.forbidden.add("device-secret")
+        assert await store(buffer, [reading("a", b"%d" % n, "device-secret") for n in range(50)])
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(50)])
+        await drained(buffer)
+        assert len(line.ended) == 1, "one refusal is enough"
+        refused = await buffer.quarantined(range(1, 60))
+    assert len(line.broker.of("device-thermo")) == 50
+    assert len(refused) == 50
+
+
+async def test_readings_of_this_boot_wait_for_its_clock_and_former_ones_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, "boot-0") as buffer:
+        assert await store(buffer, [reading("a", b"former")])
+    async with opened(path, BOOT) as buffer:
+        assert await store(buffer, [reading("a", b"present")])
+        async with uplink(buffer) as line:
+            line.holds = True
+            await until(lambda: buffer.state.rows == 1)
+            await asyncio.sleep(0.1)
+            assert [record.value for record in line.broker.of("device-thermo")] == [b"former"]
+            line.holds = False
+            await drained(buffer)
+
+
+class Story:
+    """Random events, and what must be true at their end."""
+
+    def __init__(self, line: Uplink, buffer: Buffer) -> None:
+        self.line = line
+        self.buffer = buffer
+        self.count = 0
+        self.accepted: list[tuple[str, bytes]] = []
+
+    async def step(self, event: str, which: int) -> None:
+        broker = self.line.broker
+        match event:
+            case "append":
+                entries = []
+                for _ in range(1 + which * 7):
+                    device = "abcdef"[self.count % 6]
+                    payload = b"%d%s" % (self.count, b" poison" if which == 2 and self.count % 11 == 0 else b"")
+                    entries.append(reading(device, payload))
+                    self.accepted.append((device, payload))
+                    self.count += 1
+                assert await store(self.buffer, entries)
+            case "lane":
+                await self.buffer.begin_lane("story", lane_report)
+            case "silence":
+                broker.silent ^= {which}
+            case "election":
+                broker.leaderless ^= {which}
+            case "down":
+                broker.is_down = not broker.is_down
+            case "lost":
+                broker.loses_answers = not broker.loses_answers
+            case "time":
+                await asyncio.sleep(0.1 * which)
+
+    async def end(self) -> None:
+        broker = self.line.broker
+        broker.silent.clear()
+        broker.leaderless.clear()
+        broker.is_down = broker.loses_answers = False
+        await drained(self.buffer)
+        first: dict[str, Record] = {}
+        for record in broker.of("device-thermo"):
+            known = first.setdefault(record.id, record)
+            assert (known.key, known.value) == (record.key, record.value), "an id is one reading's for ever"
+        poison = {(device, payload) for device, payload in self.accepted if POISON in payload}
+        found = [(record.key, record.value) for record in first.values()]
+        assert sorted(found) == sorted(set(self.accepted) - poison), "each once, by its id; none missing"
+        quarantined = await self.buffer.quarantined(range(1, 500))
+        assert {(input_.device, input_.payload) for input_ in quarantined.values()} == poison
+        order: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for record in first.values():
+            order[record.key, record.lane].append(record.sequence)
+        assert all(sequences == sorted(sequences) for sequences in order.values()), "in order within a lane"
+
+
+@hypothesis_settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    events=st.lists(
+        st.tuples(
+            st.sampled_from(["append", "append", "lane", "silence", "election", "down", "lost", "time"]),
+            st.integers(0, 2),
+        ),
+        max_size=14,
+    ),
+    drain=st.sampled_from(["live-first", "oldest-first"]),
+)
+def test_whatever_happens_each_reading_arrives_once_and_in_order(events: list[tuple[str, int]], drain: str) -> None:
+    async def tell(folder: Path) -> None:
+        async with opened(folder / "buffer.db") as buffer, uplink(buffer, drain=drain) as line:
+            story = Story(line, buffer)
+            for event, which in events:
+                await story.step(event, which)
+            await story.end()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(tell(Path(folder)))
