@@ -2,6 +2,7 @@
 # make test   all tests            make test-fast   those that need neither Kafka nor Spark nor simavr
 # make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
+# make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 #
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
 # of Kafka and Spark's connectors into build/jars by Maven.
@@ -19,9 +20,9 @@ PACKAGES := python3.11 python3-venv openjdk-17-jdk-headless maven $(FIRMWARE_PAC
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl
+TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
 
-.PHONY: demo test test-fast check lock install jars clean bench-gateway peers
+.PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -73,6 +74,9 @@ build/jars/spark.done: spark/pom.xml | build/apt-demo
 # -- benches ---------------------------------------------------------------------------------------
 bench-gateway: build/apt-test install jars build/bench/load peers
 	@$(BIN)/python -m tests.bench.gateway
+
+bench-uplink: build/apt-test install jars
+	@$(BIN)/python -m tests.bench.uplink
 
 build/bench/load: tests/bench/load.c
 	@mkdir -p $(@D)

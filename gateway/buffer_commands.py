@@ -16,7 +16,8 @@ from msgspec import UNSET, Struct
 from sqlite_utils import Database
 
 from gateway import buffer_inspect, control
-from gateway.buffer_inspect import Depths, QuarantinedInput, Reading
+from gateway.buffer_inspect import Depths, QuarantinedInput, Reading, Space
+from gateway.buffer_lanes import read_counts
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
@@ -77,6 +78,11 @@ _NEVER_TAKEN = frozenset(
     {"device-name-invalid", "kafka-topic-name-invalid", "not-the-writers-device", "salvaged-without-series"}
 )
 """Reasons that nothing mends for what stands in the quarantine already."""
+
+# Salvaged lanes are another file's, and numbered when they are taken over.
+_LIVE_LANE = """
+    SELECT max(number) FROM lane WHERE coalesce(buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id'), TRUE)
+"""
 
 _device = click.option(
     "--device",
@@ -151,14 +157,7 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
         hours = buffer_inspect.usage(db)
     path = settings.buffer.path
     day = last_day([*_not_written_yet(path), *hours])
-    disk = os.statvfs(path)
-    room = room_bytes(
-        bytes_used=space.used,
-        bytes_max=settings.buffer.bytes_max,
-        unused_bytes=space.unused,
-        disk_free=disk.f_bavail * disk.f_frsize,
-        disk_free_min=settings.buffer.free_bytes_min,
-    )
+    room = _room_bytes(settings, space)
     now = this_moment(settings.gateway)
     found = _Overview(
         gateway=settings.gateway.id,
@@ -183,14 +182,65 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
             click.echo(line)
 
 
+class RoomLeft(Struct, frozen=True):
+    """What may still come in, and how long it lasts at the rate of the last day, if nothing goes to Kafka."""
+
+    bytes: int
+    hours_until_full: float | None
+    """None where too little was seen to tell, or nothing came in."""
+    seen_s: float
+    """How much of the last 24 hours of running that rate is of."""
+
+
+def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLeft:
+    """The room of a buffer file, with what its daemon answers to `state`, None where none does.
+
+    Raises click.ClickException where the file cannot be read.
+    """
+    with _opened(settings) as db:
+        space = buffer_inspect.space(db)
+        hours = buffer_inspect.usage(db)
+    day = last_day([*_unwritten(daemon or {}), *hours])
+    room = _room_bytes(settings, space)
+    return RoomLeft(room, hours_until_full(room, day), day.seconds)
+
+
+def read_rows_behind(settings: Settings) -> int:
+    """How many rows wait in other lanes than the newest of this file's own, which readings go into.
+
+    Raises click.ClickException where the file cannot be read.
+    """
+    with _opened(settings) as db:
+        counts = read_counts(db.conn)
+        (live,) = db.execute(_LIVE_LANE).fetchone()
+    return sum(count.rows for number, count in counts.items() if number != live)
+
+
+def _room_bytes(settings: Settings, space: Space) -> int:
+    disk = os.statvfs(settings.buffer.path)
+    return room_bytes(
+        bytes_used=space.used,
+        bytes_max=settings.buffer.bytes_max,
+        unused_bytes=space.unused,
+        disk_free=disk.f_bavail * disk.f_frsize,
+        disk_free_min=settings.buffer.free_bytes_min,
+    )
+
+
 def _not_written_yet(path: Path) -> list[UsageHour]:
     """What a running gateway has counted since it wrote its figures down: it does so with a commit, and may be idle."""
     if not is_running(path):
         return []
     try:
-        state = control.call(control.socket_path(path), "state")
-        return [msgspec.convert(state["usage"], UsageHour)]
-    except (control.ControlError, msgspec.ValidationError, KeyError):
+        return _unwritten(control.call(control.socket_path(path), "state"))
+    except control.ControlError:
+        return []
+
+
+def _unwritten(daemon: dict[str, Any]) -> list[UsageHour]:
+    try:
+        return [msgspec.convert(daemon["usage"], UsageHour)]
+    except (msgspec.ValidationError, KeyError):
         return []
 
 

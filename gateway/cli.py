@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from gateway.cli_options import FINDING, WrappingGroup, config_option, json_opti
 from gateway.settings import Settings
 
 if TYPE_CHECKING:
-    from gateway.buffer_status import BufferStatus
     from gateway.check import Finding
 
 
@@ -109,8 +109,9 @@ def _finding_line(finding: "Finding") -> str:
 @json_option
 def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Show what waits in the buffer and how the daemon is; works on a running gateway and on a stopped one."""
-    from gateway import control  # noqa: PLC0415
-    from gateway.buffer_status import read_status  # noqa: PLC0415
+    from gateway import control, status_text  # noqa: PLC0415
+    from gateway.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
+    from gateway.buffer_status import read_status, this_moment  # noqa: PLC0415
     from gateway.terminal_text import hanging  # noqa: PLC0415
 
     settings = load_settings(config)
@@ -129,111 +130,18 @@ def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes 
     if as_json:
         click.echo(msgspec.json.encode({**msgspec.to_builtins(found), "daemon": daemon}))
         return
-    for line in _status_lines(settings, found, daemon, unheard):
-        click.echo(hanging(line, 12))
-
-
-def _status_lines(
-    settings: Settings, found: "BufferStatus", daemon: dict[str, Any] | None, unheard: str
-) -> Iterator[str]:
-    from gateway.buffer_status import this_moment, told  # noqa: PLC0415
-    from gateway.terminal_text import escaped, size, utc  # noqa: PLC0415
-
-    now = this_moment(settings.gateway)
-    yield f"gateway     {settings.gateway.id}, {'running' if found.running else 'not running'}"
-    if unheard:
-        yield f"            what it is doing is not known: {unheard}"
-    if found.oldest is None:
-        yield "buffer      empty: nothing waits for Kafka"
-    else:
-        yield f"buffer      {found.rows:,} rows safe on disk, the oldest of {told(found.oldest, now)}"
-    used = found.bytes_used / settings.buffer.bytes_max
-    yield f"space       {size(found.bytes_used)}, {used:.1%} of buffer.bytes_max"
-    live = {} if daemon is None else daemon["buffer"]
-    if live.get("failing"):
-        yield f"            FAILING: {escaped(live['failing'])}; nothing is acknowledged until it works again"
-    elif live.get("full") or (daemon is None and used >= 1):
-        yield f"            FULL: {_WHEN_FULL[settings.buffer.when_full]}"
-    for name in found.set_aside:
-        yield f"            set aside as corrupt: {escaped(name)}; keep it until you need nothing more of it"
-    uplink = None if daemon is None else daemon.get("uplink")
-    if uplink is not None:
-        state = _up(settings, uplink) if uplink.get("up") else escaped(_down(settings, uplink.get("error")))
-        yield f"uplink      {state}"
-    yield from _input_lines(daemon or {})
-    if found.quarantined:
-        yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
-        yield "            sluice buffer quarantine ls says what to do"
-    else:
-        yield "quarantine  empty"
-    if found.losses:
-        yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
-    yield f"devices     {f'{len(found.devices):,}' if found.devices else 'none yet'} that send a sequence of their own"
-    for device in found.devices:
-        doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
-        seen = doubtful if device.seen is None else told(device.seen, now)
-        yield f"            {escaped(device.device)}, last stored {seen}"
-
-
-def _up(settings: Settings, uplink: dict[str, Any]) -> str:
-    from gateway.terminal_text import span  # noqa: PLC0415
-
-    if not uplink.get("waits_for_clock"):
-        return "up"
-    return (
-        "up, but READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = "
-        f"{span(settings.gateway.hold_unsynced_s)} from when Kafka was reached; sluice check says what to do"
+    seen = status_text.Glance(
+        settings,
+        found,
+        daemon,
+        unheard,
+        read_room_left(settings, daemon),
+        read_rows_behind(settings),
+        this_moment(settings.gateway),
+        time.time(),
     )
-
-
-def _down(settings: Settings, error: str | None) -> str:
-    if not error:
-        return "not tried yet"
-    hint = "; sluice check tells more" if _CANNOT_BOOTSTRAP.search(error) else ""
-    return f"down: {_kafka_words(settings, error)}{hint}"
-
-
-def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
-    """How the sources do, as far as a running gateway tells."""
-    from gateway.terminal_text import escaped  # noqa: PLC0415
-
-    for name, broker in daemon.get("mqtt_brokers", {}).items():
-        state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
-        refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
-        yield f"broker      {escaped(name)}: {state}{refused}"
-    missing = daemon.get("counts", {}).get("identity-missing", 0)
-    if missing:
-        yield (
-            f"identity    {missing:,} since the start came without the boot and seq that their route is to find "
-            '(identity = "json"): they are stored, but one that is sent again is stored twice; correct what these '
-            "sensors send"
-        )
-    counts = daemon.get("mqtt_listener", {})
-    refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
-    if refusals:
-        yield f"listener    refused or ended since the start{_by_reason(refusals)}"
-    serial = daemon.get("serial", {})
-    for name, port in serial.get("ports", {}).items():
-        sensor = "no sensor has said its name yet" if port["device"] is None else f"sensor {escaped(port['device'])}"
-        yield f"serial      {escaped(name)}: {sensor}"
-    for name, reason in serial.get("unopened", {}).items():
-        yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
-    for name in serial.get("missing", []):
-        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend serial.ports (sluice check lists what is)"
-
-
-_WHEN_FULL = {
-    "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
-    "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
-}
-
-
-def _by_reason(counts: dict[str, int]) -> str:
-    if not counts:
-        return ""
-    return ": " + ", ".join(
-        f"{f'{count:,}' if count else 'unknown'} {reason}" for reason, count in sorted(counts.items())
-    )
+    for line in status_text.status_lines(seen):
+        click.echo(hanging(line, status_text.INDENT))
 
 
 async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:

@@ -53,7 +53,9 @@ class Forwarder:
         self._gateway = gateway
         self._kafka = kafka
         self._clock = clock
-        self._memory = Memory(kafka, clock, {})
+        self._memory = Memory(kafka, clock)
+        self._remembers = False
+        """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
         self._heartbeat_from_s = 0.0
         self._hold_from_s = time.monotonic()
@@ -74,8 +76,7 @@ class Forwarder:
         return self._memory.state
 
     async def run(self) -> None:
-        """Forward until cancelled. Raises BufferFileError where the buffer cannot be read at the start."""
-        self._memory = Memory(self._kafka, self._clock, await self._buffer.marks(MARKS))
+        """Forward until cancelled."""
         backoff_s = BACKOFF_S_MIN
         while True:
             sent = self._memory.state.sent
@@ -131,6 +132,9 @@ class Forwarder:
         self._changed.set()
 
     async def _one_session(self) -> None:
+        if not self._remembers:
+            self._memory.recall(await self._buffer.marks(MARKS))
+            self._remembers = True
         link = KafkaLink(self._kafka)
         try:
             async with open_session(self._gateway.id, self._kafka, link) as session:

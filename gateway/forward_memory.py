@@ -67,15 +67,14 @@ class UplinkState:
 class Memory:
     """Belongs to the event loop."""
 
-    def __init__(self, kafka: KafkaSettings, clock: Callable[[], WallClock], marks: Mapping[str, bytes]) -> None:
-        """`marks` are what the buffer has kept under `MARKS`."""
+    def __init__(self, kafka: KafkaSettings, clock: Callable[[], WallClock]) -> None:
         self._kafka = kafka
         self._clock = clock
         self.state = UplinkState()
         self.verdicts = TopicVerdicts(kafka)
         self.rate = LinkRate(kafka.request_timeout_s, REQUEST_BYTES_MAX)
-        self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
-        self.offsets = _offsets(marks)
+        self.cluster_id = ""
+        self.offsets: dict[tuple[str, int], int] = {}
         """By topic and partition: the offset after the last record that was acknowledged to this gateway."""
         self.proven: set[str] = set()
         """Topics that have taken something since they last refused."""
@@ -83,13 +82,19 @@ class Memory:
         self._suspects: dict[tuple[str, int], int] = {}
         self._lone_refusals: Counter[str] = Counter()
         self._unsaved: dict[str, Mark] = {}
-        is_metered = kafka.bytes_per_s_max or kafka.bytes_per_day_max
-        self._budget = (
-            UplinkBudget(kafka.bytes_per_s_max, kafka.bytes_per_day_max, marks.get(BUDGET_MARK)) if is_metered else None
-        )
+        self._budget: UplinkBudget | None = None
         self._budget_due_s = 0.0
         self._spent_of: KafkaLink | None = None
         self._spent_bytes = 0
+
+    def recall(self, marks: Mapping[str, bytes]) -> None:
+        """Go on from what the buffer has kept under `MARKS`."""
+        self.cluster_id = marks.get(CLUSTER_MARK, b"").decode(errors="replace")
+        self.offsets = _offsets(marks)
+        if self._kafka.bytes_per_s_max or self._kafka.bytes_per_day_max:
+            self._budget = UplinkBudget(
+                self._kafka.bytes_per_s_max, self._kafka.bytes_per_day_max, marks.get(BUDGET_MARK)
+            )
 
     # -- the link -------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from gateway.buffer import Buffer
 from gateway.buffer_rows import Lane, Quarantined, Row, Series, spans_of
 from gateway.clock_gateway import WallClock
 from gateway.forward_memory import Memory
-from gateway.forward_supply import CACHE_MAX, Supply
+from gateway.forward_supply import Supply
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka_record import RecordEncoder
@@ -49,6 +49,8 @@ LEADERS_S = 1.0
 IDLE_S = 1.0
 """How often rounds that have nothing to send look at what else may have changed."""
 CLOCK_POLL_S = 0.5
+ROUTES_MAX = 15_000
+"""Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
 
 # What a broker says of a record, rather than of itself. aiokafka reports codes it does not know, among them
 # INVALID_RECORD (87), as UnknownError.
@@ -333,8 +335,12 @@ class Rounds:
         partition = topic, await self._session.partition(topic, encoder.key)
         batch_bytes_max = min(BATCH_BYTES_MAX, verdict.batch_bytes_max)
         record_bytes_max = min(self._kafka.record_bytes_max, verdict.batch_bytes_max - HEADER_BYTES)
-        if len(self._routes) >= CACHE_MAX:
-            self._routes.clear()
+        if len(self._routes) >= ROUTES_MAX:
+            # Of lanes that were sent: nobody asks for those again.
+            lanes = (lane_number, self._supply.live_lane)
+            self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
+            if len(self._routes) >= ROUTES_MAX:
+                self._routes.clear()
         route = self._routes[lane_number, series_number] = _Route(encoder, partition, record_bytes_max, batch_bytes_max)
         return route
 

@@ -33,7 +33,8 @@ class Housekeeping:
         self._clock = clock
         self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
-        self._buffer_id = buffer.id
+        self._lanes_told_of = ""
+        """The file whose lanes were reported."""
         self._report_losses_s = 0.0
 
     async def run(self) -> None:
@@ -62,10 +63,11 @@ class Housekeeping:
         while buffer.set_aside:
             aside = buffer.set_aside.popleft()
             event("buffer-set-aside", None, file=aside.name, buffer=aside.buffer_id, rows=aside.rows)
-        if buffer.id != self._buffer_id:
+        if buffer.id != self._lanes_told_of:
             with suppress(BufferFileError):  # tried again with the next look
-                await buffer.report_lanes("buffer-replaced", self._front_door.lane_entry)
-                self._buffer_id = buffer.id
+                reason = "buffer-replaced" if self._lanes_told_of else "start"
+                await buffer.report_lanes(reason, self._front_door.lane_entry)
+                self._lanes_told_of = buffer.id
         while buffer.salvaged:
             done = buffer.salvaged.popleft()
             event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)

@@ -310,16 +310,7 @@ def _handshake_ended(error: BaseException, at: _Place, shown: bytes | None) -> F
 def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Sequence[str]) -> Fault:
     sasl = at.kafka.sasl
     if sasl is not None and isinstance(error, (UnsupportedSaslMechanismError, IllegalSaslStateError)):
-        if not mechanisms:
-            return Fault(
-                f"{at} takes no log-in (SASL), and [kafka.sasl] is set",
-                "write the brokers' port with SASL into kafka.bootstrap; or take [kafka.sasl] out, where none is wanted",
-            )
-        offered = ", ".join(name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name.isprintable()) or "none"
-        return Fault(
-            f"{at} does not take {sasl.mechanism} for log-in; it takes: {offered}",
-            "write one of those as kafka.sasl.mechanism, or have it allowed at the brokers (sasl.enabled.mechanisms)",
-        )
+        return _mechanism_refused(at, sasl.mechanism, mechanisms)
     if sasl is not None and isinstance(error, (SaslAuthenticationFailed, AuthenticationFailedError)):
         return Fault(
             f"{at} refuses the log-in of user {sasl.user}: user or password is wrong",
@@ -341,6 +332,19 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
             "user is not known for this mechanism: check kafka.sasl",
         )
     return Fault(f"what answers at {at} is no Kafka broker", f"{_PORT} do the brokers run there?")
+
+
+def _mechanism_refused(at: _Place, mechanism: str, mechanisms: Sequence[str]) -> Fault:
+    offered = [name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name.isprintable()]
+    if not offered:
+        return Fault(
+            f"{at} takes no log-in (SASL), and [kafka.sasl] is set",
+            "write the brokers' port with SASL into kafka.bootstrap; or take [kafka.sasl] out, where none is wanted",
+        )
+    return Fault(
+        f"{at} does not take {mechanism} for log-in; it takes: {', '.join(offered)}",
+        "write one of those as kafka.sasl.mechanism, or have it allowed at the brokers (sasl.enabled.mechanisms)",
+    )
 
 
 def _closed(error: BaseException, at: _Place, stage: Stage) -> Fault:

@@ -12,6 +12,7 @@ import asyncio
 import random
 import secrets
 import time
+from contextlib import suppress
 from importlib.metadata import version
 
 import structlog
@@ -19,6 +20,7 @@ import structlog
 from gateway import control, network_watch
 from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
+from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder
@@ -42,7 +44,8 @@ async def run(settings: Settings) -> None:
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
     try:
-        await buffer.report_lanes("start", front_door.lane_entry)
+        with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
+            await buffer.report_lanes("start", front_door.lane_entry)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")

@@ -21,13 +21,11 @@ import pytest
 from click.testing import CliRunner
 
 from gateway import buffer_schema, check_machine
-from gateway.check import Finding
+from gateway.check import Finding, Remark
 from gateway.check_certificates import read_certificates
-from gateway.check_machine import Remark, why_unreachable
 from gateway.cli import main
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.config_file import load
-from gateway.settings import KafkaSettings
 from tests.buffers import opened
 from tests.deadline import deadline
 from tests.gateways import SLUICE, free_port
@@ -531,6 +529,39 @@ def test_the_files_of_a_brokers_tls(tmp_path: Path) -> None:
     assert found["mqtt_brokers[0].tls.key"].ok
 
 
+# -- Kafka's certificates and password ------------------------------------------------------------
+
+
+def test_the_files_of_kafkas_tls(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    tls = f'[kafka.tls]\nca = "{key}"\ncertificate = "{certificate}"\nkey = "{key}"\n'
+    found = findings(write_config(tmp_path, tls))
+    assert "holds a private key and no certificate" in found["kafka.tls.ca"].words
+    assert found["kafka.tls.certificate"].words.startswith(f"{certificate} expires on ")
+    assert found["kafka.tls.key"].ok
+    _, other = self_signed(tmp_path, "other")
+    found = findings(write_config(tmp_path, tls.replace(f'key = "{key}"', f'key = "{other}"')))
+    assert "is not the key of the first certificate" in found["kafka.tls.key"].words
+
+
+def test_kafkas_password_and_what_goes_in_the_clear(tmp_path: Path) -> None:
+    certificate, _ = self_signed(tmp_path)
+    secret = tmp_path / "password"
+    secret.write_text("correct horse\n")
+    secret.chmod(0o440)
+    sasl = f'[kafka.sasl]\nmechanism = "SCRAM-SHA-512"\nuser = "gw1"\npassword_file = "{secret}"\n'
+    found = findings(write_config(tmp_path, sasl))
+    assert judgement(found["kafka.sasl.password_file"]) == "FAIL"
+    assert "can be read by others; run: chmod 0400" in found["kafka.sasl.password_file"].words
+    assert judgement(found["kafka.sasl"]) == "warn"
+    assert "everybody on the way to Kafka may read the readings" in found["kafka.sasl"].words
+    secret.chmod(0o400)
+    found = findings(write_config(tmp_path, f'{sasl}[kafka.tls]\nca = "{certificate}"\n'))
+    assert judgement(found["kafka.sasl.password_file"]) == "ok"
+    assert "kafka.sasl" not in found
+    assert "horse" not in str(found)
+
+
 # -- serial ports ---------------------------------------------------------------------------------
 
 
@@ -584,21 +615,7 @@ def test_a_port_of_a_group_is_told_with_the_group(public_folder: Path) -> None:
     assert "only its owner may" in as_nobody(write_config(public_folder, serial(str(port))))["serial.ports"]
 
 
-# -- Kafka that does not answer, and the command --------------------------------------------------
-
-
-def test_why_kafka_does_not_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        listens = f"127.0.0.1:{server.getsockname()[1]}"
-        assert why_unreachable(KafkaSettings((listens,))) is None
-        one = why_unreachable(KafkaSettings(("127.0.0.1:1",)))
-        assert one is not None
-        assert one.startswith("cannot be reached: nothing listens there; ")
-        several = why_unreachable(KafkaSettings((listens, "127.0.0.1:1", "kafka.invalid:9092")))
-    assert several is not None
-    assert "127.0.0.1:1: nothing listens there" in several
-    assert "kafka.invalid:9092: " in several
-    assert listens not in several
+# -- the command ----------------------------------------------------------------------------------
 
 
 def test_warnings_do_not_fail_and_each_line_begins_with_its_judgement(tmp_path: Path, port: str) -> None:

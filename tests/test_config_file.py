@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.config_file import ConfigError, Mistake, load, parse
-from gateway.settings import ListenerSettings, Settings, TlsSettings
+from gateway.settings import KafkaSaslSettings, KafkaTlsSettings, ListenerSettings, Settings, TlsSettings
 
 PATH = Path("gateway.toml")
 GOOD = """\
@@ -314,6 +314,91 @@ def test_a_password_in_an_address_is_not_shown(bootstrap: str) -> None:
     ((line, message),) = mistakes(GOOD.replace('["kafka.example:9092"]', bootstrap))
     assert line == 14
     assert "letmein" not in message
+
+
+def with_kafka(more: str, plain: str = "") -> str:
+    """GOOD with settings of [kafka], and sections below it. [kafka] is line 13."""
+    return GOOD.replace('["kafka.example:9092"]\n', f'["kafka.example:9092"]\n{plain}{more}')
+
+
+SASL = '[kafka.sasl]\nmechanism = "{}"\nuser = "gw1"\npassword_file = "/etc/sluice/kafka-password"\n'
+
+
+def test_how_kafka_is_logged_in_to() -> None:
+    files = '[kafka.tls]\nca = "/etc/sluice/ca.pem"\ncertificate = "/etc/sluice/gw.pem"\nkey = "/etc/sluice/gw.key"\n'
+    kafka = parse(with_kafka(files + SASL.format("PLAIN")), PATH).kafka
+    assert kafka.tls == KafkaTlsSettings(
+        ca=Path("/etc/sluice/ca.pem"), certificate=Path("/etc/sluice/gw.pem"), key=Path("/etc/sluice/gw.key")
+    )
+    assert kafka.sasl == KafkaSaslSettings(
+        mechanism="PLAIN", user="gw1", password_file=Path("/etc/sluice/kafka-password")
+    )
+    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        assert parse(with_kafka(SASL.format(mechanism)), PATH).kafka.tls is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (with_kafka(SASL.format("PLAIN")), 16, "without [kafka.tls] anybody on the way could read it; add [kafka.tls]"),
+        (with_kafka(SASL.format("GSSAPI")), 16, 'write one of "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"'),
+        (
+            with_kafka(SASL.format("SCRAM-SHA-256").replace('"gw1"', '""')),
+            17,
+            "kafka.sasl.user: is empty; write the name",
+        ),
+        (
+            with_kafka(SASL.format("SCRAM-SHA-256").replace("password_file", "password")),
+            18,
+            "kafka.sasl.password: there is no such setting; write 'password_file' instead",
+        ),
+        (with_kafka('[kafka.tls]\nkey = "k.pem"\n'), 15, "has one of certificate and key; write both, or neither"),
+        (with_kafka('[kafka.tls]\ncertificate = "c.pem"\n'), 15, "has one of certificate and key"),
+        (with_kafka("[kafka.tls]\nverify = false\n"), 16, "kafka.tls.verify: there is no such setting"),
+        (with_kafka("", "bytes_per_s_max = 999\n"), 15, "write 1000 or more, or 0 for no bound"),
+        (
+            with_kafka("", "bytes_per_day_max = 1\n"),
+            15,
+            "1 bytes do not carry even what connecting and heartbeats take",
+        ),
+    ],
+)
+def test_mistakes_of_kafkas_access(text: str, line: int, words: str) -> None:
+    found = mistakes(text)
+    assert [number for number, message in found if words in message] == [line], found
+
+
+@pytest.mark.parametrize(
+    "wrong", ['sasl = "me:letmein"', 'sasl = ["letmein"]', '[kafka.sasl]\npassword_file = ["letmein"]']
+)
+def test_a_password_in_the_wrong_place_of_kafkas_is_not_shown(wrong: str) -> None:
+    assert "letmein" not in str(mistakes(with_kafka(f"{wrong}\n")))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("backlog", '"backlog" must hold {topic} once, as in "{topic}.backlog"'),
+        ("", '"" must hold {topic} once'),
+        ("{topic}.{topic}", "must hold {topic} once"),
+        ("{topic}", "is the topic of live readings itself; leave it out"),
+        ("{topic}/backlog", "makes no topic name: beside {topic} write letters, digits"),
+        ("{topic}.{device}", "makes no topic name"),
+        ("__{topic}", "begins with __, as the topics do that Kafka keeps for itself"),
+        ("gateway-{topic}", 'could make "gateway-events", which is kafka.events_topic, the gateway\'s own topic'),
+        ("{topic}-quarantine", 'could make "gateway-quarantine", which is kafka.quarantine_topic'),
+        ("{topic}" + "x" * 244, 'makes a name of 250 characters from "meters", and Kafka takes 249; shorten one'),
+    ],
+)
+def test_a_backlog_topic_that_cannot_work(template: str, words: str) -> None:
+    found = mistakes(with_kafka("", f'backlog_topic = "{template}"\n'))
+    assert any(words in message for _, message in found), found
+    assert {line for line, _ in found} == {15}
+
+
+@pytest.mark.parametrize("template", ["{topic}.backlog", "backlog-{topic}", "{topic}" + "x" * 243])
+def test_a_backlog_topic_that_works(template: str) -> None:
+    assert parse(with_kafka("", f'backlog_topic = "{template}"\n'), PATH).kafka.backlog_topic == template
 
 
 def test_an_unknown_setting_cannot_act_on_the_terminal() -> None:

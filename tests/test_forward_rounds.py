@@ -146,7 +146,7 @@ class Uplink:
         self.broker = FakeBroker()
         settings = Settings(GATEWAY, kafka)
         self.front_door = FrontDoor(buffer, route_table(settings), GATEWAY, kafka, lambda: 1)
-        self.memory = Memory(kafka, lambda: CLOCK, {})
+        self.memory = Memory(kafka, lambda: CLOCK)
         self.verdicts = FakeVerdicts()
         self.memory.verdicts = self.verdicts  # type: ignore[assignment]
         self.ended: list[BaseException] = []

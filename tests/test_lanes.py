@@ -1,5 +1,7 @@
 """When lanes begin: as the uplink comes and goes, never oftener than set, never more than set."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +40,7 @@ def test_a_flapping_uplink_begins_no_lane_each_time() -> None:
     assert reason(policy, 0.0, up=True) is None
     begun = [now_s for now_s in range(1, 601) if reason(policy, float(now_s), up=now_s % 2 == 0)]
     assert 2 <= len(begun) <= 60
-    assert all(later - earlier >= 10 for earlier, later in zip(begun, begun[1:], strict=False))
+    assert all(later - earlier >= 10 for earlier, later in pairwise(begun))
 
 
 def test_an_outage_shorter_than_a_lane_begins_none() -> None:
