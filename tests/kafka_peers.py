@@ -1,0 +1,116 @@
+"""Peers for the tests of connections to Kafka: a certificate authority, servers, and a broker of a few answers."""
+
+import asyncio
+import ssl
+import struct
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 3, 17, 36
+SASL_AUTHENTICATION_FAILED, UNSUPPORTED_SASL_MECHANISM = 58, 33
+_OFFERED = ((API_VERSIONS, 0, 0), (METADATA, 0, 0), (SASL_HANDSHAKE, 1, 1), (SASL_AUTHENTICATE, 0, 0))
+
+
+class Authority:
+    """A certificate authority, and what it signs."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self._folder = folder
+        self.certificate, self._key = folder / f"{name}.pem", folder / f"{name}.key"
+        self._run("req", "-x509", *self._new(self._key), "-subj", f"/CN={name}", "-out", str(self.certificate))
+
+    def signed(self, names: str, *dates: str) -> tuple[Path, Path]:
+        """A certificate for a subjectAltName, and its key; `dates` as `openssl ca` takes them."""
+        certificate, key, wanted = (self._folder / f"server.{kind}" for kind in ("pem", "key", "csr"))
+        self._run("req", *self._new(key), "-subj", "/CN=server", "-out", str(wanted))
+        for name in ("index", "serial", "index.attr"):
+            (self._folder / name).write_text("01\n" if name == "serial" else "")
+        settings = self._folder / "ca.cnf"
+        settings.write_text(
+            f"[ca]\ndefault_ca=it\n[it]\ndatabase={self._folder}/index\nserial={self._folder}/serial\n"
+            f"new_certs_dir={self._folder}\ndefault_md=sha256\npolicy=any\nx509_extensions=names\n"
+            f"[any]\ncommonName=supplied\n[names]\nsubjectAltName={names}\n"
+        )
+        options = ["-config", str(settings), "-cert", str(self.certificate), "-keyfile", str(self._key), "-batch"]
+        self._run("ca", *options, "-in", str(wanted), "-out", str(certificate), "-notext", *(dates or ("-days", "2")))
+        return certificate, key
+
+    @staticmethod
+    def _new(key: Path) -> list[str]:
+        return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key)]
+
+    @staticmethod
+    def _run(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
+
+
+@asynccontextmanager
+async def speaking(
+    speak: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    context: ssl.SSLContext | None = None,
+) -> AsyncIterator[int]:
+    """A server on a port of its own that does with each connection what `speak` says."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await speak(reader, writer)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def server_context(pair: tuple[Path, Path], version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*pair)
+    context.maximum_version = version
+    return context
+
+
+@dataclass
+class FakeBroker:
+    """Answers what a client asks first (Kafka's protocol, version 0 of each message), as `speaking` has it."""
+
+    advertised: tuple[str, int] = ("127.0.0.1", 1)
+    """What it says is its own address."""
+    mechanisms: tuple[str, ...] = ()
+    """What it offers for SASL; with any, it closes the connection of who asks for more without a log-in."""
+    takes_mechanism: bool = False
+    """Whether the client's mechanism is taken, and its log-in refused then."""
+    answers: frozenset[int] = frozenset({API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE})
+    """Requests that it answers; the others it takes, and says nothing."""
+    asked: list[int] = field(default_factory=list)
+    """The requests that came."""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while len(length := await reader.read(4)) == 4:
+            request = await reader.readexactly(int.from_bytes(length))
+            kind, _, correlation = struct.unpack_from(">hhi", request)
+            self.asked.append(kind)
+            if kind == METADATA and self.mechanisms:
+                return
+            if kind in self.answers:
+                answer = struct.pack(">i", correlation) + self._answer(kind)
+                writer.write(struct.pack(">i", len(answer)) + answer)
+
+    def _answer(self, kind: int) -> bytes:
+        if kind == API_VERSIONS:
+            return struct.pack(">hi", 0, len(_OFFERED)) + b"".join(struct.pack(">hhh", *each) for each in _OFFERED)
+        if kind == METADATA:
+            host, port = self.advertised
+            return struct.pack(">ii", 1, 1) + _text(host) + struct.pack(">ii", port, 0)
+        if kind == SASL_HANDSHAKE:
+            code = 0 if self.takes_mechanism else UNSUPPORTED_SASL_MECHANISM
+            return struct.pack(">hi", code, len(self.mechanisms)) + b"".join(map(_text, self.mechanisms))
+        return struct.pack(">h", SASL_AUTHENTICATION_FAILED) + _text("invalid credentials") + struct.pack(">i", 0)
+
+
+def _text(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()

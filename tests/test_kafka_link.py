@@ -1,0 +1,671 @@
+"""The connections of the Kafka client as the gateway makes them: bounded, told in words, counted, ended at once."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiokafka.client
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import CloseReason
+from aiokafka.errors import KafkaConnectionError
+
+from demo.kafka_broker import Broker
+from gateway import kafka_link
+from gateway.kafka_link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaFileError, KafkaLink
+from gateway.kafka_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
+from gateway.name_lookup import Address, names
+from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context, speaking
+
+VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+
+def link_to(*addresses: str, **settings: Any) -> KafkaLink:
+    return KafkaLink(KafkaSettings(addresses, **({"connect_timeout_s": 3.0} | settings)))
+
+
+@asynccontextmanager
+async def client_of(link: KafkaLink) -> AsyncIterator[AIOKafkaClient]:
+    """What producer and admin client are made of."""
+    with link.entered():
+        client = AIOKafkaClient(**link.options(), request_timeout_ms=5_000)
+        try:
+            yield client
+        finally:
+            await client.close()
+            await until(lambda: not link._sockets)
+
+
+async def until(reached: Any) -> None:
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+async def refused_in_words(link: KafkaLink) -> str:
+    """Why a client cannot begin."""
+    async with client_of(link) as client:
+        with pytest.raises(KafkaConnectionError, match="Unable to bootstrap"):
+            await client.bootstrap()
+    assert link.fault is not None
+    assert [fault.words for fault in link.faults.values()] == [link.fault]
+    return link.fault
+
+
+# -- with a real broker ---------------------------------------------------------------------------
+
+
+@pytest.mark.kafka
+async def test_a_producers_connections_are_the_links(kafka: Broker) -> None:
+    link = link_to(kafka.bootstrap)
+    with link.entered():
+        producer = AIOKafkaProducer(**link.options(), acks="all", enable_idempotence=True)
+        await producer.start()
+    try:
+        # Whatever it does from now on happens in tasks that it began within.
+        assert link.peers() == {("127.0.0.1", kafka.port)}
+        assert link.local_addresses() == {"127.0.0.1"}
+        assert link.fault is None
+        for its in link._sockets:
+            assert its.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for option, value in (
+                (socket.TCP_NODELAY, 1),
+                (socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS),
+                (socket.TCP_KEEPIDLE, KEEP_ALIVE_IDLE_S),
+                (socket.TCP_KEEPINTVL, KEEP_ALIVE_INTERVAL_S),
+            ):
+                assert its.getsockopt(socket.IPPROTO_TCP, option) == value
+        before = link.wire_bytes()
+        # A topic that is not made by asking for it: metadata goes out and comes back.
+        await producer.client.fetch_all_metadata()
+        assert link.wire_bytes() > before > 1_000
+        former = set(link._sockets)
+        link.abort()
+        await until(lambda: not former & set(link._sockets))
+        async with asyncio.timeout(10):
+            await producer.client.fetch_all_metadata()
+        assert link.fault is None
+    finally:
+        await producer.stop()
+    await until(lambda: not link._sockets)
+    assert not link.peers()
+    assert not link.local_addresses()
+    assert link.wire_bytes() > before, "what closed connections carried counts on"
+
+
+@pytest.mark.kafka
+async def test_the_admin_client_takes_the_options(kafka: Broker) -> None:
+    link = link_to(kafka.bootstrap)
+    with link.entered():
+        admin = AIOKafkaAdminClient(**link.options())
+        try:
+            await admin.start()
+            assert isinstance(await admin.list_topics(), list)
+            assert link.peers() == {("127.0.0.1", kafka.port)}
+        finally:
+            await admin.close()
+
+
+@pytest.mark.kafka
+async def test_a_broker_without_tls_is_told_as_that(kafka: Broker) -> None:
+    assert "most likely it does not speak TLS" in await refused_in_words(
+        link_to(kafka.bootstrap, tls=KafkaTlsSettings())
+    )
+
+
+# -- whose connection it is -----------------------------------------------------------------------
+
+
+async def test_outside_the_client_is_as_it_was_and_two_links_are_apart() -> None:
+    async with speaking(FakeBroker()) as one, speaking(FakeBroker()) as other:
+        plain = await aiokafka.client.create_conn("127.0.0.1", one)
+        assert type(plain) is aiokafka.conn.AIOKafkaConnection
+        first, second = link_to(f"127.0.0.1:{one}"), link_to(f"127.0.0.1:{other}")
+        with first.entered():
+            of_first = await aiokafka.client.create_conn("127.0.0.1", one)
+            with second.entered():
+                of_second = await aiokafka.client.create_conn("127.0.0.1", other)
+            late = await asyncio.create_task(aiokafka.client.create_conn("127.0.0.1", one))
+        assert (len(first._sockets), len(second._sockets)) == (2, 1)
+        assert second.peers() == {("127.0.0.1", other)}
+        for connection in (plain, of_first, of_second, late):
+            await connection.close()
+
+
+def test_the_wrapped_function_is_wrapped_once() -> None:
+    assert aiokafka.client.create_conn is kafka_link._create_conn
+    assert kafka_link._aiokafkas_own is aiokafka.conn.create_conn
+
+
+def test_what_is_used_of_the_clients_private_parts_is_there() -> None:
+    """Where this fails, `_Connection` must be looked at again beside aiokafka/conn.py."""
+    for name in ("connect", "_do_version_lookup", "_do_sasl_handshake", "_create_reader_task", "_idle_check"):
+        assert callable(getattr(aiokafka.conn.AIOKafkaConnection, name))
+    for name in ("send", "close", "_handle_frame"):
+        assert name in vars(kafka_link._Connection)
+        assert name in vars(aiokafka.conn.AIOKafkaConnection)
+    assert aiokafka.__version__.startswith("0.14.")
+
+
+# -- connecting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[tuple[str, int]]:
+    """An address that takes no connection and refuses none: its backlog is full, and SYNs are dropped."""
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as server:
+        fillers = [socket.socket() for _ in range(3)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(server.getsockname())
+        yield server.getsockname()
+        for filler in fillers:
+            filler.close()
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, *addresses: tuple[str, int]) -> None:
+    """Have every name lead to these addresses."""
+
+    async def found(_host: str, _port: int) -> list[Address]:
+        return [
+            (socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, 6, (host, port))
+            for host, port in addresses
+        ]
+
+    monkeypatch.setattr(names, "addresses", found)
+
+
+async def test_an_address_that_does_not_answer_costs_the_next_one_a_moment(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    """As of a name with a dead IPv6 address beside one of IPv4."""
+    async with speaking(FakeBroker()) as port:
+        answering(monkeypatch, silent, ("127.0.0.1", port))
+        link = link_to("kafka.example:9092")
+        async with client_of(link) as client:
+            await client.bootstrap()
+        assert link.fault is None
+
+
+async def test_an_address_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    answering(monkeypatch, silent)
+    words = await refused_in_words(link_to("kafka.example:9092", connect_timeout_s=0.3))
+    assert words == "kafka.example:9092 does not answer: nothing comes back"
+
+
+async def test_of_several_addresses_the_refusal_is_told(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    for addresses in ([silent, ("127.0.0.1", 1)], [("127.0.0.1", 1), silent]):
+        answering(monkeypatch, *addresses)
+        words = await refused_in_words(link_to("kafka.example:9092", connect_timeout_s=0.6))
+        assert words == "nothing listens at kafka.example:9092"
+
+
+def test_families_take_turns() -> None:
+    def address(host: str) -> Address:
+        return (socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, 6, (host, 1))
+
+    found = [address(host) for host in ("a:1", "a:2", "a:3", "1.1.1.1", "1.1.1.2")]
+    assert [each[3][0] for each in kafka_link._interleaved(found)] == ["a:1", "1.1.1.1", "a:2", "1.1.1.2", "a:3"]
+
+
+async def test_a_name_that_hangs_is_bounded_like_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(_host: str, _port: int) -> list[Address]:
+        await asyncio.sleep(60)
+        return []
+
+    monkeypatch.setattr(names, "addresses", never)
+    words = await refused_in_words(link_to("kafka.example:9092", connect_timeout_s=0.1))
+    assert words.startswith("the name kafka.example does not resolve: ")
+
+
+@pytest.mark.parametrize("answers", [frozenset(), frozenset({API_VERSIONS})])
+async def test_a_broker_that_does_not_answer_is_told_as_that(answers: frozenset[int]) -> None:
+    async with speaking(broker := FakeBroker(answers=answers)) as port:
+        # The opening is bounded by connecting's bound, what comes then by that of requests.
+        link = link_to(f"127.0.0.1:{port}", connect_timeout_s=0.2)
+        with link.entered():
+            client = AIOKafkaClient(**link.options(), request_timeout_ms=60_000 if not answers else 300)
+            with pytest.raises(KafkaConnectionError, match="Unable to bootstrap"):
+                await asyncio.wait_for(client.bootstrap(), 10)
+            await client.close()
+    assert link.fault == f"127.0.0.1:{port} takes connections and does not answer Kafka's first request"
+    assert broker.asked == [API_VERSIONS, METADATA][: len(answers) + 1]
+
+
+async def test_what_answers_nonsense_is_no_broker(caplog: pytest.LogCaptureFixture) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.read(1_000)
+        writer.write(b"\0\0\0\x06" + request[8:12] + b"\0\0")
+        await reader.read()
+
+    async with speaking(speak) as port:
+        assert (
+            await refused_in_words(link_to(f"127.0.0.1:{port}"))
+            == f"what answers at 127.0.0.1:{port} is no Kafka broker"
+        )
+    caplog.clear()
+
+
+async def test_an_address_that_a_broker_gives_and_nobody_reaches_is_told() -> None:
+    async with speaking(FakeBroker(advertised=("127.0.0.1", 1))) as port:
+        link = link_to(f"127.0.0.1:{port}")
+        async with client_of(link) as client:
+            await client.bootstrap()
+            assert not link.faults
+            assert not await client.ready(1)
+    assert link.fault == "nothing listens at 127.0.0.1:1; a broker gave this address as its own (advertised.listeners)"
+    assert "advertised.listeners" in link.faults["127.0.0.1:1"].hint
+
+
+# -- leaving alone what failed --------------------------------------------------------------------
+
+
+async def test_an_address_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    dialled = []
+    dial = KafkaLink._dial
+
+    async def counted(self: KafkaLink, addresses: list[Address], failures: list[BaseException]) -> BrokerSocket:
+        dialled.extend(addresses)
+        return await dial(self, addresses, failures)
+
+    monkeypatch.setattr(KafkaLink, "_dial", counted)
+    link = link_to("127.0.0.1:1")
+    with link.entered():
+        for _ in range(100):
+            with pytest.raises(KafkaConnectionError, match=r"nothing listens at 127\.0\.0\.1:1"):
+                await aiokafka.client.create_conn("127.0.0.1", 1)
+            await asyncio.sleep(0.01)
+    # Pauses of 50 to 100 ms, 100 to 200, 200 to 400, ...: in a second or two no more than these.
+    assert 2 <= len(dialled) <= 7
+    pause = link._pauses["127.0.0.1", 1]
+    assert PAUSE_S_MIN < pause.length_s <= PAUSE_S_MAX
+
+
+async def test_pauses_double_to_their_bound_and_end_with_an_answer() -> None:
+    async with speaking(FakeBroker()) as port:
+        link = link_to(f"127.0.0.1:{port}")
+        connection = kafka_link._Connection(link, "127.0.0.1", port, {})
+        lengths = []
+        for _ in range(8):
+            link._failed(connection, ConnectionRefusedError(errno.ECONNREFUSED, "x"))
+            lengths.append(link._pauses["127.0.0.1", port].length_s)
+        assert lengths == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+        link._pauses["127.0.0.1", port].until_s = 0
+        async with client_of(link) as client:
+            await client.bootstrap()
+        assert not link._pauses
+        assert link.fault is None
+
+
+async def test_failures_of_ever_other_addresses_are_not_kept_for_ever() -> None:
+    link = link_to("kafka.example:9092")
+    for port in range(1, 400):
+        link._failed(kafka_link._Connection(link, "kafka.example", port, {}), TimeoutError())
+    assert len(link._pauses) == kafka_link.PAUSES_MAX
+    assert ("kafka.example", 399) in link._pauses
+
+
+# -- ending at once -------------------------------------------------------------------------------
+
+
+async def test_abort_ends_what_is_being_connected_and_blames_nobody(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    answering(monkeypatch, silent)
+    link = link_to("kafka.example:9092", connect_timeout_s=60)
+    with link.entered():
+        attempt = asyncio.create_task(aiokafka.client.create_conn("kafka.example", 9092))
+    await until(lambda: link._sockets)
+    link.abort()
+    with pytest.raises(KafkaConnectionError, match="given up"):
+        await asyncio.wait_for(attempt, 5)
+    assert not link._sockets
+    assert link.fault is None
+    assert not link._pauses
+
+
+async def test_abort_fails_the_requests_that_wait() -> None:
+    async with speaking(FakeBroker(answers=frozenset({API_VERSIONS}))) as port:
+        link = link_to(f"127.0.0.1:{port}")
+        closed = []
+        with link.entered():
+            connection = await aiokafka.client.create_conn(
+                "127.0.0.1", port, on_close=lambda _, reason: closed.append(reason)
+            )
+        waiting = asyncio.create_task(connection.send(aiokafka.client.MetadataRequest([])))
+        await asyncio.sleep(0.05)
+        link.abort()
+        with pytest.raises(KafkaConnectionError):
+            await asyncio.wait_for(waiting, 5)
+        assert closed == [CloseReason.CONNECTION_BROKEN]
+        assert link.fault is None
+        assert not link._sockets
+
+
+async def test_a_connection_that_is_cancelled_leaves_no_socket(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    async with speaking(FakeBroker(answers=frozenset())) as port:
+        for addresses in ([silent], [("127.0.0.1", port)]):
+            answering(monkeypatch, *addresses)
+            link = link_to("kafka.example:9092", connect_timeout_s=60)
+            with link.entered():
+                attempt = asyncio.create_task(aiokafka.client.create_conn("kafka.example", 9092))
+            await until(lambda link=link: link._sockets)
+            await asyncio.sleep(0.05)
+            attempt.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await attempt
+            await until(lambda link=link: not link._sockets)
+            assert link.wire_bytes() >= 40
+
+
+# -- what it carried ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host: str) -> None:
+    taken = 100_000
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(taken)
+        writer.write(b"x" * 1_000)
+        await writer.drain()
+
+    server = await asyncio.start_server(lambda r, w: _then_close(speak, r, w), host, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        link = link_to("kafka.example:9092")
+        link_socket = await link._dial(await names.addresses(host, port), [])
+        before = link.wire_bytes()
+        assert 0 < before <= 4 * 80, "a handshake"
+        reader, writer = await asyncio.open_connection(sock=link_socket)
+        writer.write(b"x" * taken)
+        assert len(await reader.read()) == 1_000
+        live = link.wire_bytes()
+        assert taken + 1_000 < live < 1.2 * taken
+        writer.close()
+        await writer.wait_closed()
+    await until(lambda: not link._sockets)
+    assert live <= link.wire_bytes() <= live + 10 * 80
+    assert link.wire_bytes() == link._closed_bytes
+
+
+async def _then_close(speak: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with closing(writer):
+        await speak(reader, writer)
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_broker_with_a_certificate_of_our_own_authority(
+    authority: Authority, version: ssl.TLSVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = authority.signed("DNS:localhost")
+    async with speaking(FakeBroker(), server_context(pair, version)) as port:
+        link = link_to(f"localhost:{port}", tls=KafkaTlsSettings(ca=authority.certificate))
+        async with client_of(link) as client:
+            await client.bootstrap()
+        assert link.fault is None
+        assert link.wire_bytes() > 1_000
+        # The dot that keeps a resolver from its search list is none of a certificate's.
+        answering(monkeypatch, ("127.0.0.1", port))
+        link = link_to(f"localhost.:{port}", tls=KafkaTlsSettings(ca=authority.certificate))
+        async with client_of(link) as client:
+            await client.bootstrap()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_certificate_of_an_authority_that_is_not_trusted(
+    authority: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    other = Authority(tmp_path, "other")
+    async with speaking(FakeBroker(), server_context(authority.signed("DNS:localhost"), version)) as port:
+        address = f"localhost:{port}"
+        words = await refused_in_words(link_to(address, tls=KafkaTlsSettings(ca=other.certificate)))
+        assert words == f"the certificate of {address} is signed by nobody whom kafka.tls.ca names"
+        words = await refused_in_words(link_to(address, tls=KafkaTlsSettings()))
+        assert words == f"the certificate of {address} is signed by nobody whom this box trusts"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_certificate_for_another_name_is_told_with_its_names(
+    authority: Authority, version: ssl.TLSVersion
+) -> None:
+    pair = authority.signed("DNS:kafka.example,DNS:kafka-2.example,IP:10.0.0.5")
+    tls = KafkaTlsSettings(ca=authority.certificate)
+    async with speaking(FakeBroker(), server_context(pair, version)) as port:
+        words = await refused_in_words(link_to(f"localhost:{port}", tls=tls))
+        told = "for kafka.example, kafka-2.example, 10.0.0.5, and not for"
+        assert words == f"the certificate of localhost:{port} is {told} localhost"
+        assert f"{told} 127.0.0.1" in await refused_in_words(link_to(f"127.0.0.1:{port}", tls=tls))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_certificate_that_is_not_in_date_is_told_with_the_date_and_this_boxs_clock(
+    authority: Authority, version: ssl.TLSVersion
+) -> None:
+    tls = KafkaTlsSettings(ca=authority.certificate)
+    for begin, end, words in (
+        ("20200101000000Z", "20210101000000Z", "has expired on 2021-01-01"),
+        ("20400101000000Z", "20410101000000Z", "is not valid before 2040-01-01"),
+    ):
+        pair = authority.signed("DNS:localhost", "-startdate", begin, "-enddate", end)
+        async with speaking(FakeBroker(), server_context(pair, version)) as port:
+            told = await refused_in_words(link_to(f"localhost:{port}", tls=tls))
+        assert (
+            told == f"the certificate of localhost:{port} {words}; this box's clock says {datetime.now(UTC):%Y-%m-%d}"
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_broker_that_wants_a_certificate_of_ours(
+    authority: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    pair = authority.signed("DNS:localhost")
+    context = server_context(pair, version)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(authority.certificate)
+    ours = Authority(tmp_path, "ours").signed("DNS:gw1")
+    async with speaking(FakeBroker(), context) as port:
+        for certificate, words in (
+            (None, "seems to want a certificate of this gateway, and none is set"),
+            (ours, "not accept this gateway's certificate"),
+            (pair, None),
+        ):
+            tls = KafkaTlsSettings(ca=authority.certificate)
+            if certificate is not None:
+                tls = msgspec.structs.replace(tls, certificate=certificate[0], key=certificate[1])
+            link = link_to(f"localhost:{port}", tls=tls)
+            if words is not None:
+                assert words in await refused_in_words(link)
+                continue
+            async with client_of(link) as client:
+                await client.bootstrap()
+            assert link.fault is None
+
+
+async def test_a_broker_that_went_silent_does_not_hold_up_the_end_of_a_session(authority: Authority) -> None:
+    """asyncio would wait 30 s for its close_notify, and the next session with it."""
+    over = asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers = asyncio.create_task(FakeBroker()(reader, writer))
+        await over.wait()
+        answers.cancel()
+
+    # A proxy between, which stops to carry anything: as of a broker whose power was cut.
+    async with speaking(speak, server_context(authority.signed("DNS:localhost"))) as behind:
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            onward_reader, onward = await asyncio.open_connection("127.0.0.1", behind)
+            ways = [asyncio.create_task(copied(reader, onward)), asyncio.create_task(copied(onward_reader, writer))]
+            await cut.wait()
+            for way in ways:
+                way.cancel()
+            await over.wait()
+            onward.close()
+
+        cut = asyncio.Event()
+        async with speaking(carry) as port:
+            link = link_to(f"localhost:{port}", tls=KafkaTlsSettings(ca=authority.certificate))
+            with link.entered():
+                options = {"ssl_context": link.options()["ssl_context"], "security_protocol": "SSL"}
+                connection = await aiokafka.client.create_conn("localhost", port, **options)
+            cut.set()
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                await connection.close()
+            await until(lambda: not link._sockets)
+            over.set()
+
+
+async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(10_000):
+        writer.write(data)
+
+
+async def test_a_broker_that_wants_tls_is_told_as_that(authority: Authority) -> None:
+    async with speaking(FakeBroker(), server_context(authority.signed("DNS:localhost"))) as port:
+        assert "wants TLS, and [kafka.tls] is not set" in await refused_in_words(link_to(f"localhost:{port}"))
+
+
+def test_older_tls_and_no_verification_cannot_be_had(authority: Authority) -> None:
+    context = link_to("kafka.example:9092", tls=KafkaTlsSettings(ca=authority.certificate)).options()["ssl_context"]
+    assert context.verify_mode == ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert len(context.get_ca_certs()) == 1, "with an authority of its own, no other is trusted"
+
+
+# -- log-in ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sasl(tmp_path: Path) -> KafkaSaslSettings:
+    path = tmp_path / "password"
+    path.write_text("correct horse\n")
+    path.chmod(0o400)
+    return KafkaSaslSettings(mechanism="SCRAM-SHA-512", user="gw1", password_file=path)
+
+
+async def test_a_broker_that_wants_a_login_is_told_as_that() -> None:
+    async with speaking(FakeBroker(mechanisms=("PLAIN",))) as port:
+        assert "most likely it wants a log-in (SASL), and none is set" in await refused_in_words(
+            link_to(f"127.0.0.1:{port}")
+        )
+
+
+async def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are(sasl: KafkaSaslSettings) -> None:
+    async with speaking(FakeBroker(mechanisms=("PLAIN", "SCRAM-SHA-256"))) as port:
+        words = await refused_in_words(link_to(f"127.0.0.1:{port}", sasl=sasl))
+    assert words.endswith("does not take SCRAM-SHA-512 for log-in; it takes: PLAIN, SCRAM-SHA-256")
+
+
+async def test_a_wrong_password_is_told_and_never_shown(
+    sasl: KafkaSaslSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    broker = FakeBroker(mechanisms=("SCRAM-SHA-512",), takes_mechanism=True)
+    async with speaking(broker) as port:
+        link = link_to(f"127.0.0.1:{port}", sasl=sasl)
+        words = await refused_in_words(link)
+    assert words == f"127.0.0.1:{port} refuses the log-in of user gw1: user or password is wrong"
+    assert link.options()["sasl_plain_password"] == "correct horse"  # noqa: S105
+    assert "horse" not in repr(link) + repr(link._files) + repr(link.faults) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tls", "with_sasl", "protocol"),
+    [
+        (None, False, "PLAINTEXT"),
+        (KafkaTlsSettings(), False, "SSL"),
+        (None, True, "SASL_PLAINTEXT"),
+        (KafkaTlsSettings(), True, "SASL_SSL"),
+    ],
+)
+def test_the_protocol_follows_the_settings(
+    sasl: KafkaSaslSettings,
+    tls: KafkaTlsSettings | None,
+    with_sasl: bool,  # noqa: FBT001
+    protocol: str,
+) -> None:
+    options = link_to("kafka.example:9092", tls=tls, sasl=sasl if with_sasl else None).options()
+    assert options["security_protocol"] == protocol
+    assert (options["ssl_context"] is None) == (tls is None)
+    assert ("sasl_mechanism" in options) == with_sasl
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def test_files_that_change_are_told_and_half_written_ones_are_not(
+    authority: Authority, tmp_path: Path, sasl: KafkaSaslSettings
+) -> None:
+    certificate, key, ca = (tmp_path / name for name in ("c.pem", "k.pem", "ca.pem"))
+    for file, source in zip((certificate, key), authority.signed("DNS:gw1"), strict=True):
+        file.write_bytes(source.read_bytes())
+    ca.write_bytes(authority.certificate.read_bytes())
+    tls = KafkaTlsSettings(ca=ca, certificate=certificate, key=key)
+
+    def link() -> KafkaLink:
+        return link_to("kafka.example:9092", tls=tls, sasl=sasl)
+
+    first = link()
+    assert not first.files_changed()
+    os.utime(ca)
+    assert not first.files_changed(), "the same content is no change"
+    renewed, renewed_key = authority.signed("DNS:gw1")
+    certificate.write_bytes(renewed.read_bytes())
+    assert not first.files_changed(), "the certificate is there and its key is not yet: the session goes on"
+    key.write_bytes(renewed_key.read_bytes())
+    assert first.files_changed()
+    second = link()
+    assert not second.files_changed()
+    sasl.password_file.chmod(0o600)
+    sasl.password_file.write_text("battery staple\n")
+    assert second.files_changed()
+    assert link().options()["sasl_plain_password"] == "battery staple"  # noqa: S105
+    sasl.password_file.unlink()
+    assert not second.files_changed()
+
+
+def test_files_that_cannot_be_used_are_told_by_their_setting(
+    authority: Authority, tmp_path: Path, sasl: KafkaSaslSettings
+) -> None:
+    certificate, key = authority.signed("DNS:gw1")
+    nowhere = tmp_path / "nowhere"
+    for settings, words in (
+        ({"tls": KafkaTlsSettings(ca=nowhere)}, "kafka.tls.ca: .*nowhere does not exist"),
+        ({"tls": KafkaTlsSettings(ca=key)}, "kafka.tls.ca: .*holds a private key"),
+        ({"tls": KafkaTlsSettings(certificate=nowhere, key=key)}, "kafka.tls.certificate: .*nowhere does not"),
+        ({"tls": KafkaTlsSettings(certificate=certificate, key=nowhere)}, "kafka.tls.key: .*nowhere does not"),
+        ({"tls": KafkaTlsSettings(certificate=authority.certificate, key=key)}, "kafka.tls.key: .*is not the key of"),
+        ({"sasl": msgspec.structs.replace(sasl, password_file=nowhere)}, "kafka.sasl.password_file cannot be read"),
+    ):
+        with pytest.raises(KafkaFileError, match=words) as raised:
+            link_to("kafka.example:9092", **settings)
+        assert isinstance(raised.value, OSError)

@@ -1,0 +1,154 @@
+"""Every way in which a broker is not reached has its own words, and none of them holds a password."""
+
+import asyncio
+import errno
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+
+from gateway import kafka_reach
+from gateway.kafka_reach import Stage, reach_words
+from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+
+BOOTSTRAP = KafkaSettings(("kafka.example:9092", "[::1]:9092"))
+TLS = KafkaSettings(("kafka.example:9092",), tls=KafkaTlsSettings())
+CERTIFIED = KafkaSettings(
+    ("kafka.example:9092",), tls=KafkaTlsSettings(ca=Path("ca.pem"), certificate=Path("c.pem"), key=Path("k.pem"))
+)
+SASL = KafkaSettings(
+    ("kafka.example:9092",),
+    tls=KafkaTlsSettings(),
+    sasl=KafkaSaslSettings(mechanism="SCRAM-SHA-512", user="gw1", password_file=Path("/etc/sluice/kafka-password")),
+)
+
+
+def caused_by(cause: BaseException) -> KafkaConnectionError:
+    """What the Kafka client makes of the end of a connection."""
+    error = KafkaConnectionError("Connection at kafka.example:9092 closed")
+    error.__cause__ = cause
+    return error
+
+
+def alert(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, f"[SSL: {reason}] told (_ssl.c:1006)")
+    error.reason = reason
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "hint"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "x"), "the name kafka.example does not resolve: DNS knows no", "written"),
+        (socket.gaierror(socket.EAI_NODATA, "x"), "the name kafka.example does not resolve: DNS knows no", "written"),
+        (socket.gaierror(socket.EAI_AGAIN, "x"), "does not resolve: this box's DNS does not answer", "resolv.conf"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "nothing listens at kafka.example:9092", "is the broker up"),
+        (TimeoutError(), "kafka.example:9092 does not answer: nothing comes back", "firewall on the way"),
+        (TimeoutError(errno.ETIMEDOUT, "x"), "kafka.example:9092 does not answer", "is kafka.bootstrap right"),
+        (OSError(errno.ENETUNREACH, "x"), "this box has no network that leads to kafka.example:9092", "ip route"),
+        (OSError(errno.EADDRNOTAVAIL, "x"), "this box has no network", "ip address"),
+        (OSError(errno.EHOSTUNREACH, "x"), "no way leads to kafka.example:9092", "routers"),
+        (PermissionError(errno.EPERM, "x"), "this box's own firewall", "nft list ruleset"),
+        (OSError(errno.EIO, "Input/output error"), "cannot be reached: Input/output error", "kafka.bootstrap"),
+    ],
+)
+def test_connecting(error: OSError, words: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reach, "_has_way_out", lambda: True)
+    fault = reach_words(error, "kafka.example", 9092, BOOTSTRAP)
+    assert words in fault.words
+    assert hint in fault.hint
+    assert "advertised" not in fault.words + fault.hint
+
+
+def test_a_look_up_that_takes_too_long_is_a_dead_dns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reach, "_has_way_out", lambda: True)
+    fault = reach_words(TimeoutError(), "kafka.example", 9092, BOOTSTRAP, stage="name")
+    assert fault.words == "the name kafka.example does not resolve: this box's DNS does not answer"
+
+
+def test_a_dead_dns_and_no_network_at_all_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reach, "_has_way_out", lambda: False)
+    fault = reach_words(socket.gaierror(socket.EAI_AGAIN, "x"), "kafka.example", 9092, BOOTSTRAP)
+    assert fault.words == "the name kafka.example does not resolve: this box has no network"
+
+
+def test_an_address_that_a_broker_gave_is_told_as_such() -> None:
+    for error in (socket.gaierror(socket.EAI_NONAME, "x"), TimeoutError(), ConnectionRefusedError(111, "x")):
+        fault = reach_words(error, "kafka-1.internal", 9092, BOOTSTRAP)
+        assert fault.words.endswith("; a broker gave this address as its own (advertised.listeners)")
+        assert "kafka-1.internal" in fault.words
+        assert "advertised.listeners" in fault.hint
+    assert "advertised" not in reach_words(TimeoutError(), "::1", 9092, BOOTSTRAP).hint
+
+
+@pytest.mark.parametrize(
+    ("kafka", "stage", "error", "words", "hint"),
+    [
+        (TLS, "tls", alert("WRONG_VERSION_NUMBER"), "does not speak TLS", "port for TLS"),
+        (TLS, "tls", ConnectionResetError(), "most likely it does not speak TLS there", "port for TLS"),
+        (TLS, "tls", TimeoutError(), "says nothing in TLS", "port for TLS"),
+        (TLS, "tls", alert("TLSV1_ALERT_PROTOCOL_VERSION"), "speaks neither TLS 1.2 nor 1.3", "ssl.enabled.protocols"),
+        (TLS, "tls", alert("LENGTH_MISMATCH"), "TLS with kafka.example:9092 fails: length mismatch", "[kafka.tls]"),
+        (TLS, "versions", caused_by(alert("TLSV13_ALERT_CERTIFICATE_REQUIRED")), "seems to want a certificate", "key"),
+        (TLS, "versions", caused_by(asyncio.IncompleteReadError(b"", 4)), "after the TLS handshake", "client.auth"),
+        (CERTIFIED, "versions", caused_by(alert("TLSV1_ALERT_UNKNOWN_CA")), "does not accept this gateway's", "trust"),
+        (CERTIFIED, "versions", caused_by(ConnectionResetError()), "may not accept this gateway's", "ssl.truststore"),
+        (
+            BOOTSTRAP,
+            "versions",
+            caused_by(asyncio.IncompleteReadError(b"", 0x15030300)),
+            "wants TLS, and",
+            "[kafka.tls]",
+        ),
+        (BOOTSTRAP, "versions", caused_by(ConnectionResetError()), "most likely it wants TLS", "[kafka.tls]"),
+        (BOOTSTRAP, "versions", TimeoutError(), "does not answer Kafka's first request", "connect_timeout_s"),
+        (BOOTSTRAP, "versions", caused_by(ValueError("x")), "is no Kafka broker", "port"),
+        (BOOTSTRAP, "request", asyncio.IncompleteReadError(b"", 4), "most likely it wants a log-in", "[kafka.sasl]"),
+        (SASL, "request", asyncio.IncompleteReadError(b"", 4), "closes the connection at the first request", "log"),
+        (SASL, "login", SaslAuthenticationFailed("x"), "refuses the log-in of user gw1", "/etc/sluice/kafka-password"),
+        (
+            SASL,
+            "login",
+            UnsupportedSaslMechanismError("x"),
+            "not take SCRAM-SHA-512 for log-in; it takes: PLAIN",
+            "one of",
+        ),
+        (SASL, "login", IllegalSaslStateError("x"), "does not take SCRAM-SHA-512", "sasl.enabled.mechanisms"),
+        (SASL, "login", caused_by(ConnectionResetError()), "closes the connection at the log-in", "with SASL"),
+        (SASL, "login", TimeoutError(), "does not answer the log-in", "slow link"),
+        (SASL, "login", ValueError("Server sent wrong signature!"), "with what does not fit it", "kafka.sasl"),
+    ],
+)
+def test_being_turned_away(kafka: KafkaSettings, stage: Stage, error: BaseException, words: str, hint: str) -> None:
+    fault = reach_words(error, "kafka.example", 9092, kafka, stage=stage, mechanisms=("PLAIN",))
+    assert words in fault.words
+    assert hint in fault.hint
+    assert "kafka.example:9092" in fault.words
+
+
+def test_a_login_where_none_is_taken() -> None:
+    fault = reach_words(UnsupportedSaslMechanismError("x"), "kafka.example", 9092, SASL, stage="login")
+    assert fault.words == "kafka.example:9092 takes no log-in (SASL), and [kafka.sasl] is set"
+    assert "take [kafka.sasl] out" in fault.hint
+
+
+def test_what_a_broker_says_of_itself_is_not_repeated_at_any_length() -> None:
+    fault = reach_words(ConnectionRefusedError(111, "x"), "x" * 30_000, 9092, BOOTSTRAP)
+    assert len(fault.words) + len(fault.hint) < 1_000
+    error = UnsupportedSaslMechanismError("x")
+    fault = reach_words(error, "kafka.example", 9092, SASL, stage="login", mechanisms=["x" * 30_000, "\x1b[2J"] * 1_000)
+    assert len(fault.words) < 1_000
+    assert fault.words.isprintable()
+
+
+def test_what_a_library_says_of_a_login_is_not_repeated() -> None:
+    for error in (SaslAuthenticationFailed("correct horse"), ValueError("correct horse"), KeyError("correct horse")):
+        fault = reach_words(error, "kafka.example", 9092, SASL, stage="login")
+        assert "horse" not in fault.words + fault.hint
