@@ -14,10 +14,11 @@ Coming back may take 15 s in all: 8 s to notice, the longest pause between two a
 would end connections on a cellular link that only pauses. Where an address changes or packets vanish nothing else ends
 a connection within minutes: no RST comes. An acknowledgement that gets through resets it, so that a slow link is safe.
 """
-KEEP_ALIVE_IDLE_S: Final = 3
-"""Silence after which TCP probes. An idle connection ends about 9 s after the way is gone: where nothing sent is waited
-for, TCP looks at USER_TIMEOUT_MS each time it probes."""
-KEEP_ALIVE_INTERVAL_S: Final = 2
+KEEP_ALIVE_IDLE_S: Final = 10
+"""Silence after which TCP probes, so that an idle connection ends within half a minute after the way is gone (where
+nothing sent is waited for, TCP looks at USER_TIMEOUT_MS each time it probes). An answer that a request waits for is
+missed sooner, by the forwarder. Shorter would cost a metered link some 3 MB a day and connection."""
+KEEP_ALIVE_INTERVAL_S: Final = 4
 """Pause between two probes."""
 _TCP_INFO_BYTES: Final = 256
 _OPTIONS_AT, _BYTES_ACKED_AT, _SEGMENTS_AT, _BYTES_SENT_AT = 5, 120, 136, 200

@@ -122,6 +122,20 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     assert found.tls is not None
 
 
+def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
+    page = (ROOT / "gateway" / "EVENTS.md").read_text()
+    code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
+    kinds = set(re.findall(r"event(?:_entry)?\(\s*\"([a-z-]+)\"", code)) | set(
+        re.findall(r"report\(\"([a-z-]+)\"", code)
+    )
+    assert {"boot", "lane-closed", "loss", "address-changed"} <= kinds
+    assert not {kind for kind in kinds | {"heartbeat"} if f"`{kind}`" not in page}
+    verdicts = (ROOT / "gateway" / "kafka_topics.py").read_text() + (ROOT / "gateway" / "routes.py").read_text()
+    reasons = set(re.findall(r"\"((?:topic|no|ambiguous|not-the|device-name|kafka-topic)-[a-z-]+)\"", verdicts))
+    assert {"topic-compacted", "no-route"} <= reasons
+    assert not {reason for reason in reasons if f"`{reason}`" not in page}
+
+
 def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:
     architecture = (ROOT / "ARCHITECTURE.md").read_text()
     named = set(re.findall(r"`(?:[a-z/-]+/)?([a-z_]+\.py)`", architecture))
