@@ -73,9 +73,11 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
     """
     from gateway import logs  # noqa: PLC0415
     from gateway.check_machine import check_machine  # noqa: PLC0415
+    from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
 
     settings = load_settings(config)
     logs.quieten_libraries()
+    bound_look_ups()
     findings = []
     # The box first, and each line at once: Kafka may take its time to be found missing.
     for found in (check_machine(settings, config), _check_kafka(settings, create=create_topics)):

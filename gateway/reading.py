@@ -82,4 +82,4 @@ class Intake(Protocol):
         """
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
-        """Report something about a device on `gateway-events`: `device-appeared`, `device-disconnected`, ..."""
+        """Report something about a device on `gateway-events`: `device-appeared`, `device-died`, ..."""

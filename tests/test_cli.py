@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from gateway import buffer_aside, buffer_schema, buffer_status, control
+from gateway.buffer_commands import read_rows_behind
 from gateway.cli import main
-from gateway.cli_options import WrappingGroup
+from gateway.cli_options import WrappingGroup, load_settings
 from tests.buffers import entry, opened, store
 from tests.deadline import deadline
 
@@ -126,7 +129,7 @@ async def test_status_fits_the_terminal(tmp_path: Path) -> None:
         narrow = CliRunner(env={"COLUMNS": "60"})
         shown = await asyncio.to_thread(narrow.invoke, main, ["status", "--config", str(config)])
     assert max(map(len, shown.output.splitlines())) <= 60
-    assert "uplink      down: too long a story" in shown.output
+    assert "uplink      Kafka UNREACHABLE: too long a story" in shown.output
     assert " ".join(shown.output.split()).count("too long a story") == 20
 
 
@@ -138,7 +141,7 @@ async def test_status_asks_the_running_daemon_how_it_is(tmp_path: Path) -> None:
         told = json.loads(await status(config, "--json"))
     assert "gw1, running" in shown
     assert "FULL: readings are held unacknowledged until Kafka has taken some (buffer.when_full)" in shown
-    assert r"uplink      down: no route to \x1b[2Jhost" in shown
+    assert r"uplink      Kafka UNREACHABLE: no route to \x1b[2Jhost; nothing waits on disk, no room for more" in shown
     assert told["daemon"] == full
     failing = {"buffer": {"full": False, "failing": "disk I/O error"}, "uplink": {"up": True, "error": None}}
     async with daemon(tmp_path / "buffer.db", failing):
@@ -217,11 +220,12 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
 
 async def test_status_says_that_readings_wait_for_the_clock(tmp_path: Path) -> None:
     config = write(tmp_path)
-    for waits, words in ((True, "up, but READINGS WAIT on this box until its clock is synced"), (False, "up\n")):
+    for waits in (True, False):
         state = {"buffer": {}, "uplink": {"up": True, "error": None, "waits_for_clock": waits}}
         async with daemon(tmp_path / "buffer.db", state):
             shown = await status(config)
-        assert f"uplink      {words}" in shown
+        assert "uplink      up\n" in shown
+        assert ("            READINGS WAIT on this box until its clock is synced" in shown) == waits
         assert ("gateway.hold_unsynced_s = 10 min" in shown) == waits
 
 
@@ -306,12 +310,34 @@ async def test_status_tells_of_serial_ports(tmp_path: Path) -> None:
     assert "serial      /dev/ttyACM*: NOT THERE: plug it in, or mend serial.ports" in shown
 
 
-async def test_status_says_what_the_kafka_client_means(tmp_path: Path) -> None:
+async def test_status_of_an_outage_says_how_long_the_room_lasts(tmp_path: Path) -> None:
     config = write(tmp_path)
-    error = "KafkaConnectionError: Unable to bootstrap from [('127.0.0.1', 1, <AddressFamily.AF_INET: 2>)]"
-    async with daemon(tmp_path / "buffer.db", {"buffer": {}, "uplink": {"up": False, "error": error}}):
+    error = "the name kafka.example does not resolve: DNS knows no such name"
+    uplink = {"up": False, "error": error, "since": time.time()}
+    # An hour with 36 MB of payload: of a buffer of 1 GB, as of its disk, a bit more than a day is left at most.
+    usage = [3_600.0, 360_000, 36_000_000, 0]
+    await fill(tmp_path / "buffer.db")
+    async with daemon(tmp_path / "buffer.db", {"buffer": {}, "usage": usage, "uplink": uplink}):
         shown = await status(config)
-    assert "uplink      down: no broker answers at 127.0.0.1:1; sluice check tells more\n" in shown
+    assert re.search(
+        rf"uplink      Kafka UNREACHABLE since \d\d:\d\d.*: {re.escape(error)}; 3 readings and events safe on disk, "
+        r"room for \d+ h( \d+ min)?\n"
+        r"            at the rate of the last 1 h that sluice ran; when full, readings are held unacknowledged",
+        shown,
+    )
+
+
+async def test_status_counts_what_waits_in_the_lanes_behind(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    await fill(tmp_path / "buffer.db")
+    # The next start opens a lane: what was there before is backlog.
+    async with daemon(tmp_path / "buffer.db", {"buffer": {}, "uplink": {"up": True}}):
+        shown = await status(config)
+    assert "3 readings and events from earlier are still to go, sent beside new ones (kafka.drain)\n" in shown
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(b"new")])
+        settings = load_settings(config)
+        assert (read_rows_behind(settings), buffer.state.rows) == (3, 4)
 
 
 async def test_status_of_a_buffer_with_nothing_in_it(tmp_path: Path) -> None:

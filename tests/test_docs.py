@@ -111,7 +111,7 @@ def test_the_example_in_the_help_can_be_called(path: tuple[str, ...], command: c
 
 
 def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
-    whole, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
+    whole, uplink, broker = re.findall(r"```toml\n(.*?)```", READMES[1].read_text(), re.DOTALL)
     path = tmp_path / "gateway.toml"
     path.write_text(whole)
     settings = config_file.load(path)
@@ -120,6 +120,11 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     path.write_text(whole + broker)
     (found,) = config_file.load(path).mqtt_brokers
     assert found.tls is not None
+    path.write_text('[gateway]\nid = "barn-1"\n' + re.sub("(?m)^# (?=[a-z_]+ =)", "", uplink))
+    kafka = config_file.load(path).kafka
+    assert kafka.sasl is not None
+    assert kafka.tls is not None
+    assert kafka.backlog_topic == "{topic}.backlog"
 
 
 def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
