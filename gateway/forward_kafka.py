@@ -54,6 +54,7 @@ class Forwarder:
         self._kafka = kafka
         self._clock = clock
         self._memory = Memory(kafka, clock)
+        self._since_us = boottime_us()
         self._remembers = False
         """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
@@ -70,10 +71,13 @@ class Forwarder:
     @property
     def state(self) -> UplinkState:
         """How the uplink is."""
-        self._memory.state.refused_topics = {
-            topic: f"{verdict.reason}; {verdict.hint}" for topic, verdict in self._memory.verdicts.refused.items()
+        state = self._memory.state
+        state.refused_topics = {
+            topic: verdict.hint or verdict.reason for topic, verdict in self._memory.verdicts.refused.items()
         }
-        return self._memory.state
+        # By the clock as it is now: it may have been set since.
+        state.since = time.time() - (boottime_us() - self._since_us) / 1e6
+        return state
 
     async def run(self) -> None:
         """Forward until cancelled."""
@@ -245,6 +249,7 @@ class Forwarder:
         self._keep(self._memory.take_marks())
         self._set_up(is_up=False, error="the quota of the day is used up (kafka.bytes_per_day_max)")
         await self._memory.wait_for_tomorrow()
+        self._set_up(is_up=False, error=None)
         log.info("the uplink's quota begins anew")
 
     def _note_up(self) -> None:
@@ -268,7 +273,8 @@ class Forwarder:
 
     def _set_up(self, *, is_up: bool, error: str | None) -> None:
         state = self._memory.state
-        state.up, state.error, state.since = is_up, error, time.time()
+        state.up, state.error = is_up, error
+        self._since_us = boottime_us()
 
 
 async def _first_to_end(**parts: Coroutine[Any, Any, None]) -> None:

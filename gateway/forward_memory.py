@@ -42,8 +42,8 @@ class UplinkState:
     up: bool = False
     error: str | None = None
     """Why it is down, in words; None before the first attempt and while it is up."""
-    since: float = field(default_factory=time.time)
-    """When it came up or went down: seconds since 1970 by this box's clock, be it right or not."""
+    since: float = 0.0
+    """When it came up or went down: seconds since 1970 by this box's clock as it is now, be it right or not."""
     waits_for_clock: bool = False
     """Whether readings are held back because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
     quota_used_up: bool = False

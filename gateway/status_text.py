@@ -1,0 +1,277 @@
+"""The words of `sluice status`: from what was read of the file, and what the daemon answered, to lines. No I/O."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from gateway.buffer_status import told
+from gateway.terminal_text import YEARS_FROM_S, escaped, size, span, utc
+from gateway.write_budget import SEEN_S_MIN
+
+if TYPE_CHECKING:
+    from gateway.buffer_commands import RoomLeft
+    from gateway.buffer_status import BufferStatus, Now
+    from gateway.settings import Settings
+
+INDENT = 12
+"""Where what is said begins, and where a wrapped line goes on."""
+LIVE_AGE_SHOWN_S = 5.0
+"""New readings wait for company and for the answer of Kafka; that they wait longer than this is told."""
+NAMED_MAX = 5
+"""Topics, and partitions, that are told one by one."""
+_BEGUN_BEFORE_S = 60.0
+"""Two readings of a clock that was not set in between agree within this."""
+_DAYS_FROM_S = 2 * 86_400.0
+_BESIDE = " " * INDENT
+_WHEN_FULL = {
+    "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
+    "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What `sluice status` saw, all of it at about one moment."""
+
+    settings: "Settings"
+    found: "BufferStatus"
+    answer: dict[str, Any] | None
+    """The daemon's, to `state` (`gateway.control`); None where none runs, or it did not answer."""
+    unheard: str
+    """Why a daemon that runs did not answer; empty where it did."""
+    room: "RoomLeft"
+    rows_behind: int
+    """Of the rows that wait, those of other lanes than the one that readings go into."""
+    now: "Now"
+    wall_s: float
+    """This box's clock, be it right or not: seconds since 1970."""
+    zone: tzinfo | None = None
+    """Of whoever reads this; None is this machine's."""
+
+
+class _Uplink(Struct, frozen=True):
+    """`gateway.forward_memory.UplinkState` as it is answered; a daemon of another version may say less."""
+
+    up: bool = False
+    error: str | None = None
+    since: float | None = None
+    waits_for_clock: bool = False
+    quota_used_up: bool = False
+    quota_until: float | None = None
+    live_oldest_us: int | None = None
+    parked: dict[str, str] = {}
+    refused_topics: dict[str, str] = {}
+    bytes_per_s: int = 0
+
+
+def status_lines(seen: Glance) -> Iterator[str]:
+    """One line for each thing that is well, more for what is not; to be wrapped at `INDENT`, and safe to print."""
+    found, settings = seen.found, seen.settings
+    answer = seen.answer or {}
+    yield f"gateway     {settings.gateway.id}, {'running' if found.running else 'not running'}"
+    if seen.unheard:
+        yield f"{_BESIDE}what it is doing is not known: {seen.unheard}"
+    if answer.get("uplink") is not None:
+        yield from _uplink_lines(seen, msgspec.convert(answer["uplink"], _Uplink))
+    yield from _buffer_lines(seen)
+    yield from _input_lines(answer)
+    if found.quarantined:
+        yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
+        yield f"{_BESIDE}sluice buffer quarantine ls says what to do"
+    else:
+        yield "quarantine  empty"
+    if found.losses:
+        yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
+    yield f"devices     {f'{len(found.devices):,}' if found.devices else 'none yet'} that send a sequence of their own"
+    for device in found.devices:
+        doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
+        last = doubtful if device.seen is None else told(device.seen, seen.now)
+        yield f"{_BESIDE}{escaped(device.device)}, last stored {last}"
+
+
+# -- the uplink -----------------------------------------------------------------------------------
+
+
+def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
+    if uplink.up:
+        yield from _up_lines(seen, uplink)
+    elif uplink.quota_used_up:
+        until = "for a day at most: this box does not know the date"
+        if uplink.quota_until is not None:
+            until = f"until {_clock_time(seen, uplink.quota_until)}"
+        yield (
+            "uplink      WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), "
+            f"{until}; {_safe(seen)}{_room(seen)}"
+        )
+        yield from _what_then(seen)
+    elif uplink.error is None:
+        yield f"uplink      no answer from Kafka yet: the first attempt is under way{_since(seen, uplink)}"
+    else:
+        yield (
+            f"uplink      Kafka UNREACHABLE{_since(seen, uplink)}: {escaped(uplink.error)}; {_safe(seen)}{_room(seen)}"
+        )
+        yield from _what_then(seen)
+        yield f"{_BESIDE}sluice check says what to do"
+    for partition, why in islice(uplink.parked.items(), NAMED_MAX):
+        yield f"{_BESIDE}partition {escaped(partition)} {escaped(why)}: its readings wait on disk, others go on"
+    yield from _rest(uplink.parked, "partitions that take nothing at present")
+    for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
+        yield f"topic       {escaped(topic)} is NOT WRITTEN TO: {escaped(flaw)}"
+    yield from _rest(uplink.refused_topics, "topics that are not written to")
+    if uplink.refused_topics:
+        yield f"{_BESIDE}what comes for it waits in the quarantine, and is sent by itself once that is mended"
+
+
+def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
+    kafka = seen.settings.kafka
+    # Small requests take as long as their answer: they tell of a wide link only that it is no narrower.
+    pace = f"; the link was seen to carry at least {size(uplink.bytes_per_s)}/s" if uplink.bytes_per_s else ""
+    bound = f"; no more than {size(kafka.bytes_per_s_max)}/s is used (kafka.bytes_per_s_max)"
+    yield f"uplink      up{_since(seen, uplink)}{pace}{bound if kafka.bytes_per_s_max else ''}"
+    if uplink.waits_for_clock:
+        yield (
+            f"{_BESIDE}READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = "
+            f"{span(seen.settings.gateway.hold_unsynced_s)} from when Kafka was reached; sluice check says what to do"
+        )
+    if seen.rows_behind:
+        how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
+        yield f"{_BESIDE}{seen.rows_behind:,} readings and events from earlier are still to go, {how} (kafka.drain)"
+    if uplink.live_oldest_us is not None:
+        waited_s = (seen.now.boottime_us - uplink.live_oldest_us) / 1e6
+        if waited_s > LIVE_AGE_SHOWN_S:
+            yield f"{_BESIDE}of the new readings, the oldest has waited for {span(waited_s)}"
+
+
+def _since(seen: Glance, uplink: _Uplink) -> str:
+    """Since when, by this box's clock; it may have been another one then than it is now."""
+    if uplink.since is None:
+        return ""
+    booted_s = seen.wall_s - seen.now.boottime_us / 1e6
+    if not booted_s - _BEGUN_BEFORE_S <= uplink.since <= seen.wall_s + _BEGUN_BEFORE_S:
+        # The daemon runs in this boot: it was said before the clock was set.
+        return " since before this box's clock was set"
+    doubt = "" if seen.now.wall_us is not None else " (by this box's clock, which is not synced)"
+    return f" since {_clock_time(seen, uplink.since)}{doubt}"
+
+
+def _clock_time(seen: Glance, wall_s: float) -> str:
+    """As the reader's clock shows it: `10:02` today, `2026-03-14 10:02` on another day."""
+    try:
+        then, now = (datetime.fromtimestamp(each, UTC).astimezone(seen.zone) for each in (wall_s, seen.wall_s))
+    except (OverflowError, ValueError, OSError):
+        return "no such date"
+    return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M}"
+
+
+def _safe(seen: Glance) -> str:
+    if not seen.found.rows:
+        return "nothing waits on disk"
+    return f"{seen.found.rows:,} readings and events safe on disk"
+
+
+def _room(seen: Glance) -> str:
+    """What may still come in: as a time where the intake is known, else in bytes."""
+    room = seen.room
+    if _is_full(seen) or not room.bytes:
+        return ", no room for more"
+    if room.hours_until_full is None:
+        return f", room for {size(room.bytes)} more"
+    return f", room for {_days(room.hours_until_full * 3_600)}"
+
+
+def _what_then(seen: Glance) -> Iterator[str]:
+    """How far the time until it is full can be believed, and what happens then."""
+    room = seen.room
+    if _is_full(seen):
+        return  # said beside the space
+    then = f"when full, {_WHEN_FULL[seen.settings.buffer.when_full]}"
+    if not room.bytes:
+        yield f"{_BESIDE}{then}"
+    elif room.hours_until_full is not None:
+        yield f"{_BESIDE}at the rate of the last {span(room.seen_s)} that sluice ran; {then}"
+    elif room.seen_s < SEEN_S_MIN:
+        yield f"{_BESIDE}how long that lasts is told after {span(SEEN_S_MIN)} of running; {then}"
+    else:
+        yield f"{_BESIDE}nothing came in during the last {span(room.seen_s)} that sluice ran; {then}"
+
+
+def _days(seconds: float) -> str:
+    """A span that is an estimate: no hours beside days."""
+    return f"{seconds // 86_400:,.0f} days" if _DAYS_FROM_S <= seconds < YEARS_FROM_S else span(seconds)
+
+
+def _rest(named: dict[str, str], what: str) -> Iterator[str]:
+    if len(named) > NAMED_MAX:
+        yield f"{_BESIDE}and {len(named) - NAMED_MAX:,} more {what}"
+
+
+# -- the buffer -----------------------------------------------------------------------------------
+
+
+def _buffer_lines(seen: Glance) -> Iterator[str]:
+    found, settings = seen.found, seen.settings
+    if found.oldest is None:
+        yield "buffer      empty: nothing waits for Kafka"
+    else:
+        yield f"buffer      {found.rows:,} rows safe on disk, the oldest of {told(found.oldest, seen.now)}"
+    yield f"space       {size(found.bytes_used)}, {_used(seen):.1%} of buffer.bytes_max"
+    failing = (seen.answer or {}).get("buffer", {}).get("failing")
+    if failing:
+        yield f"{_BESIDE}FAILING: {escaped(failing)}; nothing is acknowledged until it works again"
+    elif _is_full(seen):
+        yield f"{_BESIDE}FULL: {_WHEN_FULL[settings.buffer.when_full]}"
+    for name in found.set_aside:
+        yield f"{_BESIDE}set aside as corrupt: {escaped(name)}; keep it until you need nothing more of it"
+
+
+def _used(seen: Glance) -> float:
+    return seen.found.bytes_used / seen.settings.buffer.bytes_max
+
+
+def _is_full(seen: Glance) -> bool:
+    if seen.answer is None:
+        return _used(seen) >= 1
+    return bool(seen.answer.get("buffer", {}).get("full"))
+
+
+# -- the sources ----------------------------------------------------------------------------------
+
+
+def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
+    """How the sources do, as far as a running gateway tells."""
+    for name, broker in daemon.get("mqtt_brokers", {}).items():
+        state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
+        refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
+        yield f"broker      {escaped(name)}: {state}{refused}"
+    missing = daemon.get("counts", {}).get("identity-missing", 0)
+    if missing:
+        yield (
+            f"identity    {missing:,} since the start came without the boot and seq that their route is to find "
+            '(identity = "json"): they are stored, but one that is sent again is stored twice; correct what these '
+            "sensors send"
+        )
+    counts = daemon.get("mqtt_listener", {})
+    refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
+    if refusals:
+        yield f"listener    refused or ended since the start{_by_reason(refusals)}"
+    serial = daemon.get("serial", {})
+    for name, port in serial.get("ports", {}).items():
+        sensor = "no sensor has said its name yet" if port["device"] is None else f"sensor {escaped(port['device'])}"
+        yield f"serial      {escaped(name)}: {sensor}"
+    for name, reason in serial.get("unopened", {}).items():
+        yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
+    for name in serial.get("missing", []):
+        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend serial.ports (sluice check lists what is)"
+
+
+def _by_reason(counts: dict[str, int]) -> str:
+    if not counts:
+        return ""
+    return ": " + ", ".join(
+        f"{f'{count:,}' if count else 'unknown'} {escaped(reason)}" for reason, count in sorted(counts.items())
+    )

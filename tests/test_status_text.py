@@ -1,0 +1,205 @@
+"""The words of `sluice status`: what an installer reads of an uplink that is up, down, used up or in part unwell."""
+
+import dataclasses
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import status_text
+from gateway.buffer_commands import RoomLeft
+from gateway.buffer_status import BufferStatus, Moment, Now
+from gateway.forward_memory import UplinkState
+from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, Settings
+from gateway.status_text import NAMED_MAX, Glance, status_lines
+
+TODAY = datetime(2026, 3, 14, 12, 0, tzinfo=UTC).timestamp()
+BOOTED = TODAY - 40 * 86_400
+DOWN = {"up": False, "error": "the name kafka.example does not resolve: DNS knows no such name"}
+SETTINGS = Settings(GatewaySettings("gw1"), KafkaSettings(("kafka.example:9092",)))
+
+
+def clock(hour: int, minute: int, day: int = 14) -> float:
+    return datetime(2026, 3, day, hour, minute, tzinfo=UTC).timestamp()
+
+
+def glance(uplink: dict[str, Any] | None, *, rows: int = 18_204, running: bool = True, **changes: object) -> Glance:
+    """A gateway that has run for forty days, with readings that wait; at noon, read in UTC."""
+    oldest = Moment("boot", 1, None, None) if rows else None
+    found = BufferStatus("b" * 16, running, rows, 1_000, oldest, None, False, 1, 0, {}, {}, (), ())
+    answer = {"buffer": {"full": False, "failing": None}, "uplink": uplink} if uplink is not None else None
+    now = Now("boot", round((TODAY - BOOTED) * 1e6), round(TODAY * 1e6))
+    room = RoomLeft(999_000_000, 41 * 24 + 3.0, 86_400.0)
+    seen = Glance(SETTINGS, found, answer, "", room, 0, now, TODAY, UTC)
+    return dataclasses.replace(seen, **changes)  # type: ignore[arg-type]
+
+
+def uplink(seen: Glance) -> list[str]:
+    """What is said of the uplink: the first line without its label, then those that go on."""
+    lines = [*status_lines(seen)]
+    begin = next(number for number, line in enumerate(lines) if line.startswith("uplink"))
+    end = next(number for number, line in enumerate(lines) if line.startswith("buffer"))
+    return [line[status_text.INDENT :] for line in lines[begin:end]]
+
+
+def test_what_is_read_of_the_daemons_answer_is_what_the_daemon_says() -> None:
+    said = {field.name for field in dataclasses.fields(UplinkState)}
+    assert set(status_text._Uplink.__struct_fields__) <= said
+
+
+def test_a_broker_that_cannot_be_reached() -> None:
+    what, how_long, advice = uplink(glance(DOWN | {"since": clock(10, 2)}))
+    assert what == (
+        "Kafka UNREACHABLE since 10:02: the name kafka.example does not resolve: DNS knows no such name; "
+        "18,204 readings and events safe on disk, room for 41 days"
+    )
+    assert how_long == (
+        "at the rate of the last 1 d that sluice ran; when full, readings are held unacknowledged until Kafka has "
+        "taken some (buffer.when_full)"
+    )
+    assert advice == "sluice check says what to do"
+
+
+@pytest.mark.parametrize(
+    ("room", "words", "then"),
+    [
+        (
+            RoomLeft(999_000_000, 5.5, 7_200),
+            "room for 5 h 30 min",
+            "at the rate of the last 2 h that sluice ran; when ",
+        ),
+        (RoomLeft(9, 24 * 365 * 30, 9e4), "room for 30.0 years", "at the rate of the last 1 d 1 h that sluice ran; "),
+        (
+            RoomLeft(999_000_000, None, 60),
+            "room for 999.0 MB more",
+            "how long that lasts is told after 10 min of running; ",
+        ),
+        (RoomLeft(5_000, None, 7_200), "room for 5.0 kB more", "nothing came in during the last 2 h that sluice ran; "),
+        (RoomLeft(0, 0.0, 7_200), "no room for more", "when full, readings are held"),
+    ],
+)
+def test_room_is_told_as_far_as_it_is_known(room: RoomLeft, words: str, then: str) -> None:
+    first, second, _ = uplink(glance(DOWN, room=room))
+    assert first.endswith(f"18,204 readings and events safe on disk, {words}")
+    assert second.startswith(then)
+
+
+def test_what_happens_when_it_is_full_is_what_the_settings_say() -> None:
+    dropping = Settings(SETTINGS.gateway, SETTINGS.kafka, BufferSettings(when_full="drop-oldest"))
+    assert "when full, the oldest readings are dropped to make room" in uplink(glance(DOWN, settings=dropping))[1]
+
+
+def test_a_full_buffer_is_told_once() -> None:
+    lines = [*status_lines(glance(DOWN, answer={"buffer": {"full": True}, "uplink": DOWN}))]
+    assert sum("held unacknowledged" in line for line in lines) == 1
+    assert any(line.endswith("safe on disk, no room for more") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("since", "words"),
+    [
+        (clock(10, 2), "since 10:02"),
+        (clock(10, 2, day=13), "since 2026-03-13 10:02"),
+        (datetime(2000, 1, 1, tzinfo=UTC).timestamp(), "since before this box's clock was set"),
+        (clock(10, 2, day=20), "since before this box's clock was set"),
+        (1e300, "since before this box's clock was set"),
+    ],
+)
+def test_since_when_by_a_clock_that_is_right_now(since: float, words: str) -> None:
+    assert uplink(glance({"up": True, "since": since})) == [f"up {words}"]
+    assert uplink(glance(DOWN | {"since": since}))[0].startswith(f"Kafka UNREACHABLE {words}: ")
+
+
+def test_since_when_by_a_clock_that_may_be_wrong() -> None:
+    seen = glance({"up": True, "since": clock(10, 2)}, now=Now("boot", round((TODAY - BOOTED) * 1e6), None))
+    assert uplink(seen) == ["up since 10:02 (by this box's clock, which is not synced)"]
+
+
+def test_times_are_those_of_whoever_reads_them() -> None:
+    there = timezone(timedelta(hours=13))
+    assert uplink(glance({"up": True, "since": clock(11, 2)}, zone=there)) == ["up since 00:02"]
+    assert uplink(glance({"up": True, "since": clock(10, 2)}, zone=there)) == ["up since 2026-03-14 23:02"]
+
+
+def test_an_uplink_that_is_well_is_one_line() -> None:
+    state = {"up": True, "since": clock(10, 2), "bytes_per_s": 16_400, "live_oldest_us": glance({}).now.boottime_us}
+    assert uplink(glance(state)) == ["up since 10:02; the link was seen to carry at least 16.4 kB/s"]
+    metered = Settings(SETTINGS.gateway, KafkaSettings(SETTINGS.kafka.bootstrap, bytes_per_s_max=2_000))
+    (line,) = uplink(glance(state, settings=metered))
+    assert line.endswith("at least 16.4 kB/s; no more than 2.0 kB/s is used (kafka.bytes_per_s_max)")
+
+
+@pytest.mark.parametrize(
+    ("drain", "how"), [("live-first", "sent beside new ones"), ("oldest-first", "sent first, in their order")]
+)
+def test_a_backlog_that_drains(drain: str, how: str) -> None:
+    kafka = KafkaSettings(("kafka.example:9092",), drain=drain)  # type: ignore[arg-type]
+    oldest_us = glance({}).now.boottime_us - 12_000_000
+    seen = glance({"up": True, "live_oldest_us": oldest_us}, rows_behind=5_000_000)
+    assert uplink(dataclasses.replace(seen, settings=Settings(SETTINGS.gateway, kafka))) == [
+        "up",
+        f"5,000,000 readings and events from earlier are still to go, {how} (kafka.drain)",
+        "of the new readings, the oldest has waited for 12 s",
+    ]
+
+
+def test_a_quota_that_is_used_up() -> None:
+    state = {"up": False, "error": "the quota of the day", "quota_used_up": True, "quota_until": clock(0, 0, day=15)}
+    first, *rest = uplink(glance(state))
+    assert first == (
+        "WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), until 2026-03-15 00:00; "
+        "18,204 readings and events safe on disk, room for 41 days"
+    )
+    assert "sluice check says what to do" not in rest
+    dateless = uplink(glance(state | {"quota_until": None}, rows=0))[0]
+    assert "for a day at most: this box does not know the date; nothing waits on disk, room for" in dateless
+
+
+def test_the_first_attempt_is_not_called_an_outage() -> None:
+    assert uplink(glance({"up": False, "error": None, "since": clock(11, 59)})) == [
+        "no answer from Kafka yet: the first attempt is under way since 11:59"
+    ]
+
+
+def test_partitions_and_topics_that_take_nothing() -> None:
+    flaw = "topic-compacted; compaction deletes readings: set cleanup.policy=delete"
+    state = {"up": True, "parked": {"device-a/3": "has no leader"}, "refused_topics": {"device-b": flaw}}
+    lines = [*status_lines(glance(state))]
+    assert "            partition device-a/3 has no leader: its readings wait on disk, others go on" in lines
+    place = lines.index(f"topic       device-b is NOT WRITTEN TO: {flaw}")
+    assert "waits in the quarantine, and is sent by itself once that is mended" in lines[place + 1]
+
+
+def test_many_of_them_are_counted() -> None:
+    many = {f"device-{number}": "x" for number in range(1_000 + NAMED_MAX)}
+    said = uplink(glance({"up": True, "parked": many, "refused_topics": many}))
+    assert len(said) == 1 + 2 * (NAMED_MAX + 1) + 1
+    assert "and 1,000 more partitions that take nothing at present" in said
+    assert "and 1,000 more topics that are not written to" in said
+
+
+def test_of_a_stopped_gateway_nothing_is_said_of_the_uplink() -> None:
+    lines = [*status_lines(glance(None, running=False))]
+    assert lines[0] == "gateway     gw1, not running"
+    assert any(line.startswith("buffer      18,204 rows safe on disk") for line in lines)
+    assert not any("uplink" in line or "Kafka" in line or "room" in line for line in lines)
+
+
+_texts = st.text(st.characters(), max_size=20)
+
+
+@given(_texts, _texts, _texts, _texts, st.floats(allow_nan=False))
+def test_nothing_that_comes_from_outside_acts_on_a_terminal(
+    error: str, topic: str, words: str, reason: str, since: float
+) -> None:
+    for up in (True, False):
+        state = {"up": up, "error": error, "since": since, "parked": {topic: words}, "refused_topics": {topic: words}}
+        quota = {"quota_used_up": True, "quota_until": since}
+        for each in (state, state | quota):
+            seen = glance(each)
+            assert seen.answer is not None
+            seen.answer["mqtt_listener"] = {reason: 1}
+            seen.answer["buffer"]["failing"] = words
+            assert all(line.isprintable() for line in status_lines(seen))
