@@ -51,7 +51,7 @@ class Quarantine:
         return self._spans
 
     def of_topics(self, limit: int) -> list[tuple[int, str, str]]:
-        """Numbers, topics and reasons of what was quarantined because of its topic, the oldest first."""
+        """Number, topic and reason of what was quarantined because of its topic, the oldest first."""
         return self._connection.execute(
             """SELECT quarantine.number, series.topic, reason FROM quarantine JOIN series ON series.number = series
             WHERE reason LIKE 'topic-%' OR reason = ? ORDER BY quarantine.number LIMIT ?""",

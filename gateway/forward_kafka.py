@@ -22,13 +22,15 @@ from gateway.kafka_link import KafkaLink
 from gateway.kafka_session import VERDICT_S, KafkaSession, open_session
 from gateway.network_watch import AddressWatch, source_address
 from gateway.reading import Mark
+from gateway.redrive import LOOK_S as REDRIVE_S
 from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings
 
 BACKOFF_S_MIN = 0.25
-FILES_S = 1.0
-"""How often certificates and passwords are looked at, and what the connections have carried."""
-REDRIVE_S = 15.0
+LOOK_S = 1.0
+"""How often certificates, passwords and connections are looked at."""
+STILL_DOWN_S = 60.0
+"""While the uplink is down, another reason is told no oftener."""
 
 log = structlog.get_logger()
 
@@ -54,7 +56,10 @@ class Forwarder:
         self._kafka = kafka
         self._clock = clock
         self._memory = Memory(kafka, clock)
+        self._redrive = Redrive(buffer, front_door, self._memory)
         self._since_us = boottime_us()
+        self._told = ("", 0.0)
+        """What was last said of an uplink that is down, and when."""
         self._remembers = False
         """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
@@ -187,15 +192,20 @@ class Forwarder:
 
     async def _look(self, session: KafkaSession) -> None:
         """See whether files have changed, and whether a topic was mended."""
-        redrive = Redrive(self._buffer, self._front_door, self._memory)
         redrive_due_s = 0.0
+        is_cut_off = False
         while True:
-            await asyncio.sleep(FILES_S)
-            self._memory.count(session.link)
-            if session.link.files_changed():
+            await asyncio.sleep(LOOK_S)
+            link = session.link
+            self._memory.count(link)
+            if link.files_changed():
                 raise _RenewedError
+            was_cut_off, is_cut_off = is_cut_off, link.fault is not None and not link.peers()
+            if was_cut_off and is_cut_off:
+                # The client would try on; with pauses of our own it is a state, and told.
+                raise ConnectionError(link.fault)
             if time.monotonic() >= redrive_due_s:
-                await redrive.look(session.admin)
+                await self._redrive.look(session.admin)
                 redrive_due_s = time.monotonic() + REDRIVE_S
 
     async def _beat(self, session: KafkaSession) -> None:
@@ -260,7 +270,7 @@ class Forwarder:
 
     def _note_down(self, error: BaseException) -> None:
         words = str(error) or type(error).__name__
-        state = self._memory.state
+        state, now_s = self._memory.state, time.monotonic()
         if state.up or state.error is None:
             log.warning(
                 "uplink is down: readings are kept on disk",
@@ -269,6 +279,10 @@ class Forwarder:
                 since=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             self._set_up(is_up=False, error=words)
+            self._told = words, now_s
+        elif words != self._told[0] and now_s >= self._told[1] + STILL_DOWN_S:
+            log.warning("uplink is still down, for another reason", error=words)
+            self._told = words, now_s
         state.error = words
 
     def _set_up(self, *, is_up: bool, error: str | None) -> None:

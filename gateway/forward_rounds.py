@@ -33,6 +33,7 @@ from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka_record import RecordEncoder
 from gateway.kafka_session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
 from gateway.kafka_topics import TopicVerdict
+from gateway.redrive import TOO_LARGE_FOR_TOPIC
 from gateway.settings import GatewaySettings, KafkaSettings
 
 LINGER_ROWS = 500
@@ -41,7 +42,10 @@ LONE_REFUSALS_MAX = 10
 """So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
 would hold up what comes behind."""
 PATIENCE_SHARE = 1 / 3
-"""What of its time-out a request is waited for, before others go on without it."""
+"""What of its time-out a round is waited for, until any partition of it answers."""
+STRAGGLERS_S_MIN = 2.0
+STRAGGLERS_FACTOR = 4
+"""Once one has, the others have so many times as long as that took, and this at the least."""
 STUCK_SHARE = 2
 """After so many time-outs the producer is taken for stuck: an idempotent one retries for ever."""
 LEADERS_S = 1.0
@@ -49,6 +53,10 @@ LEADERS_S = 1.0
 IDLE_S = 1.0
 """How often rounds that have nothing to send look at what else may have changed."""
 CLOCK_POLL_S = 0.5
+LOOK_AGAIN_S = 10.0
+"""A topic is not taken for too small by a verdict that is older than this."""
+TOO_LARGE = "record-too-large"
+"""The quarantine's reason for a record above `kafka.record_bytes_max`."""
 ROUTES_MAX = 15_000
 """Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
 
@@ -85,8 +93,8 @@ class _Route:
 
     encoder: RecordEncoder
     partition: Partition
-    record_bytes_max: int
-    batch_bytes_max: int
+    topic_bytes_max: int
+    """The largest batch that its topic takes."""
 
 
 @dataclass(slots=True)
@@ -187,7 +195,7 @@ class Rounds:
         aside: list[tuple[Row, str]] = []
         for rows in (live, behind):
             await self._encode(rows, outgoing, aside)
-        is_cut = self._cut(outgoing)
+        is_cut = self._cut(outgoing) | await self._look_again_at_topics(aside)
         errors = await self._deliver(outgoing)
         if aside or errors or is_cut or self._parked:
             for out in outgoing.values():
@@ -202,6 +210,28 @@ class Rounds:
             await self._bear(partition, outgoing[partition], error)
         # Last: what is sent again after an error is set aside once.
         await self._set_aside(aside)
+
+    async def _look_again_at_topics(self, aside: list[tuple[Row, str]]) -> bool:
+        """See whether topics that are too small for a record were mended meanwhile: it goes in a later round then."""
+        topics = {
+            (await self._supply.series(row.series)).topic for row, reason in aside if reason == TOO_LARGE_FOR_TOPIC
+        }
+        grown = set()
+        for topic in topics:
+            before = self._memory.verdicts.known(topic)
+            now = await self._memory.verdicts.of(self._session.admin, topic, LOOK_AGAIN_S)
+            if before is not None and now.batch_bytes_max > before.batch_bytes_max:
+                grown.add(topic)
+        if not grown:
+            return False
+        self._routes.clear()
+        self._supply.pass_over()
+        aside[:] = [
+            (row, reason)
+            for row, reason in aside
+            if reason != TOO_LARGE_FOR_TOPIC or (await self._supply.series(row.series)).topic not in grown
+        ]
+        return True
 
     def _cut(self, outgoing: dict[Partition, _Outgoing]) -> bool:
         """Take out of a round what cannot go in it; whether some of that may go in the next."""
@@ -231,7 +261,12 @@ class Rounds:
             for partition, out in outgoing.items()
         }
         try:
-            done, pending = await asyncio.wait(tasks.values(), timeout=self._patience_s)
+            done, pending = await asyncio.wait(
+                tasks.values(), timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done and pending:
+                left_s = max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (time.monotonic() - started_s))
+                _, pending = await asyncio.wait(pending, timeout=min(left_s, self._patience_s))
         except asyncio.CancelledError:
             await _end(tasks.values())
             raise
@@ -298,15 +333,16 @@ class Rounds:
         out: _Outgoing,
         aside: list[tuple[Row, str]],
     ) -> None:
-        encode, record_bytes_max, bytes_max = route.encoder.encode, route.record_bytes_max, route.batch_bytes_max
+        encode, topic_bytes_max = route.encoder.encode, route.topic_bytes_max
+        record_bytes_max, bytes_max = self._kafka.record_bytes_max, min(BATCH_BYTES_MAX, topic_bytes_max)
         batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
         records = batch.records
         for row in run:
             record = encode(row, clock, len(records))
             size = len(record)
-            if size > record_bytes_max:
+            if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
                 # An oversized record would spoil the producer for its partition: it is never handed over.
-                aside.append((row, "record-too-large"))
+                aside.append((row, TOO_LARGE if size > record_bytes_max else TOO_LARGE_FOR_TOPIC))
                 continue
             if records and (batch.bytes + size > bytes_max or len(records) >= rows_max):
                 batch, batch_rows = self._begin_batch(out)
@@ -333,15 +369,13 @@ class Rounds:
             return verdict
         encoder = RecordEncoder(self._gateway, await self._supply.lane(lane_number), series)
         partition = topic, await self._session.partition(topic, encoder.key)
-        batch_bytes_max = min(BATCH_BYTES_MAX, verdict.batch_bytes_max)
-        record_bytes_max = min(self._kafka.record_bytes_max, verdict.batch_bytes_max - HEADER_BYTES)
         if len(self._routes) >= ROUTES_MAX:
             # Of lanes that were sent: nobody asks for those again.
             lanes = (lane_number, self._supply.live_lane)
             self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
             if len(self._routes) >= ROUTES_MAX:
                 self._routes.clear()
-        route = self._routes[lane_number, series_number] = _Route(encoder, partition, record_bytes_max, batch_bytes_max)
+        route = self._routes[lane_number, series_number] = _Route(encoder, partition, verdict.batch_bytes_max)
         return route
 
     # -- what became of it ----------------------------------------------------------------------

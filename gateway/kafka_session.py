@@ -37,6 +37,8 @@ class TopicVerdicts:
         self._known: dict[str, TopicVerdict] = {}
         self._until_s: dict[str, float] = {}
         """When each is looked at again."""
+        self._since_s: dict[str, float] = {}
+        """When each was judged."""
         self._judging = asyncio.Lock()
 
     def begin_session(self) -> None:
@@ -60,18 +62,25 @@ class TopicVerdicts:
         self._remember(verdict)
         log.error("topic is not written to for a while", topic=verdict.topic, reason=verdict.reason)
 
-    async def of(self, admin: AIOKafkaAdminClient, topic: str) -> TopicVerdict:
-        """Whether a topic may be written to; it is created where settings say so. Raises KafkaError."""
-        verdict = self.known(topic)
+    async def of(self, admin: AIOKafkaAdminClient, topic: str, age_s_max: float = USABLE_S) -> TopicVerdict:
+        """Whether a topic may be written to; it is created where settings say so. Raises KafkaError.
+
+        A verdict that is older than `age_s_max` is not believed.
+        """
+        verdict = self._known_within(topic, age_s_max)
         if verdict is not None:
             return verdict
         # Two who ask must not both create it.
         async with self._judging:
-            verdict = self.known(topic)
+            verdict = self._known_within(topic, age_s_max)
             if verdict is None:
                 verdict = await self._judge(admin, topic)
                 self._remember(verdict)
             return verdict
+
+    def _known_within(self, topic: str, age_s_max: float) -> TopicVerdict | None:
+        is_recent = time.monotonic() - self._since_s.get(topic, float("-inf")) <= age_s_max
+        return self.known(topic) if is_recent else None
 
     async def _judge(self, admin: AIOKafkaAdminClient, topic: str) -> TopicVerdict:
         (verdict,) = await inspect_topics(admin, [topic], self._kafka)
@@ -94,7 +103,9 @@ class TopicVerdicts:
         if len(self._known) >= TOPICS_MAX:
             self._known.clear()
             self._until_s.clear()
+            self._since_s.clear()
         self._known[verdict.topic] = verdict
+        self._since_s[verdict.topic] = time.monotonic()
         self._until_s[verdict.topic] = time.monotonic() + (USABLE_S if verdict.usable else VERDICT_S)
 
 
@@ -118,6 +129,9 @@ class KafkaSession:
     async def partition(self, topic: str, key: bytes) -> int:
         """The partition of a key as every Kafka client computes it. Raises KafkaError, TimeoutError."""
         async with asyncio.timeout(self._kafka.request_timeout_s):
+            # aiokafka begins with all topics there are, and from the first that is new asks for those alone that were
+            # added: the others would lose their leaders.
+            await self._producer.client.add_topic(topic)
             partitions = await self._producer.partitions_for(topic)
         return int((murmur2(key) & 0x7FFFFFFF) % len(partitions))
 

@@ -9,21 +9,28 @@ from gateway.buffer import Buffer
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.forward_memory import Memory
 from gateway.intake import FrontDoor
+from gateway.kafka_topics import TopicVerdict
 
+TOO_LARGE_FOR_TOPIC = "topic-max-message-bytes"
+"""The quarantine's reason for a record that is larger than its topic takes."""
 AT_ONCE_MAX = 500
 """Readings taken in again in one commit."""
 LOOKED_AT_MAX = 10_000
+LOOK_S = 15.0
+"""How often topics are looked at that something waits for in the quarantine."""
 
 log = structlog.get_logger()
 
 
 class Redrive:
-    """Looks now and then at what the quarantine holds, and at the topics that it is for."""
+    """Looks now and then at what the quarantine holds, and at the topics that it is for; one for each daemon."""
 
     def __init__(self, buffer: Buffer, front_door: FrontDoor, memory: Memory) -> None:
         self._buffer = buffer
         self._front_door = front_door
         self._memory = memory
+        self._tried_bytes: dict[str, int] = {}
+        """By topic: the largest batch that it took when what was too large for it was last tried."""
 
     async def look(self, admin: AIOKafkaAdminClient) -> None:
         """Take in again what can go now. Raises KafkaError, BufferFileError."""
@@ -31,13 +38,21 @@ class Redrive:
         for number, topic, reason in await self._buffer.quarantined_of_topics(LOOKED_AT_MAX):
             waiting[topic].append((number, reason))
         for topic, found in waiting.items():
-            if not (await self._memory.verdicts.of(admin, topic)).usable:
-                continue
-            numbers = [number for number, _ in found]
-            is_forbidden = any(reason == TOPIC_FORBIDDEN for _, reason in found)
-            if is_forbidden and topic not in self._memory.proven:
-                # Only writing tells whether it may be written: one reading, and not all of them each time.
-                numbers = numbers[:1]
+            verdict = await self._memory.verdicts.of(admin, topic, LOOK_S)
+            numbers = self._ready(verdict, found) if verdict.usable else []
             for start in range(0, len(numbers), AT_ONCE_MAX):
                 await self._front_door.retry_quarantined(numbers[start : start + AT_ONCE_MAX])
-            log.info("readings of a topic are taken in again", topic=topic, count=len(numbers))
+            if numbers:
+                log.info("readings of a topic are taken in again", topic=topic, count=len(numbers))
+
+    def _ready(self, verdict: TopicVerdict, found: list[tuple[int, str]]) -> list[int]:
+        """Those that may be taken now. What would be refused again stays: each time costs the card some pages."""
+        topic = verdict.topic
+        ready = [number for number, reason in found if reason not in {TOPIC_FORBIDDEN, TOO_LARGE_FOR_TOPIC}]
+        forbidden = [number for number, reason in found if reason == TOPIC_FORBIDDEN]
+        # Only writing tells whether it may be written: one reading, and the others when that was taken.
+        ready += forbidden if topic in self._memory.proven else forbidden[:1]
+        if verdict.batch_bytes_max > self._tried_bytes.get(topic, 0):
+            self._tried_bytes[topic] = verdict.batch_bytes_max
+            ready += [number for number, reason in found if reason == TOO_LARGE_FOR_TOPIC]
+        return sorted(ready)

@@ -130,8 +130,11 @@ class FakeVerdicts:
     def __init__(self) -> None:
         self.condemned: dict[str, TopicVerdict] = {}
 
-    async def of(self, _: object, topic: str) -> TopicVerdict:
+    async def of(self, _: object, topic: str, __: float = 0.0) -> TopicVerdict:
         return self.condemned.get(topic) or TopicVerdict(topic)
+
+    def known(self, topic: str) -> TopicVerdict | None:
+        return self.condemned.get(topic)
 
     def condemn(self, verdict: TopicVerdict) -> None:
         self.condemned[verdict.topic] = verdict
