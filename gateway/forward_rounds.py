@@ -42,7 +42,7 @@ LONE_REFUSALS_MAX = 10
 """So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
 would hold up what comes behind."""
 PATIENCE_SHARE = 1 / 3
-"""What of its time-out a round is waited for, until any partition of it answers."""
+"""What of its time-out a round is waited for while nothing comes through at all; a slow link has all of it."""
 STRAGGLERS_S_MIN = 2.0
 STRAGGLERS_FACTOR = 4
 """Once one has, the others have so many times as long as that took, and this at the least."""
@@ -261,20 +261,16 @@ class Rounds:
             for partition, out in outgoing.items()
         }
         try:
-            done, pending = await asyncio.wait(
-                tasks.values(), timeout=self._patience_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if done and pending:
-                left_s = max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (time.monotonic() - started_s))
-                _, pending = await asyncio.wait(pending, timeout=min(left_s, self._patience_s))
+            pending = await self._wait_for_answers(set(tasks.values()))
         except asyncio.CancelledError:
             await _end(tasks.values())
             raise
         wire = sum(batch.wire_bytes for out in outgoing.values() for batch, _ in out.batches)
-        if not done:
+        seconds = time.monotonic() - started_s
+        if len(pending) == len(tasks):
             await _end(tasks.values())
             self._memory.rate.timed_out(wire)
-            raise TimeoutError(f"no answer from Kafka within {self._patience_s:.0f} s")
+            raise TimeoutError(f"no answer from Kafka within {seconds:.0f} s")
         errors: dict[Partition, BaseException] = {}
         for partition, task in tasks.items():
             if task in pending:
@@ -283,8 +279,28 @@ class Rounds:
                 errors[partition] = error
         if not pending and not errors:
             raw = sum(batch.bytes for out in outgoing.values() for batch, _ in out.batches)
-            self._memory.learn(raw, wire, time.monotonic() - started_s)
+            self._memory.learn(raw, wire, seconds)
         return errors
+
+    async def _wait_for_answers(self, tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Wait as long as there is hope; give those that have not answered."""
+        started_s = time.monotonic()
+        link, left_s = self._session.link, self._kafka.request_timeout_s
+        done: set[asyncio.Task[None]] = set()
+        while not done and left_s > 0:
+            carried = link.carried_bytes()
+            done, _ = await asyncio.wait(
+                tasks, timeout=min(left_s, self._patience_s), return_when=asyncio.FIRST_COMPLETED
+            )
+            left_s -= self._patience_s
+            if not done and link.carried_bytes() <= carried:
+                break
+        pending = tasks - done
+        if done and pending:
+            _, pending = await asyncio.wait(
+                pending, timeout=max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (time.monotonic() - started_s))
+            )
+        return pending
 
     async def _send_partition(self, partition: Partition, out: _Outgoing) -> None:
         """Send one partition's batches in order: each goes out when the one before it is acknowledged."""

@@ -151,6 +151,10 @@ class KafkaLink:
         """Bytes sent and received on the wire since the beginning: headers, retransmissions and closed ones too."""
         return self._closed_bytes + sum(link.wire_bytes() for link in self._sockets)
 
+    def carried_bytes(self) -> int:
+        """Bytes that came through the live connections, both ways: they grow only while there is a way."""
+        return sum(link.carried_bytes() for link in self._sockets)
+
     def local_addresses(self) -> frozenset[str]:
         """This box's own addresses in the live connections."""
         return frozenset(own for own, _ in self._ends())

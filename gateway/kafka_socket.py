@@ -55,6 +55,14 @@ class BrokerSocket(socket.socket):
             closing(self)
         super().close()
 
+    def carried_bytes(self) -> int:
+        """Bytes that its peer's TCP has acknowledged, and that came from there: they grow only while the way is there."""
+        info = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        if len(info) < _SEGMENTS_AT:
+            return 0
+        acknowledged, received = struct.unpack_from("=QQ", info, _BYTES_ACKED_AT)
+        return int(acknowledged + received)
+
     def wire_bytes(self) -> int:
         """Bytes on the wire so far, both ways, retransmissions and headers of IP and TCP included (TCP_INFO)."""
         info = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

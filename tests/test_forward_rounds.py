@@ -82,7 +82,7 @@ class FakeBroker:
     loses_answers: bool = False
     """What is sent is stored, and its sender never told."""
     admin: Any = None
-    link: Any = field(default_factory=lambda: SimpleNamespace(wire_bytes=lambda: 0))
+    link: Any = field(default_factory=lambda: SimpleNamespace(wire_bytes=lambda: 0, carried_bytes=lambda: 0))
 
     async def partition(self, _: str, key: bytes) -> int:
         return sum(key) % PARTITIONS

@@ -1,0 +1,360 @@
+"""A gateway, a router and brokers in network namespaces of their own, and what can go wrong between them.
+
+    gateway                     router                        brokers
+    eth0   192.0.2.x      ────  lan0   192.0.2.1
+    wwan0  198.51.100.x   ────  cell0  198.51.100.1
+                                wan0   203.0.113.1      ────  eth0  203.0.113.2
+                                                                    .10 and others for brokers, .53 for the DNS server
+
+All addresses are those of documentation (RFC 5737). Nothing of the machine's own network is touched.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from demo import child_process
+from tests import dns_server
+
+BROKERS_NET = "203.0.113"
+DNS_ADDRESS = f"{BROKERS_NET}.53"
+GATEWAY_NETS = {"eth0": "192.0.2", "wwan0": "198.51.100"}
+"""By the gateway's interface."""
+RESOLVERS = Path("/etc/netns")
+"""`ip netns exec` mounts what stands here under a namespace's name over the files of /etc."""
+RUNNING = Path("/run/netns")
+OURS = re.compile(r"sluice-(\d+)-(\d+)-\d+-\w+")
+"""The process that made a namespace, by number and start time, the network's number, and the namespace's part in it."""
+CLONE_NEWNET = 0x40000000
+
+_numbers = itertools.count(1)
+Result = TypeVar("Result")
+
+
+class NetworkUnavailableError(RuntimeError):
+    """This machine makes no network namespaces for us; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """One box of the network."""
+
+    name: str
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """What to put before a command so that it runs in here; its pid and its signals are the command's own."""
+        return ("ip", "netns", "exec", self.name)
+
+    def ip(self, *arguments: str) -> None:
+        _execute("ip", "-n", self.name, *arguments)
+
+    def nft(self, rules: str) -> None:
+        _execute(*self.prefix, "nft", "-f", "-", text=rules)
+
+    def tc(self, *arguments: str) -> None:
+        _execute("tc", "-n", self.name, *arguments)
+
+    def inside(self, function: Callable[[], Result]) -> Result:
+        """Call `function` in a thread whose sockets are of this namespace, and those of the threads that it starts.
+
+        Names are resolved as everywhere on this machine, not by the namespace's own resolv.conf: give addresses.
+        """
+
+        def entered() -> Result:
+            with (RUNNING / self.name).open("rb") as file:
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}", self.name)
+            return function()
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(entered).result()
+
+
+class Network:
+    """Three namespaces, joined, with a DNS server; whole until told otherwise.
+
+    The faults of the path (`blackhole`, `lose_answers`, `lose`, `slow`) replace one another; `heal` ends them.
+    """
+
+    def __init__(self, directory: Path, prefix: str) -> None:
+        self.gateway = Namespace(f"{prefix}-gateway")
+        self.router = Namespace(f"{prefix}-router")
+        self.brokers = Namespace(f"{prefix}-brokers")
+        self.names = dns_server.Answers()
+        self._names_file = directory / "names.json"
+        self._directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._hosts = 8
+        self.interface = "eth0"
+        """Of the gateway's two the one that has the address."""
+
+    # -- where the gateway stands ---------------------------------------------------------------
+
+    def change_address(self) -> None:
+        """The gateway's lease ends and the next one is another: the old address is gone before the new one comes."""
+        self.gateway.ip("address", "flush", "dev", self.interface)
+        self._join()
+
+    def change_interface(self) -> None:
+        """Out of the reach of the Wi-Fi, or back: another interface, another net, another address."""
+        self.gateway.ip("address", "flush", "dev", self.interface)
+        self.gateway.ip("link", "set", self.interface, "down")
+        self.interface = next(name for name in GATEWAY_NETS if name != self.interface)
+        self._join()
+
+    def link_down(self) -> None:
+        """The gateway's cable is out: its routes go, and whatever it sends fails at once."""
+        self.gateway.ip("link", "set", self.interface, "down")
+
+    def link_up(self) -> None:
+        self.gateway.ip("link", "set", self.interface, "up")
+        self._route()
+
+    def _join(self) -> None:
+        self._hosts = self._hosts % 250 + 2
+        net = GATEWAY_NETS[self.interface]
+        self.gateway.ip("link", "set", self.interface, "up")
+        self.gateway.ip("address", "add", f"{net}.{self._hosts}/24", "dev", self.interface)
+        self._route()
+
+    def _route(self) -> None:
+        self.gateway.ip("route", "replace", "default", "via", f"{GATEWAY_NETS[self.interface]}.1")
+
+    # -- the path -------------------------------------------------------------------------------
+
+    def blackhole(self) -> None:
+        """Packets vanish in the router, both ways: no RST, no ICMP."""
+        self._forwarding("drop")
+
+    def lose_answers(self) -> None:
+        """What the gateway sends arrives; nothing comes back."""
+        self._forwarding('iifname "wan0" drop')
+
+    def lose(self, percent: int) -> None:
+        """So many packets in a hundred vanish, both ways."""
+        self._forwarding(f"numgen random mod 100 < {percent} drop")
+
+    def slow(self, kbit_per_s: int) -> None:
+        """The path takes no more than this, each way, with a queue of 0.8 s before it."""
+        self.heal()
+        for interface in ("wan0", "lan0", "cell0"):
+            rate = ("rate", f"{kbit_per_s}kbit", "burst", "4kb", "latency", "800ms")
+            self.router.tc("qdisc", "add", "dev", interface, "root", "tbf", *rate)
+
+    def heal(self) -> None:
+        """The path is whole again; where the gateway stands, and what names say, is as before."""
+        self._forwarding("accept")
+        for interface in ("wan0", "lan0", "cell0"):
+            self.router.tc("qdisc", "replace", "dev", interface, "root", "pfifo", "limit", "1000")
+
+    def _forwarding(self, rule: str) -> None:
+        # Added before it is deleted, so that deleting does not fail the first time: one transaction, no gap.
+        chain = f"chain forward {{\n type filter hook forward priority 0;\n {rule}\n}}"
+        self.router.nft(f"table inet fault {{ }}\ndelete table inet fault\ntable inet fault {{\n{chain}\n}}\n")
+
+    def masquerade(self) -> None:
+        """From here on the router hides the gateway behind its own address, and drops what it has no state for."""
+        self.router.nft(
+            "table ip nat {\nchain postrouting {\ntype nat hook postrouting priority 100;\n"
+            'oifname "wan0" masquerade\n}\n}\n'
+            "table ip stateful {\nchain forward {\ntype filter hook forward priority 10;\nct state invalid drop\n}\n}\n"
+        )
+        # Otherwise a packet from the middle of a connection makes the state that it lacks.
+        self.router.inside(lambda: Path("/proc/sys/net/netfilter/nf_conntrack_tcp_loose").write_text("0"))
+
+    def forget_connections(self) -> None:
+        """The masquerading router loses its table, as by a reboot: what belongs to older connections vanishes."""
+        # The kernel drops masqueraded state of an interface that goes down (nf_nat_masquerade).
+        self.router.ip("link", "set", "wan0", "down")
+        self.router.ip("link", "set", "wan0", "up")
+
+    def masquerade_no_more(self) -> None:
+        self.router.nft("delete table ip nat\ndelete table ip stateful\n")
+
+    # -- the brokers' side ----------------------------------------------------------------------
+
+    def add_broker_address(self, host: int) -> str:
+        """One more address on the brokers' interface; gives it."""
+        address = f"{BROKERS_NET}.{host}"
+        # /32: a kernel that removes a net's first address removes the others of that net with it.
+        self.brokers.ip("address", "add", f"{address}/32", "dev", "eth0")
+        return address
+
+    def remove_broker_address(self, host: int) -> None:
+        self.brokers.ip("address", "del", f"{BROKERS_NET}.{host}/32", "dev", "eth0")
+
+    def name(self, name: str, *addresses: str) -> None:
+        """What a name says from here on; without addresses it does not exist (NXDOMAIN)."""
+        records = {key: value for key, value in self.names.records.items() if key != name}
+        self._answer(dns_server.Answers(records | ({name: addresses} if addresses else {}), self.names.silent))
+
+    def dns_dead(self) -> None:
+        """The DNS server answers nothing at all."""
+        self._answer(dns_server.Answers(self.names.records, silent=True))
+
+    def dns_alive(self) -> None:
+        self._answer(dns_server.Answers(self.names.records, silent=False))
+
+    def _answer(self, answers: dns_server.Answers) -> None:
+        self.names = answers
+        dns_server.write_answers(self._names_file, answers)
+
+    # -- programs -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        namespace: Namespace,
+        command: Sequence[str | Path],
+        log: Path,
+        *,
+        output: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a program in a namespace; it dies with the calling thread, and with the network at the latest.
+
+        What it says is appended to `log`, its results to `output` if given.
+        """
+        process = child_process.spawn([*namespace.prefix, *command], log, output=output, env=env)
+        self._processes.append(process)
+        return process
+
+    # -- from the beginning to the end ----------------------------------------------------------
+
+    def make(self) -> None:
+        """Lay the cables. Raises CalledProcessError where the kernel or iproute2 will not."""
+        for namespace in (self.gateway, self.router, self.brokers):
+            _execute("ip", "netns", "add", namespace.name)
+            namespace.ip("link", "set", "lo", "up")
+        resolver = RESOLVERS / self.gateway.name
+        resolver.mkdir(parents=True)
+        (resolver / "resolv.conf").write_text(f"nameserver {DNS_ADDRESS}\n")
+        # An nsswitch.conf of the machine may ask others first.
+        (resolver / "nsswitch.conf").write_text("hosts: files dns\n")
+        for outer, interface, inner, net in (
+            (self.gateway, "eth0", "lan0", GATEWAY_NETS["eth0"]),
+            (self.gateway, "wwan0", "cell0", GATEWAY_NETS["wwan0"]),
+            (self.brokers, "eth0", "wan0", BROKERS_NET),
+        ):
+            outer.ip("link", "add", interface, "type", "veth", "peer", "name", inner, "netns", self.router.name)
+            self.router.ip("address", "add", f"{net}.1/24", "dev", inner)
+            self.router.ip("link", "set", inner, "up")
+        self.router.inside(lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
+        self._join()
+        self.brokers.ip("link", "set", "eth0", "up")
+        self.brokers.ip("address", "add", f"{BROKERS_NET}.2/24", "dev", "eth0")
+        for host in (10, 53):
+            self.add_broker_address(host)
+        self.brokers.ip("route", "add", "default", "via", f"{BROKERS_NET}.1")
+        self.heal()
+        self._answer(self.names)
+        log = self._directory / "dns.log"
+        server = self.run(self.brokers, [sys.executable, "-m", "tests.dns_server", DNS_ADDRESS, self._names_file], log)
+        self.brokers.inside(lambda: dns_server.wait_until_ready(DNS_ADDRESS, server))
+
+    def close(self) -> None:
+        """Stop what runs here and leave nothing behind."""
+        for process in reversed(self._processes):
+            child_process.stop(process)
+        for namespace in (self.gateway, self.router, self.brokers):
+            _remove(namespace.name)
+
+
+@contextmanager
+def new_network(directory: Path) -> Iterator[Network]:
+    """A network for the length of a `with`.
+
+    Raises:
+        NetworkUnavailableError: this machine does not let us.
+    """
+    _try_namespaces()
+    _remove_leftovers()
+    network = Network(directory, f"sluice-{os.getpid()}-{_start_time(os.getpid())}-{next(_numbers)}")
+    try:
+        network.make()
+        yield network
+    finally:
+        network.close()
+
+
+@contextmanager
+def network_or_skip(directory: Path) -> Iterator[Network]:
+    """The same for a fixture: where there can be no namespaces, its tests are skipped with the reason."""
+    with contextlib.ExitStack() as stack:
+        try:
+            network = stack.enter_context(new_network(directory))
+        except NetworkUnavailableError as reason:
+            if os.environ.get("CI") and os.geteuid() == 0:
+                # What matters must run there: a skip would pass for a success.
+                raise
+            pytest.skip(str(reason))
+        yield network
+
+
+def _try_namespaces() -> None:
+    """Make one and use it: nothing else tells whether this kernel, user and container may."""
+    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")):
+        if shutil.which(program) is None:
+            raise NetworkUnavailableError(f"there is no `{program}`: install Debian's package {package}")
+    trial = Namespace(f"sluice-{os.getpid()}-{_start_time(os.getpid())}-0-trial")
+    try:
+        _execute("ip", "netns", "add", trial.name)
+        _execute(*trial.prefix, "nft", "list", "ruleset")
+    except subprocess.CalledProcessError as error:
+        root = "" if os.geteuid() == 0 else " (run as root)"
+        raise NetworkUnavailableError(f"network namespaces cannot be made here{root}: {error.stderr.strip()}") from None
+    finally:
+        _remove(trial.name)
+
+
+def _remove_leftovers() -> None:
+    """Remove what killed runs left: their process is gone, or its number is another's by now."""
+    for name in _names():
+        found = OURS.fullmatch(name)
+        if found and _start_time(int(found[1])) != int(found[2]):
+            _remove(name)
+
+
+def _names() -> set[str]:
+    return {path.name for folder in (RUNNING, RESOLVERS) if folder.exists() for path in folder.iterdir()}
+
+
+def _remove(name: str) -> None:
+    if (RUNNING / name).exists():
+        _execute("ip", "netns", "del", name)
+    shutil.rmtree(RESOLVERS / name, ignore_errors=True)
+    # Another run's may stand in it.
+    with contextlib.suppress(OSError):
+        RESOLVERS.rmdir()
+
+
+def _start_time(pid: int) -> int | None:
+    """When a process began, in clock ticks since the machine did (proc(5)); None without such a process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The program's name stands in parentheses and may hold spaces.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _execute(*command: str | Path, text: str = "") -> None:
+    try:
+        subprocess.run(command, input=text, text=True, capture_output=True, check=True, timeout=20)
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stderr)
+        raise

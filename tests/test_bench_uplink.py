@@ -1,0 +1,57 @@
+"""What the uplink's bench sends and how it counts: the figures are worth what these are."""
+
+import json
+from itertools import chain
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from tests.bench.parts_uplink_recovery import recovered_s
+from tests.bench.parts_uplink_site import COUNTED, DEVICES, FILL_READINGS, INTERVAL_US, STREAM, readings
+from tests.bench.parts_uplink_storm import histogram, per_second
+
+
+@pytest.mark.parametrize("stream", [STREAM, COUNTED])
+def test_a_backlog_is_of_40_byte_readings_of_100_devices_once_a_second(stream: str) -> None:
+    commits = list(readings(2 * FILL_READINGS + 1, stream, begin_us=7))
+    assert [len(commit) for commit in commits] == [FILL_READINGS, FILL_READINGS, 1]
+    made = list(chain.from_iterable(commits))
+    assert {len(reading.payload) for reading in made} == {40}
+    assert all(json.loads(reading.payload) for reading in made)
+    assert {reading.topic for reading in made} == {f"device/d{device:03d}/{stream}" for device in range(DEVICES)}
+    times = [reading.received_us for reading in made]
+    assert times == sorted(times)
+    assert len(set(times)) == len(times), "no two readings share a time: that would compress as no sensors do"
+    one = [reading.received_us for reading in made if reading.topic == made[0].topic]
+    assert one[-1] - one[0] == pytest.approx((len(one) - 1) * INTERVAL_US, abs=INTERVAL_US / DEVICES)
+
+
+def test_values_are_noise_and_the_same_in_every_run() -> None:
+    payloads = [reading.payload for commit in readings(1_000, STREAM, 0) for reading in commit]
+    assert len(set(payloads)) == len(payloads)
+    assert payloads == [reading.payload for commit in readings(1_000, STREAM, 0) for reading in commit]
+
+
+def record(partition: int, received: str, appended_s: float) -> ConsumerRecord:
+    headers = (("ce_receivedtime", received.encode()),)
+    return ConsumerRecord("t", partition, 0, int(appended_s * 1000), 1, b"k", b"v", 0, 1, 1, headers)
+
+
+def test_a_cluster_is_back_when_its_last_partition_takes_new_readings() -> None:
+    records = [
+        # Taken in before the path was back, and sent after it: does not count.
+        record(0, "1970-01-01T00:00:09.999999Z", 10.5),
+        record(0, "1970-01-01T00:00:10.250000Z", 11.0),
+        record(1, "1970-01-01T00:00:10.250000Z", 13.5),
+        record(1, "1970-01-01T00:00:12.000000Z", 12.5),
+    ]
+    assert recovered_s(records, 10.0) == pytest.approx(2.5)
+    assert recovered_s(records, 11.0) == float("inf"), "partition 0 has nothing new"
+    assert recovered_s([], 10.0) == float("inf")
+
+
+def test_attempts_by_second_as_bars() -> None:
+    by_second = per_second([9.9, 10.0, 10.9, 12.5, 13.0], begin=10.0, end=13.0)
+    assert by_second == [2, 0, 1]
+    assert histogram(by_second, back=2) == ["  -2 s    2 ##", "  -1 s    0", "  +0 s    1 #"]
+    assert len(histogram([1_000], 0)[0]) < 80

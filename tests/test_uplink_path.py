@@ -1,0 +1,148 @@
+"""The daemon behind a path that fails: whatever it was, new readings flow within 15 s, and all of them arrive.
+
+Gateway, router and brokers stand in network namespaces (`netns`); sensors go on publishing all the time.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from tests.uplink_scene import FAULTS, RECOVERY_S_MAX, Outcome, RunningGateway, Scene, running_gateway, scene_or_skip
+
+pytestmark = pytest.mark.kafka
+
+CPU_SHARE_MAX = 0.4
+"""Of one core, while the uplink is down: taking readings in costs a tenth of that, trying again without a pause all."""
+TEXTS_MAX = 3
+"""So often one outage may say the same: once for a state, and once more where it was left and entered again."""
+LINES_MAX = 15
+"""Lines of the log that one outage may cost in all."""
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene_or_skip(tmp_path_factory.mktemp("uplink")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def mended(scene: Scene) -> Iterator[None]:
+    """A test that fails in the middle of a fault must not cost the next one."""
+    yield
+    scene.mend()
+
+
+@dataclass(slots=True)
+class Outage:
+    """A fault and its end."""
+
+    begin_s: float
+    """When it began (Unix time)."""
+    back_s: float = 0.0
+    """When the path was back (Unix time)."""
+
+
+@contextmanager
+def outage(running: RunningGateway, fault: str) -> Iterator[Outage]:
+    """A fault for the length of a `with`, and what the daemon may do meanwhile: be patient, and say little."""
+    time.sleep(1.5)
+    lines = len(running.log_lines())
+    begin_s, begin_cpu_s = time.time(), running.cpu_s()
+    suffered = Outage(begin_s)
+    FAULTS[fault].begin(running.scene)
+    yield suffered
+    cpu_s, took_s = running.cpu_s() - begin_cpu_s, time.time() - begin_s
+    FAULTS[fault].end(running.scene)
+    suffered.back_s = time.time()
+    running.wait_until_calm(RECOVERY_S_MAX + 10)
+    said = running.log_texts(lines)
+    print(f"{fault}: {cpu_s:.2f} s of CPU in {took_s:.1f} s; the log: {dict(said)}")  # noqa: T201 - with -s
+    assert cpu_s <= CPU_SHARE_MAX * max(took_s, 2.0), f"{cpu_s:.2f} s of CPU in {took_s:.1f} s of {fault}: a hot loop"
+    assert max(said.values(), default=0) <= TEXTS_MAX, f"a line for each attempt: {said}"
+    assert said.total() <= LINES_MAX, f"too many lines for one outage: {said}"
+
+
+def judge(running: RunningGateway, back_s: float) -> Outcome:
+    """All drained, the ledger right, and the one figure that is promised."""
+    outcome = running.finish()
+    recovery_s = outcome.recovery_s(back_s)
+    print(f"a new reading was in Kafka {recovery_s:.1f} s after the path was back; {outcome.audit}")  # noqa: T201
+    assert not outcome.audit.faults, str(outcome.audit)
+    # The one figure that is promised whatever the machine: waiting is what it consists of, not work.
+    assert recovery_s <= RECOVERY_S_MAX, f"no new reading for {recovery_s:.1f} s; the log: {running.log_texts()}"
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"),
+    [
+        ("address-changed", 0.5),
+        ("interface-changed", 0.5),
+        ("link-down", 6),
+        ("broker-moved", 5),
+        ("dns-dead", 8),
+    ],
+)
+def test_after_an_outage(scene: Scene, fault: str, seconds: float) -> None:
+    with running_gateway(scene) as running:
+        with outage(running, fault) as suffered:
+            time.sleep(seconds)
+        judge(running, suffered.back_s)
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "words"),
+    [
+        # So long that a connection which is not given up waits longer than it may for its next retransmission.
+        ("blackhole", 20, ""),
+        ("name-unknown", 14, "kafka.example does not resolve"),
+    ],
+)
+def test_an_outage_that_lasts_is_told_in_words(scene: Scene, fault: str, seconds: float, words: str) -> None:
+    with running_gateway(scene) as running:
+        with outage(running, fault) as suffered:
+            time.sleep(seconds)
+            uplink = running.status()["daemon"]["uplink"]
+            assert not uplink["up"], f"{seconds} s without an answer, and sluice status calls it up"
+            assert words in uplink["error"]
+        judge(running, suffered.back_s)
+        assert running.status()["daemon"]["uplink"]["up"]
+
+
+def test_a_router_that_forgot_the_connection(scene: Scene) -> None:
+    """The path is there all the time: only what belongs to older connections vanishes."""
+    scene.network.masquerade()
+    try:
+        with running_gateway(scene) as running:
+            with outage(running, "router-forgets") as suffered:
+                pass
+            judge(running, suffered.back_s)
+    finally:
+        scene.network.masquerade_no_more()
+
+
+def test_a_third_of_all_packets_is_lost(scene: Scene) -> None:
+    with running_gateway(scene) as running:
+        with outage(running, "loss-30-percent") as suffered:
+            time.sleep(12)
+        outcome = judge(running, suffered.back_s)
+    # What was under way at its beginning does not count.
+    assert outcome.appended_between(suffered.begin_s + 2, suffered.back_s) >= 100, "no progress with losses"
+
+
+def test_a_link_slower_than_the_intake_makes_progress(scene: Scene) -> None:
+    """A backlog of 300 kB, which 128 kbit/s carry in 19 s, and 70 kB more each second: with 10 s for a request.
+
+    Requests have to be smaller than what waits, or none is ever answered.
+    """
+    with running_gateway(scene, 'compression = "none"\nrequest_timeout_s = 10') as running:
+        FAULTS["blackhole"].begin(scene)
+        time.sleep(3)
+        with outage(running, "128-kbit") as suffered:
+            time.sleep(25)
+        outcome = judge(running, suffered.back_s)
+    # The last ten seconds alone: what the size of requests is learnt from may take the time before.
+    assert outcome.appended_between(suffered.back_s - 10, suffered.back_s) >= 100, "no progress on a slow link"

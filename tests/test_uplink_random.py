@@ -1,0 +1,51 @@
+"""A random schedule of faults of the path, one after another; what comes out of it is compared with what was told.
+
+SLUICE_SEED repeats a run, SLUICE_UPLINK_FAULTS makes it longer.
+"""
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from tests.uplink_scene import FAULTS, RECOVERY_S_MAX, Scene, inflict, random_steps, running_gateway, scene_or_skip
+
+pytestmark = pytest.mark.kafka
+
+FAULTS_COUNT = int(os.environ.get("SLUICE_UPLINK_FAULTS", "5"))
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene_or_skip(tmp_path_factory.mktemp("uplink")) as made:
+        yield made
+
+
+def test_the_same_seed_gives_the_same_schedule_and_every_fault_has_its_turn() -> None:
+    steps = list(islice(random_steps(7), 2 * len(FAULTS)))
+    assert steps == list(islice(random_steps(7), 2 * len(FAULTS)))
+    assert steps != list(islice(random_steps(8), 2 * len(FAULTS)))
+    assert {step.fault for step in steps[: len(FAULTS)]} == set(FAULTS)
+
+
+@pytest.mark.timeout(120 + 30 * FAULTS_COUNT)
+def test_faults_at_random(scene: Scene) -> None:
+    """With `pytest -s` the seed and each fault are shown as it runs; without, when it fails."""
+    seed = int(os.environ.get("SLUICE_SEED", random.SystemRandom().randrange(2**32)))
+    print(f"SLUICE_SEED={seed} SLUICE_UPLINK_FAULTS={FAULTS_COUNT}")  # noqa: T201 - what repeats the run
+    # Before the first connection: the router cannot hide a gateway that others know already.
+    scene.network.masquerade()
+    with running_gateway(scene) as running:
+        back_s = time.time()
+        for step in islice(random_steps(seed), FAULTS_COUNT):
+            print(step)  # noqa: T201
+            back_s = inflict(scene, step)
+        running.wait_until_calm(RECOVERY_S_MAX + 10)
+        outcome = running.finish()
+    recovery_s = outcome.recovery_s(back_s)
+    print(f"a new reading was in Kafka {recovery_s:.1f} s after the last fault; {outcome.audit}")  # noqa: T201
+    assert not outcome.audit.faults, f"SLUICE_SEED={seed}: {outcome.audit}"
+    assert recovery_s <= RECOVERY_S_MAX, f"SLUICE_SEED={seed}: no new reading for {recovery_s:.1f} s"
