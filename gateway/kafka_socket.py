@@ -56,7 +56,7 @@ class BrokerSocket(socket.socket):
         super().close()
 
     def carried_bytes(self) -> int:
-        """Bytes that its peer's TCP has acknowledged, and that came from there: they grow only while the way is there."""
+        """Bytes that its peer's TCP has acknowledged, and that came from there: they grow only while there is a way."""
         info = self.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         if len(info) < _SEGMENTS_AT:
             return 0

@@ -46,6 +46,7 @@ def _quick_looks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward_rounds, "LEADERS_S", 0.05)
         patch.setattr(forward_rounds, "IDLE_S", 0.05)
+        patch.setattr(forward_rounds, "STRAGGLERS_S_MIN", 0.2)
         yield
 
 
