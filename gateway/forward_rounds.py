@@ -213,24 +213,19 @@ class Rounds:
 
     async def _look_again_at_topics(self, aside: list[tuple[Row, str]]) -> bool:
         """See whether topics that are too small for a record were mended meanwhile: it goes in a later round then."""
-        topics = {
-            (await self._supply.series(row.series)).topic for row, reason in aside if reason == TOO_LARGE_FOR_TOPIC
-        }
-        grown = set()
-        for topic in topics:
-            before = self._memory.verdicts.known(topic)
-            now = await self._memory.verdicts.of(self._session.admin, topic, LOOK_AGAIN_S)
-            if before is not None and now.batch_bytes_max > before.batch_bytes_max:
-                grown.add(topic)
-        if not grown:
+        kept: list[tuple[Row, str]] = []
+        for row, reason in aside:
+            route = self._routes.get((row.lane, row.series)) if reason == TOO_LARGE_FOR_TOPIC else None
+            if route is not None:
+                now = await self._memory.verdicts.of(self._session.admin, route.partition[0], LOOK_AGAIN_S)
+                if now.usable and now.batch_bytes_max > route.topic_bytes_max:
+                    continue
+            kept.append((row, reason))
+        if len(kept) == len(aside):
             return False
+        aside[:] = kept
         self._routes.clear()
         self._supply.pass_over()
-        aside[:] = [
-            (row, reason)
-            for row, reason in aside
-            if reason != TOO_LARGE_FOR_TOPIC or (await self._supply.series(row.series)).topic not in grown
-        ]
         return True
 
     def _cut(self, outgoing: dict[Partition, _Outgoing]) -> bool:

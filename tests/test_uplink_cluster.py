@@ -30,7 +30,7 @@ TOLD_S_MAX = 15.0
 """How long a cluster may be gone before `sluice status` says so."""
 ASIDE_S_MAX = 10.0
 REDRIVEN_S_MAX = 45.0
-"""How long after a topic is mended what was set aside for it is in Kafka: topics are looked at again every minute."""
+"""How long after a topic is mended what was set aside for it is in Kafka: topics are looked at every 15 s."""
 LOGIN = Listener("LOGIN", "SASL_PLAINTEXT", mechanisms=("SCRAM-SHA-512",))
 
 
