@@ -387,7 +387,7 @@ class Story:
         assert all(sequences == sorted(sequences) for sequences in order.values()), "in order within a lane"
 
 
-@hypothesis_settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@hypothesis_settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=st.lists(
         st.tuples(
