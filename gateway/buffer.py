@@ -94,6 +94,9 @@ class _Due:
     """Kept with the deletion of what is confirmed."""
     losses: dict[LossKey, Loss] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return bool(self.confirmed or self.marks or self.losses)
+
 
 @dataclass(slots=True)
 class BufferState:
@@ -338,7 +341,7 @@ class Buffer:
             if self._confirmed_of != buffer_id:
                 self._confirmed, self._confirmed_of = [], buffer_id
                 self._confirmed_marks.clear()
-            if not self._confirmed:
+            if not (self._confirmed or self._confirmed_marks):
                 self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
                 self._wake.notify()
             for span in spans:
@@ -362,10 +365,10 @@ class Buffer:
             file.insert_judged(reports)
             for span in spans_of(refused):
                 file.delete_whole(span)
+            with self._wake:
+                self._tail.clear()
 
         await self._in_transaction(move)
-        with self._wake:
-            self._tail.clear()
 
     async def quarantined(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
         """Quarantined input by its numbers; what is not there is left out."""
@@ -444,7 +447,7 @@ class Buffer:
         due_s = time.monotonic() + 3600
         if self._readings or self._own:
             due_s = min(due_s, self._append_due_s)
-        if self._confirmed or self._losses:
+        if self._confirmed or self._confirmed_marks or self._losses:
             due_s = min(due_s, self._delete_due_s)
         if self._settings.age_max_s:
             due_s = min(due_s, self._age_due_s)
@@ -472,7 +475,7 @@ class Buffer:
                 self._delete_due_s = float("inf")
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
         dropped = self.counts["dropped"]
-        if not (own or readings or due.confirmed or due.losses or age_due or self.state.failing is not None):
+        if not (own or readings or due or age_due or self.state.failing is not None):
             self._look_again()
             return
         try:
@@ -529,7 +532,7 @@ class Buffer:
                 self._settings.when_full == "drop-oldest"
                 and file.room.is_full(sum(append.disk_bytes for append in readings))
             ):
-                due.confirmed += self._take_confirmed()
+                self._take_confirmed(due)
             rest = self._delete(due.confirmed)
             if self._confirmed_of == file.id:
                 file.keep_marks(due.marks.values())
@@ -555,13 +558,7 @@ class Buffer:
 
     def _delete(self, confirmed: Sequence[Span]) -> list[Span]:
         """Delete confirmed rows, as many as one transaction may; give what is left."""
-        if self._confirmed_of != self._file.id:
-            return []
-        for index, span in enumerate(confirmed):
-            rest = self._file.delete(span)
-            if rest is not None:
-                return [rest, *confirmed[index + 1 :]]
-        return []
+        return self._file.delete_some(confirmed) if self._confirmed_of == self._file.id else []
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -575,10 +572,11 @@ class Buffer:
             self._tail.extend(self._file.inserted, self._file.inserted_bytes)
         self._meter.add(len(self._file.inserted), self._file.inserted_bytes)
 
-    def _take_confirmed(self) -> list[Span]:
+    def _take_confirmed(self, due: _Due) -> None:
         with self._wake:
-            taken, self._confirmed = self._confirmed, []
-        return taken
+            due.confirmed += self._confirmed
+            due.marks |= self._confirmed_marks
+            self._confirmed, self._confirmed_marks = [], {}
 
     def _fitting(self, readings: Sequence[_Append], *, may_drop: bool) -> Sequence[_Append]:
         """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""

@@ -61,6 +61,7 @@ _TO_MEND = {
     + _REFUSED_AGAIN,
     "record-too-large": "larger than kafka.record_bytes_max; raise it, and the topic's max.message.bytes",
     "topic-unknown": "Kafka has no such topic; create it with LogAppendTime, or set kafka.create_topics = true",
+    "topic-refuses-records": "the Kafka topic refused one record after the other; the reason of those tells why",
     "topic-max-message-bytes": "larger than the Kafka topic takes; raise its max.message.bytes",
     "topic-compacted": "compaction deletes readings; set cleanup.policy=delete on the Kafka topic",
     "topic-retention-too-short": "raise the Kafka topic's retention.ms (or retention.bytes), or lower "

@@ -58,6 +58,9 @@ ROW_BYTES = 90
 """What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
 DELETED_ROWS_MAX = 20_000
 """Confirmed rows that one transaction deletes."""
+DELETED_SPANS_MAX = 5_000
+"""The same for runs of rows between which others stay."""
+PAGE_BYTES = 4_096
 DROPPED_ROWS_MAX = 5_000
 DROP_BYTES = 64_000
 """What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
@@ -306,13 +309,38 @@ class BufferFile:
             else:
                 self.connection.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (key, value))
 
-    def delete(self, confirmed: Span) -> Span | None:
-        """Delete rows that Kafka or the quarantine has; give those that are left for the next transaction."""
+    def delete_some(self, confirmed: Sequence[Span]) -> list[Span]:
+        """Delete rows that Kafka or the quarantine has, as many as one transaction may; give those that are left.
+
+        Where others stay between them, each span is a page to write, however few rows it has.
+        """
+        rows_left, bytes_left = DELETED_ROWS_MAX, self.room.commit_bytes_max
+        for index, span in enumerate(confirmed):
+            if index == DELETED_SPANS_MAX or rows_left <= 0 or bytes_left <= 0:
+                return list(confirmed[index:])
+            part = Span(span.lane, span.first, min(span.last, span.first + rows_left - 1))
+            before = self._state.rows
+            rest = self.delete(part, bytes_left)
+            gone = before - self._state.rows
+            rows_left -= gone
+            if self.room.is_tight():
+                bytes_left -= PAGE_BYTES + gone * ROW_BYTES
+            first = part.last + 1 if rest is None else rest.first
+            if first <= span.last:
+                return [Span(span.lane, first, span.last), *confirmed[index + 1 :]]
+        return []
+
+    def delete(self, confirmed: Span, bytes_max: int | None = None) -> Span | None:
+        """Delete rows that Kafka or the quarantine has; give those that are left for the next transaction.
+
+        `bytes_max` is what may be written for it where the disk has no room; a whole commit's, if it is not given.
+        """
         state = self._state
         last = min(confirmed.last, confirmed.first + DELETED_ROWS_MAX - 1)
         tight = self.room.is_tight()
         if tight:
-            last = self._last_within(Span(confirmed.lane, confirmed.first, last), self.room.commit_bytes_max)
+            bytes_max = self.room.commit_bytes_max if bytes_max is None else bytes_max
+            last = self._last_within(Span(confirmed.lane, confirmed.first, last), bytes_max)
         span, tight_bytes = Span(confirmed.lane, confirmed.first, last), None
         if tight:
             tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
@@ -392,7 +420,7 @@ class BufferFile:
         span: Span | None = None
         size = 0
         for of, sequence, payload_bytes, received_us in found:
-            # Up to the first that stays, whatever comes behind it: a lane has no holes.
+            # Up to the first that stays, whatever comes behind it.
             if before_us is not None and (of != lane or received_us >= before_us):
                 break
             if span is not None and (span.lane != of or size + payload_bytes + ROW_BYTES > bytes_max):

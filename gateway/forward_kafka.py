@@ -14,7 +14,7 @@ from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.forward_memory import MARKS, Memory, QuotaUsedUpError, UplinkState
-from gateway.forward_rounds import REFUSALS, RefusedError, Rounds
+from gateway.forward_rounds import REFUSALS, RebuildError, RefusedError, Rounds
 from gateway.heartbeat import Heartbeat
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
@@ -58,6 +58,7 @@ class Forwarder:
         self._memory = Memory(kafka, clock)
         self._redrive = Redrive(buffer, front_door, self._memory)
         self._since_us = boottime_us()
+        self._failed_with = ""
         self._told = ("", 0.0)
         """What was last said of an uplink that is down, and when."""
         self._remembers = False
@@ -65,6 +66,7 @@ class Forwarder:
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
         self._heartbeat_from_s = 0.0
         self._hold_from_s = time.monotonic()
+        self._was_reached = False
         self._link: KafkaLink | None = None
         self._addresses = AddressWatch()
         self._peers: frozenset[tuple[str, int]] = frozenset()
@@ -75,7 +77,11 @@ class Forwarder:
 
     @property
     def state(self) -> UplinkState:
-        """How the uplink is."""
+        """How the uplink is, as the forwarder itself goes by it."""
+        return self._memory.state
+
+    def report(self) -> UplinkState:
+        """The same, with what only others want to know."""
         state = self._memory.state
         state.refused_topics = {
             topic: verdict.hint or verdict.reason for topic, verdict in self._memory.verdicts.refused.items()
@@ -110,18 +116,21 @@ class Forwarder:
         except _RenewedError:
             log.info("a certificate, key or password for Kafka has changed: connecting anew")
             return True
-        except RefusedError as refused:
-            return not refused.is_doubtful
+        except RebuildError as error:
+            log.debug("a new producer", reason=str(error))
+            return True
         except QuotaUsedUpError:
             await self._wait_for_quota()
             return True
         except BufferFileError as error:
-            log.warning("forwarding waits for the buffer", error=str(error))
+            log.info("forwarding waits for the buffer", error=str(error))
         except (KafkaError, OSError, TimeoutError) as error:
             self._note_down(error)
         except Exception as error:
             # A fault of ours or of the client's must not cost the sensors their front door.
-            log.exception("forwarding failed, and is begun anew")
+            if repr(error) != self._failed_with:
+                self._failed_with = repr(error)
+                log.exception("forwarding failed, and is begun anew")
             self._note_down(error)
         return False
 
@@ -148,8 +157,9 @@ class Forwarder:
         try:
             async with open_session(self._gateway.id, self._kafka, link) as session:
                 self._link = link
-                if not self._memory.state.up:
-                    # After an outage NTP comes back with the network: what waits for a clock waits from here.
+                if not self._was_reached:
+                    # NTP comes with the network: what waits for a clock waits from here. Once: it may never come.
+                    self._was_reached = True
                     self._hold_from_s = time.monotonic()
                 self._memory.verdicts.begin_session()
                 self._keep(self._memory.enter(session.cluster_id))
@@ -186,7 +196,7 @@ class Forwarder:
 
     def _keep(self, marks: list[Mark]) -> None:
         if marks:
-            self._front_door.take((), lambda _: None, marks)
+            self._buffer.confirm(self._buffer.id, (), marks)
 
     # -- beside the rounds ----------------------------------------------------------------------
 
@@ -198,6 +208,7 @@ class Forwarder:
             await asyncio.sleep(LOOK_S)
             link = session.link
             self._memory.count(link)
+            self._keep(self._memory.take_budget_mark())
             if link.files_changed():
                 raise _RenewedError
             was_cut_off, is_cut_off = is_cut_off, link.fault is not None and not link.peers()
@@ -216,22 +227,25 @@ class Forwarder:
             if due and (await self._memory.verdicts.of(session.admin, topic)).usable:
                 partition = await session.partition(topic, self._heartbeat.key.encode())
                 if session.has_leader(topic, partition):
-                    batch = EncodedBatch(self._kafka.compression)
-                    batch.add(await self._heartbeat.record(boottime_us(), self._memory.offsets))
-                    await self._send_beat(session, partition, batch)
+                    record = await self._heartbeat.record(boottime_us(), self._memory.offsets)
+                    if len(record) <= self._kafka.record_bytes_max:
+                        await self._send_beat(session, partition, record)
+                    else:
+                        log.error("a heartbeat is larger than kafka.record_bytes_max, and not sent", bytes=len(record))
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
 
-    async def _send_beat(self, session: KafkaSession, partition: int, batch: EncodedBatch) -> None:
+    async def _send_beat(self, session: KafkaSession, partition: int, record: bytes) -> None:
+        """Send one, and wait however long that takes: those that fall due meanwhile are left out."""
         topic = self._heartbeat.topic
+        batch = EncodedBatch(self._kafka.compression)
+        batch.add(record)
         try:
-            async with asyncio.timeout(self._kafka.request_timeout_s):
-                offset = await session.send(topic, partition, batch)
+            await session.send(topic, partition, batch)
         except REFUSALS as error:
             # Readings must not wait for it: the producer is rebuilt once, without heartbeats for a while.
             self._heartbeat_from_s = time.monotonic() + VERDICT_S
             log.error("heartbeats are refused", topic=topic, error=str(error))  # noqa: TRY400 - no fault of ours
-            raise RefusedError(error) from error
-        self._memory.acknowledged((topic, partition), offset, 1)
+            raise RefusedError(str(error)) from error
 
     # -- how it is ------------------------------------------------------------------------------
 
@@ -256,7 +270,7 @@ class Forwarder:
             "the uplink's quota of the day is used up: readings are kept on disk until tomorrow (UTC)",
             setting="kafka.bytes_per_day_max",
         )
-        self._keep(self._memory.take_marks())
+        self._keep(self._memory.take_budget_mark(now=True))
         self._set_up(is_up=False, error="the quota of the day is used up (kafka.bytes_per_day_max)")
         await self._memory.wait_for_tomorrow()
         self._set_up(is_up=False, error=None)

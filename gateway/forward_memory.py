@@ -3,12 +3,16 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+import structlog
+
 from gateway.clock_gateway import WallClock, boottime_us
+from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_session import BATCH_BYTES_MAX, TopicVerdicts
+from gateway.kafka_topics import TopicVerdict
 from gateway.link_rate import LinkRate
 from gateway.reading import Mark
 from gateway.settings import KafkaSettings
@@ -27,8 +31,22 @@ OFFSET_MARKS = MARKS + "offset/"
 CLUSTER_MARK = MARKS + "cluster"
 """Whose offsets these are."""
 BUDGET_MARK = MARKS + "budget"
-BUDGET_SAVE_S = 10.0
+BUDGET_SAVE_S = 30.0
 """What was used of a metered link is written down no more often than this."""
+
+
+PROBE_ROWS = 50
+"""What a partition that was in trouble is sent first."""
+TROUBLE_S_MIN = 5.0
+TROUBLE_S_MAX = 300.0
+"""How long a partition that answered with an error is left alone; twice as long each time."""
+OFFSETS_MAX = 20_000
+"""Partitions whose offsets are told and kept."""
+
+Partition = tuple[str, int]
+"""Topic and number."""
+
+log = structlog.get_logger()
 
 
 class QuotaUsedUpError(Exception):
@@ -64,6 +82,23 @@ class UplinkState:
     """What it has carried since the start, both ways."""
 
 
+@dataclass(slots=True)
+class _Suspect:
+    """A partition of which a batch was refused."""
+
+    rows_max: int
+    left: int
+    """Of the rows of that batch, those that were not taken since."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """A partition that did not answer, or with an error."""
+
+    pause_s: float
+    until_s: float
+
+
 class Memory:
     """Belongs to the event loop."""
 
@@ -79,7 +114,8 @@ class Memory:
         self.proven: set[str] = set()
         """Topics that have taken something since they last refused."""
         self._ratio = RATIO_FIRST
-        self._suspects: dict[tuple[str, int], int] = {}
+        self._suspects: dict[Partition, _Suspect] = {}
+        self._troubles: dict[Partition, _Trouble] = {}
         self._lone_refusals: Counter[str] = Counter()
         self._unsaved: dict[str, Mark] = {}
         self._budget: UplinkBudget | None = None
@@ -106,10 +142,19 @@ class Memory:
             wire = wire if allowance is None else min(wire, allowance)
         return wire * self._ratio
 
-    def learn(self, raw_bytes: int, wire_bytes: int, seconds: float) -> None:
-        """So many bytes, which took so many on the wire, were acknowledged in that time."""
-        self._ratio += (max(1.0, raw_bytes / max(wire_bytes, 1)) - self._ratio) / 4
-        self.rate.acknowledged(wire_bytes, seconds)
+    def learn(self, batches: Iterable[EncodedBatch], seconds: float | None) -> None:
+        """These were acknowledged in that time, or, where it is None, given up."""
+        sizes = [(batch.bytes, batch.wire_bytes) for batch in batches if batch.wire_bytes is not None]
+        raw_bytes, wire_bytes = sum(raw for raw, _ in sizes), sum(wire for _, wire in sizes)
+        if wire_bytes:
+            ratio = max(1.0, raw_bytes / wire_bytes)
+            # Data that compress worse than thought make a round too large: that is believed at once.
+            self._ratio = min(ratio, self._ratio + (ratio - self._ratio) / 4)
+        if seconds is None:
+            # A round that came out larger than meant is taken for one that was not: it must shrink.
+            self.rate.timed_out(min(wire_bytes or self.rate.request_bytes_max, self.rate.request_bytes_max))
+        else:
+            self.rate.acknowledged(wire_bytes, seconds)
         self.state.bytes_per_s = int(self.rate.bytes_per_s)
 
     async def wait_for_allowance(self, link: KafkaLink) -> None:
@@ -147,40 +192,76 @@ class Memory:
 
     # -- partitions and topics ------------------------------------------------------------------
 
-    def acknowledged(self, partition: tuple[str, int], offset: int, records: int) -> None:
+    def acknowledged(self, partition: Partition, offset: int, records: int) -> None:
         """A partition has taken a batch, at that offset; -1 where the broker had it already and does not say where."""
         topic, number = partition
-        if offset >= 0:
+        if offset >= 0 and (partition in self.offsets or len(self.offsets) < OFFSETS_MAX):
             self.offsets[partition] = offset + records
             key = f"{OFFSET_MARKS}{topic}/{number}"
             self._unsaved[key] = Mark(key, b"%d" % (offset + records))
         self.proven.add(topic)
+        self.verdicts.acquit(topic)
         self._lone_refusals.pop(topic, None)
-        rows = self._suspects.get(partition)
-        if rows is not None:
-            if 2 * rows >= self._kafka.batch_rows_max:
+        self._troubles.pop(partition, None)
+        suspect = self._suspects.get(partition)
+        if suspect is not None:
+            suspect.left -= records
+            if suspect.left <= 0:
                 del self._suspects[partition]
-            else:
-                self._suspects[partition] = 2 * rows
+        if self.state.parked.pop(_spelled(partition), None) is not None:
+            log.info("a partition takes records again", topic=topic, partition=number)
 
-    def rows_max(self, partition: tuple[str, int]) -> int:
+    def rows_max(self, partition: Partition) -> int:
         """How many rows a batch for a partition may have."""
-        return self._suspects.get(partition, self._kafka.batch_rows_max)
+        rows_max = PROBE_ROWS if partition in self._troubles else self._kafka.batch_rows_max
+        suspect = self._suspects.get(partition)
+        return rows_max if suspect is None else min(rows_max, suspect.rows_max)
 
-    def is_suspect(self, partition: tuple[str, int]) -> bool:
+    def is_suspect(self, partition: Partition) -> bool:
         """Whether a batch of a partition was refused, and not all of it has been taken since."""
         return partition in self._suspects
 
-    def suspect(self, partition: tuple[str, int], rows: int) -> None:
-        """One of a batch was refused: so many go at a time from now on, until they are taken again."""
-        self._suspects[partition] = rows
+    def suspect(self, partition: Partition, rows: int) -> None:
+        """A record of a batch of so many was refused: half of them go at a time, until all are taken or it is found."""
+        self._suspects[partition] = _Suspect(max(1, rows // 2), rows)
         self.proven.discard(partition[0])
 
-    def count_lone_refusal(self, topic: str) -> int:
+    def condemn(self, verdict: TopicVerdict) -> None:
+        """A broker takes nothing for a topic: leave it alone for a while."""
+        self.verdicts.condemn(verdict)
+        self.proven.discard(verdict.topic)
+
+    def count_lone_refusal(self, partition: Partition) -> int:
         """A record was refused that stood alone; how many of its topic were, one after the other."""
+        topic = partition[0]
+        self._suspects.pop(partition, None)
         self._lone_refusals[topic] += 1
         self.proven.discard(topic)
         return self._lone_refusals[topic]
+
+    def trouble(self, partition: Partition, *, pauses: bool) -> None:
+        """A partition did not answer, or with what is no refusal: it is tried with little, beside the others."""
+        before = self._troubles.get(partition)
+        pause_s = min(TROUBLE_S_MIN if before is None else 2 * before.pause_s, TROUBLE_S_MAX)
+        self._troubles[partition] = _Trouble(pause_s, time.monotonic() + (pause_s if pauses else 0.0))
+
+    def is_troubled(self, partition: Partition) -> bool:
+        """Whether it has not answered since it last should have."""
+        return partition in self._troubles
+
+    def rests_until_s(self, partition: Partition) -> float:
+        """When a partition may be tried (monotonic); 0 where it always may."""
+        trouble = self._troubles.get(partition)
+        return 0.0 if trouble is None else trouble.until_s
+
+    def tell_parked(self, partition: Partition, why: str) -> None:
+        """Say once that a partition takes nothing."""
+        if _spelled(partition) not in self.state.parked:
+            topic, number = partition
+            log.warning(
+                "a partition takes nothing: its readings wait, others go on", topic=topic, partition=number, why=why
+            )
+        self.state.parked[_spelled(partition)] = why
 
     # -- what outlives a restart ----------------------------------------------------------------
 
@@ -197,10 +278,18 @@ class Memory:
     def take_marks(self) -> list[Mark]:
         """What has to be kept with the rows that are settled now."""
         marks, self._unsaved = list(self._unsaved.values()), {}
-        if self._budget is not None and time.monotonic() >= self._budget_due_s:
-            self._budget_due_s = time.monotonic() + BUDGET_SAVE_S
-            marks.append(Mark(BUDGET_MARK, self._budget.state()))
         return marks
+
+    def take_budget_mark(self, *, now: bool = False) -> list[Mark]:
+        """What was used of a metered link, where that has to be kept at this moment."""
+        if self._budget is None or (time.monotonic() < self._budget_due_s and not now):
+            return []
+        self._budget_due_s = time.monotonic() + BUDGET_SAVE_S
+        return [Mark(BUDGET_MARK, self._budget.state())]
+
+
+def _spelled(partition: Partition) -> str:
+    return f"{partition[0]}/{partition[1]}"
 
 
 def _offsets(marks: Mapping[str, bytes]) -> dict[tuple[str, int], int]:

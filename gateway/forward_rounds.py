@@ -13,27 +13,28 @@ from operator import attrgetter
 
 import structlog
 from aiokafka.errors import (
+    BrokerResponseError,
     CorruptRecordException,
     InvalidTimestampError,
-    KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     RecordTooLargeError,
     TopicAuthorizationFailedError,
-    UnknownError,
+    kafka_errors,
 )
 
 from gateway.buffer import Buffer
+from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_rows import Lane, Quarantined, Row, Series, spans_of
 from gateway.clock_gateway import WallClock
-from gateway.forward_memory import Memory
+from gateway.forward_memory import Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka_record import RecordEncoder
 from gateway.kafka_session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
 from gateway.kafka_topics import TopicVerdict
-from gateway.redrive import TOO_LARGE_FOR_TOPIC
+from gateway.redrive import TOO_LARGE_FOR_TOPIC, TOPIC_REFUSING
 from gateway.settings import GatewaySettings, KafkaSettings
 
 LINGER_ROWS = 500
@@ -46,7 +47,7 @@ PATIENCE_SHARE = 1 / 3
 STRAGGLERS_S_MIN = 2.0
 STRAGGLERS_FACTOR = 4
 """Once one has, the others have so many times as long as that took, and this at the least."""
-STUCK_SHARE = 2
+STUCK_FACTOR = 2
 """After so many time-outs the producer is taken for stuck: an idempotent one retries for ever."""
 LEADERS_S = 1.0
 """How often the cluster is asked for the leaders of partitions that have none."""
@@ -60,31 +61,38 @@ TOO_LARGE = "record-too-large"
 ROUTES_MAX = 15_000
 """Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
 
-# What a broker says of a record, rather than of itself. aiokafka reports codes it does not know, among them
-# INVALID_RECORD (87), as UnknownError.
+log = structlog.get_logger()
+
+
+class RebuildError(Exception):
+    """The producer is of no more use for some partition; others were served, and a new one goes on at once."""
+
+
+class RefusedError(RebuildError):
+    """A broker took a request and refused a record of it."""
+
+
+class InvalidRecordError(BrokerResponseError):  # type: ignore[misc] # aiokafka has no types
+    """INVALID_RECORD of Kafka's protocol, which aiokafka 0.14 takes for an UnknownError, as much that is no refusal."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "The broker takes a record of this batch for invalid"
+
+
+kafka_errors.setdefault(InvalidRecordError.errno, InvalidRecordError)
+
+
+# What a broker says of a record, or of a topic, rather than of itself.
 REFUSALS = (
     CorruptRecordException,
+    InvalidRecordError,
     InvalidTimestampError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     RecordTooLargeError,
     TopicAuthorizationFailedError,
-    UnknownError,
 )
-
-Partition = tuple[str, int]
-"""Topic and number."""
-
-log = structlog.get_logger()
-
-
-class RefusedError(Exception):
-    """A broker took a request and refused a record of it: the producer is of no more use for that partition."""
-
-    def __init__(self, error: KafkaError) -> None:
-        super().__init__(str(error) or type(error).__name__)
-        # A code that aiokafka does not know may also be about the broker: then the next attempt must not be at once.
-        self.is_doubtful = isinstance(error, UnknownError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +154,12 @@ class Rounds:
         self._parked: dict[Partition, _Parked] = {}
         self._routes_due_s = time.monotonic() + USABLE_S
         """When topics are looked at again."""
+        self._leaders: asyncio.Task[None] | None = None
         self._leaders_due_s = 0.0
         self._patience_s = kafka.request_timeout_s * PATIENCE_SHARE
 
     async def run(self) -> None:
-        """Send until cancelled. Raises RefusedError, KafkaError, TimeoutError, BufferFileError."""
+        """Send until cancelled. Raises RefusedError, RebuildError, KafkaError, TimeoutError, BufferFileError."""
         try:
             while True:
                 await self._memory.wait_for_allowance(self._session.link)
@@ -164,19 +173,28 @@ class Rounds:
                 live, behind = await self._supply.next(
                     self._memory.round_bytes, self._may_go if self._parked else None, held
                 )
-                self._memory.state.live_oldest_us = live[0].received_us if live else None
+                self._tell_live(live)
                 if live or behind:
                     await self._send(live, behind)
-                self._on_answer()
+                elif not self._parked:
+                    self._on_answer()
                 if not live and not behind and not self._supply.has_more:
                     await self._wait_for_rows(CLOCK_POLL_S if held else IDLE_S)
                 elif not behind and len(live) < LINGER_ROWS:
                     # Live: what comes in meanwhile shares the next request. A backlog does not wait.
                     await asyncio.sleep(self._kafka.linger_ms / 1000)
         finally:
-            await _end(parked.task for parked in self._parked.values() if parked.task is not None)
-            self._memory.state.parked = {}
+            parked = list(self._parked.values())
+            await _end([task for task in (self._leaders, *(each.task for each in parked)) if task is not None])
+            for each in parked:
+                if each.out is not None:
+                    self._settle_acknowledged(each.out)
             self._memory.state.live_oldest_us = None
+
+    def _tell_live(self, live: Sequence[Row]) -> None:
+        # With `oldest-first` these may be of another lane, and another boot.
+        is_live = bool(live) and live[0].lane == self._supply.live_lane
+        self._memory.state.live_oldest_us = live[0].received_us if is_live else None
 
     async def _wait_for_rows(self, seconds: float) -> None:
         """Wait for a commit, for a parked partition that answers, or for the time to look again."""
@@ -196,7 +214,12 @@ class Rounds:
         for rows in (live, behind):
             await self._encode(rows, outgoing, aside)
         is_cut = self._cut(outgoing) | await self._look_again_at_topics(aside)
-        errors = await self._deliver(outgoing)
+        try:
+            errors = await self._deliver(outgoing)
+        except BaseException:
+            for out in outgoing.values():
+                self._settle_acknowledged(out)
+            raise
         if aside or errors or is_cut or self._parked:
             for out in outgoing.values():
                 self._settle_acknowledged(out)
@@ -206,8 +229,10 @@ class Rounds:
                 self._settle(rows)
         if is_cut:
             self._supply.come_again()
-        for partition, error in errors.items():
-            await self._bear(partition, outgoing[partition], error)
+        troubles = [await self._bear(partition, outgoing[partition], error) for partition, error in errors.items()]
+        if troubles:
+            refused = [trouble for trouble in troubles if isinstance(trouble, RefusedError)]
+            raise (refused or troubles)[0] if refused or len(errors) < len(outgoing) else next(iter(errors.values()))
         # Last: what is sent again after an error is set aside once.
         await self._set_aside(aside)
 
@@ -231,6 +256,7 @@ class Rounds:
     def _cut(self, outgoing: dict[Partition, _Outgoing]) -> bool:
         """Take out of a round what cannot go in it; whether some of that may go in the next."""
         is_cut = False
+        now_s = time.monotonic()
         for partition, out in list(outgoing.items()):
             if partition in self._parked:
                 del outgoing[partition]
@@ -238,9 +264,12 @@ class Rounds:
             elif not self._session.has_leader(*partition):
                 # aiokafka would ask for its leader in a loop.
                 del outgoing[partition]
-                self._park(partition, _Parked(time.monotonic()))
-            elif self._memory.is_suspect(partition) and len(out.batches) > 1:
-                # Something in it is refused: it is looked for in small batches, and holds up nobody else.
+                self._park(partition, _Parked(now_s), "has no leader")
+            elif now_s < self._memory.rests_until_s(partition):
+                del outgoing[partition]
+                self._park(partition, _Parked(now_s), "answered with an error")
+            elif len(out.batches) > 1 and (self._memory.is_suspect(partition) or self._memory.is_troubled(partition)):
+                # It is tried with little, so that it holds up nobody else.
                 del out.batches[1:]
                 self._supply.pass_over()
                 is_cut = True
@@ -248,33 +277,36 @@ class Rounds:
 
     async def _deliver(self, outgoing: dict[Partition, _Outgoing]) -> dict[Partition, BaseException]:
         """Send, and wait for the answers; give the errors. Partitions that do not answer are parked, if others do."""
-        if not outgoing:
-            return {}
         started_s = time.monotonic()
         tasks = {
             partition: asyncio.create_task(self._send_partition(partition, out), name=f"send {partition}")
             for partition, out in outgoing.items()
         }
+        for partition in [each for each in tasks if self._memory.is_troubled(each)]:
+            # Nobody waits for it.
+            self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), "is being tried")
+        if not tasks:
+            return {}
         try:
             pending = await self._wait_for_answers(set(tasks.values()))
         except asyncio.CancelledError:
             await _end(tasks.values())
             raise
-        wire = sum(batch.wire_bytes for out in outgoing.values() for batch, _ in out.batches)
         seconds = time.monotonic() - started_s
+        batches = [batch for partition in tasks for batch, _ in outgoing[partition].batches]
         if len(pending) == len(tasks):
             await _end(tasks.values())
-            self._memory.rate.timed_out(wire)
+            self._memory.learn(batches, None)
+            for partition in tasks:
+                self._memory.trouble(partition, pauses=False)
             raise TimeoutError(f"no answer from Kafka within {seconds:.0f} s")
-        errors: dict[Partition, BaseException] = {}
-        for partition, task in tasks.items():
-            if task in pending:
-                self._park(partition, _Parked(started_s, task, outgoing[partition]))
-            elif (error := _error_of(task)) is not None:
-                errors[partition] = error
+        for partition in [each for each, task in tasks.items() if task in pending]:
+            self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), "does not answer")
+        errors = {partition: error for partition, task in tasks.items() if (error := _error_of(task)) is not None}
         if not pending and not errors:
-            raw = sum(batch.bytes for out in outgoing.values() for batch, _ in out.batches)
-            self._memory.learn(raw, wire, seconds)
+            self._memory.learn(batches, seconds)
+        if len(errors) < len(tasks):
+            self._on_answer()
         return errors
 
     async def _wait_for_answers(self, tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
@@ -312,16 +344,18 @@ class Rounds:
         Within a batch a device's rows stand together, in their order: like compresses like.
         """
         by_key: dict[Partition, dict[bytes, list[tuple[_Route, list[Row]]]]] = defaultdict(lambda: defaultdict(list))
-        for (lane, series), run in groupby(rows, attrgetter("lane", "series")):
-            route = self._routes.get((lane, series)) or await self._route(lane, series)
-            if isinstance(route, TopicVerdict):
-                aside += [(row, route.reason) for row in run]
+        runs = [(of, list(run)) for of, run in groupby(rows, attrgetter("lane", "series"))]
+        refused = await self._find_routes({of for of, _ in runs if of not in self._routes})
+        for of, run in runs:
+            route = self._routes.get(of)
+            if route is None:
+                aside += [(row, refused[of]) for row in run]
                 continue
-            runs = by_key[route.partition][route.encoder.key]
-            if runs and runs[-1][0] is route:
-                runs[-1][1].extend(run)
+            of_key = by_key[route.partition][route.encoder.key]
+            if of_key and of_key[-1][0] is route:
+                of_key[-1][1].extend(run)
             else:
-                runs.append((route, list(run)))
+                of_key.append((route, run))
         clocks: dict[str, WallClock] = {}
         for partition, keys in by_key.items():
             out = outgoing.setdefault(partition, _Outgoing())
@@ -369,25 +403,40 @@ class Rounds:
         out.batches.append(begun)
         return begun
 
-    async def _route(self, lane_number: int, series_number: int) -> _Route | TopicVerdict:
-        """Where the rows of a series go; the verdict on its topic where that may not be written to."""
-        series = await self._supply.series(series_number)
-        topic = series.topic
-        if lane_number != self._supply.live_lane and self._kafka.backlog_topic is not None and not series.is_of_gateway:
-            topic = self._kafka.backlog_topic.replace("{topic}", topic)
-        verdict = await self._memory.verdicts.of(self._session.admin, topic)
-        if not verdict.usable:
-            return verdict
-        encoder = RecordEncoder(self._gateway, await self._supply.lane(lane_number), series)
-        partition = topic, await self._session.partition(topic, encoder.key)
-        if len(self._routes) >= ROUTES_MAX:
+    async def _find_routes(self, wanted: set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once."""
+        if not wanted:
+            return {}
+        if len(self._routes) + len(wanted) > ROUTES_MAX:
             # Of lanes that were sent: nobody asks for those again.
-            lanes = (lane_number, self._supply.live_lane)
+            lanes = {lane for lane, _ in wanted} | {self._supply.live_lane}
             self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
-            if len(self._routes) >= ROUTES_MAX:
-                self._routes.clear()
-        route = self._routes[lane_number, series_number] = _Route(encoder, partition, verdict.batch_bytes_max)
-        return route
+            if len(self._routes) + len(wanted) > ROUTES_MAX:
+                self._routes = {of: route for of, route in self._routes.items() if of in wanted}
+        topics = {of: await self._topics(*of) for of in wanted}
+        verdicts = await self._memory.verdicts.of_all(
+            self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
+        )
+        chosen = {of: _first_usable([verdicts[topic] for topic in possible]) for of, possible in topics.items()}
+        await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
+        refused = {}
+        for of, verdict in chosen.items():
+            if not verdict.usable:
+                refused[of] = verdict.reason
+                continue
+            lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
+            encoder = RecordEncoder(self._gateway, lane, series)
+            partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
+            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max)
+        return refused
+
+    async def _topics(self, lane_number: int, series_number: int) -> list[str]:
+        """The topics that rows may go to, the best first: a backlog that has none of its own goes with the others."""
+        series = await self._supply.series(series_number)
+        backlog = self._kafka.backlog_topic
+        if backlog is None or lane_number >= self._supply.live_lane or series.is_of_gateway:
+            return [series.topic]
+        return [backlog.replace("{topic}", series.topic), series.topic]
 
     # -- what became of it ----------------------------------------------------------------------
 
@@ -402,26 +451,27 @@ class Rounds:
         out.settled = out.acknowledged
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 
-    async def _bear(self, partition: Partition, out: _Outgoing, error: BaseException) -> None:
-        """Halve what a partition is sent at a time until a refused record stands alone, then set it aside.
+    async def _bear(self, partition: Partition, out: _Outgoing, error: BaseException) -> BaseException:
+        """Find what a partition refuses: halve what it is sent at a time until the record stands alone.
 
-        Raises RefusedError, and whatever is no refusal: what the producer believes of the partition is void.
+        Gives what ends the session: what the producer believes of the partition is void.
         """
-        if not isinstance(error, REFUSALS):
-            raise error
-        _, rows = out.batches[out.acknowledged]
         topic = partition[0]
+        if not isinstance(error, REFUSALS):
+            self._memory.trouble(partition, pauses=True)
+            self._memory.tell_parked(partition, f"answered with {_named(error)}")
+            return RebuildError(_named(error))
+        _, rows = out.batches[out.acknowledged]
         if isinstance(error, TopicAuthorizationFailedError):
-            self._memory.verdicts.condemn(TopicVerdict(topic, _reason(error), str(error)))
+            self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, _named(error)))
         elif len(rows) > 1:
-            self._memory.suspect(partition, len(rows) // 2)
+            self._memory.suspect(partition, len(rows))
         else:
-            await self._set_aside([(rows[0], _reason(error))])
-            self._settle(rows)
-            if self._memory.count_lone_refusal(topic) >= LONE_REFUSALS_MAX:
-                self._memory.verdicts.condemn(TopicVerdict(topic, _reason(error), str(error)))
-        log.info("kafka refused a record: the producer is rebuilt", topic=topic, error=str(error), rows=len(rows))
-        raise RefusedError(error)
+            await self._set_aside([(rows[0], f"broker-refused: {type(error).__name__}")])
+            if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX:
+                self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, _named(error)))
+        log.info("kafka refused a record: the producer is rebuilt", topic=topic, error=_named(error), rows=len(rows))
+        return RefusedError(_named(error))
 
     async def _set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
         """Move rows into the quarantine, each with its reason, in one commit."""
@@ -440,49 +490,47 @@ class Rounds:
         for (reason, topic), count in said.items():
             log.warning("readings quarantined", reason=reason, topic=topic, count=count)
 
-    # -- partitions that do not answer ----------------------------------------------------------
+    # -- partitions that take nothing at present ------------------------------------------------
 
-    def _park(self, partition: Partition, parked: _Parked) -> None:
+    def _park(self, partition: Partition, parked: _Parked, why: str) -> None:
         self._parked[partition] = parked
         self._supply.pass_over()
-        topic, number = partition
-        why = "has no leader" if parked.task is None else "does not answer"
-        self._memory.state.parked[f"{topic}/{number}"] = why
-        log.warning(
-            "a partition takes nothing: its readings wait, others go on", topic=topic, partition=number, why=why
-        )
+        self._memory.tell_parked(partition, why)
 
     def _may_go(self, row: Row) -> bool:
         route = self._routes.get((row.lane, row.series))
         return route is None or route.partition not in self._parked
 
     async def _see_to_parked(self) -> None:
-        """Let partitions go on that answer again. Raises what became of what was under way there."""
-        if not self._parked:
-            return
+        """Let partitions go on that may be tried again. Raises what became of what was under way there."""
         now_s = time.monotonic()
-        if now_s >= self._leaders_due_s and any(parked.task is None for parked in self._parked.values()):
-            await self._session.look_for_leaders()
-            self._leaders_due_s = time.monotonic() + LEADERS_S
+        self._look_for_leaders(now_s)
         for partition, parked in list(self._parked.items()):
             task, out = parked.task, parked.out
             if task is None or out is None:
-                if not self._session.has_leader(*partition):
+                if now_s < self._memory.rests_until_s(partition) or not self._session.has_leader(*partition):
                     continue
             elif task.done():
                 self._settle_acknowledged(out)
-            elif now_s - parked.since_s > STUCK_SHARE * self._kafka.request_timeout_s:
-                raise TimeoutError(f"{partition[0]}/{partition[1]} has not answered for {now_s - parked.since_s:.0f} s")
+            elif now_s - parked.since_s > STUCK_FACTOR * self._kafka.request_timeout_s:
+                # Perhaps it is the producer's fault, which retries for ever whatever the broker says.
+                self._memory.trouble(partition, pauses=True)
+                raise RebuildError(f"{partition[0]}/{partition[1]} does not answer")
             else:
                 continue
             del self._parked[partition]
-            del self._memory.state.parked[f"{partition[0]}/{partition[1]}"]
-            log.info("a partition answers again", topic=partition[0], partition=partition[1])
             self._supply.come_again()
             if self._parked:
                 self._supply.pass_over()
             if task is not None and out is not None and (error := _error_of(task)) is not None:
-                await self._bear(partition, out, error)
+                raise await self._bear(partition, out, error)
+
+    def _look_for_leaders(self, now_s: float) -> None:
+        """Have the cluster asked, beside the rounds, who leads partitions without a leader."""
+        leaderless = [each for each in self._parked if not self._session.has_leader(*each)]
+        if leaderless and now_s >= self._leaders_due_s and (self._leaders is None or self._leaders.done()):
+            self._leaders_due_s = now_s + LEADERS_S
+            self._leaders = asyncio.create_task(self._session.look_for_leaders(), name="leaders")
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -496,9 +544,13 @@ def _error_of(task: asyncio.Task[None]) -> BaseException | None:
     return TimeoutError("the Kafka client gave up a request") if task.cancelled() else task.exception()
 
 
-def _reason(error: KafkaError) -> str:
-    """The quarantine's reason for what a broker refused."""
-    return f"broker-refused: {type(error).__name__}"
+def _named(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:
+    """The first of the topics that may be written to; the last where none may."""
+    return next((verdict for verdict in verdicts if verdict.usable), verdicts[-1])
 
 
 def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantined:

@@ -84,21 +84,18 @@ class Supply:
         `budget` says how many bytes they may take before they are compressed, and is told whether both are there;
         `may_go` which of them may be sent, None that all may; `boot_held` is the boot whose rows have to wait.
         """
-        limit = self._kafka.batch_rows_max
         self.has_more = False
         if self._kafka.drain == "oldest-first":
-            return await self._take(self._live, limit, budget(False), may_go, boot_held), []
-        live = await self._read(self._live, limit, boot_held)
+            return await self._take(self._live, budget(False), may_go, boot_held), []
+        live_rows, live = await self._look(self._live, may_go, boot_held)
         behind: list[Row] = []
         left = budget(bool(live) and not self._behind.is_over)
         if not self._behind.is_over:
             # What live readings do not need of their share, the backlog has, and the other way round.
             live_bytes = min(_bytes_of(live), left * (1 - self._kafka.backlog_share))
-            behind = await self._take(self._behind, limit, left - live_bytes, may_go, boot_held)
+            behind = await self._take(self._behind, left - live_bytes, may_go, boot_held)
             left -= _bytes_of(behind)
-        live = _within(live, left)
-        self._live.advance(live)
-        return _sifted(self._live, live, may_go), behind
+        return self._advance(self._live, live_rows, live, left), behind
 
     def pass_over(self) -> None:
         """Rows that were given are left behind: `come_again` gives them once more."""
@@ -129,25 +126,38 @@ class Supply:
         return lane
 
     async def _take(
-        self,
-        cursor: _Cursor,
-        limit: int,
-        budget: float,
-        may_go: Callable[[Row], bool] | None,
-        boot_held: str | None,
+        self, cursor: _Cursor, budget: float, may_go: Callable[[Row], bool] | None, boot_held: str | None
     ) -> list[Row]:
         """Rows behind a cursor that may go, and take no more than that; the cursor comes to stand behind them."""
-        for _ in range(SCANS_MAX):
-            rows = _within(await self._read(cursor, limit, boot_held), budget)
-            if not rows:
-                return []
-            cursor.advance(rows)
-            if left := _sifted(cursor, rows, may_go):
-                return left
-        self.has_more = True
-        return []
+        rows, going = await self._look(cursor, may_go, boot_held)
+        return self._advance(cursor, rows, going, budget)
 
-    async def _read(self, cursor: _Cursor, limit: int, boot_held: str | None) -> list[Row]:
+    async def _look(
+        self, cursor: _Cursor, may_go: Callable[[Row], bool] | None, boot_held: str | None
+    ) -> tuple[list[Row], list[Row]]:
+        """The next rows behind a cursor, and those of them that may go; chunks of which none may are passed over."""
+        for _ in range(SCANS_MAX):
+            rows = await self._read(cursor, boot_held)
+            going = rows if may_go is None else [row for row in rows if may_go(row)]
+            if going or not rows:
+                return rows, going
+            cursor.advance(rows)
+            cursor.passed_over = True
+        self.has_more = True
+        return [], []
+
+    def _advance(self, cursor: _Cursor, rows: list[Row], going: list[Row], budget: float) -> list[Row]:
+        """Those of `going` that the budget allows; the cursor comes to stand behind the last of them."""
+        taken = _within(going, budget)
+        if len(taken) < len(going):
+            place = taken[-1].lane, taken[-1].sequence
+            rows = [row for row in rows if (row.lane, row.sequence) <= place]
+        cursor.advance(rows)
+        cursor.passed_over |= len(taken) < len(rows)
+        return taken
+
+    async def _read(self, cursor: _Cursor, boot_held: str | None) -> list[Row]:
+        limit = self._kafka.batch_rows_max
         if cursor is self._behind:
             buffer_id, rows = await self._buffer.read_behind(cursor.position, limit, self.live_lane)
         else:
@@ -164,14 +174,6 @@ class Supply:
 
 def _replaced() -> BufferFileError:
     return BufferFileError("the buffer file was replaced: starting over with the new one")
-
-
-def _sifted(cursor: _Cursor, rows: list[Row], may_go: Callable[[Row], bool] | None) -> list[Row]:
-    if may_go is None:
-        return rows
-    left = [row for row in rows if may_go(row)]
-    cursor.passed_over |= len(left) < len(rows)
-    return left
 
 
 def _bytes_of(rows: Sequence[Row]) -> int:

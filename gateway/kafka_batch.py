@@ -44,9 +44,9 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
         self._built: bytearray | None = None
 
     @property
-    def wire_bytes(self) -> int:
-        """What it takes in a request: known once it was sent, and as it is uncompressed before."""
-        return self.bytes if self._built is None else len(self._built)
+    def wire_bytes(self) -> int | None:
+        """What it takes in a request; None before it was sent."""
+        return None if self._built is None else len(self._built)
 
     def add(self, record: bytes) -> None:
         self.records.append(record)

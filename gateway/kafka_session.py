@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import structlog
@@ -39,6 +40,8 @@ class TopicVerdicts:
         """When each is looked at again."""
         self._since_s: dict[str, float] = {}
         """When each was judged."""
+        self._condemned: Counter[str] = Counter()
+        """How often brokers refused a topic since it last took something."""
         self._judging = asyncio.Lock()
 
     def begin_session(self) -> None:
@@ -58,36 +61,56 @@ class TopicVerdicts:
         return verdict if time.monotonic() < self._until_s.get(topic, 0.0) else None
 
     def condemn(self, verdict: TopicVerdict) -> None:
-        """Remember a topic that a broker refuses."""
+        """Believe a broker that refuses a topic, whatever its settings say: for twice as long each time."""
+        topic = verdict.topic
         self._remember(verdict)
-        log.error("topic is not written to for a while", topic=verdict.topic, reason=verdict.reason)
+        pause_s = min(VERDICT_S * 2 ** self._condemned[topic], USABLE_S)
+        self._condemned[topic] += 1
+        self._until_s[topic] = time.monotonic() + pause_s
+        log.error("topic is not written to for a while", topic=topic, reason=verdict.reason, seconds=round(pause_s))
+
+    def acquit(self, topic: str) -> None:
+        """It was written to."""
+        self._condemned.pop(topic, None)
 
     async def of(self, admin: AIOKafkaAdminClient, topic: str, age_s_max: float = USABLE_S) -> TopicVerdict:
         """Whether a topic may be written to; it is created where settings say so. Raises KafkaError.
 
-        A verdict that is older than `age_s_max` is not believed.
+        A verdict that is older than `age_s_max` is not believed, unless a broker refuses the topic.
         """
-        verdict = self._known_within(topic, age_s_max)
-        if verdict is not None:
-            return verdict
-        # Two who ask must not both create it.
-        async with self._judging:
-            verdict = self._known_within(topic, age_s_max)
-            if verdict is None:
-                verdict = await self._judge(admin, topic)
-                self._remember(verdict)
-            return verdict
+        return (await self.of_all(admin, (topic,), age_s_max))[topic]
+
+    async def of_all(
+        self, admin: AIOKafkaAdminClient, topics: Collection[str], age_s_max: float = USABLE_S
+    ) -> dict[str, TopicVerdict]:
+        """The same for several at once, at the cost of one."""
+        found = {topic: self._known_within(topic, age_s_max) for topic in topics}
+        if any(verdict is None for verdict in found.values()):
+            # Two who ask must not both create it.
+            async with self._judging:
+                asked = [topic for topic in topics if self._known_within(topic, age_s_max) is None]
+                for verdict in await self._judge(admin, asked):
+                    self._remember(verdict)
+        return {topic: verdict or self._known[topic] for topic, verdict in found.items()}
 
     def _known_within(self, topic: str, age_s_max: float) -> TopicVerdict | None:
         is_recent = time.monotonic() - self._since_s.get(topic, float("-inf")) <= age_s_max
-        return self.known(topic) if is_recent else None
+        return self.known(topic) if is_recent or self._condemned[topic] else None
 
-    async def _judge(self, admin: AIOKafkaAdminClient, topic: str) -> TopicVerdict:
-        (verdict,) = await inspect_topics(admin, [topic], self._kafka)
-        if verdict.reason == UNKNOWN and self._kafka.create_topics:
-            (verdict,) = await create_topics(admin, [topic], self._kafka)
-            if verdict.usable:
-                log.info("topic created", topic=topic)
+    async def _judge(self, admin: AIOKafkaAdminClient, topics: Sequence[str]) -> list[TopicVerdict]:
+        verdicts = {verdict.topic: verdict for verdict in await inspect_topics(admin, topics, self._kafka)}
+        unknown = [topic for topic, verdict in verdicts.items() if verdict.reason == UNKNOWN]
+        if unknown and self._kafka.create_topics:
+            for verdict in await create_topics(admin, unknown, self._kafka):
+                verdicts[verdict.topic] = verdict
+                if verdict.usable:
+                    log.info("topic created", topic=verdict.topic)
+        for verdict in verdicts.values():
+            self._tell(verdict)
+        return list(verdicts.values())
+
+    def _tell(self, verdict: TopicVerdict) -> None:
+        topic = verdict.topic
         before = self._known.get(topic)
         if before is None or before.flaws != verdict.flaws:
             for flaw in verdict.flaws:
@@ -97,7 +120,6 @@ class TopicVerdicts:
             log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
         elif verdict.usable and before is not None and not before.usable:
             log.info("topic can be written to again", topic=topic)
-        return verdict
 
     def _remember(self, verdict: TopicVerdict) -> None:
         if len(self._known) >= TOPICS_MAX:
@@ -124,14 +146,23 @@ class KafkaSession:
         self.link = link
         self.cluster_id = cluster_id
         self._producer = producer
+        self._topics: set[str] = set()
         self._kafka = kafka
+
+    async def write_to(self, topics: Collection[str]) -> None:
+        """Have the client know of these topics, which must be there. Raises KafkaError, TimeoutError."""
+        new = set(topics) - self._topics
+        if new:
+            self._topics |= new
+            async with asyncio.timeout(self._kafka.request_timeout_s):
+                # aiokafka begins with all topics there are, and from the first that is new asks for those alone that
+                # were named: the others would lose their leaders.
+                await self._producer.client.set_topics(tuple(self._topics))
 
     async def partition(self, topic: str, key: bytes) -> int:
         """The partition of a key as every Kafka client computes it. Raises KafkaError, TimeoutError."""
+        await self.write_to((topic,))
         async with asyncio.timeout(self._kafka.request_timeout_s):
-            # aiokafka begins with all topics there are, and from the first that is new asks for those alone that were
-            # added: the others would lose their leaders.
-            await self._producer.client.add_topic(topic)
             partitions = await self._producer.partitions_for(topic)
         return int((murmur2(key) & 0x7FFFFFFF) % len(partitions))
 

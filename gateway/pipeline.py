@@ -52,7 +52,7 @@ async def run(settings: Settings) -> None:
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             lanes = LanePolicy(settings.kafka, time.monotonic())
             tasks.create_task(Housekeeping(front_door, buffer, forwarder, clock, lanes).run(), name="housekeeping")
-            parts: control.Parts = {"uplink": lambda: forwarder.state}
+            parts: control.Parts = {"uplink": forwarder.report}
             tasks.create_task(
                 control.serve(control.socket_path(settings.buffer.path), control.handlers(front_door, buffer, parts)),
                 name="control",

@@ -11,6 +11,8 @@ from gateway.forward_memory import Memory
 from gateway.intake import FrontDoor
 from gateway.kafka_topics import TopicVerdict
 
+TOPIC_REFUSING = "topic-refuses-records"
+"""The quarantine's reason for readings of a topic that refused one record after the other."""
 TOO_LARGE_FOR_TOPIC = "topic-max-message-bytes"
 """The quarantine's reason for a record that is larger than its topic takes."""
 AT_ONCE_MAX = 500
@@ -48,10 +50,11 @@ class Redrive:
     def _ready(self, verdict: TopicVerdict, found: list[tuple[int, str]]) -> list[int]:
         """Those that may be taken now. What would be refused again stays: each time costs the card some pages."""
         topic = verdict.topic
-        ready = [number for number, reason in found if reason not in {TOPIC_FORBIDDEN, TOO_LARGE_FOR_TOPIC}]
-        forbidden = [number for number, reason in found if reason == TOPIC_FORBIDDEN]
+        doubtful = {TOPIC_FORBIDDEN, TOPIC_REFUSING}
+        ready = [number for number, reason in found if reason not in {*doubtful, TOO_LARGE_FOR_TOPIC}]
+        tried = [number for number, reason in found if reason in doubtful]
         # Only writing tells whether it may be written: one reading, and the others when that was taken.
-        ready += forbidden if topic in self._memory.proven else forbidden[:1]
+        ready += tried if topic in self._memory.proven else tried[:1]
         if verdict.batch_bytes_max > self._tried_bytes.get(topic, 0):
             self._tried_bytes[topic] = verdict.batch_bytes_max
             ready += [number for number, reason in found if reason == TOO_LARGE_FOR_TOPIC]

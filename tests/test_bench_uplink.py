@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 from aiokafka import ConsumerRecord
 
-from tests.bench.parts_uplink_recovery import recovered_s
+from tests.bench.parts_uplink_recovery import CALM_S_MAX, Suffered, recovered_s
 from tests.bench.parts_uplink_site import COUNTED, DEVICES, FILL_READINGS, INTERVAL_US, STREAM, readings
 from tests.bench.parts_uplink_storm import histogram, per_second
 
@@ -55,3 +55,9 @@ def test_attempts_by_second_as_bars() -> None:
     assert by_second == [2, 0, 1]
     assert histogram(by_second, back=2) == ["  -2 s    2 ##", "  -1 s    0", "  +0 s    1 #"]
     assert len(histogram([1_000], 0)[0]) < 80
+
+
+def test_a_fault_that_has_no_end_is_no_fault_that_was_not_measured() -> None:
+    result = Suffered("dns-dead", (0.5, float("inf"), 1.0)).result()
+    assert (result.name, result.value) == ("recovery_s_dns_dead", 1.0)
+    assert Suffered("dns-dead", (float("inf"),)).result().value == CALM_S_MAX

@@ -26,7 +26,7 @@ from gateway.buffer import Buffer
 from gateway.buffer_rows import Entry, Series
 from gateway.config_file import route_table
 from gateway.forward_memory import Memory
-from gateway.forward_rounds import RefusedError, Rounds
+from gateway.forward_rounds import RebuildError, RefusedError, Rounds
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_topics import TopicVerdict
@@ -85,6 +85,9 @@ class FakeBroker:
     admin: Any = None
     link: Any = field(default_factory=lambda: SimpleNamespace(wire_bytes=lambda: 0, carried_bytes=lambda: 0))
 
+    async def write_to(self, _: set[str]) -> None:
+        await asyncio.sleep(0)
+
     async def partition(self, _: str, key: bytes) -> int:
         return sum(key) % PARTITIONS
 
@@ -131,8 +134,11 @@ class FakeVerdicts:
     def __init__(self) -> None:
         self.condemned: dict[str, TopicVerdict] = {}
 
-    async def of(self, _: object, topic: str, __: float = 0.0) -> TopicVerdict:
-        return self.condemned.get(topic) or TopicVerdict(topic)
+    async def of_all(self, _: object, topics: Sequence[str]) -> dict[str, TopicVerdict]:
+        return {topic: self.condemned.get(topic) or TopicVerdict(topic) for topic in topics}
+
+    def acquit(self, topic: str) -> None:
+        assert topic not in self.condemned
 
     def known(self, topic: str) -> TopicVerdict | None:
         return self.condemned.get(topic)
@@ -170,7 +176,7 @@ class Uplink:
             )
             try:
                 await rounds.run()
-            except (RefusedError, KafkaError, TimeoutError) as error:
+            except (RebuildError, KafkaError, TimeoutError) as error:
                 self.ended.append(error)
                 await asyncio.sleep(0.01)
 

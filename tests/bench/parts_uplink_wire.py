@@ -1,0 +1,185 @@
+"""Bytes on the wire for each reading, by codec, at live rate and in backlog, and what each codec costs."""
+
+import asyncio
+import json
+import os
+import subprocess
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.buffer_status import read_status
+from tests.bench.context import Bench, say
+from tests.bench.parts_uplink_site import (
+    COUNTED,
+    DEVICES,
+    STREAM,
+    backlog,
+    copy_backlog,
+    live_sensors,
+    status_of,
+    write_config,
+)
+from tests.bench.processes import Measured, NotMeasuredError, gateway
+from tests.bench.report import Result
+from tests.kafka_cluster import Listener, kafka_cluster
+from tests.netns import BROKERS_NET, Namespace, Network, new_network
+
+CODECS = ("zstd", "lz4", "gzip", "none")
+"""The first is the default."""
+ROWS, ROWS_QUICK = 1_000_000, 50_000
+LIVE_S, LIVE_QUICK_S = 60, 5
+WARM_UP_S = 5.0
+"""Topics are made and looked up, which is done once."""
+COUNTED_AGAIN_S = 2.0
+"""The daemon counts what its connections have carried once a second."""
+DRAINED_S_MAX = 300.0
+KAFKA_ADDRESS = f"{BROKERS_NET}.10"
+ETHERNET_BYTES = 14
+"""Of each packet: below IP, and another on another link."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """What readings cost: both ways, headers of TCP and IP, answers and heartbeats included."""
+
+    wire_bytes: float
+    """For each reading, as the daemon counts."""
+    interface_bytes: float
+    """The same as the gateway's network interface counts, without its Ethernet headers."""
+    cpu_s_per_million: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Net:
+    """Where it is measured: an Ethernet's packet size, which the loopback has not, and nothing else on it."""
+
+    bench: Bench
+    gateway: Namespace
+    bootstrap: str
+
+    def interface_bytes(self) -> int:
+        """What the gateway's interface has sent and received."""
+        command = ["ip", "-n", self.gateway.name, "-s", "-j", "link", "show", "eth0"]
+        (link,) = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        ways = link["stats64"]["rx"], link["stats64"]["tx"]
+        return sum(way["bytes"] - ETHERNET_BYTES * way["packets"] for way in ways)
+
+
+async def wire(bench: Bench) -> list[Result]:
+    """What a reading takes of the uplink, for each codec, live and in backlog, over an Ethernet of its own."""
+    directory = bench.directory / "wire"
+    directory.mkdir(parents=True)
+    listener = Listener("GATEWAY", host=KAFKA_ADDRESS, bind="0.0.0.0")  # noqa: S104 - in a namespace of its own
+    results = []
+    with ExitStack() as stack:
+        network = stack.enter_context(new_network(directory))
+        cluster = stack.enter_context(
+            kafka_cluster(directory / "kafka", 1, [listener], command_prefix=network.brokers.prefix)
+        )
+        _segment(network)
+        net = _Net(bench, network.gateway, f"{KAFKA_ADDRESS}:{cluster.node(1).ports['GATEWAY']}")
+        for codec in CODECS:
+            found = await asyncio.to_thread(network.gateway.inside, lambda codec=codec: asyncio.run(_codec(net, codec)))
+            results += _results("" if codec == CODECS[0] else f"_{codec}", *found)
+        counted = await asyncio.to_thread(network.gateway.inside, lambda: asyncio.run(_backlog(net, "zstd", COUNTED)))
+        note = f"two more headers; the interface counts {counted.interface_bytes:.1f}"
+        results.append(Result("wire_bytes_per_reading_backlog_with_sequence", counted.wire_bytes, "bytes", None, note))
+    return results
+
+
+def _segment(network: Network) -> None:
+    """Packets go over these cables as over a real one: the kernel would hand on 64 kB at a time as one."""
+    network.gateway.ip("link", "set", "eth0", "gso_max_segs", "1")
+    network.brokers.ip("link", "set", "eth0", "gso_max_segs", "1")
+    for interface in ("lan0", "wan0"):
+        network.router.ip("link", "set", interface, "gso_max_segs", "1")
+
+
+def _results(suffix: str, live: _Cost, behind: _Cost) -> list[Result]:
+    results = []
+    for name, cost in (("live", live), ("backlog", behind)):
+        target = "<= 50" if name == "backlog" and not suffix else None
+        note = f"the interface counts {cost.interface_bytes:.1f}"
+        results.append(Result(f"wire_bytes_per_reading_{name}{suffix}", cost.wire_bytes, "bytes", target, note))
+        results.append(Result(f"wire_cpu_s_per_million_{name}{suffix}", cost.cpu_s_per_million, "s"))
+    results.append(
+        Result(f"wire_counted_share{suffix}", behind.wire_bytes / behind.interface_bytes, "of the interface's")
+    )
+    return results
+
+
+# -- within the gateway's namespace -----------------------------------------------------------------
+
+
+async def _codec(net: _Net, codec: str) -> tuple[_Cost, _Cost]:
+    """At live rate, and in backlog."""
+    live, behind = await _live(net, codec), await _backlog(net, codec, STREAM)
+    say(
+        f"wire {codec}: live {live.wire_bytes:.1f} bytes a reading, {live.cpu_s_per_million:.1f} s of CPU a million; "
+        f"backlog {behind.wire_bytes:.1f} bytes, {behind.cpu_s_per_million:.2f} s"
+    )
+    return live, behind
+
+
+async def _live(net: _Net, codec: str) -> _Cost:
+    """Each device sends a reading a second."""
+    directory = net.bench.directory / "wire" / f"live-{codec}"
+    config = write_config(directory, net.bootstrap, f"live-{codec}", f'compression = "{codec}"')
+    seconds = float(os.environ.get("BENCH_SECONDS", net.bench.pick(LIVE_S, LIVE_QUICK_S)))
+    async with gateway(config) as sluice, live_sensors(sluice.port, STREAM, DEVICES) as sensors:
+        await asyncio.sleep(WARM_UP_S)
+        before = await _Seen.at(net, config, sluice, sensors.acknowledged)
+        await asyncio.sleep(seconds)
+        after = await _Seen.at(net, config, sluice, sensors.acknowledged)
+    return after.since(before)
+
+
+async def _backlog(net: _Net, codec: str, stream: str) -> _Cost:
+    """A backlog alone, from the first connection on."""
+    rows = net.bench.pick(ROWS, ROWS_QUICK)
+    filled = await backlog(net.bench, rows, stream)
+    directory = net.bench.directory / "wire" / f"backlog-{codec}-{stream}"
+    config = write_config(directory, net.bootstrap, f"backlog-{codec}", f'compression = "{codec}"')
+    copy_backlog(filled, config)
+    interface_bytes = net.interface_bytes()
+    async with gateway(config) as sluice, asyncio.timeout(DRAINED_S_MAX):
+        while read_status(directory / "buffer.db").rows:
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(COUNTED_AGAIN_S)
+        seen = await _Seen.at(net, config, sluice, rows)
+    _forget(directory)
+    return seen.since(_Seen(0, interface_bytes, 0.0, 0))
+
+
+def _forget(directory: Path) -> None:
+    """Delete a buffer that is done with."""
+    for path in directory.glob("buffer.db*"):
+        path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Counters at one moment."""
+
+    wire_bytes: int
+    interface_bytes: int
+    cpu_s: float
+    readings: int
+
+    @classmethod
+    async def at(cls, net: _Net, config: Path, sluice: Measured, readings: int) -> "_Seen":
+        """Now."""
+        interface_bytes, cpu_s = net.interface_bytes(), sluice.cpu_s
+        return cls((await status_of(config))["wire_bytes"], interface_bytes, cpu_s, readings)
+
+    def since(self, before: "_Seen") -> _Cost:
+        """What the readings between two moments cost."""
+        readings = self.readings - before.readings
+        if not readings:
+            raise NotMeasuredError("no readings were taken in while it was measured")
+        return _Cost(
+            (self.wire_bytes - before.wire_bytes) / readings,
+            (self.interface_bytes - before.interface_bytes) / readings,
+            (self.cpu_s - before.cpu_s) / readings * 1e6,
+        )
