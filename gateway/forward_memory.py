@@ -113,7 +113,7 @@ class Memory:
         """By topic and partition: the offset after the last record that was acknowledged to this gateway."""
         self.proven: set[str] = set()
         """Topics that have taken something since they last refused."""
-        self._ratio = RATIO_FIRST
+        self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
         self._lone_refusals: Counter[str] = Counter()

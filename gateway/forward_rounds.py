@@ -39,6 +39,8 @@ from gateway.settings import GatewaySettings, KafkaSettings
 
 LINGER_ROWS = 500
 """Fewer rows than this at once are live readings."""
+METERED_LINGER_S = 1.0
+"""How long live readings wait for company on a metered link: a request for each would be mostly headers."""
 LONE_REFUSALS_MAX = 10
 """So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
 would hold up what comes behind."""
@@ -156,6 +158,8 @@ class Rounds:
         """When topics are looked at again."""
         self._leaders: asyncio.Task[None] | None = None
         self._leaders_due_s = 0.0
+        is_metered = kafka.bytes_per_s_max or kafka.bytes_per_day_max
+        self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if is_metered else 0.0)
         self._patience_s = kafka.request_timeout_s * PATIENCE_SHARE
 
     async def run(self) -> None:
@@ -182,8 +186,9 @@ class Rounds:
                     await self._wait_for_rows(CLOCK_POLL_S if held else IDLE_S)
                 elif not behind and len(live) < LINGER_ROWS:
                     # Live: what comes in meanwhile shares the next request. A backlog does not wait.
-                    await asyncio.sleep(self._kafka.linger_ms / 1000)
+                    await asyncio.sleep(self._linger_s)
         finally:
+            await self._supply.close()
             parked = list(self._parked.values())
             await _end([task for task in (self._leaders, *(each.task for each in parked)) if task is not None])
             for each in parked:

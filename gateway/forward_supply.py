@@ -3,6 +3,8 @@
 Rows that cannot go at present (their partition does not answer) are passed over, and come again when they can.
 """
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate, takewhile
 
@@ -14,15 +16,23 @@ from gateway.settings import KafkaSettings
 ROW_BYTES = 360
 """What a record takes beside its payload before it is compressed, about: headers and key."""
 CACHE_MAX = 50_000
+SHARED_ROWS_MAX = 2_000
+"""Of the backlog, while live readings come beside it: they wait for a round, which is the longer the more it has."""
+LIVE_S = 1.0
+"""How long after the last live reading another one is expected."""
 SCANS_MAX = 4
 """Reads of nothing but rows that are passed over, before live ones are looked at again."""
 
 
 class _Cursor:
-    """How far rows have been read."""
+    """How far rows have been taken, and those that were read and not taken yet."""
 
     def __init__(self) -> None:
         self.position = START
+        self.ahead: list[Row] = []
+        """Read behind `position`."""
+        self.reading: asyncio.Task[tuple[str, list[Row]]] | None = None
+        """The next rows behind `position`, being read while a round is sent."""
         self.is_over = False
         """Whether nothing more was there."""
         self.passed_over = False
@@ -30,10 +40,22 @@ class _Cursor:
 
     def rewind(self, to: Position) -> None:
         """Read again from there; rows that are confirmed are not read twice."""
+        self.forget()
         self.position = to
         self.is_over = self.passed_over = False
 
-    def advance(self, rows: Sequence[Row]) -> None:
+    def forget(self) -> None:
+        """What was read ahead may not be what is there now."""
+        self.ahead = []
+        if self.reading is not None:
+            if not self.reading.cancel() and not self.reading.cancelled():
+                # Retrieved, so that asyncio does not complain of it: what went wrong is met again.
+                self.reading.exception()
+            self.reading = None
+
+    def advance(self, rows: Sequence[Row], ahead: list[Row]) -> None:
+        """Those are taken, or passed over; these follow them."""
+        self.ahead = ahead
         if rows:
             self.position = Position(rows[-1].lane, rows[-1].sequence)
 
@@ -52,6 +74,8 @@ class Supply:
         self._behind = _Cursor()
         self.has_more = False
         """Whether nothing was found to send, and not everything was looked at."""
+        self._live_s = float("-inf")
+        """When there were live rows last."""
         self._series: dict[int, Series] = {}
         self._lanes: dict[int, Lane] = {}
 
@@ -72,6 +96,7 @@ class Supply:
         self.live_lane = lane
         if not is_ordered:
             self._behind.passed_over |= self._live.passed_over
+            self._behind.forget()
             self._behind.is_over = False
             self._live.rewind(Position(lane, -1))
         return True
@@ -86,16 +111,22 @@ class Supply:
         """
         self.has_more = False
         if self._kafka.drain == "oldest-first":
-            return await self._take(self._live, budget(False), may_go, boot_held), []
+            rows, going = await self._look(self._live, may_go, boot_held)
+            return self._advance(self._live, rows, _within(going, budget(False))), []
         live_rows, live = await self._look(self._live, may_go, boot_held)
         behind: list[Row] = []
-        left = budget(bool(live) and not self._behind.is_over)
+        if live:
+            self._live_s = time.monotonic()
+        is_shared = not self._behind.is_over and time.monotonic() < self._live_s + LIVE_S
+        left = budget(is_shared)
         if not self._behind.is_over:
             # What live readings do not need of their share, the backlog has, and the other way round.
             live_bytes = min(_bytes_of(live), left * (1 - self._kafka.backlog_share))
-            behind = await self._take(self._behind, left - live_bytes, may_go, boot_held)
+            rows, going = await self._look(self._behind, may_go, boot_held)
+            going = _within(going, left - live_bytes)
+            behind = self._advance(self._behind, rows, going[:SHARED_ROWS_MAX] if is_shared else going)
             left -= _bytes_of(behind)
-        return self._advance(self._live, live_rows, live, left), behind
+        return self._advance(self._live, live_rows, _within(live, left)), behind
 
     def pass_over(self) -> None:
         """Rows that were given are left behind: `come_again` gives them once more."""
@@ -125,13 +156,6 @@ class Supply:
             lane = self._lanes[number] = await self._buffer.lane_of(self.buffer_id, number)
         return lane
 
-    async def _take(
-        self, cursor: _Cursor, budget: float, may_go: Callable[[Row], bool] | None, boot_held: str | None
-    ) -> list[Row]:
-        """Rows behind a cursor that may go, and take no more than that; the cursor comes to stand behind them."""
-        rows, going = await self._look(cursor, may_go, boot_held)
-        return self._advance(cursor, rows, going, budget)
-
     async def _look(
         self, cursor: _Cursor, may_go: Callable[[Row], bool] | None, boot_held: str | None
     ) -> tuple[list[Row], list[Row]]:
@@ -141,35 +165,49 @@ class Supply:
             going = rows if may_go is None else [row for row in rows if may_go(row)]
             if going or not rows:
                 return rows, going
-            cursor.advance(rows)
+            cursor.advance(rows, [])
             cursor.passed_over = True
         self.has_more = True
         return [], []
 
-    def _advance(self, cursor: _Cursor, rows: list[Row], going: list[Row], budget: float) -> list[Row]:
-        """Those of `going` that the budget allows; the cursor comes to stand behind the last of them."""
-        taken = _within(going, budget)
-        if len(taken) < len(going):
+    def _advance(self, cursor: _Cursor, rows: list[Row], taken: list[Row]) -> list[Row]:
+        """The cursor comes to stand behind the last of what is taken of `rows`; what follows is read meanwhile."""
+        passed = len(rows)
+        if taken and taken[-1] is not rows[-1]:
             place = taken[-1].lane, taken[-1].sequence
-            rows = [row for row in rows if (row.lane, row.sequence) <= place]
-        cursor.advance(rows)
-        cursor.passed_over |= len(taken) < len(rows)
+            passed = sum(1 for row in rows if (row.lane, row.sequence) <= place)
+        cursor.passed_over |= len(taken) < passed
+        cursor.advance(rows[:passed], rows[passed:])
+        if cursor is self._behind and taken and not cursor.ahead:
+            cursor.reading = asyncio.create_task(self._read_file(cursor), name="read ahead")
         return taken
 
     async def _read(self, cursor: _Cursor, boot_held: str | None) -> list[Row]:
-        limit = self._kafka.batch_rows_max
-        if cursor is self._behind:
-            buffer_id, rows = await self._buffer.read_behind(cursor.position, limit, self.live_lane)
-        else:
-            buffer_id, rows = await self._buffer.read(cursor.position, limit)
-        if buffer_id != self.buffer_id:
-            raise _replaced()
-        cursor.is_over = not rows
+        rows = cursor.ahead
+        if not rows:
+            reading, cursor.reading = cursor.reading, None
+            buffer_id, rows = await (self._read_file(cursor) if reading is None else reading)
+            if buffer_id != self.buffer_id:
+                raise _replaced()
+            cursor.is_over = not rows
         if boot_held is not None:
             for place, row in enumerate(rows):
                 if (await self.lane(row.lane)).boot_id == boot_held:
                     return rows[:place]
         return rows
+
+    async def _read_file(self, cursor: _Cursor) -> tuple[str, list[Row]]:
+        limit = self._kafka.batch_rows_max
+        if cursor is self._behind:
+            return await self._buffer.read_behind(cursor.position, limit, self.live_lane)
+        return await self._buffer.read(cursor.position, limit)
+
+    async def close(self) -> None:
+        """Read no more."""
+        reading = self._behind.reading
+        self._behind.forget()
+        if reading is not None:
+            await asyncio.gather(reading, return_exceptions=True)
 
 
 def _replaced() -> BufferFileError:

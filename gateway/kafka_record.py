@@ -98,7 +98,9 @@ class RecordEncoder:
         "_from_lane_to_lanesequence",
         "_from_source_to_lanesequence",
         "_from_source_to_time",
+        "_from_timeerror_to_receivedtime",
         "_of_gateway",
+        "_quality_of",
         "_times_of",
         "_until_id",
         "boot_id",
@@ -127,6 +129,9 @@ class RecordEncoder:
         self._clock: WallClock | None = None
         self._from_source_to_lanesequence = b""
         """Of the row before: what is in `_times_of`, by `_clock`."""
+        self._quality_of: tuple[int, str] | None = None
+        self._from_timeerror_to_receivedtime = b""
+        """Of the row before, whose error and quality were those."""
         self._device_boot: str | None = None
         self._from_content_type_to_devicesequence = b""
         """Of the row before, whose `device_boot` was that."""
@@ -179,19 +184,31 @@ class RecordEncoder:
         return _varint(len(record)) + record
 
     def _times(self, row: Row, clock: WallClock) -> bytes:
-        event_us = row.received_us if row.event_us is None else row.event_us
-        error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
+        received = rfc3339(clock.at(row.received_us))
+        event_us, event = row.event_us, received
+        if event_us is None:
+            event_us = row.received_us
+        else:
+            event = rfc3339(clock.at(event_us))
+        quality_of = time_quality(row, clock, of_gateway=self._of_gateway)
+        if quality_of != self._quality_of:
+            self._quality_of = quality_of
+            self._from_timeerror_to_receivedtime = (
+                _header("ce_timeerror", str(quality_of[0]))
+                + _header("ce_timequality", quality_of[1])
+                + _name("ce_receivedtime")
+                + _varint(_RFC3339_BYTES)
+            )
         boottime = b"%d" % event_us
         return b"".join(
             (
                 self._from_source_to_time,
-                rfc3339(clock.at(event_us)),
-                _header("ce_timeerror", str(error_us)),
-                _header("ce_timequality", quality),
-                _name("ce_receivedtime"),
-                _string(rfc3339(clock.at(row.received_us))),
+                event,
+                self._from_timeerror_to_receivedtime,
+                received,
                 self._from_gatewayboot_to_boottime,
-                _string(boottime),
+                _VARINTS[len(boottime)],
+                boottime,
                 self._from_lane_to_lanesequence,
             )
         )

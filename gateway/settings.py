@@ -244,7 +244,8 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Largest record that is sent, headers included; a larger one goes to the quarantine."""
     batch_rows_max: Annotated[int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")] = 5_000
     linger_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0
-    """How long a live reading waits for company before it is sent."""
+    """How long a live reading waits for company before it is sent; a second at the least where the link is metered. A
+    backlog does not wait."""
     drain: Literal["live-first", "oldest-first"] = "live-first"
     """What goes first after an outage. `live-first`: new readings at once, beside the backlog. `oldest-first`: strictly
     in the order in which they came in."""
