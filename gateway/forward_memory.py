@@ -254,6 +254,10 @@ class Memory:
         trouble = self._troubles.get(partition)
         return 0.0 if trouble is None else trouble.until_s
 
+    def why_parked(self, partition: Partition) -> str:
+        """What was said of a partition that rests."""
+        return self.state.parked.get(_spelled(partition), "does not answer")
+
     def tell_parked(self, partition: Partition, why: str) -> None:
         """Say once that a partition takes nothing."""
         if _spelled(partition) not in self.state.parked:

@@ -272,7 +272,7 @@ class Rounds:
                 self._park(partition, _Parked(now_s), "has no leader")
             elif now_s < self._memory.rests_until_s(partition):
                 del outgoing[partition]
-                self._park(partition, _Parked(now_s), "answered with an error")
+                self._park(partition, _Parked(now_s), self._memory.why_parked(partition))
             elif len(out.batches) > 1 and (self._memory.is_suspect(partition) or self._memory.is_troubled(partition)):
                 # It is tried with little, so that it holds up nobody else.
                 del out.batches[1:]

@@ -5,7 +5,7 @@ import json
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gateway import buffer as buffer_module
 from gateway import buffer_file, buffer_schema
 from gateway.buffer import DELETE_DELAY_S, Buffer
+from gateway.buffer_file import BufferFile
 from gateway.buffer_lanes import LANE_PREFIX
 from gateway.buffer_losses import LOSS_TYPE, loss_body
 from gateway.buffer_room import Room
@@ -660,6 +661,47 @@ async def test_a_killed_gateways_lane_is_closed_by_the_next_start_with_its_count
             await buffer.report_lanes("start", _lane_report)
             told = [row.payload for row in await rows(buffer)]
     assert told.count(b"lane-closed %s 3 start" % first.name.encode()) == 1
+
+
+async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(tmp_path: Path) -> None:
+    """Whatever makes the rows go, be it the check of their age, or the end: never the one without the other."""
+    path = tmp_path / "buffer.db"
+    async with opened(path, age_max_s=3600.0) as buffer:
+        assert await store(buffer, [entry(received_us=boottime_us()) for _ in range(10)])
+        first, *_, last = await rows(buffer)
+        buffer.confirm(buffer.id, [Span(first.lane, first.sequence, last.sequence)], [Mark("uplink/offset", b"10")])
+        buffer._age_due_s = 0.0
+        await buffer.marks("")  # wakes it
+        await until(lambda: buffer.state.rows == 0)
+        assert await buffer.marks("uplink/") == {"uplink/offset": b"10"}
+        buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])
+    async with opened(path) as buffer:
+        assert await buffer.marks("uplink/") == {"uplink/cluster": b"A", "uplink/offset": b"10"}
+
+
+async def test_a_transaction_deletes_so_many_rows_at_the_most_however_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted: list[int] = []
+    delete_some = BufferFile.delete_some
+
+    def counted(file: BufferFile, confirmed: Sequence[Span]) -> list[Span]:
+        before = file.rows
+        rest = delete_some(file, confirmed)
+        deleted.append(before - file.rows)
+        return rest
+
+    monkeypatch.setattr(BufferFile, "delete_some", counted)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for _ in range(3):
+            assert await store(buffer, [entry() for _ in range(10_000)])
+        lane = buffer.lane.number
+        buffer.confirm(buffer.id, [Span(lane, sequence, sequence) for sequence in range(0, 30_000, 2)])
+        buffer._delete_due_s = 0.0
+        assert await store(buffer, [entry()])
+        await until(lambda: buffer.state.rows == 15_001)
+        assert max(deleted) <= buffer_file.DELETED_SPANS_MAX
+        assert [row.sequence % 2 for row in (await rows(buffer))[:1_000]] == [1] * 1_000
 
 
 async def test_rows_between_those_that_wait_may_be_confirmed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ What it is sent is decoded as Kafka does it: ids, keys and order are those of th
 """
 
 import asyncio
+import math
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError, UnknownError
 from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -30,6 +31,7 @@ from gateway.forward_rounds import RebuildError, RefusedError, Rounds
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_topics import TopicVerdict
+from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from tests.buffers import BOOT, CLOCK, opened, store, until
 
@@ -82,6 +84,10 @@ class FakeBroker:
     is_down: bool = False
     loses_answers: bool = False
     """What is sent is stored, and its sender never told."""
+    ill: set[int] = field(default_factory=set)
+    """Partitions that answer with an error that is nobody's fault."""
+    answer_s: float = 0.0
+    bytes_per_s: float = math.inf
     admin: Any = None
     link: Any = field(default_factory=lambda: SimpleNamespace(wire_bytes=lambda: 0, carried_bytes=lambda: 0))
 
@@ -98,9 +104,11 @@ class FakeBroker:
         await asyncio.sleep(0)
 
     async def send(self, topic: str, partition: int, batch: EncodedBatch) -> int:
-        await asyncio.sleep(0)
+        await asyncio.sleep(self.answer_s + len(batch._build()) / self.bytes_per_s)
         if self.is_down:
             raise KafkaError("down")
+        if partition in self.ill:
+            raise UnknownError("UNKNOWN_SERVER_ERROR")
         while partition in self.silent:
             await asyncio.sleep(0.01)
         found = list(decoded(topic, batch))
@@ -133,6 +141,9 @@ class FakeVerdicts:
 
     def __init__(self) -> None:
         self.condemned: dict[str, TopicVerdict] = {}
+
+    async def of(self, _: object, topic: str, __: float) -> TopicVerdict:
+        return self.condemned.get(topic) or TopicVerdict(topic)
 
     async def of_all(self, _: object, topics: Sequence[str]) -> dict[str, TopicVerdict]:
         return {topic: self.condemned.get(topic) or TopicVerdict(topic) for topic in topics}
@@ -293,6 +304,81 @@ async def test_nothing_answers_and_the_session_is_given_up(tmp_path: Path) -> No
         assert line.memory.rate.request_bytes_max < 64_000
         line.broker.silent.clear()
         await drained(buffer)
+
+
+async def test_a_silent_partition_whose_rows_stand_first_starves_nobody(tmp_path: Path) -> None:
+    """Its rows fill round after round, and session after session begins with them."""
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(2000)])
+        assert await store(buffer, [reading("b", b"%d" % n) for n in range(20)])
+        async with uplink(buffer) as line:
+            line.broker.silent.add(1)
+            await until(lambda: len(line.broker.records["device-thermo", 2]) == 20)
+            line.broker.silent.clear()
+            await drained(buffer)
+    assert [int(record.value) for record in line.broker.records["device-thermo", 1]] == list(range(2000))
+
+
+async def test_what_was_acknowledged_is_settled_however_a_session_ends(tmp_path: Path) -> None:
+    """Batches of one partition go one after the other: of a round that is given up, the first may be in Kafka."""
+    async with opened(tmp_path / "buffer.db", bytes_max=100_000_000) as buffer:
+        assert await store(buffer, [reading("a", b"%d " % n + bytes(300_000)) for n in range(12)])
+        async with uplink(buffer) as line:
+            line.broker.answer_s = 0.15
+            line.memory.rate._bytes = 4e6
+            await drained(buffer)
+    assert len(line.broker.of("device-thermo")) <= 18, "not all of it again and again"
+
+
+async def test_a_round_shrinks_until_the_link_takes_it(tmp_path: Path) -> None:
+    """Data that compress worse than thought, on a link that takes 60 kB within a time-out."""
+    async with opened(tmp_path / "buffer.db", bytes_max=100_000_000) as buffer:
+        assert await store(buffer, [reading("a", b"%d " % n + bytes(1_000)) for n in range(400)])
+        async with uplink(buffer) as line:
+            line.broker.bytes_per_s = 100_000
+            line.memory.rate._bytes, line.memory._ratio = 4e6, 10.0
+            await drained(buffer)
+    assert len(line.broker.of("device-thermo")) == 400
+
+
+async def test_trouble_of_a_broker_sends_nothing_to_the_quarantine(tmp_path: Path) -> None:
+    """UNKNOWN_SERVER_ERROR says nothing of a record."""
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.broker.ill.add(1)
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(100)])
+        assert await store(buffer, [reading("b", b"%d" % n) for n in range(100)])
+        await until(lambda: len(line.broker.records["device-thermo", 2]) == 100)
+        assert "UNKNOWN" in line.memory.state.parked["device-thermo/1"]
+        line.broker.ill.clear()
+        line.memory._troubles.clear()
+        await drained(buffer)
+        assert not await buffer.quarantined(range(1, 300))
+    assert [int(record.value) for record in line.broker.records["device-thermo", 1]] == list(range(100))
+
+
+async def test_a_topic_that_is_forbidden_again_costs_one_reading_each_time(tmp_path: Path) -> None:
+    """What waits for a topic in the quarantine is not written to the card anew whenever it is looked at."""
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        redrive = Redrive(buffer, line.front_door, line.memory)
+        assert await store(buffer, [reading("a", b"ok", "device-secret")])
+        await drained(buffer)
+        line.broker.forbidden.add("device-secret")
+        assert await store(buffer, [reading("a", b"%d" % n, "device-secret") for n in range(40)])
+        await drained(buffer)
+        for _ in range(3):
+            line.verdicts.condemned.clear()
+            reports = len(line.broker.of("gateway-quarantine"))
+            await redrive.look(line.broker.admin)
+            await drained(buffer)
+            assert len(line.broker.of("gateway-quarantine")) == reports + 1
+        line.broker.forbidden.clear()
+        for _ in range(2):  # one to see that it may, and the others
+            line.verdicts.condemned.clear()
+            await redrive.look(line.broker.admin)
+            await drained(buffer)
+        assert not await buffer.quarantined(range(1, 300))
+    values = [record.value for record in line.broker.of("device-secret")]
+    assert sorted(values) == sorted([b"ok", *(b"%d" % n for n in range(40))])
 
 
 async def test_refused_records_are_found_by_halving_and_nobody_else_waits(tmp_path: Path) -> None:
