@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway.check import _absent, _cluster_words, _findings, _routes_without_topics, check_kafka, wanted_topics
-from gateway.check_machine import Remark
+from gateway.check import Remark, _absent, _cluster_words, _findings, _routes_without_topics, check_kafka, wanted_topics
 from gateway.config_file import load
 from gateway.kafka_topics import UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
 from gateway.routes import Destination, compile_routes
