@@ -4,16 +4,21 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
+from gateway import control
 from gateway.buffer_status import read_status
 from gateway.clock_gateway import read_wall_clock
 from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
 from tests.gateways import (
+    SLUICE,
     consume,
     consume_until,
     create_topic,
@@ -29,6 +34,10 @@ pytestmark = [
     pytest.mark.kafka,
     pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto-clients is not installed"),
 ]
+
+
+def sluice(command: str, config: Path) -> str:
+    return subprocess.run([SLUICE, command, "--config", config], capture_output=True, text=True, check=True).stdout
 
 
 def reading(sequence: int, text: str = "") -> str:
@@ -127,6 +136,52 @@ async def test_after_a_dead_line_it_is_sending_again_without_a_restart(tmp_path:
                 records = await consume_until(broker.bootstrap, 6, "line-thermo")
     sequences = [int(header(record, "ce_devicesequence")) for record in records]
     assert list(dict.fromkeys(sequences)) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Broker, tmp_path: Path) -> None:
+    """The sensors have their acknowledgements all the same, and a restart gives nothing back."""
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "quota")
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nbytes_per_day_max = 100_000"))
+
+    async def used_up() -> dict[str, Any]:
+        async with asyncio.timeout(30):
+            while True:
+                state: dict[str, Any] = control.call(control.socket_path(tmp_path / "buffer.db"), "state")["uplink"]
+                if state["quota_used_up"]:
+                    return state
+                await asyncio.sleep(0.2)
+
+    with daemon(config, port):
+        for sequence in range(20):
+            await asyncio.to_thread(publish, port, "device/42/thermo", reading(sequence, os.urandom(10_000).hex()))
+        state = await used_up()
+        assert 100_000 <= state["wire_bytes"] <= 160_000, "overdrawn by one request at the most"
+        assert state["quota_until"] is not None
+        waiting = read_status(tmp_path / "buffer.db").rows
+        assert waiting > 0
+    with daemon(config, port):
+        await used_up()
+        assert read_status(tmp_path / "buffer.db").rows >= waiting
+        shown = await asyncio.to_thread(sluice, "status", config)
+    assert "WAITS: what may be sent in a day is used up" in shown
+    assert "kafka.bytes_per_day_max" in shown
+
+
+async def test_a_metered_link_is_given_no_more_by_the_second(kafka: Broker, tmp_path: Path) -> None:
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "slow")
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nbytes_per_s_max = 20_000"))
+    with daemon(config, port):
+        began_s = time.monotonic()
+        for sequence in range(8):
+            await asyncio.to_thread(publish, port, "device/42/thermo", reading(sequence, os.urandom(10_000).hex()))
+        await consume_until(kafka.bootstrap, 8, "slow-thermo")
+        took_s = time.monotonic() - began_s
+        wire = control.call(control.socket_path(tmp_path / "buffer.db"), "state")["uplink"]["wire_bytes"]
+    # A burst of two seconds, and one request beyond it.
+    assert wire <= 20_000 * (took_s + 2) + 50_000
+    assert wire >= 80_000
 
 
 async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_believed(

@@ -177,6 +177,34 @@ async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tm
     assert [int(header(beat, "ce_lanesequence")) for beat in beats] == list(range(len(beats)))
 
 
+async def test_a_lane_is_closed_with_its_count_and_offsets_are_known_after_a_kill(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """What a killed gateway had acknowledged is below the offsets that the next one tells, before it sends anything."""
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "kept")
+    with daemon(config, port) as process:
+        for sequence in range(5):
+            publish(port, "device/42/thermo", f'{{"celsius": 1, "boot": "b", "seq": {sequence}}}')
+        await drained(config)
+        process.kill()
+    with daemon(config, port):
+        await drained(config)
+        await asyncio.sleep(1.5)
+    records = await consume(kafka.bootstrap, "kept-thermo")
+    events = await consume(kafka.bootstrap, "kept-events")
+    told = [(header(event, "ce_type").removeprefix("sluice.gateway."), json.loads(event.value)) for event in events]
+    lane = header(records[0], "ce_lane")
+    (closed,) = [body for kind, body in told if kind == "lane-closed"]
+    own = {header(event, "ce_id") for event in events if header(event, "ce_lane") == lane}
+    assert closed["lane"] == lane
+    assert closed["rows"] == len(own) + len({header(record, "ce_id") for record in records})
+    assert next(body["lane"] for kind, body in told if kind == "lane-opened") == lane
+    last_start = max(place for place, (kind, _) in enumerate(told) if kind == "boot")
+    beat = next(body for kind, body in told[last_start:] if kind == "heartbeat")
+    assert sum(beat["offsets"]["kept-thermo"].values()) == 5
+
+
 def test_a_wrong_configuration_starts_nothing_and_says_what_to_write(tmp_path: Path) -> None:
     config = write_config(tmp_path, UNREACHABLE, free_port(), "wrong")
     config.write_text(config.read_text().replace("anonymous", "anonimous"))
