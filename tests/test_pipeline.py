@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -208,7 +209,11 @@ async def test_a_lane_is_closed_with_its_count_and_offsets_are_known_after_a_kil
 def test_a_wrong_configuration_starts_nothing_and_says_what_to_write(tmp_path: Path) -> None:
     config = write_config(tmp_path, UNREACHABLE, free_port(), "wrong")
     config.write_text(config.read_text().replace("anonymous", "anonimous"))
-    ended = subprocess.run([SLUICE, "run", "--config", config], capture_output=True, text=True, timeout=20, check=False)
+    # readline, where pytest loads it, sets COLUMNS for children behind Python's back.
+    wide = {**os.environ, "COLUMNS": "1000"}
+    ended = subprocess.run(
+        [SLUICE, "run", "--config", config], capture_output=True, text=True, timeout=20, check=False, env=wide
+    )
     assert ended.returncode == 2
     assert f"{config}:10: mqtt_listener.anonimous: there is no such setting; write 'anonymous' instead" in ended.stderr
     assert not (tmp_path / "buffer.db").exists()
