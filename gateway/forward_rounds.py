@@ -5,10 +5,9 @@ A partition that does not answer in time is parked: its rows are passed over unt
 
 import asyncio
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
 from operator import attrgetter
 
 import structlog
@@ -26,15 +25,13 @@ from aiokafka.errors import (
 from gateway.buffer import Buffer
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_rows import Lane, Quarantined, Row, Series, spans_of
-from gateway.clock_gateway import WallClock
+from gateway.forward_batches import Aside, Batcher, Outgoing
 from gateway.forward_memory import Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.intake import FrontDoor
-from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
-from gateway.kafka_record import RecordEncoder
-from gateway.kafka_session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
+from gateway.kafka_session import KafkaSession
 from gateway.kafka_topics import TopicVerdict
-from gateway.redrive import TOO_LARGE_FOR_TOPIC, TOPIC_REFUSING
+from gateway.redrive import TOPIC_REFUSING
 from gateway.settings import GatewaySettings, KafkaSettings
 
 LINGER_ROWS = 500
@@ -56,13 +53,6 @@ LEADERS_S = 1.0
 IDLE_S = 1.0
 """How often rounds that have nothing to send look at what else may have changed."""
 CLOCK_POLL_S = 0.5
-LOOK_AGAIN_S = 10.0
-"""A topic is not taken for too small by a verdict that is older than this."""
-TOO_LARGE = "record-too-large"
-"""The quarantine's reason for a record above `kafka.record_bytes_max`."""
-ROUTES_MAX = 15_000
-"""Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
-
 log = structlog.get_logger()
 
 
@@ -97,34 +87,13 @@ REFUSALS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """Where the rows of one series in one lane go, and what encodes them."""
-
-    encoder: RecordEncoder
-    partition: Partition
-    topic_bytes_max: int
-    """The largest batch that its topic takes."""
-
-
-@dataclass(slots=True)
-class _Outgoing:
-    """What a round has for one partition: batches in order, each with its rows."""
-
-    batches: list[tuple[EncodedBatch, list[Row]]] = field(default_factory=list)
-    acknowledged: int = 0
-    """How many of them Kafka has."""
-    settled: int = 0
-    """How many of them the buffer was told of."""
-
-
 @dataclass(slots=True)
 class _Parked:
     """A partition that does not answer: what is under way there, None where it has no leader to send anything to."""
 
     since_s: float
     task: asyncio.Task[None] | None = None
-    out: _Outgoing | None = None
+    out: Outgoing | None = None
 
 
 class Rounds:
@@ -145,17 +114,13 @@ class Rounds:
         self._session = session
         self._buffer = buffer
         self._front_door = front_door
-        self._gateway = gateway
         self._kafka = kafka
         self._memory = memory
         self._holds = holds
         self._on_answer = on_answer
         self._supply = Supply(buffer, kafka)
-        self._routes: dict[tuple[int, int], _Route] = {}
-        """By lane and series: those whose topic may be written to."""
+        self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory)
         self._parked: dict[Partition, _Parked] = {}
-        self._routes_due_s = time.monotonic() + USABLE_S
-        """When topics are looked at again."""
         self._leaders: asyncio.Task[None] | None = None
         self._leaders_due_s = 0.0
         is_metered = kafka.bytes_per_s_max or kafka.bytes_per_day_max
@@ -168,10 +133,7 @@ class Rounds:
             while True:
                 await self._memory.wait_for_allowance(self._session.link)
                 self._buffer.committed.clear()
-                if self._supply.follow() or time.monotonic() >= self._routes_due_s:
-                    # What is left of the lane before is backlog, and may go to another topic.
-                    self._routes.clear()
-                    self._routes_due_s = time.monotonic() + USABLE_S
+                self._batcher.follow()
                 await self._see_to_parked()
                 held = self._buffer.boot_id if self._holds() else None
                 live, behind = await self._supply.next(
@@ -214,11 +176,11 @@ class Rounds:
 
     async def _send(self, live: Sequence[Row], behind: Sequence[Row]) -> None:
         """Have all of them in Kafka or in the quarantine, but for those of partitions that do not answer."""
-        outgoing: dict[Partition, _Outgoing] = {}
-        aside: list[tuple[Row, str]] = []
+        outgoing: dict[Partition, Outgoing] = {}
+        aside: Aside = []
         for rows in (live, behind):
-            await self._encode(rows, outgoing, aside)
-        is_cut = self._cut(outgoing) | await self._look_again_at_topics(aside)
+            await self._batcher.encode(rows, outgoing, aside)
+        is_cut = self._cut(outgoing) | await self._batcher.look_again(aside)
         try:
             errors = await self._deliver(outgoing)
         except BaseException:
@@ -241,24 +203,7 @@ class Rounds:
         # Last: what is sent again after an error is set aside once.
         await self._set_aside(aside)
 
-    async def _look_again_at_topics(self, aside: list[tuple[Row, str]]) -> bool:
-        """See whether topics that are too small for a record were mended meanwhile: it goes in a later round then."""
-        kept: list[tuple[Row, str]] = []
-        for row, reason in aside:
-            route = self._routes.get((row.lane, row.series)) if reason == TOO_LARGE_FOR_TOPIC else None
-            if route is not None:
-                now = await self._memory.verdicts.of(self._session.admin, route.partition[0], LOOK_AGAIN_S)
-                if now.usable and now.batch_bytes_max > route.topic_bytes_max:
-                    continue
-            kept.append((row, reason))
-        if len(kept) == len(aside):
-            return False
-        aside[:] = kept
-        self._routes.clear()
-        self._supply.pass_over()
-        return True
-
-    def _cut(self, outgoing: dict[Partition, _Outgoing]) -> bool:
+    def _cut(self, outgoing: dict[Partition, Outgoing]) -> bool:
         """Take out of a round what cannot go in it; whether some of that may go in the next."""
         is_cut = False
         now_s = time.monotonic()
@@ -280,7 +225,7 @@ class Rounds:
                 is_cut = True
         return is_cut
 
-    async def _deliver(self, outgoing: dict[Partition, _Outgoing]) -> dict[Partition, BaseException]:
+    async def _deliver(self, outgoing: dict[Partition, Outgoing]) -> dict[Partition, BaseException]:
         """Send, and wait for the answers; give the errors. Partitions that do not answer are parked, if others do."""
         started_s = time.monotonic()
         tasks = {
@@ -334,114 +279,12 @@ class Rounds:
             )
         return pending
 
-    async def _send_partition(self, partition: Partition, out: _Outgoing) -> None:
+    async def _send_partition(self, partition: Partition, out: Outgoing) -> None:
         """Send one partition's batches in order: each goes out when the one before it is acknowledged."""
         for batch, _ in out.batches:
             offset = await self._session.send(*partition, batch)
             self._memory.acknowledged(partition, offset, len(batch.records))
             out.acknowledged += 1
-
-    async def _encode(
-        self, rows: Sequence[Row], outgoing: dict[Partition, _Outgoing], aside: list[tuple[Row, str]]
-    ) -> None:
-        """Add rows to the batches of their partitions; those that cannot be sent to `aside`, with the reason.
-
-        Within a batch a device's rows stand together, in their order: like compresses like.
-        """
-        by_key: dict[Partition, dict[bytes, list[tuple[_Route, list[Row]]]]] = defaultdict(lambda: defaultdict(list))
-        runs = [(of, list(run)) for of, run in groupby(rows, attrgetter("lane", "series"))]
-        refused = await self._find_routes({of for of, _ in runs if of not in self._routes})
-        for of, run in runs:
-            route = self._routes.get(of)
-            if route is None:
-                aside += [(row, refused[of]) for row in run]
-                continue
-            of_key = by_key[route.partition][route.encoder.key]
-            if of_key and of_key[-1][0] is route:
-                of_key[-1][1].extend(run)
-            else:
-                of_key.append((route, run))
-        clocks: dict[str, WallClock] = {}
-        for partition, keys in by_key.items():
-            out = outgoing.setdefault(partition, _Outgoing())
-            rows_max = self._memory.rows_max(partition)
-            for route, of_route in (each for runs in keys.values() for each in runs):
-                boot_id = route.encoder.boot_id
-                clock = clocks.get(boot_id)
-                if clock is None:
-                    clock = clocks[boot_id] = await self._buffer.boot_clock(boot_id)
-                self._encode_run(route, of_route, clock, rows_max, out, aside)
-            if not out.batches:
-                del outgoing[partition]
-
-    def _encode_run(  # noqa: PLR0913, PLR0917 - the inner loop
-        self,
-        route: _Route,
-        run: list[Row],
-        clock: WallClock,
-        rows_max: int,
-        out: _Outgoing,
-        aside: list[tuple[Row, str]],
-    ) -> None:
-        encode, topic_bytes_max = route.encoder.encode, route.topic_bytes_max
-        record_bytes_max, bytes_max = self._kafka.record_bytes_max, min(BATCH_BYTES_MAX, topic_bytes_max)
-        batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
-        records = batch.records
-        for row in run:
-            record = encode(row, clock, len(records))
-            size = len(record)
-            if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
-                # An oversized record would spoil the producer for its partition: it is never handed over.
-                aside.append((row, TOO_LARGE if size > record_bytes_max else TOO_LARGE_FOR_TOPIC))
-                continue
-            if records and (batch.bytes + size > bytes_max or len(records) >= rows_max):
-                batch, batch_rows = self._begin_batch(out)
-                records = batch.records
-                record = encode(row, clock, 0)
-            batch.add(record)
-            batch_rows.append(row)
-        if not records:
-            out.batches.pop()
-
-    def _begin_batch(self, out: _Outgoing) -> tuple[EncodedBatch, list[Row]]:
-        begun: tuple[EncodedBatch, list[Row]] = EncodedBatch(self._kafka.compression), []
-        out.batches.append(begun)
-        return begun
-
-    async def _find_routes(self, wanted: set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once."""
-        if not wanted:
-            return {}
-        if len(self._routes) + len(wanted) > ROUTES_MAX:
-            # Of lanes that were sent: nobody asks for those again.
-            lanes = {lane for lane, _ in wanted} | {self._supply.live_lane}
-            self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
-            if len(self._routes) + len(wanted) > ROUTES_MAX:
-                self._routes = {of: route for of, route in self._routes.items() if of in wanted}
-        topics = {of: await self._topics(*of) for of in wanted}
-        verdicts = await self._memory.verdicts.of_all(
-            self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
-        )
-        chosen = {of: _first_usable([verdicts[topic] for topic in possible]) for of, possible in topics.items()}
-        await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
-        refused = {}
-        for of, verdict in chosen.items():
-            if not verdict.usable:
-                refused[of] = verdict.reason
-                continue
-            lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
-            encoder = RecordEncoder(self._gateway, lane, series)
-            partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
-            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max)
-        return refused
-
-    async def _topics(self, lane_number: int, series_number: int) -> list[str]:
-        """The topics that rows may go to, the best first: a backlog that has none of its own goes with the others."""
-        series = await self._supply.series(series_number)
-        backlog = self._kafka.backlog_topic
-        if backlog is None or lane_number >= self._supply.live_lane or series.is_of_gateway:
-            return [series.topic]
-        return [backlog.replace("{topic}", series.topic), series.topic]
 
     # -- what became of it ----------------------------------------------------------------------
 
@@ -451,12 +294,12 @@ class Rounds:
             self._buffer.confirm(self._supply.buffer_id, spans_of(rows), self._memory.take_marks())
             self._memory.state.sent += len(rows)
 
-    def _settle_acknowledged(self, out: _Outgoing) -> None:
+    def _settle_acknowledged(self, out: Outgoing) -> None:
         rows = [row for _, batch_rows in out.batches[out.settled : out.acknowledged] for row in batch_rows]
         out.settled = out.acknowledged
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 
-    async def _bear(self, partition: Partition, out: _Outgoing, error: BaseException) -> BaseException:
+    async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> BaseException:
         """Find what a partition refuses: halve what it is sent at a time until the record stands alone.
 
         Gives what ends the session: what the producer believes of the partition is void.
@@ -503,8 +346,7 @@ class Rounds:
         self._memory.tell_parked(partition, why)
 
     def _may_go(self, row: Row) -> bool:
-        route = self._routes.get((row.lane, row.series))
-        return route is None or route.partition not in self._parked
+        return self._batcher.partition_of(row) not in self._parked
 
     async def _see_to_parked(self) -> None:
         """Let partitions go on that may be tried again. Raises what became of what was under way there."""
@@ -551,11 +393,6 @@ def _error_of(task: asyncio.Task[None]) -> BaseException | None:
 
 def _named(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:
-    """The first of the topics that may be written to; the last where none may."""
-    return next((verdict for verdict in verdicts if verdict.usable), verdicts[-1])
 
 
 def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantined:

@@ -1,0 +1,208 @@
+"""Rows as batches for Kafka's partitions: where each goes, and what cannot go."""
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+
+from gateway.buffer import Buffer
+from gateway.buffer_rows import Row
+from gateway.clock_gateway import WallClock
+from gateway.forward_memory import Memory, Partition
+from gateway.forward_supply import Supply
+from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
+from gateway.kafka_record import RecordEncoder
+from gateway.kafka_session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
+from gateway.kafka_topics import TopicVerdict
+from gateway.redrive import TOO_LARGE_FOR_TOPIC
+from gateway.settings import GatewaySettings, KafkaSettings
+
+LOOK_AGAIN_S = 10.0
+"""A topic is not taken for too small by a verdict that is older than this."""
+TOO_LARGE = "record-too-large"
+"""The quarantine's reason for a record above `kafka.record_bytes_max`."""
+ROUTES_MAX = 15_000
+"""Routes that are remembered: one for each series in each lane, a kilobyte and a half each."""
+
+Aside = list[tuple[Row, str]]
+"""Rows that cannot be sent, and why: reasons of the quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where the rows of one series in one lane go, and what encodes them."""
+
+    encoder: RecordEncoder
+    partition: Partition
+    topic_bytes_max: int
+    """The largest batch that its topic takes."""
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What a round has for one partition: batches in order, each with its rows."""
+
+    batches: list[tuple[EncodedBatch, list[Row]]] = field(default_factory=list)
+    acknowledged: int = 0
+    """How many of them Kafka has."""
+    settled: int = 0
+    """How many of them the buffer was told of."""
+
+
+class Batcher:
+    """Makes batches for one session."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
+        self,
+        session: KafkaSession,
+        buffer: Buffer,
+        supply: Supply,
+        gateway: GatewaySettings,
+        kafka: KafkaSettings,
+        memory: Memory,
+    ) -> None:
+        self._session = session
+        self._buffer = buffer
+        self._supply = supply
+        self._gateway = gateway
+        self._kafka = kafka
+        self._memory = memory
+        self._routes: dict[tuple[int, int], _Route] = {}
+        """By lane and series: those whose topic may be written to."""
+        self._routes_due_s = time.monotonic() + USABLE_S
+        """When topics are looked at again."""
+
+    def follow(self) -> None:
+        """See what became of the buffer's lanes: what is left of one that was live may go to another topic."""
+        if self._supply.follow() or time.monotonic() >= self._routes_due_s:
+            self._routes.clear()
+            self._routes_due_s = time.monotonic() + USABLE_S
+
+    def partition_of(self, row: Row) -> Partition | None:
+        """Where a row goes; None where that was not asked yet."""
+        route = self._routes.get((row.lane, row.series))
+        return None if route is None else route.partition
+
+    async def encode(self, rows: Sequence[Row], outgoing: dict[Partition, Outgoing], aside: Aside) -> None:
+        """Add rows to the batches of their partitions; those that cannot be sent to `aside`, with the reason.
+
+        Within a batch a device's rows stand together, in their order: like compresses like.
+        """
+        by_key: dict[Partition, dict[bytes, list[tuple[_Route, list[Row]]]]] = defaultdict(lambda: defaultdict(list))
+        runs = [(of, list(run)) for of, run in groupby(rows, attrgetter("lane", "series"))]
+        refused = await self._find_routes({of for of, _ in runs if of not in self._routes})
+        for of, run in runs:
+            route = self._routes.get(of)
+            if route is None:
+                aside += [(row, refused[of]) for row in run]
+                continue
+            of_key = by_key[route.partition][route.encoder.key]
+            if of_key and of_key[-1][0] is route:
+                of_key[-1][1].extend(run)
+            else:
+                of_key.append((route, run))
+        clocks: dict[str, WallClock] = {}
+        for partition, keys in by_key.items():
+            out = outgoing.setdefault(partition, Outgoing())
+            rows_max = self._memory.rows_max(partition)
+            for route, of_route in (each for runs in keys.values() for each in runs):
+                boot_id = route.encoder.boot_id
+                clock = clocks.get(boot_id)
+                if clock is None:
+                    clock = clocks[boot_id] = await self._buffer.boot_clock(boot_id)
+                self._encode_run(route, of_route, clock, rows_max, out, aside)
+            if not out.batches:
+                del outgoing[partition]
+
+    def _encode_run(  # noqa: PLR0913, PLR0917 - the inner loop
+        self,
+        route: _Route,
+        run: list[Row],
+        clock: WallClock,
+        rows_max: int,
+        out: Outgoing,
+        aside: Aside,
+    ) -> None:
+        encode, topic_bytes_max = route.encoder.encode, route.topic_bytes_max
+        record_bytes_max, bytes_max = self._kafka.record_bytes_max, min(BATCH_BYTES_MAX, topic_bytes_max)
+        batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
+        records = batch.records
+        for row in run:
+            record = encode(row, clock, len(records))
+            size = len(record)
+            if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
+                # An oversized record would spoil the producer for its partition: it is never handed over.
+                aside.append((row, TOO_LARGE if size > record_bytes_max else TOO_LARGE_FOR_TOPIC))
+                continue
+            if records and (batch.bytes + size > bytes_max or len(records) >= rows_max):
+                batch, batch_rows = self._begin_batch(out)
+                records = batch.records
+                record = encode(row, clock, 0)
+            batch.add(record)
+            batch_rows.append(row)
+        if not records:
+            out.batches.pop()
+
+    def _begin_batch(self, out: Outgoing) -> tuple[EncodedBatch, list[Row]]:
+        begun: tuple[EncodedBatch, list[Row]] = EncodedBatch(self._kafka.compression), []
+        out.batches.append(begun)
+        return begun
+
+    async def _find_routes(self, wanted: set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once."""
+        if not wanted:
+            return {}
+        if len(self._routes) + len(wanted) > ROUTES_MAX:
+            # Of lanes that were sent: nobody asks for those again.
+            lanes = {lane for lane, _ in wanted} | {self._supply.live_lane}
+            self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
+            if len(self._routes) + len(wanted) > ROUTES_MAX:
+                self._routes = {of: route for of, route in self._routes.items() if of in wanted}
+        topics = {of: await self._topics(*of) for of in wanted}
+        verdicts = await self._memory.verdicts.of_all(
+            self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
+        )
+        chosen = {of: _first_usable([verdicts[topic] for topic in possible]) for of, possible in topics.items()}
+        await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
+        refused = {}
+        for of, verdict in chosen.items():
+            if not verdict.usable:
+                refused[of] = verdict.reason
+                continue
+            lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
+            encoder = RecordEncoder(self._gateway, lane, series)
+            partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
+            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max)
+        return refused
+
+    async def _topics(self, lane_number: int, series_number: int) -> list[str]:
+        """The topics that rows may go to, the best first: a backlog that has none of its own goes with the others."""
+        series = await self._supply.series(series_number)
+        backlog = self._kafka.backlog_topic
+        if backlog is None or lane_number >= self._supply.live_lane or series.is_of_gateway:
+            return [series.topic]
+        return [backlog.replace("{topic}", series.topic), series.topic]
+
+    async def look_again(self, aside: Aside) -> bool:
+        """See whether topics that are too small for a record were mended meanwhile: it goes in a later round then."""
+        kept: Aside = []
+        for row, reason in aside:
+            route = self._routes.get((row.lane, row.series)) if reason == TOO_LARGE_FOR_TOPIC else None
+            if route is not None:
+                now = await self._memory.verdicts.of(self._session.admin, route.partition[0], LOOK_AGAIN_S)
+                if now.usable and now.batch_bytes_max > route.topic_bytes_max:
+                    continue
+            kept.append((row, reason))
+        if len(kept) == len(aside):
+            return False
+        aside[:] = kept
+        self._routes.clear()
+        self._supply.pass_over()
+        return True
+
+
+def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:
+    """The first of the topics that may be written to; the last where none may."""
+    return next((verdict for verdict in verdicts if verdict.usable), verdicts[-1])
