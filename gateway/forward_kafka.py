@@ -29,8 +29,8 @@ from gateway.settings import GatewaySettings, KafkaSettings
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
 """How often certificates, passwords and connections are looked at."""
-STILL_DOWN_S = 60.0
-"""While the uplink is down, another reason is told no oftener."""
+STILL_DOWN_S = 600.0
+"""While the uplink is down, another reason is told at once, and further ones no oftener."""
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class Forwarder:
         self._since_us = boottime_us()
         self._failed_with = ""
         self._told = ("", 0.0)
-        """What was last said of an uplink that is down, and when."""
+        """What was last said of an uplink that is down, and when more may be said."""
         self._remembers = False
         """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
@@ -294,9 +294,9 @@ class Forwarder:
             )
             self._set_up(is_up=False, error=words)
             self._told = words, now_s
-        elif words != self._told[0] and now_s >= self._told[1] + STILL_DOWN_S:
+        elif words != self._told[0] and now_s >= self._told[1]:
             log.warning("uplink is still down, for another reason", error=words)
-            self._told = words, now_s
+            self._told = words, now_s + STILL_DOWN_S
         state.error = words
 
     def _set_up(self, *, is_up: bool, error: str | None) -> None:

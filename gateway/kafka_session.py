@@ -21,6 +21,8 @@ BATCH_BYTES_MAX = 1_000_000
 """Just below what a broker takes by default (`message.max.bytes`)."""
 VERDICT_S = 60.0
 """A topic that was refused is looked at again after this: somebody may have mended it."""
+CONDEMNED_S_MIN = 15.0
+"""One that a broker refused although its settings are well, after this; twice as long each time, up to `USABLE_S`."""
 USABLE_S = 3_600.0
 """One that is written to, after this: somebody may have changed it, and a session may last for weeks."""
 TOPICS_MAX = 50_000
@@ -64,7 +66,7 @@ class TopicVerdicts:
         """Believe a broker that refuses a topic, whatever its settings say: for twice as long each time."""
         topic = verdict.topic
         self._remember(verdict)
-        pause_s = min(VERDICT_S * 2 ** self._condemned[topic], USABLE_S)
+        pause_s = min(CONDEMNED_S_MIN * 2 ** min(self._condemned[topic], 20), USABLE_S)
         self._condemned[topic] += 1
         self._until_s[topic] = time.monotonic() + pause_s
         log.error("topic is not written to for a while", topic=topic, reason=verdict.reason, seconds=round(pause_s))
