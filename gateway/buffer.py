@@ -157,6 +157,8 @@ class Buffer:
         self._age_due_s = 0.0
         self._stuck = False
         """Whether there is nothing left that could be dropped, and still no room."""
+        self._made_room = False
+        """Whether the last commit dropped rows for want of room."""
         self._full_said = False
         self._full_seen_s = 0.0
         self._tail = Tail()
@@ -580,10 +582,12 @@ class Buffer:
 
     def _fitting(self, readings: Sequence[_Append], *, may_drop: bool) -> Sequence[_Append]:
         """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
+        self._made_room = False
         coming = sum(append.disk_bytes for append in readings)
         if not coming or not self._file.room.is_full(coming):
             return readings
         if self._settings.when_full == "drop-oldest" and may_drop:
+            self._made_room = True
             self._file.drop_oldest(coming)
             if not self._file.room.is_full(coming):
                 return readings
@@ -606,7 +610,7 @@ class Buffer:
                 self._queued_bytes -= self._readings.popleft().bytes
         # While deletions or droppings make room, the next commit is not waited for.
         self._stuck = held and not stored and not self._confirmed and self.counts["dropped"] == dropped
-        self._measure(held=held or self.counts["dropped"] != dropped)
+        self._measure(held=held or self._made_room)
         with self._wake:
             self._retry_s = time.monotonic() + RETRY_S if self._stuck else 0.0
         self._announce([(append.done, True) for append in (*own, *stored) if append.done is not None])

@@ -18,11 +18,13 @@ from sqlite_utils import Database
 from gateway import buffer_inspect, control
 from gateway.buffer_inspect import Depths, QuarantinedInput, Reading, Space
 from gateway.buffer_lanes import read_counts
+from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
 from gateway.settings import Settings
+from gateway.status_text import counted
 from gateway.terminal_text import aligned, escaped, escaped_bytes, hanging, moment, size, span
 from gateway.write_budget import (
     CARD_ENDURANCE_TBW,
@@ -71,10 +73,14 @@ _TO_MEND = {
     "topic-not-logappendtime": "set message.timestamp.type=LogAppendTime on the Kafka topic",
     "topic-not-created": "the broker does not let this gateway create the topic; create it there, with LogAppendTime",
     "topic-refused": "the broker does not let this gateway see the topic; allow it in the broker's access list",
+    TOPIC_FORBIDDEN: "the broker does not let this gateway write to the topic; allow it there (ACL Write): sluice "
+    "status has the command",
     "broker-refused": "the broker does not take it; compare the topic's max.message.bytes, and see the broker's log",
     "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
 }
 """What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
+_OF_TOPICS = "topic-"
+"""So begins what is wrong with a topic: what is kept for it is taken in again by the gateway itself."""
 
 _NEVER_TAKEN = frozenset(
     {"device-name-invalid", "kafka-topic-name-invalid", "not-the-writers-device", "salvaged-without-series"}
@@ -251,7 +257,7 @@ def _overview_lines(found: _Overview, settings: Settings, now: Now) -> Iterator[
     if found.oldest is None:
         yield "waiting  nothing"
     else:
-        yield f"waiting  {found.rows:,} rows, the oldest of {told(found.oldest, now)}"
+        yield f"waiting  {counted(found.rows, 'row')}, the oldest of {told(found.oldest, now)}"
     yield f"space    {size(found.bytes_used)} used of {size(found.bytes_max)} (buffer.bytes_max)"
     if found.room_bytes < found.bytes_max - found.bytes_used:
         floor = size(settings.buffer.free_bytes_min)
@@ -436,8 +442,8 @@ def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json:
             return
         for name, count in reasons.items():
             click.echo(hanging(f"{count:,} {escaped(name)}{_to_mend(name)}", 4))
-        if any(name not in _NEVER_TAKEN for name in reasons):
-            click.echo(hanging("Once it is mended: sluice buffer quarantine retry --reason REASON", 4))
+        for line in _then_lines(reasons):
+            click.echo(hanging(line, 4))
         shown = False
         while page := list(islice(found, TABLE_ROWS)):
             shown = True
@@ -446,6 +452,19 @@ def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json:
                 click.echo(line)
         if not shown:
             click.echo("nothing of this --reason or --device")
+
+
+def _then_lines(reasons: Iterable[str]) -> Iterator[str]:
+    """What takes them in again once their cause is mended."""
+    by_themselves = [name for name in reasons if name.startswith(_OF_TOPICS) or name == TOPIC_FORBIDDEN]
+    if any(name not in _NEVER_TAKEN and name not in by_themselves for name in reasons):
+        others = ", for what is not a topic's" if by_themselves else ""
+        yield f"Once it is mended: sluice buffer quarantine retry --reason REASON{others}"
+    if by_themselves:
+        yield (
+            f"What stands here for {', '.join(map(escaped, by_themselves))} is sent by itself once that is mended, "
+            "while sluice runs"
+        )
 
 
 def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
@@ -465,7 +484,7 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
 
 
 def _to_mend(reason: str) -> str:
-    words = _TO_MEND.get(reason.partition(":")[0])
+    words = _TO_MEND.get(reason) or _TO_MEND.get(reason.partition(":")[0])
     return "" if words is None else f": {words}"
 
 
@@ -488,7 +507,8 @@ def retry(
 ) -> None:
     """Take quarantined input in again, once its cause is mended: a route, a topic, a limit of Kafka's.
 
-    What is taken in gets a place behind what waits; what is refused again stays where it is (exit code 1).
+    What is taken in gets a place behind what waits; what no route takes stays where it is (exit code 1), and what
+    Kafka still refuses comes back.
     """
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
@@ -505,9 +525,11 @@ def retry(
     if as_json:
         click.echo(msgspec.json.encode({"stored": stored, "refused": refused, "unknown": unknown}))
     else:
-        click.echo(f"{stored:,} taken in again: they go to Kafka with what waits")
+        back = ": to Kafka with what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
+        click.echo(hanging(f"{stored:,} taken in again{back}", 4))
         for why, count in sorted(refused.items()):
-            click.echo(hanging(f"{count:,} stay in the quarantine: {escaped(why)}{_to_mend(why)}", 4))
+            stay = "stays" if count == 1 else "stay"
+            click.echo(hanging(f"{count:,} {stay} in the quarantine: {escaped(why)}{_to_mend(why)}", 4))
         if refused and is_running(settings.buffer.path):
             words = "a running gateway knows the routes that it was started with: restart it after changing them"
             click.echo(hanging(words, 4))
@@ -535,7 +557,7 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
         click.echo("the quarantine is empty")
         return
     if chosen and not yes:
-        click.confirm(f"Throw {len(chosen):,} quarantined inputs away, for good?", abort=True, err=True)
+        click.confirm(f"Throw {counted(len(chosen), 'quarantined input')} away, for good?", abort=True, err=True)
     dropped = sum(outcome["dropped"] for outcome in _ask(settings, "quarantine-drop", chosen))
     unknown = len(chosen) - dropped
     if as_json:

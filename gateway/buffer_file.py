@@ -58,6 +58,8 @@ ROW_BYTES = 90
 """What a row takes on disk beside its payload, its share of the indexes included; rounded up."""
 DELETED_ROWS_MAX = 20_000
 """Confirmed rows that one transaction deletes."""
+EMPTY_LANES_MAX = 100
+"""Lanes of this start that are kept although nothing is left of them."""
 DELETED_SPANS_MAX = 5_000
 """The same for runs of rows between which others stay."""
 PAGE_BYTES = 4_096
@@ -646,7 +648,9 @@ class BufferFile:
         kept = {*self.salvaged.values(), *(lane for progress in salvages for lane in progress.lanes.values())}
         state = self._state
         over = [number for number, count in state.lanes.items() if not count.rows and count.closed]
+        # Devices that were silent since are known by their lanes: the last of these stay until the next start.
         over = [number for number in over if number not in kept]
+        over = over if state.lane is NO_LANE else over[:-EMPTY_LANES_MAX]
         forget_lanes(self.connection, over)
         for number in over:
             del state.lanes[number]

@@ -10,14 +10,25 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct
 
-from gateway.kafka_link import KafkaLink
+from gateway.kafka_link import KafkaFileError, KafkaLink
 from gateway.kafka_reach import address as spelled
-from gateway.kafka_topics import UNKNOWN, Cluster, TopicVerdict, create_topics, inspect_topics, read_cluster
+from gateway.kafka_topics import (
+    ADMIN_CONFIG,
+    ADMIN_WORDS,
+    UNKNOWN,
+    Cluster,
+    TopicVerdict,
+    create_topics,
+    inspect_topics,
+    read_cluster,
+)
 from gateway.routes import INTERNAL_PREFIX
 from gateway.settings import KafkaSettings, Settings
 
 BROKERS_DIALLED_MAX = 12
 """In a larger cluster so many are tried: each that cannot be reached costs up to `kafka.connect_timeout_s`."""
+_FILES = frozenset({"kafka.tls.ca", "kafka.tls.certificate", "kafka.tls.key", "kafka.sasl.password_file"})
+"""Settings of files that `check_machine` looks into."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = "[A-Za-z0-9._-]"
 _TOPIC = "{topic}"
@@ -47,8 +58,8 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     subject = f"Kafka at {','.join(kafka.bootstrap)}"
     try:
         link = KafkaLink(kafka)
-    except OSError as error:
-        return [Finding(subject, ok=False, words=str(error))]
+    except KafkaFileError as error:
+        return [Finding(subject, ok=False, words=_unusable(str(error)))]
     try:
         async with _connected(link, settings) as admin:
             # Before anything is asked: a broker that is not reached now is asked last.
@@ -59,7 +70,14 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
             cluster, findings = await _look_at_topics(admin, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
         return [Finding(subject, ok=False, words=f"cannot be reached: {_trouble(link, kafka, error)}")]
-    return [_well(subject, f"answers; {_cluster_words(cluster)}"), *unreached, *_absent(cluster), *findings]
+    about = [*unreached, *_absent(cluster), *findings, *_admin_words(findings)]
+    return [_well(subject, f"answers; {_cluster_words(cluster)}"), *about]
+
+
+def _unusable(trouble: str) -> str:
+    """What a file that cannot be used means here: `check_machine` has said what is wrong with it and what to do."""
+    setting = trouble.partition(" ")[0].rstrip(":")
+    return f"not tried: {setting} cannot be used, see above" if setting in _FILES else trouble
 
 
 @asynccontextmanager
@@ -153,6 +171,12 @@ def _absent(cluster: Cluster) -> list[Finding]:
         "good, give these replicas to others (kafka-reassign-partitions.sh)"
     )
     return [_remark("Kafka's brokers", words)]
+
+
+def _admin_words(findings: list[Finding]) -> list[Finding]:
+    """Who runs the commands that are told: once for all of them."""
+    told = any(ADMIN_CONFIG in finding.words for finding in findings)
+    return [_well("Kafka's commands", ADMIN_WORDS)] if told else []
 
 
 def _well(subject: str, words: str) -> Finding:

@@ -196,7 +196,10 @@ def host_names(der: bytes) -> list[str]:
 
 def _extensions(der: bytes, start: int, stop: int) -> Iterator[bytes]:
     """What the extensions called subjectAltName hold; mostly there is one."""
-    _, at, end = next(_elements(der, start, stop))
+    found = next(_elements(der, start, stop), None)
+    if found is None:
+        raise ValueError("its extensions are empty")
+    _, at, end = found
     for _, first, last in _elements(der, at, end):
         (_, name, name_end), *_, (_, value, value_end) = _elements(der, first, last)
         if der[name:name_end] == _SUBJECT_ALT_NAME:

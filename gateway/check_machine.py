@@ -97,8 +97,8 @@ def _user() -> str:
 def _unsynced(gateway: GatewaySettings) -> str:
     """What it means that the kernel does not take the clock for synced."""
     wait = (
-        f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) after "
-        "each start and each outage of Kafka, and then go"
+        f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) from "
+        "when Kafka is first reached after a start, and then go"
         if gateway.hold_unsynced_s
         else "readings go"
     )
@@ -477,7 +477,7 @@ def _password(subject: str, path: Path) -> Finding:
     try:
         read_password(path)
     except PasswordFileError as error:
-        return _wrong(subject, str(error))
+        return _wrong(subject, str(error).removeprefix("password_file").lstrip(": "))
     return _well(subject, f"{path} holds a password, and its owner alone may read it")
 
 

@@ -194,6 +194,7 @@ class Batcher:
                 now = await self._memory.verdicts.of(self._session.admin, route.partition[0], LOOK_AGAIN_S)
                 if now.usable and now.batch_bytes_max > route.topic_bytes_max:
                     continue
+                self._memory.too_small[route.partition[0]] = route.topic_bytes_max
             kept.append((row, reason))
         if len(kept) == len(aside):
             return False

@@ -1,6 +1,7 @@
 """The forwarder: keeps a session with Kafka going, whatever the uplink does, and says how it is."""
 
 import asyncio
+import ipaddress
 import random
 import time
 from collections.abc import Callable, Coroutine
@@ -20,7 +21,7 @@ from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_session import VERDICT_S, KafkaSession, open_session
-from gateway.network_watch import AddressWatch, source_address
+from gateway.network_watch import AddressWatch, is_own_address, source_address
 from gateway.reading import Mark
 from gateway.redrive import LOOK_S as REDRIVE_S
 from gateway.redrive import Redrive
@@ -29,6 +30,7 @@ from gateway.settings import GatewaySettings, KafkaSettings
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
 """How often certificates, passwords and connections are looked at."""
+QUOTA_JITTER_S = 30.0
 STILL_DOWN_S = 600.0
 """While the uplink is down, another reason is told at once, and further ones no oftener."""
 
@@ -95,13 +97,13 @@ class Forwarder:
         backoff_s = BACKOFF_S_MIN
         while True:
             sent = self._memory.state.sent
+            self._changed.clear()
             if await self._until_trouble():
                 continue
             if self._memory.state.sent > sent:
                 backoff_s = BACKOFF_S_MIN
             # Jitter: gateways whose broker comes back must not knock at once.
             await asyncio.sleep(random.uniform(BACKOFF_S_MIN / 2, BACKOFF_S_MIN))  # noqa: S311
-            self._changed.clear()
             try:
                 async with asyncio.timeout(random.uniform(backoff_s / 2, backoff_s)):  # noqa: S311
                     await self._changed.wait()
@@ -126,6 +128,12 @@ class Forwarder:
             log.info("forwarding waits for the buffer", error=str(error))
         except (KafkaError, OSError, TimeoutError) as error:
             self._note_down(error)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not by us: ending quietly would end the forwarder for good.
+            self._note_down(TimeoutError("the Kafka client gave up a request"))
         except Exception as error:
             # A fault of ours or of the client's must not cost the sensors their front door.
             if repr(error) != self._failed_with:
@@ -137,6 +145,8 @@ class Forwarder:
     def network_changed(self) -> None:
         """A link, an address or a route has changed: connections from an address that is gone are dead."""
         link = self._link
+        if link is not None:
+            link.abort_stale(is_own_address)
         self._peers = (link.peers() if link is not None else None) or self._peers
         own = frozenset(source_address(peer) for peer in self._peers) - {None}
         if not own or own == self._own:
@@ -145,18 +155,17 @@ class Forwarder:
             return
         self._own = own
         self._tell_changes()
-        if link is not None and not link.local_addresses() <= own:
-            link.abort()
+        if link is not None:
+            link.abort_stale(lambda address: any(_is_as_good(address, new) for new in own))
         self._changed.set()
 
     async def _one_session(self) -> None:
         if not self._remembers:
             self._memory.recall(await self._buffer.marks(MARKS))
             self._remembers = True
-        link = KafkaLink(self._kafka)
+        link = self._link = KafkaLink(self._kafka)
         try:
             async with open_session(self._gateway.id, self._kafka, link) as session:
-                self._link = link
                 if not self._was_reached:
                     # NTP comes with the network: what waits for a clock waits from here. Once: it may never come.
                     self._was_reached = True
@@ -226,7 +235,8 @@ class Forwarder:
             due = time.monotonic() >= self._heartbeat_from_s and (self._clock().synced or not self._holds())
             if due and (await self._memory.verdicts.of(session.admin, topic)).usable:
                 partition = await session.partition(topic, self._heartbeat.key.encode())
-                if session.has_leader(topic, partition):
+                rests = time.monotonic() < self._memory.rests_until_s((topic, partition))
+                if session.has_leader(topic, partition) and not rests and self._memory.may_send():
                     record = await self._heartbeat.record(boottime_us(), self._memory.offsets)
                     if len(record) <= self._kafka.record_bytes_max:
                         await self._send_beat(session, partition, record)
@@ -246,6 +256,10 @@ class Forwarder:
             self._heartbeat_from_s = time.monotonic() + VERDICT_S
             log.error("heartbeats are refused", topic=topic, error=str(error))  # noqa: TRY400 - no fault of ours
             raise RefusedError(str(error)) from error
+        except KafkaError as error:
+            self._heartbeat_from_s = time.monotonic() + VERDICT_S
+            self._memory.trouble((topic, partition), pauses=True)
+            raise RebuildError(str(error) or type(error).__name__) from error
 
     # -- how it is ------------------------------------------------------------------------------
 
@@ -273,6 +287,8 @@ class Forwarder:
         self._keep(self._memory.take_budget_mark(now=True))
         self._set_up(is_up=False, error="the quota of the day is used up (kafka.bytes_per_day_max)")
         await self._memory.wait_for_tomorrow()
+        # A fleet's quotas end at one moment.
+        await asyncio.sleep(random.uniform(0, QUOTA_JITTER_S))  # noqa: S311
         self._set_up(is_up=False, error=None)
         log.info("the uplink's quota begins anew")
 
@@ -303,6 +319,17 @@ class Forwarder:
         state = self._memory.state
         state.up, state.error = is_up, error
         self._since_us = boottime_us()
+
+
+def _is_as_good(address: str, preferred: str | None) -> bool:
+    """Whether what goes out from an address comes back: it is the one that is used now, or its IPv6 network is.
+
+    Privacy addresses change every day, and connections from the former one go on (RFC 8981).
+    """
+    if preferred is None:
+        return False
+    old, new = ipaddress.ip_address(address), ipaddress.ip_address(preferred)
+    return old == new or (old.version == new.version == 6 and old.packed[:8] == new.packed[:8])
 
 
 async def _first_to_end(**parts: Coroutine[Any, Any, None]) -> None:

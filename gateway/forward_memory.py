@@ -111,6 +111,8 @@ class Memory:
         self.cluster_id = ""
         self.offsets: dict[tuple[str, int], int] = {}
         """By topic and partition: the offset after the last record that was acknowledged to this gateway."""
+        self.too_small: dict[str, int] = {}
+        """Topics that could not take a record, and the largest batch that they took then."""
         self.proven: set[str] = set()
         """Topics that have taken something since they last refused."""
         self._ratio = 1.0 if kafka.compression == "none" else RATIO_FIRST
@@ -167,6 +169,10 @@ class Memory:
             if not wait_s:
                 return
             await asyncio.sleep(min(wait_s, PAUSE_S_MAX))
+
+    def may_send(self) -> bool:
+        """Whether something may be sent at this moment."""
+        return self._budget is None or not self._budget.wait_s(*self._now())
 
     async def wait_for_tomorrow(self) -> None:
         """Wait until the quota begins anew."""

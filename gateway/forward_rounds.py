@@ -30,7 +30,7 @@ from gateway.forward_memory import Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.intake import FrontDoor
 from gateway.kafka_session import KafkaSession
-from gateway.kafka_topics import TopicVerdict
+from gateway.kafka_topics import TopicVerdict, forbidden_hint
 from gateway.redrive import TOPIC_REFUSING
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -234,7 +234,7 @@ class Rounds:
         }
         for partition in [each for each in tasks if self._memory.is_troubled(each)]:
             # Nobody waits for it.
-            self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), "is being tried")
+            self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), None)
         if not tasks:
             return {}
         try:
@@ -311,14 +311,14 @@ class Rounds:
             return RebuildError(_named(error))
         _, rows = out.batches[out.acknowledged]
         if isinstance(error, TopicAuthorizationFailedError):
-            self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, _named(error)))
+            self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, forbidden_hint(topic, self._kafka)))
         elif len(rows) > 1:
             self._memory.suspect(partition, len(rows))
         else:
             await self._set_aside([(rows[0], f"broker-refused: {type(error).__name__}")])
             if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX:
                 self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, _named(error)))
-        log.info("kafka refused a record: the producer is rebuilt", topic=topic, error=_named(error), rows=len(rows))
+        log.debug("refused", topic=topic, error=_named(error), rows=len(rows))
         return RefusedError(_named(error))
 
     async def _set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
@@ -340,10 +340,12 @@ class Rounds:
 
     # -- partitions that take nothing at present ------------------------------------------------
 
-    def _park(self, partition: Partition, parked: _Parked, why: str) -> None:
+    def _park(self, partition: Partition, parked: _Parked, why: str | None) -> None:
+        """Pass over its rows; `why` is None where that is not known to last."""
         self._parked[partition] = parked
         self._supply.pass_over()
-        self._memory.tell_parked(partition, why)
+        if why is not None:
+            self._memory.tell_parked(partition, why)
 
     def _may_go(self, row: Row) -> bool:
         return self._batcher.partition_of(row) not in self._parked
@@ -364,6 +366,8 @@ class Rounds:
                 self._memory.trouble(partition, pauses=True)
                 raise RebuildError(f"{partition[0]}/{partition[1]} does not answer")
             else:
+                if now_s - parked.since_s > self._patience_s:
+                    self._memory.tell_parked(partition, self._memory.why_parked(partition))
                 continue
             del self._parked[partition]
             self._supply.come_again()

@@ -13,7 +13,7 @@ import random
 import ssl
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiokafka.client
+import structlog
 from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol, CloseReason
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import SaslHandShakeRequest
 
 from gateway.check_certificates import FILE_BYTES_MAX
 from gateway.client_tls import ClientTlsError, client_context
-from gateway.kafka_reach import Fault, Stage, reach_words
+from gateway.kafka_reach import Fault, Stage, plain_words, reach_words
 from gateway.kafka_reach import address as spelled
 from gateway.kafka_socket import BrokerSocket
 from gateway.name_lookup import Address, names
@@ -48,6 +49,8 @@ TLS_CLOSE_S: Final = 1.0
 """How long a broker gets to answer close_notify; asyncio's own 30 s would hold up the end of a session."""
 _CERTIFICATE_MESSAGE: Final = 11
 """`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""
+
+log = structlog.get_logger()
 
 _current: ContextVar["KafkaLink | None"] = ContextVar("kafka_link", default=None)
 
@@ -74,6 +77,15 @@ class _Files:
     digests: Mapping[Path, bytes] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Unusable:
+    """Files that were found not to be usable: as long as they are these, nobody needs to look again."""
+
+    digests: Mapping[Path, bytes]
+    modes: Mapping[Path, int]
+    """A password is not read where others may, and that can be mended without another word in the file."""
+
+
 class KafkaLink:
     """The connections of one session with Kafka: how they are made, what became of them, what they carried.
 
@@ -89,10 +101,13 @@ class KafkaLink:
             _watch_certificates(self._files.context, self._shown)
         self._pauses: dict[tuple[str, int], _Pause] = {}
         self._fault: Fault | None = None
-        self._sockets: dict[BrokerSocket, _Connection | None] = {}
-        """Those that are not closed; without a connection while they are being connected."""
-        self._attempts: set[asyncio.Timeout] = set()
+        self._unusable: _Unusable | None = None
+        self._sockets: dict[BrokerSocket, _Connection] = {}
+        """Those that are not closed, and of whom they are; while one is being connected, several may be of one."""
+        self._attempts: dict[_Connection, asyncio.Timeout] = {}
+        """What bounds each connection that is being made."""
         self._closed_bytes = 0
+        self._closed_carried_bytes = 0
 
     def __repr__(self) -> str:
         return f"<KafkaLink {', '.join(self._kafka.bootstrap)}>"
@@ -127,19 +142,32 @@ class KafkaLink:
         """Whether other certificates, another key or another password can be had than were read.
 
         Not while what stands there cannot be used: a session that works goes on, for a file may be half written. The
-        authorities that this box trusts by itself are read with each link, and not watched.
+        authorities that this box trusts by itself are read with each link, and not watched. What cannot be used is
+        read once, and logged.
         """
-        if _digests(self._kafka) == self._files.digests:
+        digests = _digests(self._kafka)
+        if digests == self._files.digests:
+            return False
+        found = _Unusable(digests, {path: _mode(path) for path in digests})
+        if found == self._unusable:
             return False
         try:
             _read_files(self._kafka)
-        except KafkaFileError:
+        except KafkaFileError as error:
+            self._unusable = found
+            log.warning(
+                "the new certificate, key or password for Kafka cannot be used, and the former stays in use until then",
+                reason=str(error),
+            )
             return False
         return True
 
     @property
     def fault(self) -> str | None:
-        """Why the latest attempt to connect failed, in an installer's words; None since one succeeded."""
+        """Why the latest attempt to connect failed, in an installer's words; None since any broker answered.
+
+        An answer is one to a request of the session's own. `faults` has what is wrong with one broker of several.
+        """
         return None if self._fault is None else self._fault.words
 
     @property
@@ -152,16 +180,40 @@ class KafkaLink:
         return self._closed_bytes + sum(link.wire_bytes() for link in self._sockets)
 
     def carried_bytes(self) -> int:
-        """Bytes that came through the live connections, both ways: they grow only while there is a way."""
-        return sum(link.carried_bytes() for link in self._sockets)
+        """Bytes that came through, both ways, of all connections that were opened, closed ones too.
+
+        They never fall, and grow only while there is a way to a broker: one that hangs in TLS, versions or log-in, and
+        is tried again and again, adds nothing.
+        """
+        carried = (link.carried_bytes() for link, connection in self._sockets.items() if connection.is_open)
+        return self._closed_carried_bytes + sum(carried)
 
     def local_addresses(self) -> frozenset[str]:
-        """This box's own addresses in the live connections."""
+        """This box's own addresses in the live connections that were answered (`own_addresses` has all)."""
         return frozenset(own for own, _ in self._ends())
 
     def peers(self) -> frozenset[tuple[str, int]]:
-        """(IP address, port) of the brokers of the live connections."""
+        """(IP address, port) of the brokers of the live connections that were answered."""
         return frozenset(peer for _, peer in self._ends())
+
+    def own_addresses(self) -> frozenset[str]:
+        """This box's own addresses in all connections, those that are still being made too."""
+        return frozenset(own for link in self._sockets if (own := link.own_address()) is not None)
+
+    def abort_stale(self, is_own: Callable[[str], bool]) -> bool:
+        """Do as `abort` with the connections from addresses that are not this box's any more; whether any was.
+
+        `is_own` says whether an IP address is this box's. Connections that are still being made count: no RST comes
+        for these either. The others go on; what failed before counts no more where any was stale.
+        """
+        owns = {link: own for link in self._sockets if (own := link.own_address()) is not None}
+        gone = {own for own in owns.values() if not is_own(own)}
+        if not gone:
+            return False
+        self._pauses.clear()
+        for connection in dict.fromkeys(self._sockets[link] for link, own in owns.items() if own in gone):
+            self._end(connection)
+        return True
 
     def abort(self) -> None:
         """Close every connection at once, waiting for nothing; what is being connected is given up, pauses are over.
@@ -169,15 +221,18 @@ class KafkaLink:
         For who knows that the network is another one: nothing of what failed before counts then.
         """
         self._pauses.clear()
-        for attempt in self._attempts:
-            if not attempt.expired():
-                attempt.reschedule(0)
-        for connection in list(self._sockets.values()):
-            if connection is not None:
-                connection.abort()
+        for connection in dict.fromkeys((*self._attempts, *self._sockets.values())):
+            self._end(connection)
+
+    def _end(self, connection: "_Connection") -> None:
+        attempt = self._attempts.get(connection)
+        if attempt is not None and not attempt.expired():
+            attempt.reschedule(0)
+        connection.abort()
 
     def _ends(self) -> list[tuple[str, tuple[str, int]]]:
-        return [ends for link in self._sockets if (ends := link.ends()) is not None]
+        links = (link for link, connection in self._sockets.items() if connection.is_answered)
+        return [ends for link in links if (ends := link.ends()) is not None]
 
     # -- making a connection ----------------------------------------------------------------------
 
@@ -190,9 +245,9 @@ class KafkaLink:
         connection = _Connection(self, host, port, options)
         try:
             await connection.connect()
-        except _GivenUpError as error:
-            raise KafkaConnectionError("given up, as all connections were") from error
         except Exception as error:
+            if connection.is_aborted:
+                raise KafkaConnectionError("given up, as the network is another one or the session ends") from error
             # Whatever it is: aiokafka's own tasks bear nothing else than its own errors, and would end for good.
             raise KafkaConnectionError(self._failed(connection, error).words) from error
         finally:
@@ -205,14 +260,18 @@ class KafkaLink:
         if connection.stage == "connect" and isinstance(error, TimeoutError):
             # One address says nothing, and another may have said no.
             error = _most_telling([*connection.failures, error])
-        fault = reach_words(
-            error,
-            *address,
-            self._kafka,
-            stage=connection.stage,
-            shown=self._shown.get(connection.tls_name),
-            mechanisms=connection.mechanisms,
-        )
+        try:
+            fault = reach_words(
+                error,
+                *address,
+                self._kafka,
+                stage=connection.stage,
+                shown=self._shown.get(connection.tls_name),
+                mechanisms=connection.mechanisms,
+            )
+        except Exception as found:  # noqa: BLE001 - a peer's nonsense must not end aiokafka's own tasks
+            log.debug("no words were found for a connection that failed", error=type(error), then=type(found))
+            fault = plain_words(error, *address)
         former = self._pauses.pop(address, None)
         length_s = PAUSE_S_MIN if former is None else min(former.length_s * 2, PAUSE_S_MAX)
         # Half of it at random: gateways whose broker comes back must not knock at once.
@@ -223,40 +282,36 @@ class KafkaLink:
         self._fault = fault
         return fault
 
-    def _succeeded(self, connection: "_Connection") -> None:
+    def _answered(self, connection: "_Connection", *, is_first: bool) -> None:
         """The broker answered a request of the session's own."""
-        self._pauses.pop(connection.address, None)
         self._fault = None
+        if is_first:
+            # A later answer does not say that the address takes connections still.
+            self._pauses.pop(connection.address, None)
 
     @asynccontextmanager
-    async def _bounded(self) -> AsyncIterator[None]:
-        """At most `kafka.connect_timeout_s`, or until `abort`. Raises TimeoutError, _GivenUpError."""
-        limit_s = self._kafka.connect_timeout_s
-        ends_s = asyncio.get_running_loop().time() + limit_s
-        attempt = asyncio.timeout_at(ends_s)
+    async def _bounded(self, connection: "_Connection") -> AsyncIterator[None]:
+        """At most `kafka.connect_timeout_s`, or until it is aborted. Raises TimeoutError for both."""
         try:
-            async with attempt:
-                self._attempts.add(attempt)
+            async with asyncio.timeout(self._kafka.connect_timeout_s) as attempt:
+                self._attempts[connection] = attempt
                 yield
-        except TimeoutError as error:
-            if attempt.expired() and attempt.when() != ends_s:
-                raise _GivenUpError from error
-            raise
         finally:
-            self._attempts.discard(attempt)
+            self._attempts.pop(connection, None)
 
-    async def _dial(self, addresses: Sequence[Address], failures: list[BaseException]) -> BrokerSocket:
+    async def _dial(self, addresses: Sequence[Address], connection: "_Connection") -> BrokerSocket:
         """A TCP connection to one of the addresses of a name: the next is tried beside one that does not answer.
 
-        `failures` gets those of single addresses, also where it is cancelled before the last has failed.
+        `connection.failures` gets those of single addresses, also where it is cancelled before the last has failed.
         """
+        failures = connection.failures
         waiting = deque(_interleaved(addresses)[:ADDRESSES_MAX])
         attempts: set[asyncio.Task[BrokerSocket]] = set()
         connected: list[BrokerSocket] = []
         try:
             while not connected and (waiting or attempts):
                 if waiting:
-                    attempts.add(asyncio.create_task(self._dial_address(waiting.popleft()), name="dial"))
+                    attempts.add(asyncio.create_task(self._dial_address(waiting.popleft(), connection), name="dial"))
                 done, attempts = await asyncio.wait(
                     attempts, timeout=STAGGER_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -273,9 +328,9 @@ class KafkaLink:
                 if isinstance(other, BrokerSocket):
                     other.close()
 
-    async def _dial_address(self, address: Address) -> BrokerSocket:
+    async def _dial_address(self, address: Address, connection: "_Connection") -> BrokerSocket:
         link = BrokerSocket(address, self._closing)
-        self._sockets[link] = None
+        self._sockets[link] = connection
         try:
             await asyncio.get_running_loop().sock_connect(link, address[3])
         except BaseException:
@@ -284,12 +339,10 @@ class KafkaLink:
         return link
 
     def _closing(self, link: BrokerSocket) -> None:
-        del self._sockets[link]
+        connection = self._sockets.pop(link)
         self._closed_bytes += link.wire_bytes()
-
-
-class _GivenUpError(Exception):
-    """`KafkaLink.abort` was called meanwhile."""
+        if connection.is_open:
+            self._closed_carried_bytes += link.carried_bytes()
 
 
 class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no types
@@ -305,18 +358,32 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         """How far it came."""
         self.failures: list[BaseException] = []
         """Those of single addresses of its name."""
-        self.mechanisms: tuple[str, ...] = ()
+        self.mechanisms: tuple[str | None, ...] = ()
         """What the broker offers for SASL, once it said so."""
-        self._answered = False
+        self.is_aborted = False
+        self._was_answered = False
+        """Whether a request of the session's own was."""
+        self._is_settled = False
         """Whether it is known what became of its first request."""
+        self._transport: asyncio.WriteTransport | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its opening was done: TLS, versions and log-in."""
+        return self.stage == "request"
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether it lives, and the broker has answered a request of the session's own."""
+        return self._was_answered and bool(self.connected())
 
     async def connect(self) -> None:
         """Connect, agree on versions, log in. Raises what comes of it, a peer's nonsense included."""
         try:
-            async with self._link._bounded():  # noqa: SLF001 - one thing in two classes
+            async with self._link._bounded(self):  # noqa: SLF001 - one thing in two classes
                 await self._open()
             # Apart: over TLS to a far broker these are as many round trips again.
-            async with self._link._bounded():  # noqa: SLF001
+            async with self._link._bounded(self):  # noqa: SLF001
                 self.stage = "versions"
                 await self._do_version_lookup()
                 if self._sasl_mechanism is not None and self._security_protocol.startswith("SASL_"):
@@ -333,7 +400,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         self._closed_fut = loop.create_future()
         addresses = await names.addresses(*self.address)
         self.stage = "connect"
-        link = await self._link._dial(addresses, self.failures)  # noqa: SLF001
+        link = await self._link._dial(addresses, self)  # noqa: SLF001
         reader = asyncio.StreamReader(limit=READER_LIMIT, loop=loop)
         protocol = AIOKafkaProtocol(self._closed_fut, reader, loop=loop)
         tls: dict[str, Any] = {}
@@ -342,8 +409,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             tls = {"ssl": self._ssl_context, "server_hostname": self.tls_name, "ssl_shutdown_timeout": TLS_CLOSE_S}
         # Where this fails, the transport that it made closes the socket.
         transport, _ = await loop.create_connection(lambda: protocol, sock=link, **tls)
-        self._transport: asyncio.WriteTransport = transport
-        self._link._sockets[link] = self  # noqa: SLF001
+        self._transport = transport
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._reader, self._protocol = reader, protocol
         self._read_task = self._create_reader_task()
@@ -355,7 +421,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         sent: Coroutine[Any, Any, Any] = super().send(request, expect_response)
         if isinstance(request, SaslHandShakeRequest):
             return self._keep_mechanisms(sent)
-        return sent if self._answered or self.stage != "request" else self._first_of_all(sent)
+        return sent if self._is_settled or not self.is_open else self._first_of_all(sent)
 
     async def _first_of_all(self, sent: Coroutine[Any, Any, Any]) -> Any:
         """A broker that takes connections and answers nothing must not be taken for one that is well."""
@@ -366,26 +432,30 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
             raise
 
     def _turned_away(self, error: BaseException) -> None:
-        if self.stage == "request" and not self._answered:
-            self._answered = True
+        if self.is_open and not self._is_settled:
+            self._is_settled = True
             self._link._failed(self, error)  # noqa: SLF001
 
     async def _keep_mechanisms(self, sent: Coroutine[Any, Any, Any]) -> Any:
         """What the broker offers for SASL: its refusal does not say."""
         response = await sent
-        self.mechanisms = tuple(response.enabled_mechanisms)
+        self.mechanisms = tuple(response.enabled_mechanisms or ())
         return response
 
     def _handle_frame(self, resp: bytes) -> None:
         super()._handle_frame(resp)
-        if not self._answered and self.stage == "request":
-            self._answered = True
-            self._link._succeeded(self)  # noqa: SLF001
+        if self.is_open and self._reader is not None:
+            # Closed meanwhile, it was an answer to something else.
+            self._link._answered(self, is_first=not self._was_answered)  # noqa: SLF001
+            self._was_answered = self._is_settled = True
 
     def abort(self) -> None:
-        """End it at once; what it was not answered is nobody's fault."""
-        self._answered = True
-        self._transport.abort()
+        """End it at once, however far it came; what it was not answered is nobody's fault."""
+        self.is_aborted = self._is_settled = True
+        if self._transport is not None:
+            self._transport.abort()
+            # Who does not wait for its reader to find out (a loop that ends) has let go of it all the same.
+            self.close(CloseReason.CONNECTION_BROKEN)
 
     def close(self, reason: CloseReason | None = None, exc: BaseException | None = None) -> "asyncio.Future[None]":
         """As aiokafka does it; a broker that closes instead of answering the first request has turned us away."""
@@ -453,6 +523,13 @@ def _digests(kafka: KafkaSettings) -> dict[Path, bytes]:
     if kafka.sasl is not None:
         paths.append(kafka.sasl.password_file)
     return {path: _digest(path) for path in paths if path is not None}
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0
 
 
 def _digest(path: Path) -> bytes:

@@ -89,11 +89,12 @@ def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
     *,
     stage: Stage = "connect",
     shown: bytes | None = None,
-    mechanisms: Sequence[str] = (),
+    mechanisms: Sequence[str | None] = (),
 ) -> Fault:
     """Words for an attempt to connect to `host:port` that failed at a stage.
 
-    `shown` is the certificate that the broker showed, in DER; `mechanisms` are those that it offers for SASL.
+    `shown` is the certificate that the broker showed, in DER; `mechanisms` are those that it offers for SASL, None for
+    a null among them.
     """
     error = _cause_of(error)
     at = _Place(host[:HOST_SHOWN_MAX], port, kafka)
@@ -108,6 +109,14 @@ def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
     if stage == "tls":
         return _handshake_ended(error, at, shown)
     return _turned_away(error, at, stage, mechanisms)
+
+
+def plain_words(error: BaseException, host: str, port: int) -> Fault:
+    """Words for any attempt that failed: they look into nothing that a peer sent."""
+    return Fault(
+        f"{address(host[:HOST_SHOWN_MAX], port)} cannot be reached: {_told(error)}",
+        "check kafka.bootstrap, this box's network, and the way between",
+    )
 
 
 def address(host: str, port: int) -> str:
@@ -178,9 +187,8 @@ def _not_routed(error: BaseException, at: _Place) -> Fault:
         )
     if number in {errno.EPERM, errno.EACCES}:
         return Fault(f"this box's own firewall forbids to connect to {at}", "allow it there (nft list ruleset)")
-    return at.fault(
-        f"{at} cannot be reached: {_told(error)}", "check kafka.bootstrap, this box's network, and the way between"
-    )
+    plain = plain_words(error, at.host, at.port)
+    return at.fault(plain.words, plain.hint)
 
 
 def _no_address(error: BaseException, at: _Place) -> Fault:
@@ -307,7 +315,7 @@ def _handshake_ended(error: BaseException, at: _Place, shown: bytes | None) -> F
 # -- Kafka's own opening --------------------------------------------------------------------------
 
 
-def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Sequence[str]) -> Fault:
+def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Sequence[str | None]) -> Fault:
     sasl = at.kafka.sasl
     if sasl is not None and isinstance(error, (UnsupportedSaslMechanismError, IllegalSaslStateError)):
         return _mechanism_refused(at, sasl.mechanism, mechanisms)
@@ -334,8 +342,8 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
     return Fault(f"what answers at {at} is no Kafka broker", f"{_PORT} do the brokers run there?")
 
 
-def _mechanism_refused(at: _Place, mechanism: str, mechanisms: Sequence[str]) -> Fault:
-    offered = [name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name.isprintable()]
+def _mechanism_refused(at: _Place, mechanism: str, mechanisms: Sequence[str | None]) -> Fault:
+    offered = [name[:_SHOWN_MAX] for name in mechanisms[:NAMES_TOLD_MAX] if name and name.isprintable()]
     if not offered:
         return Fault(
             f"{at} takes no log-in (SASL), and [kafka.sasl] is set",

@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
@@ -28,6 +29,7 @@ USABLE_S = 3_600.0
 TOPICS_MAX = 50_000
 """Topics whose verdict is remembered."""
 CLOSE_TIMEOUT_S = 5.0
+METADATA_S_MIN = 0.25
 
 log = structlog.get_logger()
 
@@ -120,7 +122,7 @@ class TopicVerdicts:
                     log.warning("topic is written to, and should be mended", topic=topic, flaw=flaw.words)
         if not verdict.usable and (before is None or before.reason != verdict.reason):
             log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
-        elif verdict.usable and before is not None and not before.usable:
+        elif verdict.usable and before is not None and not before.usable and not self._condemned[topic]:
             log.info("topic can be written to again", topic=topic)
 
     def _remember(self, verdict: TopicVerdict) -> None:
@@ -199,6 +201,7 @@ async def open_session(client_id: str, kafka: KafkaSettings, link: KafkaLink) ->
             request_timeout_ms=timeout_ms,
         )
         admin = AIOKafkaAdminClient(**link.options(), client_id=client_id, request_timeout_ms=timeout_ms)
+        end_pace = _pace(producer.client)
         try:
             async with asyncio.timeout(kafka.request_timeout_s):
                 await producer.start()
@@ -206,7 +209,37 @@ async def open_session(client_id: str, kafka: KafkaSettings, link: KafkaLink) ->
                 cluster = await read_cluster(admin, ())
             yield KafkaSession(producer, admin, link, cluster.id, kafka)
         finally:
+            end_pace()
             await _close(producer, admin, link)
+
+
+def _pace(client: AIOKafkaClient) -> Callable[[], None]:
+    """Have a client ask for metadata no oftener than every `METADATA_S_MIN`; gives what ends that.
+
+    aiokafka asks in a loop while a partition that it has a batch for is without a leader.
+    """
+    ask = client.force_metadata_update
+    asking: asyncio.Task[bool] | None = None
+    asked_s = float("-inf")
+
+    async def later() -> bool:
+        nonlocal asked_s
+        await asyncio.sleep(asked_s + METADATA_S_MIN - time.monotonic())
+        asked_s = time.monotonic()
+        return bool(await ask())
+
+    def paced() -> "asyncio.Future[bool]":
+        nonlocal asking
+        if asking is None or asking.done():
+            asking = asyncio.create_task(later(), name="metadata")
+        return asyncio.shield(asking)
+
+    def end() -> None:
+        if asking is not None:
+            asking.cancel()
+
+    client.force_metadata_update = paced
+    return end
 
 
 async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, link: KafkaLink) -> None:
@@ -220,7 +253,8 @@ async def _close(producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, link: K
     # What is under way ends at once, rather than with its time-out.
     link.abort()
     for close in (producer._sender.close, producer.client.close, admin.close):  # noqa: SLF001
-        with suppress(KafkaError, OSError, TimeoutError, asyncio.CancelledError):
+        # Whatever it is: a client that is not closed would go on connecting by itself.
+        with suppress(Exception, asyncio.CancelledError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await close()
     task = asyncio.current_task()

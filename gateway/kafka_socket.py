@@ -75,6 +75,14 @@ class BrokerSocket(socket.socket):
         headers += _TIMESTAMP_OPTION if info[_OPTIONS_AT] & _TIMESTAMPS else 0
         return int(sent + received + headers * (segments_out + segments_in))
 
+    def own_address(self) -> str | None:
+        """This box's address, also while it is being connected; None where it has none yet."""
+        try:
+            own: str = self.getsockname()[0]
+        except OSError:
+            return None
+        return None if own in {"0.0.0.0", "::"} else own  # noqa: S104 - what a socket says that has none
+
     def ends(self) -> tuple[str, tuple[str, int]] | None:
         """This box's address, and the broker's address and port; None where it is not connected."""
         try:

@@ -16,8 +16,11 @@ from aiokafka.errors import (
     InvalidConfigurationError,
     InvalidReplicationFactorError,
     InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
     NodeNotReadyError,
     PolicyViolationError,
+    RequestTimedOutError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
@@ -43,6 +46,13 @@ RETENTION_BYTES_MIN: Final = 10_000_000
 REASSIGNED_TOLD_MAX: Final = 6
 """Of more partitions than this a command is shown for the first only."""
 UNKNOWN = "topic-unknown"
+ADMIN_CONFIG: Final = "--command-config admin.properties"
+"""In the commands that are told, where the cluster asks who is there: Kafka's tools must log in then as well."""
+ADMIN_WORDS: Final = (
+    "an administrator of the cluster runs the commands told here, whose own security.protocol, sasl.* and ssl.* "
+    "settings stand in the file that is called admin.properties in them"
+)
+"""To be said once beside commands that name it."""
 AUTHORIZATION = (ClusterAuthorizationFailedError, TopicAuthorizationFailedError)
 LASTING = (*AUTHORIZATION, InvalidConfigurationError, InvalidTopicError, PolicyViolationError)
 """Answers about a topic that the next attempt would get again. Any other is about the cluster's state just now, and
@@ -260,6 +270,9 @@ def _message_size(settings: KafkaSettings) -> dict[str, str]:
 async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any]) -> Any:
     """The answer of any broker to a request, which may name the broker; those that are connected are asked first.
 
+    A broker that goes away, or says nothing, while it is asked is not the last word: another may answer. Raises
+    KafkaError, that of the broker which was asked last, where none does.
+
     The admin client itself asks one at random and fails where just that one cannot be reached. Its client and that
     one's connections are private in aiokafka 0.14, which is why that version is pinned and a test covers this.
     """
@@ -267,10 +280,15 @@ async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any]) -> Any
     nodes = [broker.nodeId for broker in client.cluster.brokers()]
     random.shuffle(nodes)
     connected = {node for (node, _), connection in client._conns.items() if connection.connected()}  # noqa: SLF001
+    gone: KafkaError = NodeNotReadyError("none of the brokers that the cluster names can be connected to from here")
     for node in sorted(nodes, key=lambda node: node not in connected):
-        if await client.ready(node):
+        if not await client.ready(node):
+            continue
+        try:
             return await client.send(node, request(node))
-    raise NodeNotReadyError("none of the brokers that the cluster names can be connected to from here")
+        except (KafkaConnectionError, RequestTimedOutError, NodeNotReadyError) as error:
+            gone = error
+    raise gone
 
 
 # -- judging --------------------------------------------------------------------------------------
@@ -520,6 +538,14 @@ def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdi
     )
 
 
+def forbidden_hint(topic: str, settings: KafkaSettings) -> str:
+    """What to do about a topic that can be seen, and that no broker lets this gateway write to."""
+    return (
+        "the broker does not let this gateway write to it; allow it (ACL Write), and what is kept for it on this box "
+        f"is sent by itself: {_allow(topic, settings, 'Write')}"
+    )
+
+
 def _creation_refusal(
     topic: str, code: int, rest: Sequence[str | None], settings: KafkaSettings
 ) -> TopicVerdict | None:
@@ -536,7 +562,7 @@ def _creation_refusal(
 
 def _alter(topic: str, settings: KafkaSettings, changes: str) -> str:
     return (
-        f"kafka-configs.sh --bootstrap-server {settings.bootstrap[0]} --alter --entity-type topics "
+        f"{_tool('kafka-configs.sh', settings)} --alter --entity-type topics "
         f"--entity-name {topic} --add-config {changes}"
     )
 
@@ -545,10 +571,13 @@ def _allow(topic: str, settings: KafkaSettings, *operations: str) -> str:
     # The name of a client with a certificate is what the broker makes of it.
     user = settings.sasl.user if settings.sasl is not None else "NAME"
     each = " ".join(f"--operation {operation}" for operation in operations)
-    return (
-        f"kafka-acls.sh --bootstrap-server {settings.bootstrap[0]} --add --allow-principal User:{user} {each} "
-        f"--topic {topic}"
-    )
+    return f"{_tool('kafka-acls.sh', settings)} --add --allow-principal User:{user} {each} --topic {topic}"
+
+
+def _tool(name: str, settings: KafkaSettings) -> str:
+    """The beginning of a command of Kafka's own."""
+    secured = f" {ADMIN_CONFIG}" if settings.tls is not None or settings.sasl is not None else ""
+    return f"{name} --bootstrap-server {settings.bootstrap[0]}{secured}"
 
 
 def _reassign(
@@ -563,7 +592,7 @@ def _reassign(
     rest = len(partitions) - len(told)
     further = f" (and so on for {_count(rest, 'partition')} more)" if rest else ""
     return (
-        f"kafka-reassign-partitions.sh --bootstrap-server {settings.bootstrap[0]} --execute "
+        f"{_tool('kafka-reassign-partitions.sh', settings)} --execute "
         f"--reassignment-json-file FILE, which holds {json.dumps({'version': 1, 'partitions': told})}{further}"
     )
 

@@ -75,7 +75,7 @@ class NameLookup:
                 answer.cancel()
 
     def _joined(self, host: str, port: int) -> "list[_LookUp]":
-        """The look-ups of a name to wait for, with a new one where those under way may hang."""
+        """The look-ups of a name to wait for, with a new one where those under way may hang. Raises socket.gaierror."""
         now_s = time.monotonic()
         with self._lock:
             self._forget(now_s)
@@ -89,8 +89,14 @@ class NameLookup:
                 len(look_ups) < UNDER_WAY_MAX and total < THREADS_MAX
             ):
                 look_up = _LookUp(host, port)
-                look_ups.append(look_up)
-                look_up.start()
+                try:
+                    look_up.start()
+                except (RuntimeError, MemoryError) as error:
+                    # Never begun, it would be waited for for ever; those that are under way may still answer.
+                    if not look_ups:
+                        raise socket.gaierror(socket.EAI_AGAIN, f"no thread for the look-up: {error}") from error
+                else:
+                    look_ups.append(look_up)
             return list(look_ups)
 
     def _forget(self, now_s: float) -> None:

@@ -66,6 +66,24 @@ def source_address(peer: tuple[str, int]) -> str | None:
         return None
 
 
+def is_own_address(address: str) -> bool:
+    """Whether an IP address is one of this box's, now: whether a socket can be bound to it.
+
+    True where that cannot be told (no more descriptors): a connection from it is then found dead by its time-out. So
+    it is where the kernel binds to any address (net.ipv4.ip_nonlocal_bind). Raises ValueError for what is no address.
+    """
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except socket.gaierror:
+        # fe80::1%wlan0, and wlan0 is gone.
+        return False
+    except OSError as error:
+        return error.errno not in {errno.EADDRNOTAVAIL, errno.ENODEV}
+    return True
+
+
 class AddressChange(NamedTuple):
     """This box reaches `host` from another of its own addresses than before."""
 

@@ -31,8 +31,6 @@ class Redrive:
         self._buffer = buffer
         self._front_door = front_door
         self._memory = memory
-        self._tried_bytes: dict[str, int] = {}
-        """By topic: the largest batch that it took when what was too large for it was last tried."""
 
     async def look(self, admin: AIOKafkaAdminClient) -> None:
         """Take in again what can go now. Raises KafkaError, BufferFileError."""
@@ -55,7 +53,6 @@ class Redrive:
         tried = [number for number, reason in found if reason in doubtful]
         # Only writing tells whether it may be written: one reading, and the others when that was taken.
         ready += tried if topic in self._memory.proven else tried[:1]
-        if verdict.batch_bytes_max > self._tried_bytes.get(topic, 0):
-            self._tried_bytes[topic] = verdict.batch_bytes_max
+        if verdict.batch_bytes_max > self._memory.too_small.get(topic, 0):
             ready += [number for number, reason in found if reason == TOO_LARGE_FOR_TOPIC]
         return sorted(ready)

@@ -69,6 +69,11 @@ class _Uplink(Struct, frozen=True):
     bytes_per_s: int = 0
 
 
+def counted(number: int, what: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def status_lines(seen: Glance) -> Iterator[str]:
     """One line for each thing that is well, more for what is not; to be wrapped at `INDENT`, and safe to print."""
     found, settings = seen.found, seen.settings
@@ -87,7 +92,9 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield "quarantine  empty"
     if found.losses:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
-    yield f"devices     {f'{len(found.devices):,}' if found.devices else 'none yet'} that send a sequence of their own"
+    send = "sends" if len(found.devices) == 1 else "send"
+    devices = f"{len(found.devices):,}" if found.devices else "none yet"
+    yield f"devices     {devices} that {send} a sequence of their own"
     for device in found.devices:
         doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
         last = doubtful if device.seen is None else told(device.seen, seen.now)
@@ -124,7 +131,12 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         yield f"topic       {escaped(topic)} is NOT WRITTEN TO: {escaped(flaw)}"
     yield from _rest(uplink.refused_topics, "topics that are not written to")
     if uplink.refused_topics:
-        yield f"{_BESIDE}what comes for it waits in the quarantine, and is sent by itself once that is mended"
+        them = "it" if len(uplink.refused_topics) == 1 else "them"
+        yield f"{_BESIDE}what comes for {them} waits in the quarantine, and is sent by itself once that is mended"
+    if any("--command-config" in flaw for flaw in uplink.refused_topics.values()):
+        from gateway.kafka_topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
+
+        yield f"{_BESIDE}{ADMIN_WORDS}"
 
 
 def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
@@ -140,7 +152,8 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         )
     if seen.rows_behind:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
-        yield f"{_BESIDE}{seen.rows_behind:,} readings and events from earlier are still to go, {how} (kafka.drain)"
+        behind = f"{_readings_and_events(seen.rows_behind)} from earlier {'is' if seen.rows_behind == 1 else 'are'}"
+        yield f"{_BESIDE}{behind} still to go, {how} (kafka.drain)"
     if uplink.live_oldest_us is not None:
         waited_s = (seen.now.boottime_us - uplink.live_oldest_us) / 1e6
         if waited_s > LIVE_AGE_SHOWN_S:
@@ -160,18 +173,27 @@ def _since(seen: Glance, uplink: _Uplink) -> str:
 
 
 def _clock_time(seen: Glance, wall_s: float) -> str:
-    """As the reader's clock shows it: `10:02` today, `2026-03-14 10:02` on another day."""
+    """As the reader's clock shows it, to the nearest minute: `10:02 CET` today, `2026-03-14 10:02 CET` otherwise.
+
+    What ends a day is measured by several clocks, and is a moment before midnight by some: rounded it is told as one.
+    """
     try:
-        then, now = (datetime.fromtimestamp(each, UTC).astimezone(seen.zone) for each in (wall_s, seen.wall_s))
+        then, now = (
+            datetime.fromtimestamp(each, UTC).astimezone(seen.zone) for each in (round(wall_s / 60) * 60, seen.wall_s)
+        )
     except (OverflowError, ValueError, OSError):
         return "no such date"
-    return f"{then:%H:%M}" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M}"
+    return f"{then:%H:%M %Z}" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M %Z}"
 
 
 def _safe(seen: Glance) -> str:
     if not seen.found.rows:
         return "nothing waits on disk"
-    return f"{seen.found.rows:,} readings and events safe on disk"
+    return f"{_readings_and_events(seen.found.rows)} safe on disk"
+
+
+def _readings_and_events(count: int) -> str:
+    return "1 reading or event" if count == 1 else f"{count:,} readings and events"
 
 
 def _room(seen: Glance) -> str:
@@ -218,7 +240,7 @@ def _buffer_lines(seen: Glance) -> Iterator[str]:
     if found.oldest is None:
         yield "buffer      empty: nothing waits for Kafka"
     else:
-        yield f"buffer      {found.rows:,} rows safe on disk, the oldest of {told(found.oldest, seen.now)}"
+        yield f"buffer      {counted(found.rows, 'row')} safe on disk, the oldest of {told(found.oldest, seen.now)}"
     yield f"space       {size(found.bytes_used)}, {_used(seen):.1%} of buffer.bytes_max"
     failing = (seen.answer or {}).get("buffer", {}).get("failing")
     if failing:

@@ -80,7 +80,7 @@ class FakeBroker:
 
     advertised: tuple[str, int] = ("127.0.0.1", 1)
     """What it says is its own address."""
-    mechanisms: tuple[str, ...] = ()
+    mechanisms: tuple[str | None, ...] = ()
     """What it offers for SASL; with any, it closes the connection of who asks for more without a log-in."""
     takes_mechanism: bool = False
     """Whether the client's mechanism is taken, and its log-in refused then."""
@@ -112,5 +112,7 @@ class FakeBroker:
         return struct.pack(">h", SASL_AUTHENTICATION_FAILED) + _text("invalid credentials") + struct.pack(">i", 0)
 
 
-def _text(text: str) -> bytes:
+def _text(text: str | None) -> bytes:
+    if text is None:
+        return struct.pack(">h", -1)
     return struct.pack(">h", len(text)) + text.encode()

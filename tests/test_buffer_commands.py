@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gateway import buffer_commands, buffer_schema, config_file, control, kafka_topics, routes
 from gateway.buffer import Buffer
 from gateway.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
+from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.cli import main
 from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
@@ -333,6 +334,40 @@ def test_what_no_retry_can_mend_is_told_as_such(config: Path, reason: str) -> No
     assert "retry" not in words_of(sluice(config, "quarantine", "ls").output)
 
 
+def set_aside_for(config: Path, *reasons: str) -> None:
+    """Let what stands in the quarantine, number by number, stand there for these reasons."""
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        for number, reason in enumerate(reasons, 1):
+            connection.execute("UPDATE quarantine SET reason = ? WHERE number = ?", (reason, number))
+
+
+def test_what_a_topic_is_the_reason_for_goes_by_itself(config: Path) -> None:
+    set_aside_for(config, "topic-compacted", TOPIC_FORBIDDEN)
+    shown = words_of(sluice(config, "quarantine", "ls").output)
+    assert (f"What stands here for {TOPIC_FORBIDDEN}, topic-compacted is sent by itself once that is mended") in shown
+    assert "quarantine retry" not in shown
+    set_aside_for(config, "topic-compacted", "no-route")
+    shown = words_of(sluice(config, "quarantine", "ls").output)
+    assert "What stands here for topic-compacted is sent by itself" in shown
+    assert "Once it is mended: sluice buffer quarantine retry --reason REASON, for what is not a topic's" in shown
+
+
+def test_a_right_to_write_that_is_missing_is_told_as_such(config: Path) -> None:
+    set_aside_for(config, TOPIC_FORBIDDEN, "broker-refused: PolicyViolationError")
+    shown = words_of(sluice(config, "quarantine", "ls").output)
+    assert f"1 {TOPIC_FORBIDDEN}: the broker does not let this gateway write to the topic" in shown
+    assert "(ACL Write)" in shown
+    assert "1 broker-refused: PolicyViolationError: the broker does not take it" in shown
+
+
+async def test_one_is_told_as_one(config: Path) -> None:
+    set_aside_for(config, "no-route", "salvaged-without-series")
+    refused = await beside(config, "quarantine", "retry", "1")
+    assert "1 stays in the quarantine: no-route" in words_of(refused.stdout)
+    kept = await beside(config, "quarantine", "drop", "1", told="n\n")
+    assert "Throw 1 quarantined input away, for good?" in kept.stderr
+
+
 def test_a_long_reason_is_shown_whole(config: Path) -> None:
     reason = "broker-refused: PolicyViolationError"
     with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
@@ -371,13 +406,15 @@ async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Pat
     refused = await beside(config, "quarantine", "retry", "--all")
     assert refused.exit_code == 1
     assert words_of(refused.stdout) == (
-        "0 taken in again: they go to Kafka with what waits 2 stay in the quarantine: no-route: no route takes the "
+        "0 taken in again 2 stay in the quarantine: no-route: no route takes the "
         "topic; add one under [[routes]], or correct what the sensor publishes to"
     )
     mend_the_route(config)
     mended = await beside(config, "quarantine", "retry", "1")
     assert mended.exit_code == 0
-    assert mended.stdout == "1 taken in again: they go to Kafka with what waits\n"
+    assert words_of(mended.stdout) == (
+        "1 taken in again: to Kafka with what waits; what Kafka still refuses comes back into the quarantine"
+    )
     assert waiting(config, "7") == ["7"]
     assert [item["number"] for item in json.loads(sluice(config, "quarantine", "ls", "--json").output)] == [2]
     # Its lane was made known, as one of the daemon's is.

@@ -8,15 +8,27 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway.check import Remark, _absent, _cluster_words, _findings, _routes_without_topics, check_kafka, wanted_topics
+from gateway.check import (
+    Finding,
+    Remark,
+    _absent,
+    _admin_words,
+    _cluster_words,
+    _findings,
+    _routes_without_topics,
+    _unusable,
+    check_kafka,
+    wanted_topics,
+)
 from gateway.config_file import load
-from gateway.kafka_topics import UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
+from gateway.kafka_topics import ADMIN_CONFIG, ADMIN_WORDS, UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
 from gateway.routes import Destination, compile_routes
 from gateway.settings import (
     DEFAULT_ROUTE,
     GatewaySettings,
     KafkaSaslSettings,
     KafkaSettings,
+    KafkaTlsSettings,
     RouteSettings,
     Settings,
 )
@@ -145,6 +157,13 @@ def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
     assert "topic-not-created; no right" in found.words
 
 
+def test_who_runs_the_commands_is_said_once() -> None:
+    commands = [Finding(f"topic {name}", ok=False, words=f"x; kafka-acls.sh {ADMIN_CONFIG} --add") for name in "ab"]
+    (said,) = _admin_words(commands)
+    assert (said.ok, said.words) == (True, ADMIN_WORDS)
+    assert _admin_words([Finding("topic a", ok=False, words="kafka-acls.sh --add")]) == []
+
+
 def test_brokers_that_are_down_are_told() -> None:
     replicas = {"t": (0, (Partition(0, 1, (1, 2, 3), (1, 2)),))}
     addresses = {1: ("a", 9092), 2: ("b", 9092)}
@@ -177,7 +196,17 @@ async def test_a_password_that_cannot_be_read_is_told_before_anything_is_asked(t
     kafka = structs.replace(settings.kafka, sasl=sasl)
     (finding,) = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
     assert not finding.ok
-    assert str(tmp_path / "password") in finding.words
+    # What is wrong with the file and what to do was said by the look at this box.
+    assert finding.words == "not tried: kafka.sasl.password_file cannot be used, see above"
+
+
+async def test_a_certificate_that_cannot_be_read_is_not_told_twice(tmp_path: Path) -> None:
+    settings = settings_of("meters")
+    kafka = structs.replace(settings.kafka, tls=KafkaTlsSettings(ca=tmp_path / "ca.pem"))
+    (finding,) = await check_kafka(structs.replace(settings, kafka=kafka), create=False)
+    assert (finding.ok, finding.words) == (False, "not tried: kafka.tls.ca cannot be used, see above")
+    # What the look at this box cannot have said is told whole.
+    assert _unusable("kafka.tls: no cipher; check tls.ca") == "kafka.tls: no cipher; check tls.ca"
 
 
 @pytest.mark.kafka

@@ -105,6 +105,12 @@ def test_the_names_that_a_certificate_is_for(tmp_path: Path, names: str | None, 
     assert read_names(with_names(tmp_path, names)) == told
 
 
+@pytest.mark.parametrize("der", ["30043002a300", "30083006a304300230 00", "300a3008a3063004300206 00"])
+def test_extensions_without_what_they_are_made_of_are_refused(der: str) -> None:
+    with pytest.raises(ValueError, match=r"empty|not enough values"):
+        host_names(bytes.fromhex(der))
+
+
 @given(st.data())
 def test_whatever_stands_in_der_names_are_read_or_refused(pair: tuple[Path, Path], data: st.DataObject) -> None:
     der = bytearray(ssl.PEM_cert_to_DER_cert(pair[0].read_text()))

@@ -483,8 +483,8 @@ def broker(more: str) -> str:
     ("content", "mode", "judged", "words"),
     [
         ("correct horse\n", 0o400, "ok", "holds a password, and its owner alone may read it"),
-        ("correct horse\n", 0o440, "FAIL", "password_file can be read by others; run: chmod 0400"),
-        ("", 0o400, "FAIL", "password_file is empty"),
+        ("correct horse\n", 0o440, "FAIL", "can be read by others; run: chmod 0400"),
+        ("", 0o400, "FAIL", "is empty"),
         (None, 0, "FAIL", "password: No such file or directory; write the password there, chmod 0400"),
     ],
 )

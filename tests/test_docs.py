@@ -1,21 +1,30 @@
 """What there is and what is told of it are the same: every command and option, in the README and in `--help`."""
 
+import configparser
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
-from gateway import config_file
+from gateway import config_file, settings
+from gateway.buffer_losses import EVENTS_DROPPED, _Reported
+from gateway.buffer_quarantine import OVERFLOW
 from gateway.cli import main
+from gateway.kafka_record import DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
+from gateway.kafka_topics import ADMIN_CONFIG
 from spark.cli import main as cloud
 
 ROOT = Path(__file__).parent.parent
 READMES = (ROOT / "README.md", ROOT / "gateway" / "README.md")
 """The one for everybody, and the installers' page."""
+EVENTS = ROOT / "gateway" / "EVENTS.md"
 COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--bootstrap"}
 """Options that many commands have: the README need not have them beside each."""
 
@@ -128,7 +137,7 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
 
 
 def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
-    page = (ROOT / "gateway" / "EVENTS.md").read_text()
+    page = EVENTS.read_text()
     code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
     kinds = set(re.findall(r"event(?:_entry)?\(\s*\"([a-z-]+)\"", code)) | set(
         re.findall(r"report\(\"([a-z-]+)\"", code)
@@ -139,6 +148,64 @@ def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
     reasons = set(re.findall(r"\"((?:topic|no|ambiguous|not-the|device-name|kafka-topic)-[a-z-]+)\"", verdicts))
     assert {"topic-compacted", "no-route"} <= reasons
     assert not {reason for reason in reasons if f"`{reason}`" not in page}
+
+
+def test_every_header_and_what_stands_in_it_is_in_the_page_about_them() -> None:
+    page = EVENTS.read_text()
+    first, *_ = page.partition("## `gateway-events`")
+    told = re.findall(r"`((?:ce_[a-z]+|content-type))`", "".join(re.findall(r"(?m)^\|([^|]*)\|", first)))
+    assert tuple(told) == HEADER_NAMES, "in the order on the wire"
+    for word in (*DOUBTS.values(), "synced", "estimated", "received", "bounded", str(TIME_ERROR_UNKNOWN_US)):
+        assert word in first
+
+
+def test_every_reason_of_a_loss_is_in_the_page_about_them() -> None:
+    code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
+    reasons = set(re.findall(r"\.lost\(\s*[A-Za-z._]+,\s*\"([a-z0-9-]+)\"|_drop_front\(\"([a-z-]+)\"", code))
+    found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, EVENTS_DROPPED}
+    found |= {f"{what}-{how}" for what in ("buffer", "quarantine") for how in ("damaged", "unreadable")}
+    assert {"refused-qos0", "sensor-ring-overflow", "will-not-reported", "too-old", "buffer-full"} <= found
+    _, _, after = EVENTS.read_text().partition("### What is lost, and why")
+    table = set(re.findall(r"`([a-z0-9-]+)`", "".join(re.findall(r"(?m)^\|([^|]*)\|", after.partition("###")[0]))))
+    assert table == found | {"reason"}
+
+
+def test_the_page_names_each_field_of_a_loss_a_heartbeat_and_a_will() -> None:
+    page = EVENTS.read_text()
+    loss = {field.name for field in structs.fields(_Reported)}
+    will = set(re.findall(r"details\[\"([a-z_0-9]+)\"\]", (ROOT / "gateway" / "mqtt_device_events.py").read_text()))
+    heartbeat = set(re.findall(r"(?m)^            \"([a-z_]+)\": ", (ROOT / "gateway" / "heartbeat.py").read_text()))
+    assert {"will_topic", "will_payload"} <= will
+    assert {"offsets", "low_watermark", "counts"} <= heartbeat
+    assert not {field for field in loss | will | heartbeat if f"`{field}`" not in page}
+
+
+def test_the_unit_starts_again_for_ever_and_holds_nothing_that_systemd_does_not_read() -> None:
+    (unit,) = re.findall(r"```ini\n(.*?)```", READMES[1].read_text(), re.DOTALL)
+    parsed = configparser.ConfigParser(interpolation=None)
+    parsed.read_string(unit)
+    assert parsed["Unit"]["StartLimitIntervalSec"] == "0"
+    assert (parsed["Service"]["Restart"], parsed["Service"]["RestartSec"]) == ("always", "5")
+    # systemd takes a comment on a line of its own only (systemd.syntax(7)).
+    assert not [line for line in unit.splitlines() if "#" in line[1:]]
+
+
+def test_the_rights_that_the_gateway_needs_are_given_by_the_installers_commands() -> None:
+    page = READMES[1].read_text().replace("\\\n", "")
+    commands = re.findall(r"(?m)^ *(kafka-acls\.sh .*)$", page)
+    assert len(commands) == 2
+    for command in commands:
+        assert set(re.findall(r"--operation (\w+)", command)) == {"Write", "DescribeConfigs", "Create"}
+        assert ADMIN_CONFIG in command
+    assert set(re.findall(r"--topic (\S+)", " ".join(commands))) == {"gateway-events", "gateway-quarantine", "device-"}
+
+
+def test_the_installers_page_says_where_the_settings_stand() -> None:
+    page = READMES[1].read_text()
+    assert Path(settings.__file__).name == "settings.py"
+    (code,) = re.findall(r'python -c "(import gateway.settings; print\(gateway.settings.__file__\))"', page)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert Path(said.stdout.strip()) == Path(settings.__file__)
 
 
 def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import aiokafka.client
 import msgspec
 import pytest
+import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
@@ -29,6 +30,7 @@ from gateway.name_lookup import Address, names
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context, speaking
 
+METADATA_REQUEST = aiokafka.client.MetadataRequest([])
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 
 
@@ -139,7 +141,9 @@ async def test_outside_the_client_is_as_it_was_and_two_links_are_apart() -> None
                 of_second = await aiokafka.client.create_conn("127.0.0.1", other)
             late = await asyncio.create_task(aiokafka.client.create_conn("127.0.0.1", one))
         assert (len(first._sockets), len(second._sockets)) == (2, 1)
+        await of_second.send(METADATA_REQUEST)
         assert second.peers() == {("127.0.0.1", other)}
+        assert not first.peers()
         for connection in (plain, of_first, of_second, late):
             await connection.close()
 
@@ -280,9 +284,9 @@ async def test_an_address_that_failed_is_left_alone_for_a_while(monkeypatch: pyt
     dialled = []
     dial = KafkaLink._dial
 
-    async def counted(self: KafkaLink, addresses: list[Address], failures: list[BaseException]) -> BrokerSocket:
+    async def counted(self: KafkaLink, addresses: list[Address], of: kafka_link._Connection) -> BrokerSocket:
         dialled.extend(addresses)
-        return await dial(self, addresses, failures)
+        return await dial(self, addresses, of)
 
     monkeypatch.setattr(KafkaLink, "_dial", counted)
     link = link_to("127.0.0.1:1")
@@ -319,6 +323,82 @@ async def test_failures_of_ever_other_addresses_are_not_kept_for_ever() -> None:
         link._failed(kafka_link._Connection(link, "kafka.example", port, {}), TimeoutError())
     assert len(link._pauses) == kafka_link.PAUSES_MAX
     assert ("kafka.example", 399) in link._pauses
+
+
+async def test_an_answer_of_any_broker_ends_the_fault_and_not_what_is_wrong_with_another() -> None:
+    async with speaking(FakeBroker()) as port:
+        link = link_to(f"127.0.0.1:{port}", "127.0.0.1:1")
+        with link.entered():
+            connection = await aiokafka.client.create_conn("127.0.0.1", port)
+            with pytest.raises(KafkaConnectionError):
+                await aiokafka.client.create_conn("127.0.0.1", 1)
+        told = [link.fault]
+        for _ in range(2):
+            await connection.send(METADATA_REQUEST)
+            told.append(link.fault)
+            assert list(link.faults) == ["127.0.0.1:1"]
+            link._failed(kafka_link._Connection(link, "127.0.0.1", 1, {}), TimeoutError())
+            told.append(link.fault)
+        await connection.close()
+    unresolved = "the name 127.0.0.1 does not resolve"
+    assert [words and words[: len(unresolved)] for words in told[1:]] == [None, unresolved] * 2
+    assert told[0] == "nothing listens at 127.0.0.1:1"
+
+
+async def test_a_failure_for_which_no_words_are_found_has_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def finds_none(*_arguments: object, **_options: object) -> None:
+        raise AttributeError("isprintable")
+
+    monkeypatch.setattr(kafka_link, "reach_words", finds_none)
+    words = await refused_in_words(link_to("127.0.0.1:1"))
+    assert words.startswith("127.0.0.1:1 cannot be reached: Connect")
+
+
+# -- who answers, and who hangs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answers", [frozenset(), frozenset({API_VERSIONS})])
+async def test_a_connection_that_was_not_answered_is_none(answers: frozenset[int]) -> None:
+    """As of a load balancer that takes connections with nothing behind it."""
+    async with speaking(broker := FakeBroker(answers=answers)) as port:
+        link = link_to(f"127.0.0.1:{port}", connect_timeout_s=60)
+        asked = asyncio.create_task(_ask(link, port))
+        await until(lambda: len(broker.asked) == len(answers) + 1)
+        assert link.own_addresses() == {"127.0.0.1"}
+        assert not link.peers()
+        assert not link.local_addresses()
+        # What is sent on a connection that was opened counts before its first answer: a batch takes its time.
+        assert (link.carried_bytes() > 0) == bool(answers)
+        link.abort()
+        with pytest.raises(KafkaConnectionError):
+            await asyncio.wait_for(asked, 5)
+        await until(lambda: not link._sockets)
+        assert (link.carried_bytes() > 0) == bool(answers)
+        assert link.fault is None
+
+
+async def _ask(link: KafkaLink, port: int, host: str = "127.0.0.1") -> None:
+    with link.entered():
+        connection = await aiokafka.client.create_conn(host, port)
+    await connection.send(METADATA_REQUEST)
+
+
+async def test_what_came_through_does_not_fall_when_a_connection_closes() -> None:
+    async with speaking(FakeBroker()) as port:
+        link = link_to(f"127.0.0.1:{port}")
+        with link.entered():
+            one, other = [await aiokafka.client.create_conn("127.0.0.1", port) for _ in range(2)]
+        await one.send(METADATA_REQUEST)
+        await other.send(METADATA_REQUEST)
+        assert link.peers() == {("127.0.0.1", port)}
+        both = link.carried_bytes()
+        await one.close()
+        await until(lambda: len(link._sockets) == 1)
+        assert link.peers()
+        await other.close()
+        await until(lambda: not link._sockets)
+        # A FIN counts as a byte.
+        assert both <= link.carried_bytes() <= both + 4
 
 
 # -- ending at once -------------------------------------------------------------------------------
@@ -358,6 +438,56 @@ async def test_abort_fails_the_requests_that_wait() -> None:
         assert not link._sockets
 
 
+async def test_those_from_an_address_that_is_gone_are_ended_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    link = link_to("kafka.example:9092", connect_timeout_s=60)
+    server = await asyncio.start_server(lambda r, w: _then_close(FakeBroker(), r, w), "::1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with link.entered():
+            opened = await aiokafka.client.create_conn("::1", port)
+            answering(monkeypatch, silent)
+            opening = asyncio.create_task(aiokafka.client.create_conn("kafka.example", 9092))
+        await until(lambda: link.own_addresses() == {"127.0.0.1", "::1"})
+        link._failed(kafka_link._Connection(link, "kafka.example", 1, {}), TimeoutError())
+        assert not link.abort_stale(lambda _: True)
+        assert link._pauses
+        assert link.abort_stale(lambda own: own == "::1")
+        assert not link._pauses, "what failed was tried from an address that is gone"
+        with pytest.raises(KafkaConnectionError, match="given up"):
+            await asyncio.wait_for(opening, 5)
+        await opened.send(METADATA_REQUEST)
+        assert link.local_addresses() == {"::1"}
+        assert link.abort_stale(lambda _: False)
+        assert not opened.connected()
+        await until(lambda: not link._sockets)
+    assert not link.abort_stale(lambda _: False)
+    assert link.fault is None
+
+
+@pytest.mark.parametrize("version", [None, *VERSIONS])
+async def test_an_aborted_connection_is_closed_for_the_client_too(
+    version: ssl.TLSVersion | None, authority: Authority
+) -> None:
+    """Else it would log "Unclosed AIOKafkaConnection" where its reader has no turn any more."""
+    context = None if version is None else server_context(authority.signed("IP:127.0.0.1"), version)
+    async with speaking(FakeBroker(), context) as port:
+        link = link_to(f"127.0.0.1:{port}", tls=None if version is None else KafkaTlsSettings(ca=authority.certificate))
+        async with client_of(link) as client:
+            await client.bootstrap()
+            with link.entered():
+                connection = await aiokafka.client.create_conn(
+                    "127.0.0.1",
+                    port,
+                    **{each: client.__dict__[f"_{each}"] for each in ("security_protocol", "ssl_context")},
+                )
+            link.abort()
+            assert not connection.connected()
+            assert link.fault is None
+            link.abort()
+
+
 async def test_a_connection_that_is_cancelled_leaves_no_socket(
     monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
 ) -> None:
@@ -392,7 +522,8 @@ async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host:
     async with server:
         port = server.sockets[0].getsockname()[1]
         link = link_to("kafka.example:9092")
-        link_socket = await link._dial(await names.addresses(host, port), [])
+        connection = kafka_link._Connection(link, "kafka.example", 9092, {})
+        link_socket = await link._dial(await names.addresses(host, port), connection)
         before = link.wire_bytes()
         assert 0 < before <= 4 * 80, "a handshake"
         reader, writer = await asyncio.open_connection(sock=link_socket)
@@ -585,6 +716,19 @@ async def test_a_mechanism_that_is_not_offered_is_told_with_those_that_are(sasl:
     assert words.endswith("does not take SCRAM-SHA-512 for log-in; it takes: PLAIN, SCRAM-SHA-256")
 
 
+async def test_a_broker_that_offers_null_for_a_login_costs_the_next_one_nothing(sasl: KafkaSaslSettings) -> None:
+    async with (
+        speaking(FakeBroker(mechanisms=(None,))) as nonsense,
+        speaking(other := FakeBroker(mechanisms=("PLAIN",))) as port,
+    ):
+        link = link_to(f"127.0.0.1:{nonsense}", f"127.0.0.1:{port}", sasl=sasl)
+        async with client_of(link) as client:
+            with pytest.raises(KafkaConnectionError, match="Unable to bootstrap"):
+                await client.bootstrap()
+    assert other.asked
+    assert link.faults[f"127.0.0.1:{nonsense}"].words.endswith("takes no log-in (SASL), and [kafka.sasl] is set")
+
+
 async def test_a_wrong_password_is_told_and_never_shown(
     sasl: KafkaSaslSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -651,6 +795,35 @@ def test_files_that_change_are_told_and_half_written_ones_are_not(
     assert link().options()["sasl_plain_password"] == "battery staple"  # noqa: S105
     sasl.password_file.unlink()
     assert not second.files_changed()
+
+
+def test_a_new_file_that_cannot_be_used_is_read_once_and_logged_once(
+    sasl: KafkaSaslSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = link_to("kafka.example:9092", sasl=sasl)
+    reads = []
+    read = kafka_link._read_files
+
+    def counted(kafka: KafkaSettings) -> kafka_link._Files:
+        reads.append(kafka)
+        return read(kafka)
+
+    monkeypatch.setattr(kafka_link, "_read_files", counted)
+    sasl.password_file.chmod(0o600)
+    with structlog.testing.capture_logs() as lines:
+        for content, mode in (("", 0o600), ("battery staple\n", 0o644)):
+            sasl.password_file.write_text(content)
+            sasl.password_file.chmod(mode)
+            for _ in range(5):
+                assert not link.files_changed()
+    assert [line["log_level"] for line in lines] == ["warning", "warning"]
+    assert "the former stays in use until then" in lines[0]["event"]
+    assert "kafka.sasl.password_file is empty" in lines[0]["reason"]
+    assert "chmod 0400" in lines[1]["reason"]
+    assert len(reads) == 2
+    # The same words in the file, and nobody else may read them now.
+    sasl.password_file.chmod(0o400)
+    assert link.files_changed()
 
 
 def test_files_that_cannot_be_used_are_told_by_their_setting(

@@ -15,7 +15,7 @@ from aiokafka.errors import (
 )
 
 from gateway import kafka_reach
-from gateway.kafka_reach import Stage, reach_words
+from gateway.kafka_reach import Stage, plain_words, reach_words
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 
 BOOTSTRAP = KafkaSettings(("kafka.example:9092", "[::1]:9092"))
@@ -137,6 +137,28 @@ def test_a_login_where_none_is_taken() -> None:
     fault = reach_words(UnsupportedSaslMechanismError("x"), "kafka.example", 9092, SASL, stage="login")
     assert fault.words == "kafka.example:9092 takes no log-in (SASL), and [kafka.sasl] is set"
     assert "take [kafka.sasl] out" in fault.hint
+
+
+def test_a_mechanism_that_is_null_is_none() -> None:
+    error = UnsupportedSaslMechanismError("x")
+    fault = reach_words(error, "kafka.example", 9092, SASL, stage="login", mechanisms=(None, "", "PLAIN"))
+    assert fault.words == "kafka.example:9092 does not take SCRAM-SHA-512 for log-in; it takes: PLAIN"
+    fault = reach_words(error, "kafka.example", 9092, SASL, stage="login", mechanisms=(None,))
+    assert fault.words == "kafka.example:9092 takes no log-in (SASL), and [kafka.sasl] is set"
+
+
+def test_a_certificate_that_is_none_costs_its_names_only() -> None:
+    error = ssl.SSLCertVerificationError(1, "x")
+    error.verify_code, error.verify_message = 62, "Hostname mismatch"
+    # Its extensions hold nothing, not even a list.
+    shown = bytes.fromhex("30043002a300")
+    fault = reach_words(error, "kafka.example", 9092, TLS, stage="tls", shown=shown)
+    assert fault.words == "the certificate of kafka.example:9092 is for other names, and not for kafka.example"
+
+
+def test_plain_words_fit_any_error() -> None:
+    assert plain_words(TypeError("correct horse"), "::1", 9092).words == "[::1]:9092 cannot be reached: TypeError"
+    assert len(plain_words(OSError(errno.EIO, "Input/output error"), "x" * 30_000, 9092).words) < 1_000
 
 
 def test_what_a_broker_says_of_itself_is_not_repeated_at_any_length() -> None:

@@ -6,12 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, NodeNotReadyError, RecordListTooLargeError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    NodeNotReadyError,
+    RecordListTooLargeError,
+    RequestTimedOutError,
+)
 from aiokafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse_v2
 from aiokafka.protocol.metadata import MetadataResponse_v5
 from aiokafka.structs import BrokerMetadata
@@ -25,6 +34,7 @@ from gateway.clock_gateway import WallClock
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka_record import RecordEncoder
 from gateway.kafka_topics import (
+    ADMIN_CONFIG,
     BATCH_BYTES_DEFAULT,
     RETENTION_BYTES_MIN,
     Partition,
@@ -32,11 +42,12 @@ from gateway.kafka_topics import (
     _creation_refusal,
     _refusal,
     create_topics,
+    forbidden_hint,
     inspect_topics,
     judge,
     read_cluster,
 )
-from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings
+from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from tests.kafka_admin import administered, allow, create_topic
 from tests.kafka_cluster import Listener, kafka_cluster
 
@@ -307,13 +318,35 @@ def test_settings_that_this_gateway_may_not_see_are_told_by_the_right_that_is_mi
     assert hidden is not None
     assert hidden.reason == "topic-config-hidden"
     assert hidden.hint.endswith(
-        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:ditch --operation DescribeConfigs "
-        "--topic t"
+        "kafka-acls.sh --bootstrap-server kafka:9092 --command-config admin.properties --add --allow-principal "
+        "User:ditch --operation DescribeConfigs --topic t"
     )
     unseen = _refusal("t", TOPIC_AUTHORIZATION_FAILED, TOPIC_AUTHORIZATION_FAILED, "no", settings)
     assert unseen is not None
     assert unseen.reason == "topic-refused"
     assert "--operation Write --operation DescribeConfigs" in unseen.hint
+
+
+def test_a_topic_that_may_not_be_written_to_is_told_with_the_right_that_is_missing() -> None:
+    settings = structs.replace(SETTINGS, sasl=KafkaSaslSettings("SCRAM-SHA-512", "ditch", Path("password")))
+    hint = forbidden_hint("t", settings)
+    assert hint.startswith("the broker does not let this gateway write to it; allow it (ACL Write)")
+    assert hint.endswith(
+        "kafka-acls.sh --bootstrap-server kafka:9092 --command-config admin.properties --add --allow-principal "
+        "User:ditch --operation Write --topic t"
+    )
+
+
+@pytest.mark.parametrize("secured", [{"tls": KafkaTlsSettings()}, {"sasl": KafkaSaslSettings("PLAIN", "u", Path("p"))}])
+def test_a_cluster_that_asks_who_is_there_has_its_commands_log_in(secured: dict[str, Any]) -> None:
+    config = {"message.timestamp.type": "CreateTime"}
+    bare, logged_in = (
+        judged(config, settings=each).hint + judged({"min.insync.replicas": "1"}, [[1]], settings=each).flaws[0].words
+        for each in (SETTINGS, structs.replace(SETTINGS, **secured))
+    )
+    assert "--command-config" not in bare
+    assert logged_in.count("--bootstrap-server kafka:9092 --command-config admin.properties ") == 3
+    assert logged_in.replace(f" {ADMIN_CONFIG}", "") == bare
 
 
 @pytest.mark.parametrize(
@@ -372,6 +405,8 @@ class Answers:
         self._up = up
         self._partitions = partitions
         self.asked: list[int] = []
+        self.failing: dict[int, KafkaError] = {}
+        """What asking a broker ends with that is connected."""
 
     def brokers(self) -> list[BrokerMetadata]:
         return [BrokerMetadata(node, f"kafka{node}", 9092, None) for node in sorted(self._up)]
@@ -381,6 +416,8 @@ class Answers:
 
     async def send(self, node: int, request: Any) -> Any:
         self.asked.append(node)
+        if node in self.failing:
+            raise self.failing[node]
         if isinstance(request, DescribeConfigsRequest):
             entries: list[object] = [(key, value, False, 5, False, []) for key, value in SOUND.items()]
             return DescribeConfigsResponse_v2(0, [(0, "", 2, "t", entries)])
@@ -403,6 +440,27 @@ async def test_a_topic_is_judged_by_any_broker_that_can_be_reached_and_with_all_
     assert verdict.usable
     assert [flaw.words.split(":")[0] for flaw in verdict.flaws if flaw.fails] == ["1 of its 2 partitions"]
     assert ["while one broker is away" in flaw.words for flaw in verdict.flaws if not flaw.fails] == [True]
+
+
+@pytest.mark.parametrize("error", [KafkaConnectionError, RequestTimedOutError, NodeNotReadyError])
+async def test_a_broker_that_goes_away_while_it_is_asked_is_not_the_last_word(error: type[KafkaError]) -> None:
+    sound = Answers([(0, 0, 1, [1, 2, 3], [1, 2, 3], [])], {1, 2, 3})
+    # Broker 2 is connected, so that it is asked first; it restarts just then.
+    sound._conns[2, 0] = SimpleNamespace(connected=lambda: True)
+    sound.failing[2] = error("gone")
+    cluster = await read_cluster(sound)
+    assert (cluster.id, sound.asked) == ("cluster", [2, 3])
+    sound.failing[3] = error("gone too")
+    with pytest.raises(error):
+        await read_cluster(sound)
+
+
+async def test_what_a_broker_answers_is_asked_of_no_other() -> None:
+    refusing = Answers([], {1, 2, 3})
+    refusing.failing = dict.fromkeys((2, 3), ClusterAuthorizationFailedError("no"))
+    with pytest.raises(ClusterAuthorizationFailedError):
+        await read_cluster(refusing)
+    assert len(refusing.asked) == 1
 
 
 async def test_a_cluster_that_cannot_be_reached_is_no_verdict() -> None:

@@ -100,6 +100,32 @@ async def test_look_ups_that_hang_do_not_pile_up(dns: Dns, monkeypatch: pytest.M
         await names.addresses("localhost", 9092)
 
 
+async def test_a_thread_that_cannot_be_started_is_an_error_of_that_time_only(
+    dns: Dns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a limit on tasks (TasksMax), or where memory is short."""
+
+    def refuses(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(name_lookup, "HANGING_S", 0.0)
+    names = NameLookup()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name_lookup._LookUp, "start", refuses)
+        for _ in range(2 * UNDER_WAY_MAX):
+            with pytest.raises(socket.gaierror, match="can't start new thread") as raised:
+                await names.addresses("kafka.example", 9092)
+            assert raised.value.errno == socket.EAI_AGAIN
+    await asked_in_vain(names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name_lookup._LookUp, "start", refuses)
+        # One that is under way is joined all the same.
+        await asked_in_vain(names)
+    dns.address = "127.0.0.9"
+    async with asyncio.timeout(5):
+        assert await names.addresses("kafka.example", 9092)
+
+
 async def test_an_answer_that_came_too_late_serves_who_asks_next_and_nobody_after(dns: Dns) -> None:
     names = NameLookup()
     released = threading.Event()

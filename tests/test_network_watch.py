@@ -17,7 +17,15 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.network_watch import COALESCE_S, HOSTS_MAX, AddressChange, AddressWatch, source_address, watch
+from gateway.network_watch import (
+    COALESCE_S,
+    HOSTS_MAX,
+    AddressChange,
+    AddressWatch,
+    is_own_address,
+    source_address,
+    watch,
+)
 
 ROOT = Path(__file__).parent.parent
 PEER = ("192.0.2.1", 9092)
@@ -223,7 +231,30 @@ def test_towards_this_box_itself_the_own_address_is_the_same() -> None:
     assert source_address(("127.0.0.1", 9092)) == "127.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("address", "is_own"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.0.77", True),
+        ("::1", True),
+        # Of the documentation's networks, which no box has (RFC 5737, RFC 3849).
+        ("192.0.2.1", False),
+        ("2001:db8::1", False),
+        ("fe80::1%nowhere0", False),
+    ],
+)
+def test_an_address_is_this_boxs_own_while_a_socket_can_have_it(address: str, is_own: bool) -> None:  # noqa: FBT001
+    assert is_own_address(address) == is_own
+
+
+def test_where_no_socket_can_be_had_an_address_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.network_watch.socket.socket", refusing_socket)
+    assert is_own_address("192.0.2.1")
+
+
 def test_a_name_is_no_address_and_is_not_looked_up() -> None:
+    with pytest.raises(ValueError, match=r"kafka\.example"):
+        is_own_address("kafka.example")
     with pytest.raises(ValueError, match=r"kafka\.example"):
         source_address(("kafka.example", 9092))
 

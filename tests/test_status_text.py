@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway import status_text
 from gateway.buffer_commands import RoomLeft
-from gateway.buffer_status import BufferStatus, Moment, Now
+from gateway.buffer_status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.forward_memory import UplinkState
+from gateway.kafka_topics import ADMIN_WORDS
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, Settings
 from gateway.status_text import NAMED_MAX, Glance, status_lines
 
@@ -52,7 +54,7 @@ def test_what_is_read_of_the_daemons_answer_is_what_the_daemon_says() -> None:
 def test_a_broker_that_cannot_be_reached() -> None:
     what, how_long, advice = uplink(glance(DOWN | {"since": clock(10, 2)}))
     assert what == (
-        "Kafka UNREACHABLE since 10:02: the name kafka.example does not resolve: DNS knows no such name; "
+        "Kafka UNREACHABLE since 10:02 UTC: the name kafka.example does not resolve: DNS knows no such name; "
         "18,204 readings and events safe on disk, room for 41 days"
     )
     assert how_long == (
@@ -100,8 +102,8 @@ def test_a_full_buffer_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("since", "words"),
     [
-        (clock(10, 2), "since 10:02"),
-        (clock(10, 2, day=13), "since 2026-03-13 10:02"),
+        (clock(10, 2), "since 10:02 UTC"),
+        (clock(10, 2, day=13), "since 2026-03-13 10:02 UTC"),
         (datetime(2000, 1, 1, tzinfo=UTC).timestamp(), "since before this box's clock was set"),
         (clock(10, 2, day=20), "since before this box's clock was set"),
         (1e300, "since before this box's clock was set"),
@@ -114,18 +116,26 @@ def test_since_when_by_a_clock_that_is_right_now(since: float, words: str) -> No
 
 def test_since_when_by_a_clock_that_may_be_wrong() -> None:
     seen = glance({"up": True, "since": clock(10, 2)}, now=Now("boot", round((TODAY - BOOTED) * 1e6), None))
-    assert uplink(seen) == ["up since 10:02 (by this box's clock, which is not synced)"]
+    assert uplink(seen) == ["up since 10:02 UTC (by this box's clock, which is not synced)"]
 
 
 def test_times_are_those_of_whoever_reads_them() -> None:
     there = timezone(timedelta(hours=13))
-    assert uplink(glance({"up": True, "since": clock(11, 2)}, zone=there)) == ["up since 00:02"]
-    assert uplink(glance({"up": True, "since": clock(10, 2)}, zone=there)) == ["up since 2026-03-14 23:02"]
+    assert uplink(glance({"up": True, "since": clock(11, 2)}, zone=there)) == ["up since 00:02 UTC+13:00"]
+    assert uplink(glance({"up": True, "since": clock(10, 2)}, zone=there)) == ["up since 2026-03-14 23:02 UTC+13:00"]
+    seen = glance({"up": True, "since": clock(10, 2)}, zone=timezone(timedelta(hours=1), "CET"))
+    assert uplink(seen) == ["up since 11:02 CET"]
+
+
+@pytest.mark.parametrize("until", [clock(0, 0, day=15), clock(0, 0, day=15) - 0.4, clock(0, 0, day=15) + 29])
+def test_moments_around_midnight_are_told_as_the_one_that_they_are(until: float) -> None:
+    first, *_ = uplink(glance({"up": False, "quota_used_up": True, "quota_until": until}))
+    assert "until 2026-03-15 00:00 UTC; " in first
 
 
 def test_an_uplink_that_is_well_is_one_line() -> None:
     state = {"up": True, "since": clock(10, 2), "bytes_per_s": 16_400, "live_oldest_us": glance({}).now.boottime_us}
-    assert uplink(glance(state)) == ["up since 10:02; the link was seen to carry at least 16.4 kB/s"]
+    assert uplink(glance(state)) == ["up since 10:02 UTC; the link was seen to carry at least 16.4 kB/s"]
     metered = Settings(SETTINGS.gateway, KafkaSettings(SETTINGS.kafka.bootstrap, bytes_per_s_max=2_000))
     (line,) = uplink(glance(state, settings=metered))
     assert line.endswith("at least 16.4 kB/s; no more than 2.0 kB/s is used (kafka.bytes_per_s_max)")
@@ -149,7 +159,7 @@ def test_a_quota_that_is_used_up() -> None:
     state = {"up": False, "error": "the quota of the day", "quota_used_up": True, "quota_until": clock(0, 0, day=15)}
     first, *rest = uplink(glance(state))
     assert first == (
-        "WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), until 2026-03-15 00:00; "
+        "WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), until 2026-03-15 00:00 UTC; "
         "18,204 readings and events safe on disk, room for 41 days"
     )
     assert "sluice check says what to do" not in rest
@@ -159,7 +169,7 @@ def test_a_quota_that_is_used_up() -> None:
 
 def test_the_first_attempt_is_not_called_an_outage() -> None:
     assert uplink(glance({"up": False, "error": None, "since": clock(11, 59)})) == [
-        "no answer from Kafka yet: the first attempt is under way since 11:59"
+        "no answer from Kafka yet: the first attempt is under way since 11:59 UTC"
     ]
 
 
@@ -169,7 +179,26 @@ def test_partitions_and_topics_that_take_nothing() -> None:
     lines = [*status_lines(glance(state))]
     assert "            partition device-a/3 has no leader: its readings wait on disk, others go on" in lines
     place = lines.index(f"topic       device-b is NOT WRITTEN TO: {flaw}")
-    assert "waits in the quarantine, and is sent by itself once that is mended" in lines[place + 1]
+    assert lines[place + 1].endswith(
+        "what comes for it waits in the quarantine, and is sent by itself once that is mended"
+    )
+
+
+def test_of_several_topics_the_words_are_plural_and_who_runs_their_commands_is_said_once() -> None:
+    flaw = "topic-compacted; set it: kafka-configs.sh --command-config admin.properties --alter"
+    said = uplink(glance({"up": True, "refused_topics": {"device-a": flaw, "device-b": flaw}}))
+    assert "what comes for them waits in the quarantine, and is sent by itself once that is mended" in said
+    assert said.count(ADMIN_WORDS) == 1
+    assert ADMIN_WORDS not in uplink(glance({"up": True, "refused_topics": {"device-a": "topic-compacted"}}))
+
+
+def test_one_is_told_as_one() -> None:
+    lines = [*status_lines(glance({"up": True}, rows=1, rows_behind=1))]
+    assert any(line.startswith("buffer      1 row safe on disk") for line in lines)
+    assert any("1 reading or event from earlier is still to go" in line for line in lines)
+    assert any("; 1 reading or event safe on disk" in line for line in uplink(glance(DOWN, rows=1)))
+    found = structs.replace(glance(None).found, devices=(DeviceStatus("42", "b", 1, None),))
+    assert "devices     1 that sends a sequence of their own" in [*status_lines(glance(None, found=found))]
 
 
 def test_many_of_them_are_counted() -> None:
