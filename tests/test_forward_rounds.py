@@ -142,7 +142,7 @@ class FakeVerdicts:
     def __init__(self) -> None:
         self.condemned: dict[str, TopicVerdict] = {}
 
-    async def of(self, _: object, topic: str, __: float) -> TopicVerdict:
+    async def of(self, _: object, topic: str, __: float = 0.0) -> TopicVerdict:
         return self.condemned.get(topic) or TopicVerdict(topic)
 
     async def of_all(self, _: object, topics: Sequence[str]) -> dict[str, TopicVerdict]:
