@@ -24,8 +24,7 @@ from gateway.buffer_status import Moment, Now, is_running, require_file, this_mo
 from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
 from gateway.settings import Settings
-from gateway.status_text import counted
-from gateway.terminal_text import aligned, escaped, escaped_bytes, hanging, moment, size, span
+from gateway.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, size, span
 from gateway.write_budget import (
     CARD_ENDURANCE_TBW,
     SEEN_S_MIN,

@@ -13,6 +13,7 @@ from gateway.buffer_inspect import SPAN_ROWS, LaneEnds, lanes, opened, sequence_
 from gateway.buffer_lanes import read_counts
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, is_corruption
 from gateway.settings import BufferSettings
+from gateway.terminal_text import counted
 
 HOLES_TOLD_MAX = 5
 FAULTS_TOLD_MAX = 10
@@ -107,16 +108,16 @@ def _dense_lanes(db: Database) -> Iterator[Verdict]:
         faults = []
         if not lane.salvaged and found.missing > max(taken, _taken_between(db, lane)):
             told = ", ".join(f"{first} to {last}" for first, last in found.holes)
-            faults.append(f"{found.missing:,} sequence numbers are missing between rows that are there ({told})")
+            faults.append(f"missing between rows that are there: {counted(found.missing, 'sequence number')} ({told})")
         if found.foreign:
             faults.append(f"{found.foreign:,} rows refer to a series that is not there: whose they are is lost")
         subject = f"lane {lane.name}"
         if faults:
             yield Verdict(subject, ok=False, words=_advice(faults))
         elif lane.salvaged:
-            yield Verdict(subject, ok=True, words=f"{found.rows:,} rows, salvaged from buffer {lane.buffer}")
+            yield Verdict(subject, ok=True, words=f"{counted(found.rows, 'row')}, salvaged from buffer {lane.buffer}")
         else:
-            yield Verdict(subject, ok=True, words=f"{found.rows:,} rows, none is missing")
+            yield Verdict(subject, ok=True, words=f"{counted(found.rows, 'row')}, none is missing")
 
 
 def _taken_between(db: Database, lane: LaneEnds) -> int:
@@ -178,7 +179,7 @@ def _count_span(db: Database, lane: LaneEnds, expected: int, found: _LaneFaults)
 def _quarantine_bounds(db: Database, settings: BufferSettings) -> Verdict:
     (rows, size) = db.execute("SELECT count(*), coalesce(sum(length(payload)), 0) FROM quarantine").fetchone()
     bytes_max = min(settings.quarantine_bytes_max, settings.bytes_max // 10)
-    words = f"{rows:,} inputs, {size:,} bytes"
+    words = f"{counted(rows, 'input')}, {counted(size, 'byte')}"
     if rows > settings.quarantine_rows_max:
         words += f": more than buffer.quarantine_rows_max = {settings.quarantine_rows_max:,}"
     elif size > bytes_max and rows > 1:

@@ -55,7 +55,7 @@ class Housekeeping:
 
     def _tell_what_was_quarantined(self) -> None:
         for reason, count in (self._front_door.quarantined - self._quarantined).items():
-            log.warning("input quarantined: no route could take it", reason=reason, count=count)
+            log.warning("input quarantined: sluice buffer quarantine ls says what to do", reason=reason, count=count)
         self._quarantined = self._front_door.quarantined.copy()
 
     async def _tell_what_became_of_files(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer_status import told
-from gateway.terminal_text import YEARS_FROM_S, escaped, size, span, utc
+from gateway.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
 from gateway.write_budget import SEEN_S_MIN
 
 if TYPE_CHECKING:
@@ -67,11 +67,6 @@ class _Uplink(Struct, frozen=True):
     parked: dict[str, str] = {}
     refused_topics: dict[str, str] = {}
     bytes_per_s: int = 0
-
-
-def counted(number: int, what: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def status_lines(seen: Glance) -> Iterator[str]:

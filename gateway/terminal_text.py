@@ -148,6 +148,11 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def moment(boottime_us: int, wall_us: int | None) -> str:
     """When something was: `2026-03-14 12:00:00`, in UTC, or `boot + 7:22:29` where the clock was never synced then."""
     if wall_us is not None:

@@ -497,7 +497,7 @@ async def test_verify_of_a_running_gateway_and_of_a_broken_file(config: Path) ->
     broken = sluice(config, "verify")
     assert broken.exit_code == 1
     assert "FAIL  lane " in broken.output
-    assert "1 sequence numbers are missing between rows that are there (1 to 1)" in " ".join(broken.output.split())
+    assert "missing between rows that are there: 1 sequence number (1 to 1)" in " ".join(broken.output.split())
     assert max(map(len, broken.output.splitlines())) <= 80
     told = json.loads(sluice(config, "verify", "--json").output)
     assert [verdict["ok"] for verdict in told].count(False) == 1

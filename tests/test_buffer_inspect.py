@@ -350,7 +350,7 @@ def test_a_sound_file_has_no_faults(tmp_path: Path) -> None:
     assert all(verdict.ok for verdict in found)
     assert [verdict.words for verdict in found if verdict.subject.startswith("lane")] == [
         "45 rows, none is missing",
-        "1 rows, none is missing",
+        "1 row, none is missing",
         "3 rows, salvaged from buffer 00112233445566aa",
     ]
 
@@ -369,7 +369,7 @@ def test_every_hole_in_a_lane_is_found(
     missing = set(range(min(sequences), max(sequences))) - sequences
     assert bool(found) == bool(missing)
     if missing:
-        assert f"{len(missing)} sequence numbers are missing" in found
+        assert f"missing between rows that are there: {len(missing)} sequence number" in found
         assert f"({min(missing)} to " in found
 
 
