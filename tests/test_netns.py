@@ -214,6 +214,7 @@ def _names_of(pid: int) -> set[str]:
 def test_where_there_can_be_no_namespaces_the_tests_are_skipped_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with (
         pytest.raises(pytest.skip.Exception, match="no `ip`: install Debian's package iproute2"),
@@ -225,6 +226,14 @@ def test_where_there_can_be_no_namespaces_the_tests_are_skipped_with_the_reason(
         (tmp_path / program).chmod(0o755)
     with pytest.raises(pytest.skip.Exception, match="Operation not permitted"), network_or_skip(tmp_path):
         raise AssertionError("made although ip fails")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root could make them")
+def test_where_there_should_be_namespaces_none_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(netns.NetworkUnavailableError), network_or_skip(tmp_path):
+        raise AssertionError("made without ip")
 
 
 ANSWERS = dns_server.Answers({"kafka.example": ("203.0.113.10", "203.0.113.11")})
