@@ -297,14 +297,14 @@ REFUSED = {
     "password-file-for-all": Refusal(
         "LOGIN",
         _login("SCRAM-SHA-512"),
-        r"password_file can be read by others",
+        r"can be read by others",
         lambda _broker, papers: papers.password.chmod(0o644),
         lambda _broker, papers: papers.password.chmod(0o400),
     ),
     "password-file-missing": Refusal(
         "LOGIN",
         _login("SCRAM-SHA-512"),
-        r"password_file cannot be read",
+        r"cannot be read",
         lambda _broker, papers: papers.password.unlink(),
         lambda _broker, papers: papers.log_in_by(PASSWORD),
     ),
