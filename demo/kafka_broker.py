@@ -120,10 +120,7 @@ def format_storage(
     Raises:
         BrokerError: no jars, no Java, or a folder that cannot be formatted.
     """
-    if not any(JARS.glob("kafka_2.13-*.jar")):
-        raise BrokerError(f"Kafka's jars are not in {JARS}. Run `make jars`, which fetches them.")
-    if shutil.which("java") is None:
-        raise BrokerError("there is no `java` on the PATH. Install a JDK 17, for example openjdk-17-jdk-headless.")
+    require_kafka()
     direct, controller, gateway = free_ports(3)
     listeners = [f"DIRECT://{HOST}:{direct}"]
     advertised = list(listeners)
@@ -152,6 +149,14 @@ def format_storage(
     if process.wait(START_S_MAX) != 0:
         raise BrokerError(f"StorageTool cannot format {directory}/data:\n{child_process.log_tail(log)}")
     return BrokerFiles(properties, log, direct, gateway if gateway_port is not None else None)
+
+
+def require_kafka() -> None:
+    """See that there is something to start a broker with. Raises BrokerError."""
+    if not any(JARS.glob("kafka_2.13-*.jar")):
+        raise BrokerError(f"Kafka's jars are not in {JARS}. Run `make jars`, which fetches them.")
+    if shutil.which("java") is None:
+        raise BrokerError("there is no `java` on the PATH. Install a JDK 17, for example openjdk-17-jdk-headless.")
 
 
 def launch_broker(files: BrokerFiles) -> Broker:

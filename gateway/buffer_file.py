@@ -578,11 +578,7 @@ class BufferFile:
 
     def marks(self, prefix: str) -> dict[str, bytes]:
         """The marks whose keys begin with `prefix`."""
-        return dict(
-            self.connection.execute(
-                "SELECT key, value FROM mark WHERE key >= ?1 AND key < ?1 || char(1114111)", (prefix,)
-            )
-        )
+        return buffer_schema.read_marks(self.connection, prefix)
 
     def quarantined(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
         """Quarantined input by its numbers; what is not there is left out."""

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer_rows import Entry, Lane
+from gateway.buffer_schema import read_marks
 from gateway.reading import Mark
 
 LANE_PREFIX = "lane/"
@@ -46,21 +47,20 @@ class LaneCount(Struct, frozen=True, omit_defaults=True):
 _counts = msgspec.json.Decoder(LaneCount)
 
 
-def read_counts(connection: sqlite3.Connection) -> dict[int, LaneCount]:
-    """What a file knows of its lanes, by their numbers; no row is looked at but the ends of each lane.
+def read_counts(connection: sqlite3.Connection, number: int | None = None) -> dict[int, LaneCount]:
+    """What a file knows of its lanes, or of one, by their numbers; no row is looked at but the ends of each lane.
 
     Salvaged lanes were numbered elsewhere and have holes: their rows are counted.
     """
-    marks = dict(
-        connection.execute("SELECT key, value FROM mark WHERE key >= ?1 AND key < ?1 || char(1114111)", (LANE_PREFIX,))
-    )
+    marks = read_marks(connection, LANE_PREFIX)
     return {
-        number: _count(connection, number, last, marks.get(LANE_PREFIX + name), is_own=bool(is_own))
-        for number, name, is_own, last in connection.execute(
+        lane: _count(connection, lane, last, marks.get(LANE_PREFIX + name), is_own=bool(is_own))
+        for lane, name, is_own, last in connection.execute(
             """SELECT number, name,
                 coalesce(buffer_id = (SELECT value FROM meta WHERE name = 'buffer_id'), TRUE),
                 coalesce((SELECT max(sequence) FROM reading WHERE lane = number), -1)
-            FROM lane ORDER BY number"""
+            FROM lane WHERE ?1 IS NULL OR number = ?1 ORDER BY number""",
+            (number,),
         ).fetchall()
     }
 

@@ -119,6 +119,13 @@ def buffer_id(connection: sqlite3.Connection) -> str:
     return str(found[0])
 
 
+def read_marks(connection: sqlite3.Connection, prefix: str) -> dict[str, bytes]:
+    """The marks whose keys begin with `prefix`."""
+    return dict(
+        connection.execute("SELECT key, value FROM mark WHERE key >= ?1 AND key < ?1 || char(1114111)", (prefix,))
+    )
+
+
 def corruption(message: str) -> sqlite3.DatabaseError:
     """An error for what SQLite cannot see: pages that are sound and hold what they should not."""
     error = sqlite3.DatabaseError(message)

@@ -103,7 +103,8 @@ def _dense_lanes(db: Database) -> Iterator[Verdict]:
     be read: what was there is a loss.
     """
     for lane in lanes(db):
-        taken = _taken_between(db, lane)
+        # Rows of a salvaged one would be counted for nothing.
+        taken = 0 if lane.salvaged else _taken_between(db, lane)
         found = _lane_faults(db, lane)
         faults = []
         if not lane.salvaged and found.missing > max(taken, _taken_between(db, lane)):
@@ -124,7 +125,7 @@ def _taken_between(db: Database, lane: LaneEnds) -> int:
     """Rows that are gone from between others because Kafka has them, by the lane's own count."""
     db.execute("BEGIN")
     try:
-        count = read_counts(db.conn).get(lane.number)
+        count = read_counts(db.conn, lane.number).get(lane.number)
         first = sequence_of(db, "SELECT min(sequence) FROM reading WHERE lane = ? AND sequence >= ?", lane, 0)
     finally:
         db.execute("ROLLBACK")

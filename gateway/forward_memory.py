@@ -170,6 +170,11 @@ class Memory:
                 return
             await asyncio.sleep(min(wait_s, PAUSE_S_MAX))
 
+    @property
+    def is_metered(self) -> bool:
+        """Whether what the link carries has a bound."""
+        return self._budget is not None
+
     def may_send(self) -> bool:
         """Whether something may be sent at this moment."""
         return self._budget is None or not self._budget.wait_s(*self._now())
@@ -203,7 +208,7 @@ class Memory:
         topic, number = partition
         if offset >= 0 and (partition in self.offsets or len(self.offsets) < OFFSETS_MAX):
             self.offsets[partition] = offset + records
-            key = f"{OFFSET_MARKS}{topic}/{number}"
+            key = OFFSET_MARKS + _spelled(partition)
             self._unsaved[key] = Mark(key, b"%d" % (offset + records))
         self.proven.add(topic)
         self.verdicts.acquit(topic)
@@ -279,7 +284,7 @@ class Memory:
         """Go on with a cluster; the marks to keep. Another one than before knows nothing of the offsets."""
         if cluster_id == self.cluster_id:
             return []
-        forgotten = [Mark(f"{OFFSET_MARKS}{topic}/{number}", None) for topic, number in self.offsets]
+        forgotten = [Mark(OFFSET_MARKS + _spelled(partition), None) for partition in self.offsets]
         self.cluster_id = cluster_id
         self.offsets.clear()
         self._unsaved.clear()

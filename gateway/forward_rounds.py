@@ -123,8 +123,7 @@ class Rounds:
         self._parked: dict[Partition, _Parked] = {}
         self._leaders: asyncio.Task[None] | None = None
         self._leaders_due_s = 0.0
-        is_metered = kafka.bytes_per_s_max or kafka.bytes_per_day_max
-        self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if is_metered else 0.0)
+        self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if memory.is_metered else 0.0)
         self._patience_s = kafka.request_timeout_s * PATIENCE_SHARE
 
     async def run(self) -> None:

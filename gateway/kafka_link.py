@@ -188,17 +188,9 @@ class KafkaLink:
         carried = (link.carried_bytes() for link, connection in self._sockets.items() if connection.is_open)
         return self._closed_carried_bytes + sum(carried)
 
-    def local_addresses(self) -> frozenset[str]:
-        """This box's own addresses in the live connections that were answered (`own_addresses` has all)."""
-        return frozenset(own for own, _ in self._ends())
-
     def peers(self) -> frozenset[tuple[str, int]]:
         """(IP address, port) of the brokers of the live connections that were answered."""
         return frozenset(peer for _, peer in self._ends())
-
-    def own_addresses(self) -> frozenset[str]:
-        """This box's own addresses in all connections, those that are still being made too."""
-        return frozenset(own for link in self._sockets if (own := link.own_address()) is not None)
 
     def abort_stale(self, is_own: Callable[[str], bool]) -> bool:
         """Do as `abort` with the connections from addresses that are not this box's any more; whether any was.

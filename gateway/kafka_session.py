@@ -59,11 +59,6 @@ class TopicVerdicts:
         """The topics that are not written to."""
         return {topic: verdict for topic, verdict in self._known.items() if not verdict.usable}
 
-    def known(self, topic: str) -> TopicVerdict | None:
-        """What was judged, as long as it holds."""
-        verdict = self._known.get(topic)
-        return verdict if time.monotonic() < self._until_s.get(topic, 0.0) else None
-
     def condemn(self, verdict: TopicVerdict) -> None:
         """Believe a broker that refuses a topic, whatever its settings say: for twice as long each time."""
         topic = verdict.topic
@@ -98,8 +93,11 @@ class TopicVerdicts:
         return {topic: verdict or self._known[topic] for topic, verdict in found.items()}
 
     def _known_within(self, topic: str, age_s_max: float) -> TopicVerdict | None:
-        is_recent = time.monotonic() - self._since_s.get(topic, float("-inf")) <= age_s_max
-        return self.known(topic) if is_recent or self._condemned[topic] else None
+        """What was judged, as long as it holds."""
+        now_s = time.monotonic()
+        holds = now_s < self._until_s.get(topic, 0.0)
+        is_recent = now_s - self._since_s.get(topic, float("-inf")) <= age_s_max
+        return self._known.get(topic) if holds and (is_recent or self._condemned[topic]) else None
 
     async def _judge(self, admin: AIOKafkaAdminClient, topics: Sequence[str]) -> list[TopicVerdict]:
         verdicts = {verdict.topic: verdict for verdict in await inspect_topics(admin, topics, self._kafka)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from demo import child_process
-from demo.kafka_broker import JARS, JVM_OPTIONS, BrokerError, free_ports
+from demo.kafka_broker import JARS, JVM_OPTIONS, BrokerError, free_ports, require_kafka
 
 LOOPBACK = "127.0.0.1"
 DIRECT = "DIRECT"
@@ -267,10 +267,7 @@ def make_cluster(
     Raises:
         BrokerError: no jars, no Java, or a folder that cannot be formatted.
     """
-    if not any(JARS.glob("kafka_2.13-*.jar")):
-        raise BrokerError(f"Kafka's jars are not in {JARS}. Run `make jars`, which fetches them.")
-    if shutil.which("java") is None:
-        raise BrokerError("there is no `java` on the PATH. Install a JDK 17, for example openjdk-17-jdk-headless.")
+    require_kafka()
     names = [DIRECT, "CONTROLLER", *(listener.name for listener in listeners)]
     ports = iter(free_ports(count * len(names)))
     nodes = tuple(
