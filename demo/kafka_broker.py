@@ -1,6 +1,7 @@
 """A real single-node Kafka broker (KRaft, broker and controller in one) on loopback, for the demo and the tests."""
 
 import base64
+import random
 import shutil
 import socket
 import struct
@@ -8,7 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,12 +186,18 @@ def wait_until_ready(broker: Broker, patience_s: float = START_S_MAX) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now; all are held open at once so that they differ."""
+    """Ports of the loopback that nobody has now; all are held open at once so that they differ.
+
+    They are below those that the system gives to outgoing connections, which would take one before it is used.
+    """
+    ports: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+        while len(ports) < count:
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind((HOST, random.randrange(15_000, 32_000)))  # noqa: S311 - a port, not a secret
+                ports.append(probe.getsockname()[1])
+    return ports
 
 
 def _java(*arguments: str | Path) -> list[str | Path]:

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from gateway.ingress_mqtt_broker import BrokerIngress
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerSettings
 from tests.mosquitto import publish
+from tests.stream_server import Script, speaking
 
 Done = Callable[[bool], None]
 
@@ -76,35 +77,24 @@ async def reading_from(intake: MemoryIntake, port: int, **settings: Any) -> Asyn
             await running
 
 
-Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def speaking(*scripts: Speak) -> AsyncIterator[int]:
+def broker_telling(*scripts: Script) -> contextlib.AbstractAsyncContextManager[int]:
     """A broker that does as told, and its port: what one connection after the other gets, and then the last for good.
 
     A script begins when CONNECT came; when it ends, the connection is cut.
     """
-    connections = 0
-    running: set[asyncio.Task[Any] | None] = set()
+    left = iter(scripts)
+    script = scripts[0]
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        script = scripts[min(connections, len(scripts) - 1)]
-        connections += 1
-        running.add(asyncio.current_task())
+        nonlocal script
+        script = next(left, script)
         try:
-            with contextlib.suppress(OSError):
-                await reader.read(1_000)
-                await script(reader, writer)
+            await reader.read(1_000)
+            await script(reader, writer)
         finally:
-            running.discard(asyncio.current_task())
             writer.transport.abort()
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-        await until(lambda: not running)
+    return speaking(speak)
 
 
 def delivery(packet_id: int, payload: bytes, *, duplicate: bool = False) -> bytes:

@@ -13,14 +13,13 @@ from pathlib import Path
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from demo.kafka_broker import free_ports
+
 SLUICE = Path(sys.executable).with_name("sluice")
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return free_ports(1)[0]
 
 
 def write_config(directory: Path, bootstrap: str, mqtt_port: int, prefix: str, extra: str = "") -> Path:

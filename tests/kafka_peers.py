@@ -4,8 +4,6 @@ import asyncio
 import ssl
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,26 +43,6 @@ class Authority:
     @staticmethod
     def _run(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=20)
-
-
-@asynccontextmanager
-async def speaking(
-    speak: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    context: ssl.SSLContext | None = None,
-) -> AsyncIterator[int]:
-    """A server on a port of its own that does with each connection what `speak` says."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await speak(reader, writer)
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 def server_context(pair: tuple[Path, Path], version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

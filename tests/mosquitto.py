@@ -14,14 +14,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.gateways import free_port
+from tests.stream_server import speaking
+
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or "mosquitto"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @dataclass
@@ -118,7 +114,6 @@ class Link:
 async def link_to(port: int) -> AsyncIterator[Link]:
     """A link to a port on this machine."""
     link = Link(0)
-    tasks: set[asyncio.Task[None]] = set()
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
         with contextlib.suppress(OSError):
@@ -138,24 +133,13 @@ async def link_to(port: int) -> AsyncIterator[Link]:
             writer.transport.abort()
             return
         link.connections.append((writer, back))
-        for task in (
-            asyncio.create_task(carry(reader, back, down=False)),
-            asyncio.create_task(carry(there, writer, down=True)),
-        ):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        await asyncio.gather(carry(reader, back, down=False), carry(there, writer, down=True))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    link.port = server.sockets[0].getsockname()[1]
-    try:
-        yield link
-    finally:
-        server.close()
-        link.cut()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)
+    async with speaking(accept) as link.port:
+        try:
+            yield link
+        finally:
+            link.cut()
 
 
 def self_signed(directory: Path, name: str = "localhost") -> tuple[Path, Path]:

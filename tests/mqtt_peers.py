@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import hashlib
-import random
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from gateway.ingress_mqtt_listener import MqttListener
 from gateway.reading import Mark, Reading
 from gateway.settings import ListenerSettings
+from tests.gateways import free_port
 
 Done = Callable[[bool], None]
 CODEWORD = "correct horse"
@@ -81,15 +80,6 @@ class RecordingIntake:
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         self.events.append((kind, device, details))
-
-
-def free_port() -> int:
-    """A port that nobody has, below those that the system gives to outgoing connections."""
-    while True:
-        port = random.randrange(15_000, 32_000)  # noqa: S311 - a port, not a secret
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @contextlib.asynccontextmanager

@@ -4,8 +4,6 @@ import asyncio
 import json
 import sqlite3
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 from tests.bench.load import DeviceLedger, LoadError, build, load, read_ledger, run_load
 from tests.bench.report import Report, Result, save
 from tests.gateways import daemon, free_port, write_config
+from tests.stream_server import speaking
 
 UNREACHABLE = "127.0.0.1:1"
 CONNACK = b"\x20\x02\x00\x00"
@@ -51,33 +50,6 @@ def acknowledgement(first: int, packet_id: int) -> bytes:
     return bytes((first, 2)) + packet_id.to_bytes(2, "big")
 
 
-@asynccontextmanager
-async def server(
-    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> AsyncIterator[int]:
-    """A gateway by script, on a port of its own; what goes wrong in the script fails the test."""
-    errors: list[BaseException] = []
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the generator has ended
-        except BaseException as error:  # noqa: BLE001 - shown below
-            errors.append(error)
-        finally:
-            writer.close()
-
-    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        yield listening.sockets[0].getsockname()[1]
-    finally:
-        listening.close()
-        await listening.wait_closed()
-        await asyncio.sleep(0)
-    assert not errors
-
-
 async def test_a_reading_carries_the_sensor_s_identity_in_40_bytes() -> None:
     seen: list[Packet] = []
 
@@ -88,7 +60,7 @@ async def test_a_reading_carries_the_sensor_s_identity_in_40_bytes() -> None:
             seen.append(await read_packet(reader))
             writer.write(acknowledgement(0x40, seen[-1].packet_id))
 
-    async with server(serve) as port:
+    async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=10, messages=1_000)
     assert (done.sent, done.acknowledged) == (1_000, 1_000)
     assert {len(packet.payload) for packet in seen} == {40}
@@ -106,7 +78,7 @@ async def test_the_ledger_holds_what_was_acknowledged_and_no_more(tmp_path: Path
         await read_packet(reader)
 
     ledger = tmp_path / "ledger"
-    async with server(serve) as port:
+    async with speaking(serve) as port:
         with pytest.raises(LoadError, match="3 readings were not acknowledged in time"):
             await check_exit(port, connections=1, window=8, messages=8, grace=0.3, ledger=ledger)
     assert read_ledger(ledger) == [DeviceLedger("d000", "b0000", 8, [(0, 2), (4, 4), (6, 6)])]
@@ -144,7 +116,7 @@ async def test_after_a_cut_what_was_not_acknowledged_comes_again_with_dup_set(tm
             writer.write(acknowledgement(0x40, seen[-1].packet_id))
 
     ledger = tmp_path / "ledger"
-    async with server(serve) as port:
+    async with speaking(serve) as port:
         options: dict[str, bool | int | Path] = {"persistent": True, "reconnect": True, "ledger": ledger}
         done = await run_load(port, connections=1, window=6, messages=20, **options)
     first, second = connections
@@ -169,7 +141,7 @@ async def test_at_a_rate_waiting_for_the_window_is_latency_and_nothing_due_is_le
             await asyncio.sleep(0.01)
             writer.write(acknowledgement(0x40, packet.packet_id))
 
-    async with server(serve) as port:
+    async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=1, rate=200, seconds=0.5)
     assert (done.sent, done.acknowledged) == (100, 100)
     assert done.max_ms > 450
@@ -186,7 +158,7 @@ async def test_qos_0_flat_out() -> None:
             await reader.readexactly(2 + len("device/d000/thermo") + 40)
             seen += 1
 
-    async with server(serve) as port:
+    async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=10, messages=500, qos=0)
         async with asyncio.timeout(5):
             while seen < 500:
@@ -213,7 +185,7 @@ async def test_qos_2_goes_on_with_pubrel_where_pubrec_had_come() -> None:
                 writer.write(acknowledgement(0x50, packet.packet_id))
             await writer.drain()
 
-    async with server(serve) as port:
+    async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=1, messages=3, qos=2, persistent=True, reconnect=True)
     assert [packet.first for packet in connections[0]] == [0x34, 0x62]
     assert [packet.first for packet in connections[1]] == [0x62, 0x34, 0x62, 0x34, 0x62]

@@ -5,26 +5,22 @@ from contextlib import asynccontextmanager
 import pytest
 
 from demo.uplink import Uplink
+from tests.gateways import free_port
+from tests.stream_server import speaking
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(1000):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionResetError:
-        pass
-    finally:
-        writer.close()
+    while data := await reader.read(1000):
+        writer.write(data)
+        await writer.drain()
 
 
 @asynccontextmanager
 async def line_to_echo() -> AsyncIterator[Uplink]:
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    async with server, Uplink() as uplink:
-        uplink.open(server.sockets[0].getsockname()[1])
+    async with speaking(echo) as port, Uplink() as uplink:
+        uplink.open(port)
         yield uplink
 
 
@@ -85,12 +81,8 @@ async def test_cutting_twice_is_cutting_once() -> None:
 
 
 async def test_a_target_that_refuses_resets_the_client() -> None:
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
     async with Uplink() as uplink:
-        uplink.open(port)
+        uplink.open(free_port())
         async with client(uplink.port) as stream:
             with pytest.raises(ConnectionResetError):
                 await asyncio.wait_for(stream[0].read(1), 5)

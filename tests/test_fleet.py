@@ -22,7 +22,8 @@ from gateway.reading import Reading
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetOptions, Progress, run_fleet
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor, SequenceRanges
-from tests.mqtt_peers import RecordingIntake, free_port, listening, until
+from tests.gateways import free_port
+from tests.mqtt_peers import RecordingIntake, listening, until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

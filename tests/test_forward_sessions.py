@@ -20,8 +20,9 @@ from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_topics import TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from tests.buffers import CLOCK, opened, store, until
-from tests.kafka_peers import API_VERSIONS, speaking
+from tests.kafka_peers import API_VERSIONS
 from tests.kafka_peers import FakeBroker as SilentBroker
+from tests.stream_server import speaking
 from tests.test_forward_rounds import FakeBroker, FakeVerdicts, kafka_settings, reading
 
 GATEWAY = GatewaySettings("gw1", hold_unsynced_s=1.0)

@@ -18,8 +18,10 @@ from gateway import broker_client, ingress_mqtt_broker
 from gateway.broker_client import BrokerClient
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerTlsSettings
-from tests.broker_intake import MemoryIntake, delivery, numbered, published, reading_from, speaking, until
-from tests.mosquitto import Mosquitto, free_port, mosquitto, self_signed
+from tests.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from, until
+from tests.gateways import free_port
+from tests.mosquitto import Mosquitto, mosquitto, self_signed
+from tests.stream_server import speaking
 from tests.test_imports import imported_by
 
 
@@ -130,16 +132,13 @@ async def test_while_nothing_can_be_stored_the_keep_alive_goes_on_and_memory_doe
                     await writer.drain()
                     sent[0] += len(reading)
         await listening
-        writer.close()
 
     async def listen(reader: asyncio.StreamReader) -> None:
         while data := await reader.read(1_000):
             heard.extend(data)
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
     intake = MemoryIntake()
-    port = server.sockets[0].getsockname()[1]
-    async with server, reading_from(intake, port, keep_alive_s=1) as ingress:
+    async with speaking(speak) as port, reading_from(intake, port, keep_alive_s=1) as ingress:
         await asyncio.wait_for(ingress.subscribed.wait(), 5)
         intake.holding, intake.outcome = True, None
         await until(lambda: heard.count(b"\xc0\x00") >= 4)
@@ -231,7 +230,7 @@ async def test_what_is_to_be_subscribed_is_on_disk_before(tmp_path: Path) -> Non
         await reader.read()
 
     intake = MemoryIntake()
-    async with speaking(note) as port, reading_from(intake, port):
+    async with broker_telling(note) as port, reading_from(intake, port):
         await until(lambda: kept)
     assert kept == [b'["device/#"]']
 
@@ -247,7 +246,7 @@ async def test_what_came_before_a_malformed_packet_is_stored_once(said: list[Any
         await reader.read()
 
     intake = MemoryIntake()
-    async with speaking(short_suback, delivered_again) as port, reading_from(intake, port) as ingress:
+    async with broker_telling(short_suback, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: ingress.counts["recognised"])
         await until(lambda: len(intake.stored) == 2)
     assert [(reading.payload, reading.redelivered) for reading in intake.stored] == [(b"one", False), (b"two", True)]
@@ -278,7 +277,7 @@ async def test_what_could_not_be_taken_is_in_no_mark_and_comes_again(said: list[
 
     intake = Faulty()
     scripts = (too_large_behind, delivered_again)
-    async with speaking(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
+    async with broker_telling(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
         await until(lambda: len(intake.stored) == 2)
         assert ingress.counts["recognised"] == 0
     assert intake.payloads() == ["one", "two"]
@@ -296,7 +295,7 @@ async def test_an_intake_that_raises_costs_one_connection(said: list[Any]) -> No
             super().take(readings, done, marks)
 
     intake = Faulty()
-    async with speaking(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
+    async with broker_telling(deliver_two, delivered_again) as port, reading_from(intake, port) as ingress:
         await until(lambda: len(intake.stored) == 2)
         assert ingress.counts["connections"] == 3
     assert not any(reading.redelivered for reading in intake.stored), "it is known that they were not stored"
@@ -314,7 +313,7 @@ async def test_a_fault_before_the_connection_ends_nothing(said: list[Any]) -> No
             return await super().marks(prefix)
 
     intake = Faulty()
-    async with speaking(deliver_two) as port, reading_from(intake, port):
+    async with broker_telling(deliver_two) as port, reading_from(intake, port):
         await until(lambda: len(intake.stored) == 2)
     assert len([entry for entry in said if "reading from the broker failed" in entry["event"]]) == 2
 
@@ -333,7 +332,7 @@ async def test_a_refused_connection_changes_nothing_of_what_is_known() -> None:
     intake = MemoryIntake()
     intake.outcome = None
     scripts = (deliver_and_close, refuse, refuse, delivered_again)
-    async with speaking(*scripts) as port, reading_from(intake, port) as ingress:
+    async with broker_telling(*scripts) as port, reading_from(intake, port) as ingress:
         await until(lambda: intake.waiting)
         intake.decide(True)  # the marks before CONNECT
         await until(lambda: any(readings for readings, _, _ in intake.waiting))
@@ -354,7 +353,7 @@ async def test_a_large_message_that_comes_again_is_counted_once() -> None:
     intake = MemoryIntake()
     intake.outcome = None
     scripts = (lambda r, w: large(r, w, b"\x32"), lambda r, w: large(r, w, b"\x3a"))
-    async with speaking(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
+    async with broker_telling(*scripts) as port, reading_from(intake, port, packet_bytes_max=2_000) as ingress:
         await until(lambda: intake.waiting)
         intake.decide(True)
         await until(lambda: ingress.counts["too-large"] and ingress._client is None)
@@ -471,7 +470,7 @@ async def test_why_the_broker_refuses_is_said(said: list[Any], code: int, words:
         writer.write(b"\x20\x02\x00" + bytes((code,)))
         await reader.read()
 
-    async with speaking(refuse) as port, reading_from(MemoryIntake(), port) as ingress:
+    async with broker_telling(refuse) as port, reading_from(MemoryIntake(), port) as ingress:
         await until(lambda: any(words in entry["event"] for entry in said))
         assert ingress.counts["connections"] == 0
 
@@ -485,7 +484,7 @@ async def test_nothing_counts_before_connack(said: list[Any]) -> None:
         await reader.read()
 
     intake = MemoryIntake()
-    async with speaking(speak) as port, reading_from(intake, port):
+    async with broker_telling(speak) as port, reading_from(intake, port):
         await until(lambda: any("it sent no CONNACK" in entry["event"] for entry in said))
     assert not intake.stored
 
@@ -520,10 +519,8 @@ async def test_what_is_no_broker_is_said_to_be_none(said: list[Any]) -> None:
     async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    async with server, reading_from(MemoryIntake(), server.sockets[0].getsockname()[1]):
+    async with speaking(speak) as port, reading_from(MemoryIntake(), port):
         await until(lambda: any("for MQTT" in entry["event"] for entry in said))
 
 
@@ -536,13 +533,10 @@ async def test_a_refused_subscription_is_said_and_the_others_go_on(said: list[An
         subscribe = await reader.read(1_000)
         writer.write(b"\x90\x05" + subscribe[2:4] + b"\x80\x00\x01")
         await reader.read()
-        writer.close()
 
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    async with server:
-        topics = ("secret/#", "weak/#", "device/#")
-        async with reading_from(MemoryIntake(), server.sockets[0].getsockname()[1], topics=topics) as ingress:
-            await asyncio.wait_for(ingress.subscribed.wait(), 5)
+    topics = ("secret/#", "weak/#", "device/#")
+    async with speaking(speak) as port, reading_from(MemoryIntake(), port, topics=topics) as ingress:
+        await asyncio.wait_for(ingress.subscribed.wait(), 5)
     told = {entry["topic"]: entry["event"] for entry in said if "topic" in entry}
     assert "refuses a subscription" in told["secret/#"]
     assert "grants QoS 0 only" in told["weak/#"]
@@ -558,7 +552,10 @@ async def test_a_suback_that_does_not_fit_is_no_answer(said: list[Any]) -> None:
         writer.write(b"\x90\x03" + subscribe[2:4] + b"\x01")
         await reader.read()
 
-    async with speaking(speak) as port, reading_from(MemoryIntake(), port, topics=("device/#", "meter/#")) as ingress:
+    async with (
+        broker_telling(speak) as port,
+        reading_from(MemoryIntake(), port, topics=("device/#", "meter/#")) as ingress,
+    ):
         await until(lambda: any("another number of filters" in entry["event"] for entry in said))
         assert not ingress.subscribed.is_set()
 

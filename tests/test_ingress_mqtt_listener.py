@@ -8,6 +8,7 @@ import pytest
 from gateway.ingress_mqtt_listener import ListenError, MqttListener
 from gateway.reading import Reading
 from gateway.settings import ListenerSettings
+from tests.gateways import free_port
 from tests.mqtt_peers import (
     ACCEPTED,
     DISCONNECT,
@@ -15,7 +16,6 @@ from tests.mqtt_peers import (
     RecordingIntake,
     connect,
     connected,
-    free_port,
     listening,
     puback,
     publish,

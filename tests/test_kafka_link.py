@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from gateway.kafka_link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaFileError, KafkaLi
 from gateway.kafka_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
 from gateway.name_lookup import Address, names
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
-from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context, speaking
+from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
+from tests.stream_server import speaking
 
 METADATA_REQUEST = aiokafka.client.MetadataRequest([])
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
@@ -452,9 +453,7 @@ async def test_those_from_an_address_that_is_gone_are_ended_and_no_others(
     monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
 ) -> None:
     link = link_to("kafka.example:9092", connect_timeout_s=60)
-    server = await asyncio.start_server(lambda r, w: _then_close(FakeBroker(), r, w), "::1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with speaking(FakeBroker(), host="::1") as port:
         with link.entered():
             opened = await aiokafka.client.create_conn("::1", port)
             answering(monkeypatch, silent)
@@ -528,9 +527,7 @@ async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host:
         writer.write(b"x" * 1_000)
         await writer.drain()
 
-    server = await asyncio.start_server(lambda r, w: _then_close(speak, r, w), host, 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with speaking(speak, host=host) as port:
         link = link_to("kafka.example:9092")
         connection = kafka_link._Connection(link, "kafka.example", 9092, {})
         link_socket = await link._dial(await names.addresses(host, port), connection)
@@ -546,11 +543,6 @@ async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host:
     await until(lambda: not link._sockets)
     assert live <= link.wire_bytes() <= live + 10 * 80
     assert link.wire_bytes() == link._closed_bytes
-
-
-async def _then_close(speak: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with closing(writer):
-        await speak(reader, writer)
 
 
 # -- TLS ------------------------------------------------------------------------------------------

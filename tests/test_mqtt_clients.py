@@ -24,8 +24,8 @@ from structlog.testing import capture_logs
 from gateway.ingress_mqtt_listener import ListenError, MqttListener
 from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX, handshake_failure
 from gateway.settings import TlsSettings
-from tests.gateways import daemon, write_config
-from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, free_port, listening, until
+from tests.gateways import daemon, free_port, write_config
+from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening, until
 
 OPERATORS = {"ops": hashlib.sha256(CODEWORD.encode()).hexdigest()}
 COMMANDED: dict[str, Any] = {"anonymous": False, "users": USERS, "operators": OPERATORS}
