@@ -1,9 +1,11 @@
 """A tiny DNS server for tests: `python -m tests.dns_server ADDRESS FILE` answers as the file says at that moment.
 
-RFC 1035 over UDP: A records with a TTL of one second, nothing for other types, NXDOMAIN for other names, or silence.
+RFC 1035 over UDP: A and AAAA records with a TTL of one second, nothing for other types, NXDOMAIN for other names, or
+silence.
 """
 
 import contextlib
+import ipaddress
 import json
 import socket
 import struct
@@ -16,6 +18,7 @@ from pathlib import Path
 PORT = 53
 TTL_S = 1
 TYPE_A = 1
+TYPE_AAAA = 28
 CLASS_IN = 1
 NXDOMAIN = 3
 START_S_MAX = 10.0
@@ -26,7 +29,7 @@ class Answers:
     """What the server says."""
 
     records: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name: IPv4 addresses."""
+    """By name: IPv4 and IPv6 addresses."""
     silent: bool = False
 
 
@@ -64,13 +67,19 @@ def answer(query: bytes, answers: Answers) -> bytes | None:
         return None
     kind, klass = struct.unpack_from(">HH", query, end)
     known = answers.records.get(name.lower())
-    addresses = known if known and (kind, klass) == (TYPE_A, CLASS_IN) else ()
+    addresses = [bytes_of for each in known or () if klass == CLASS_IN and (bytes_of := _record_data(each, kind))]
     # A response of an authority; "recursion desired" is given back as it came.
     code = 0x8400 | flags & 0x0100 | (0 if known else NXDOMAIN)
     header = struct.pack(">HHHHHH", identifier, code, 1, len(addresses), 0, 0)
     # 0xC00C points back to the name in the question (section 4.1.4).
-    record = struct.pack(">HHHIH", 0xC00C, TYPE_A, CLASS_IN, TTL_S, 4)
-    return header + query[12 : end + 4] + b"".join(record + socket.inet_aton(address) for address in addresses)
+    records = [struct.pack(">HHHIH", 0xC00C, kind, CLASS_IN, TTL_S, len(each)) + each for each in addresses]
+    return header + query[12 : end + 4] + b"".join(records)
+
+
+def _record_data(address: str, kind: int) -> bytes:
+    """An address as a record of a type has it; empty where it is not of that type."""
+    parsed = ipaddress.ip_address(address)
+    return parsed.packed if kind == (TYPE_A if parsed.version == 4 else TYPE_AAAA) else b""
 
 
 def question(name: str, *, identifier: int = 1, kind: int = TYPE_A) -> bytes:

@@ -81,7 +81,7 @@ class Listener:
     host: str = LOOPBACK
     """What clients are told: an address or a name; the same for all nodes, which differ by port."""
     bind: str = LOOPBACK
-    """Where it listens: 0.0.0.0 in a namespace whose addresses change."""
+    """Where it listens: [::], of IPv4 too, in a namespace whose addresses change."""
     key_store: Path | None = None
     """PEM: the private key and its certificate in one file."""
     client_ca: Path | None = None

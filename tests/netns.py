@@ -6,7 +6,8 @@
                                 wan0   203.0.113.1      ────  eth0  203.0.113.2
                                                                     .10 and others for brokers, .53 for the DNS server
 
-All addresses are those of documentation (RFC 5737). Nothing of the machine's own network is touched.
+Each has an IPv6 address beside it, with the same last number, in 2001:db8:1::/64, 2001:db8:2::/64 and 2001:db8:3::/64.
+All are those of documentation (RFC 5737, RFC 3849). Nothing of the machine's own network is touched.
 """
 
 import contextlib
@@ -31,8 +32,9 @@ from tests import dns_server
 
 BROKERS_NET = "203.0.113"
 DNS_ADDRESS = f"{BROKERS_NET}.53"
-GATEWAY_NETS = {"eth0": "192.0.2", "wwan0": "198.51.100"}
-"""By the gateway's interface."""
+BROKERS_NET6 = "2001:db8:3"
+GATEWAY_NETS = {"eth0": ("192.0.2", "2001:db8:1"), "wwan0": ("198.51.100", "2001:db8:2")}
+"""By the gateway's interface: of IPv4, and of IPv6."""
 RESOLVERS = Path("/etc/netns")
 """`ip netns exec` mounts what stands here under a namespace's name over the files of /etc."""
 RUNNING = Path("/run/netns")
@@ -67,6 +69,10 @@ class Namespace:
 
     def tc(self, *arguments: str) -> None:
         _execute("tc", "-n", self.name, *arguments)
+
+    def set(self, name: str, value: int) -> None:
+        """Write a setting of the kernel's, by its path below /proc/sys."""
+        self.inside(lambda: Path("/proc/sys", name).write_text(str(value)))
 
     def inside(self, function: Callable[[], Result]) -> Result:
         """Call `function` in a thread whose sockets are of this namespace, and those of the threads that it starts.
@@ -107,12 +113,12 @@ class Network:
 
     def change_address(self) -> None:
         """The gateway's lease ends and the next one is another: the old address is gone before the new one comes."""
-        self.gateway.ip("address", "flush", "dev", self.interface)
+        self._leave()
         self._join()
 
     def change_interface(self) -> None:
         """Out of the reach of the Wi-Fi, or back: another interface, another net, another address."""
-        self.gateway.ip("address", "flush", "dev", self.interface)
+        self._leave()
         self.gateway.ip("link", "set", self.interface, "down")
         self.interface = next(name for name in GATEWAY_NETS if name != self.interface)
         self._join()
@@ -122,24 +128,33 @@ class Network:
         self.gateway.ip("link", "set", self.interface, "down")
 
     def link_up(self) -> None:
-        self.gateway.ip("link", "set", self.interface, "up")
-        self._route()
+        self._attach()
+
+    def _leave(self) -> None:
+        self.gateway.ip("address", "flush", "dev", self.interface, "scope", "global")
 
     def _join(self) -> None:
         self._hosts = self._hosts % 250 + 2
-        net = GATEWAY_NETS[self.interface]
-        self.gateway.ip("link", "set", self.interface, "up")
-        self.gateway.ip("address", "add", f"{net}.{self._hosts}/24", "dev", self.interface)
-        self._route()
+        self._attach()
 
-    def _route(self) -> None:
-        self.gateway.ip("route", "replace", "default", "via", f"{GATEWAY_NETS[self.interface]}.1")
+    def _attach(self) -> None:
+        # IPv6 addresses and all routes go with a link that goes down.
+        net, net6 = GATEWAY_NETS[self.interface]
+        self.gateway.ip("link", "set", self.interface, "up")
+        self.gateway.ip("address", "replace", f"{net}.{self._hosts}/24", "dev", self.interface)
+        self.gateway.ip("address", "replace", f"{net6}::{self._hosts}/64", "dev", self.interface)
+        self.gateway.ip("route", "replace", "default", "via", f"{net}.1")
+        self.gateway.ip("route", "replace", "default", "via", f"{net6}::1")
 
     # -- the path -------------------------------------------------------------------------------
 
     def blackhole(self) -> None:
         """Packets vanish in the router, both ways: no RST, no ICMP."""
         self._forwarding("drop")
+
+    def blackhole_ipv6(self) -> None:
+        """What is sent over IPv6 vanishes in the router; IPv4 goes on."""
+        self._forwarding("meta nfproto ipv6 drop")
 
     def lose_answers(self) -> None:
         """What the gateway sends arrives; nothing comes back."""
@@ -175,7 +190,7 @@ class Network:
             "table ip stateful {\nchain forward {\ntype filter hook forward priority 10;\nct state invalid drop\n}\n}\n"
         )
         # Otherwise a packet from the middle of a connection makes the state that it lacks.
-        self.router.inside(lambda: Path("/proc/sys/net/netfilter/nf_conntrack_tcp_loose").write_text("0"))
+        self.router.set("net/netfilter/nf_conntrack_tcp_loose", 0)
 
     def forget_connections(self) -> None:
         """The masquerading router loses its table, as by a reboot: what belongs to older connections vanishes."""
@@ -186,20 +201,25 @@ class Network:
     def masquerade_no_more(self) -> None:
         self.router.nft("delete table ip nat\ndelete table ip stateful\n")
 
+    def connections(self) -> str:
+        """The gateway's TCP connections, a line each, as `ss` (iproute2) has them."""
+        return _execute(*self.gateway.prefix, "ss", "-Htn", "state", "established")
+
     # -- the brokers' side ----------------------------------------------------------------------
 
     def add_broker_address(self, host: int) -> str:
-        """One more address on the brokers' interface; gives it."""
-        address = f"{BROKERS_NET}.{host}"
+        """One more address on the brokers' interface, and the IPv6 one beside it; gives it."""
         # /32: a kernel that removes a net's first address removes the others of that net with it.
-        self.brokers.ip("address", "add", f"{address}/32", "dev", "eth0")
-        return address
+        self.brokers.ip("address", "add", f"{BROKERS_NET}.{host}/32", "dev", "eth0")
+        self.brokers.ip("address", "add", f"{BROKERS_NET6}::{host}/128", "dev", "eth0")
+        return f"{BROKERS_NET}.{host}"
 
     def remove_broker_address(self, host: int) -> None:
         self.brokers.ip("address", "del", f"{BROKERS_NET}.{host}/32", "dev", "eth0")
+        self.brokers.ip("address", "del", f"{BROKERS_NET6}::{host}/128", "dev", "eth0")
 
     def name(self, name: str, *addresses: str) -> None:
-        """What a name says from here on; without addresses it does not exist (NXDOMAIN)."""
+        """What a name says from here on, of IPv4 and IPv6; without addresses it does not exist (NXDOMAIN)."""
         records = {key: value for key, value in self.names.records.items() if key != name}
         self._answer(dns_server.Answers(records | ({name: addresses} if addresses else {}), self.names.silent))
 
@@ -240,26 +260,35 @@ class Network:
         for namespace in (self.gateway, self.router, self.brokers):
             _execute("ip", "netns", "add", namespace.name)
             namespace.ip("link", "set", "lo", "up")
+            # Nobody else can have an IPv6 address here: none is tried for a second before it is used.
+            for which in ("all", "default"):
+                namespace.set(f"net/ipv6/conf/{which}/accept_dad", 0)
         resolver = RESOLVERS / self.gateway.name
         resolver.mkdir(parents=True)
         (resolver / "resolv.conf").write_text(f"nameserver {DNS_ADDRESS}\n")
         # An nsswitch.conf of the machine may ask others first.
         (resolver / "nsswitch.conf").write_text("hosts: files dns\n")
-        for outer, interface, inner, net in (
+        # Its IPv6 addresses stay while an interface is down, as those of IPv4 do.
+        self.router.set("net/ipv6/conf/all/keep_addr_on_down", 1)
+        for outer, interface, inner, (net, net6) in (
             (self.gateway, "eth0", "lan0", GATEWAY_NETS["eth0"]),
             (self.gateway, "wwan0", "cell0", GATEWAY_NETS["wwan0"]),
-            (self.brokers, "eth0", "wan0", BROKERS_NET),
+            (self.brokers, "eth0", "wan0", (BROKERS_NET, BROKERS_NET6)),
         ):
             outer.ip("link", "add", interface, "type", "veth", "peer", "name", inner, "netns", self.router.name)
             self.router.ip("address", "add", f"{net}.1/24", "dev", inner)
+            self.router.ip("address", "add", f"{net6}::1/64", "dev", inner)
             self.router.ip("link", "set", inner, "up")
-        self.router.inside(lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
+        self.router.set("net/ipv4/ip_forward", 1)
+        self.router.set("net/ipv6/conf/all/forwarding", 1)
         self._join()
         self.brokers.ip("link", "set", "eth0", "up")
         self.brokers.ip("address", "add", f"{BROKERS_NET}.2/24", "dev", "eth0")
+        self.brokers.ip("address", "add", f"{BROKERS_NET6}::2/64", "dev", "eth0")
         for host in (10, 53):
             self.add_broker_address(host)
         self.brokers.ip("route", "add", "default", "via", f"{BROKERS_NET}.1")
+        self.brokers.ip("route", "add", "default", "via", f"{BROKERS_NET6}::1")
         self.heal()
         self._answer(self.names)
         log = self._directory / "dns.log"
@@ -352,9 +381,9 @@ def _start_time(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def _execute(*command: str | Path, text: str = "") -> None:
+def _execute(*command: str | Path, text: str = "") -> str:
     try:
-        subprocess.run(command, input=text, text=True, capture_output=True, check=True, timeout=20)
+        return subprocess.run(command, input=text, text=True, capture_output=True, check=True, timeout=20).stdout
     except subprocess.CalledProcessError as error:
         error.add_note(error.stderr)
         raise

@@ -91,6 +91,31 @@ def test_a_link_and_a_path_fail_and_come_back(network: Network, echo: Callable[[
     assert echo() is not None
 
 
+def test_ipv6_goes_the_same_ways_and_can_vanish_alone(network: Network) -> None:
+    def reached(address: str) -> bool:
+        try:
+            network.gateway.inside(lambda: socket.create_connection((address, PORT + 3), timeout=0.5)).close()
+        except OSError:
+            return False
+        return True
+
+    def serve() -> socket.socket:
+        return socket.create_server(("::", PORT + 3), family=socket.AF_INET6, dualstack_ipv6=True)
+
+    four, six = BROKER, "2001:db8:3::10"
+    with network.brokers.inside(serve):
+        network.change_address()
+        assert reached(four)
+        assert reached(six)
+        network.blackhole_ipv6()
+        assert reached(four)
+        assert not reached(six)
+        network.heal()
+        network.link_down()
+        network.link_up()
+        assert reached(six), "a link that goes down takes IPv6 addresses with it"
+
+
 def test_a_broker_that_moves_leaves_the_others_where_they_are(network: Network, echo: Callable[[], str | None]) -> None:
     network.add_broker_address(11)
     network.remove_broker_address(10)
@@ -245,6 +270,14 @@ def test_the_dns_server_answers_a_record() -> None:
     assert response[:12] == bytes.fromhex("0007 8500 0001 0002 0000 0000")
     assert response[12:31] == b"\x05Kafka\x07example\x00\x00\x01\x00\x01"
     assert response[31:47] == bytes.fromhex("c00c 0001 0001 00000001 0004 cb00710a")
+
+
+def test_the_dns_server_answers_an_aaaa_record() -> None:
+    both = dns_server.Answers({"kafka.example": ("203.0.113.10", "2001:db8:3::10")})
+    response = dns_server.answer(dns_server.question("kafka.example", kind=28), both)
+    assert response is not None
+    assert response[6:8] == b"\0\1"
+    assert response[31:] == bytes.fromhex("c00c 001c 0001 00000001 0010 20010db8000300000000000000000010")
 
 
 def test_the_dns_server_has_no_other_types_and_no_other_names() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.netns import BROKERS_NET, BROKERS_NET6
 from tests.uplink_scene import FAULTS, RECOVERY_S_MAX, Outcome, RunningGateway, Scene, running_gateway, scene_or_skip
 
 pytestmark = pytest.mark.kafka
@@ -32,6 +33,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 def mended(scene: Scene) -> Iterator[None]:
     """A test that fails in the middle of a fault must not cost the next one."""
     yield
+    scene.ip_versions = (4,)
     scene.mend()
 
 
@@ -110,6 +112,32 @@ def test_an_outage_that_lasts_is_told_in_words(scene: Scene, fault: str, seconds
             assert words in uplink["error"]
         judge(running, suffered.back_s)
         assert running.status()["daemon"]["uplink"]["up"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds"), [("address-changed", 0.5), ("interface-changed", 0.5), ("link-down", 6), ("broker-moved", 5)]
+)
+def test_after_an_outage_of_ipv6(scene: Scene, fault: str, seconds: float) -> None:
+    """Many a cellular network has nothing else."""
+    scene.ip_versions = (6,)
+    scene.name_follows()
+    with running_gateway(scene) as running:
+        with outage(running, fault) as suffered:
+            time.sleep(seconds)
+        judge(running, suffered.back_s)
+
+
+def test_where_ipv6_leads_nowhere_ipv4_is_taken(scene: Scene) -> None:
+    """The box has addresses of both, the name too; IPv6 comes first (RFC 6724) until its packets vanish."""
+    scene.ip_versions = (6, 4)
+    scene.name_follows()
+    with running_gateway(scene) as running:
+        assert f"[{BROKERS_NET6}::" in scene.network.connections()
+        gone_s = time.time()
+        scene.network.blackhole_ipv6()
+        time.sleep(RECOVERY_S_MAX)
+        judge(running, gone_s)
+        assert f"{BROKERS_NET}." in scene.network.connections()
 
 
 def test_a_router_that_forgot_the_connection(scene: Scene) -> None:

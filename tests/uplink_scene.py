@@ -22,7 +22,7 @@ from demo import child_process
 from gateway.buffer_status import read_status
 from tests.gateways import SLUICE, consume, header, wait_for_port, write_config
 from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.netns import Network, network_or_skip
+from tests.netns import BROKERS_NET, BROKERS_NET6, Network, network_or_skip
 from tests.uplink_ledger import Audit, acknowledged_in, audit, in_kafka
 
 KAFKA_NAME = "kafka.example"
@@ -46,6 +46,8 @@ class Scene:
     directory: Path
     broker_host: int = 10
     """The last byte of the broker's present address."""
+    ip_versions: tuple[int, ...] = (4,)
+    """Those for which the broker's name has an address, the gateway's first choice first."""
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     """Of the gateways that have run in it: each has a folder and topics of its own."""
 
@@ -61,7 +63,8 @@ class Scene:
         self.network.remove_broker_address(old)
 
     def name_follows(self) -> None:
-        self.network.name(KAFKA_NAME, f"203.0.113.{self.broker_host}")
+        by_version = {4: f"{BROKERS_NET}.{self.broker_host}", 6: f"{BROKERS_NET6}::{self.broker_host}"}
+        self.network.name(KAFKA_NAME, *(by_version[version] for version in self.ip_versions))
 
     def mend(self) -> None:
         """Path, link and names are well again, whatever was left of a fault."""
@@ -235,7 +238,7 @@ class Outcome:
 @contextmanager
 def scene_in(network: Network, directory: Path) -> Iterator[Scene]:
     """One Kafka node in a network's brokers' namespace, for the length of a `with`."""
-    listener = Listener(LISTENER, host=KAFKA_NAME, bind="0.0.0.0")  # noqa: S104 - in a namespace of its own
+    listener = Listener(LISTENER, host=KAFKA_NAME, bind="[::]")
     with kafka_cluster(directory / "kafka", 1, [listener], command_prefix=network.brokers.prefix) as cluster:
         scene = Scene(network, cluster, directory)
         scene.name_follows()
