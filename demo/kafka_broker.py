@@ -9,7 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -185,18 +185,22 @@ def wait_until_ready(broker: Broker, patience_s: float = START_S_MAX) -> None:
         time.sleep(0.1)
 
 
+_given: set[int] = set()
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody has now; all are held open at once so that they differ.
+    """Ports of the loopback that nobody has now, and that this process was not given before.
 
     They are below those that the system gives to outgoing connections, which would take one before it is used.
     """
     ports: list[int] = []
-    with ExitStack() as stack:
-        while len(ports) < count:
-            probe = stack.enter_context(socket.socket())
-            with suppress(OSError):
-                probe.bind((HOST, random.randrange(15_000, 32_000)))  # noqa: S311 - a port, not a secret
-                ports.append(probe.getsockname()[1])
+    while len(ports) < count:
+        port = random.randrange(15_000, 32_000)  # noqa: S311 - a port, not a secret
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((HOST, port))
+            if port not in _given:
+                _given.add(port)
+                ports.append(port)
     return ports
 
 

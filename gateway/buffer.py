@@ -29,13 +29,13 @@ from gateway.buffer_rows import (
     Lane,
     Loss,
     LossKey,
-    PendingLane,
+    Outstanding,
     Position,
     Quarantined,
-    QuarantinedSpan,
     Row,
     Series,
     Span,
+    joined,
     loss_key,
     spans_of,
     without,
@@ -149,8 +149,11 @@ class Buffer:
         self._losses: dict[LossKey, Loss] = {}
         self._closing = False
         self._confirmed: list[Span] = []
+        """Rows of the file that is open, never of a former one."""
         self._confirmed_marks: dict[str, Mark] = {}
-        self._confirmed_of = ""
+        self._held: list[Span] = []
+        """What is being sent: it is not dropped."""
+        self._drops = 0
         self._append_due_s = 0.0
         self._delete_due_s = float("inf")
         self._retry_s = 0.0
@@ -226,6 +229,16 @@ class Buffer:
     def usage(self) -> Usage:
         """What came in since that was last written to the file."""
         return self._meter.so_far(time.monotonic())
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether rows may go that Kafka never had."""
+        return self._settings.when_full == "drop-oldest" or bool(self._settings.age_max_s)
+
+    @property
+    def drops(self) -> int:
+        """Grows before rows are dropped: what was read until then may be gone."""
+        return self._drops
 
     @property
     def holding(self) -> bool:
@@ -317,18 +330,16 @@ class Buffer:
             return self._clock()
         return await self._call(lambda: self._file.boot_clock(boot_id))
 
-    async def pending(self) -> list[PendingLane]:
-        """The lanes that still hold rows, with the event times these may have."""
-        return await self._call(self._pending)
+    async def outstanding(self) -> Outstanding:
+        """The lanes that still hold rows, with the event times these may have, and what else may still be sent.
 
-    async def quarantined_spans(self) -> list[QuarantinedSpan]:
-        """What the quarantine holds, by boot."""
-        # Looked up on that thread: the file may be another one by then.
-        return await self._call(lambda: list(self._file.quarantined_spans()))
+        All at once: what moves from one place to another meanwhile is in one of them.
+        """
+        return await self._call(self._outstanding)
 
-    async def quarantined_of_topics(self, limit: int) -> list[tuple[int, str, str]]:
+    async def quarantined_of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
         """See `Quarantine.of_topics`."""
-        return await self._call(lambda: self._file.quarantined_of_topics(limit))
+        return await self._call(lambda: self._file.quarantined_of_topics(number, limit))
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """See `Intake.marks`."""
@@ -337,16 +348,14 @@ class Buffer:
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
         """These rows are in Kafka, or set aside, and may be deleted; `marks` say what goes with that.
 
-        `buffer_id` is the file that the rows were read from: another one may have taken its place since.
+        `buffer_id` is the file that the rows were read from. Where another one has taken its place, it has none of
+        them, or under other numbers; the marks are as true as before.
         """
         with self._wake:
-            if self._confirmed_of != buffer_id:
-                self._confirmed, self._confirmed_of = [], buffer_id
-                self._confirmed_marks.clear()
             if not (self._confirmed or self._confirmed_marks):
                 self._delete_due_s = min(self._delete_due_s, time.monotonic() + DELETE_DELAY_S)
                 self._wake.notify()
-            for span in spans:
+            for span in spans if buffer_id == self._file.id else ():
                 self._tail.forget(span)
                 _append_span(self._confirmed, span)
             for mark in marks:
@@ -354,6 +363,42 @@ class Buffer:
             if self.state.full:
                 # Sensors wait for the room that this makes.
                 self._delete_due_s = self._retry_s = 0.0
+                self._wake.notify()
+
+    async def gone(self, buffer_id: str, spans: Sequence[Span]) -> list[Span]:
+        """Those of these rows that are not there any more. Raises BufferFileError."""
+        return await self._call(lambda: self._file_of(buffer_id).gone(spans))
+
+    async def hold(
+        self, buffer_id: str, spans: Sequence[Span], since: int, under_way: Sequence[Span] = ()
+    ) -> list[Span]:
+        """Have rows that are sent now not dropped, until others are held instead; give those that are gone already.
+
+        `since` is what `drops` was before they were read, `under_way` are others that are being sent still. Raises
+        BufferFileError.
+        """
+        held = [*spans, *under_way]
+        with self._wake:
+            self._file_of(buffer_id)
+            if self._drops == since:
+                self._held = held
+                return []
+
+        def hold() -> list[Span]:
+            # Between two commits: nothing is being dropped.
+            gone = self._file_of(buffer_id).gone(spans)
+            with self._wake:
+                self._held = held
+            return gone
+
+        return await self._call(hold)
+
+    def release(self) -> None:
+        """Nothing is being sent any more: all of it may be dropped."""
+        with self._wake:
+            self._held = []
+            if self.state.full:
+                self._retry_s = 0.0
                 self._wake.notify()
 
     async def quarantine(self, buffer_id: str, reports: Sequence[Entry], refused: Sequence[Row]) -> None:
@@ -393,8 +438,8 @@ class Buffer:
         await self._in_transaction(move)
 
     async def drop_quarantined(self, numbers: Sequence[int]) -> int:
-        """Forget quarantined input; how much of it there was. Raises BufferFileError."""
-        return await self._in_transaction(lambda: self._file.drop_quarantined(numbers))
+        """Drop quarantined input for good, counted as lost; how much of it there was. Raises BufferFileError."""
+        return await self._in_transaction(lambda: self._file.lose_quarantined(numbers))
 
     async def report_losses(self, report: Callable[[Loss], Entry]) -> int:
         """Turn what is counted as lost into rows that report it; how many. Raises BufferFileError."""
@@ -465,6 +510,9 @@ class Buffer:
         with self._wake:
             if now_s < self._retry_s and not closing:
                 return
+        if not self._is_attached():
+            return
+        with self._wake:
             appends_due = closing or now_s >= self._append_due_s
             own = list(self._own) if appends_due else []
             readings = list(self._due_readings()) if appends_due else []
@@ -481,8 +529,6 @@ class Buffer:
             self._look_again()
             return
         try:
-            if not self._attachment.is_attached:
-                self._attach()
             stored = self._store(own, readings, due, age_due=age_due)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing of it is acknowledged, and the thread goes on
             self._put_back(due)
@@ -496,6 +542,18 @@ class Buffer:
         if appends_due and not held and not cut:
             # What came in meanwhile waits for company as long as what came before it.
             self._append_due_s = now_s + self._settings.commit_delay_ms / 1000
+
+    def _is_attached(self) -> bool:
+        """Whether a file is open; one is begun where a damaged one has no successor yet."""
+        if not self._attachment.is_attached:
+            try:
+                self._attach()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the thread goes on
+                self._fail(error)
+                with self._wake:
+                    self._retry_s = time.monotonic() + RETRY_S
+                return False
+        return True
 
     def _look_again(self) -> None:
         """Nothing waits: see whether there is room by now, so that sensors are let in again."""
@@ -535,13 +593,12 @@ class Buffer:
                 and file.room.is_full(sum(append.disk_bytes for append in readings))
             ):
                 self._take_confirmed(due)
-            rest = self._delete(due.confirmed)
-            if self._confirmed_of == file.id:
-                file.keep_marks(due.marks.values())
+            rest = file.delete_some(due.confirmed)
+            file.keep_marks(due.marks.values())
             if due.losses:
                 file.count_losses(list(due.losses.values()))
             if age_due and not rest:
-                more = file.drop_aged(int(self._settings.age_max_s * 1e6))
+                more = file.drop_aged(int(self._settings.age_max_s * 1e6), self._spared())
                 self._age_due_s = now_s + (0 if more else AGE_CHECK_S)
             stored = self._fitting(readings, may_drop=not rest)
             # Behind what is dropped: it would be told of as stored.
@@ -558,19 +615,12 @@ class Buffer:
             self._meter.reset(now_s)
         return stored
 
-    def _delete(self, confirmed: Sequence[Span]) -> list[Span]:
-        """Delete confirmed rows, as many as one transaction may; give what is left."""
-        return self._file.delete_some(confirmed) if self._confirmed_of == self._file.id else []
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """The file's transaction, and what is kept in memory of the rows that it added."""
-        dropped = self.counts["dropped"]
         with self._file.transaction():
             yield
         with self._wake:
-            if self.counts["dropped"] != dropped:
-                self._tail.clear()
             self._tail.extend(self._file.inserted, self._file.inserted_bytes)
         self._meter.add(len(self._file.inserted), self._file.inserted_bytes)
 
@@ -580,6 +630,14 @@ class Buffer:
             due.marks |= self._confirmed_marks
             self._confirmed, self._confirmed_marks = [], {}
 
+    def _spared(self) -> list[Span]:
+        """Rows that may not be dropped; what is read, or to be held, from here on is looked up behind this commit."""
+        with self._wake:
+            self._drops += 1
+            self._tail.clear()
+            # Kafka has what was confirmed since this commit began.
+            return joined([*self._held, *self._confirmed])
+
     def _fitting(self, readings: Sequence[_Append], *, may_drop: bool) -> Sequence[_Append]:
         """Those that there is room for, in order; what they are made room by is dropped, where that is wanted."""
         self._made_room = False
@@ -588,7 +646,7 @@ class Buffer:
             return readings
         if self._settings.when_full == "drop-oldest" and may_drop:
             self._made_room = True
-            self._file.drop_oldest(coming)
+            self._file.drop_oldest(coming, self._spared())
             if not self._file.room.is_full(coming):
                 return readings
         size = 0
@@ -676,11 +734,12 @@ class Buffer:
             if rows:
                 return rows
 
-    def _pending(self) -> list[PendingLane]:
+    def _outstanding(self) -> Outstanding:
         # What waits for its commit is pending too: no watermark may pass it.
         with self._wake:
             queued = [entry for append in (*self._own, *self._readings) for entry in append.entries]
-        return self._file.pending(queued)
+        file = self._file
+        return Outstanding(file.pending(queued), list(file.quarantined_spans()), file.is_salvaging())
 
     def _measure(self, *, held: bool) -> None:
         """See how much room is left; say so when that changes."""
@@ -725,8 +784,7 @@ class Buffer:
 
     def _forget_former_file(self) -> None:
         with self._wake:
-            self._confirmed = []
-            self._confirmed_marks = {}
+            self._confirmed, self._held = [], []
             self._tail.clear()
 
     def _note_salvaged_rows(self) -> None:

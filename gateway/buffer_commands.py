@@ -155,7 +155,8 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
     """Show what waits by device, how soon the buffer is full, and what is written to the card.
 
     The time until it is full goes by what came in during the last 24 hours that sluice ran, as if nothing went to
-    Kafka. LOST counts readings that are gone for good and were not reported to Kafka yet.
+    Kafka. LOST counts what is gone for good, as far as that was not reported to Kafka yet: readings, and under
+    (gateway) its own events.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -297,22 +298,17 @@ def _seen_too_little(budget: WriteBudget) -> str:
 
 
 def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
-    rows = []
-    for depth in depths.devices:
-        lost = f"{depth.lost:,}"
-        if depth.device or depth.newest is not None:
-            rows.append(
-                (
-                    escaped(depth.device) or OWN_NAME,
-                    f"{depth.rows:,}",
-                    size(depth.payload_bytes),
-                    _age(now, depth.oldest),
-                    "-" if depth.newest is None else moment(depth.newest.boottime_us, depth.newest.wall_us),
-                    lost if depth.device else "0",
-                )
-            )
-        if not depth.device and depth.lost:
-            rows.append((UNKNOWN_NAME, "0", "0 B", "-", "-", lost))
+    rows = [
+        (
+            UNKNOWN_NAME if depth.device is None else escaped(depth.device) or OWN_NAME,
+            f"{depth.rows:,}",
+            size(depth.payload_bytes),
+            _age(now, depth.oldest),
+            "-" if depth.newest is None else moment(depth.newest.boottime_us, depth.newest.wall_us),
+            f"{depth.lost:,}",
+        )
+        for depth in depths.devices
+    ]
     if rows:
         yield ""
         headers = ("DEVICE", "WAITING", "PAYLOAD", "OLDEST", "NEWEST (UTC)", "LOST")
@@ -549,7 +545,7 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
     yes: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:
-    """Throw quarantined input away, for good. Asks first."""
+    """Throw quarantined input away, for good. Asks first. It is counted as lost, and gateway-events tells of it."""
     settings = load_settings(config)
     chosen = _chosen(settings, numbers, reason, everything=everything)
     if not chosen and not as_json:
@@ -562,7 +558,7 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
     if as_json:
         click.echo(msgspec.json.encode({"dropped": dropped, "unknown": unknown}))
     else:
-        click.echo(f"{dropped:,} thrown away")
+        click.echo(f"{dropped:,} thrown away" + (", and counted as lost" if dropped else ""))
         _tell_unknown(unknown)
     sys.exit(FINDING if unknown else 0)
 

@@ -10,18 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 from msgspec.structs import astuple, force_setattr
 from msgspec.structs import replace as replace_fields
 
-from gateway import buffer_losses, buffer_salvage, buffer_schema
+from gateway import buffer_losses, buffer_quarantine, buffer_salvage, buffer_schema
 from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
-from gateway.buffer_quarantine import Quarantine
 from gateway.buffer_room import Room
 from gateway.buffer_rows import (
+    START,
     Doubt,
     Entry,
     Lane,
@@ -33,6 +34,8 @@ from gateway.buffer_rows import (
     Row,
     Series,
     Span,
+    joined,
+    span_at,
 )
 from gateway.buffer_runs import DeviceRuns
 from gateway.buffer_schema import BufferFileError
@@ -132,8 +135,8 @@ class BufferFile:
         """Open or make the file, and open a lane in it, behind lanes whose rows are salvaged from other files.
 
         `counts` is added to by each committed transaction: `duplicate`, `conflict`, `below-window`,
-        `quarantine-overflow`, `dropped`. Raises sqlite3.Error, OSError, and BufferFileError where the file is of a
-        newer version.
+        `quarantine-overflow`, `dropped`, and the reasons of that: `buffer-full`, `too-old`. Raises sqlite3.Error,
+        OSError, and BufferFileError where the file is of a newer version.
         """
         self._boot_id = boot_id
         self._clock = clock
@@ -155,7 +158,7 @@ class BufferFile:
             self._state.lanes = read_counts(self.connection)
             self._state.rows = sum(count.rows for count in self._state.lanes.values())
             self._runs = DeviceRuns(self.connection)
-            self._quarantine = Quarantine(settings, self.connection, boot_id)
+            self._quarantine = buffer_quarantine.Quarantine(settings, self.connection, boot_id)
             with self.transaction():
                 self.salvaged = {lane.name: self._adopt_lane(lane) for lane in salvaged}
                 """Those lanes' names, to their numbers here."""
@@ -229,13 +232,13 @@ class BufferFile:
 
     def insert(self, entries: Iterable[Entry]) -> None:
         """Append entries in order, each retransmission left out."""
-        admit = self._runs.admit
+        admit, lane = self._runs.admit, self.lane.number
         tally = self._tally
         new: list[Entry] = []
         for entry in entries:
             boot, number = entry.device_boot, entry.device_sequence
             if boot is not None and number is not None:
-                verdict = admit(entry.series, boot, number, entry.payload)
+                verdict = admit(entry.series, boot, number, entry.payload, lane, entry.received_us)
                 if verdict is not Verdict.NEW:
                     tally[verdict.value] += 1
                     if verdict is Verdict.DUPLICATE:
@@ -246,7 +249,7 @@ class BufferFile:
             new.append(entry)
         self.insert_judged(new)
         if self.inserted:
-            self._runs.save_if_due(self.last, time.monotonic(), self._seen_us())
+            self._runs.save_if_due(self.last, time.monotonic())
 
     def insert_judged(self, entries: Iterable[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
@@ -346,7 +349,7 @@ class BufferFile:
         span, tight_bytes = Span(confirmed.lane, confirmed.first, last), None
         if tight:
             tight_bytes = min(self.room.commit_bytes_max, self.room.free_page_bytes()) // 4
-        if not self._runs.save_before_deletion(span, self.last, self._seen_us(), tight_bytes):
+        if not self._runs.save_before_deletion(span, self.last, tight_bytes):
             return confirmed
         gone = self.connection.execute(
             "DELETE FROM reading WHERE lane = ? AND sequence BETWEEN ? AND ?", (confirmed.lane, confirmed.first, last)
@@ -383,16 +386,23 @@ class BufferFile:
         ).fetchone()
         return span.first if last is None else int(last)
 
-    def drop_oldest(self, coming_bytes: int) -> None:
-        """Drop the oldest rows, each counted as lost, until there is room for more, or as many as one commit may."""
-        bytes_left = self.room.commit_bytes_max
-        while self._state.rows and bytes_left > 0 and self.room.is_full(coming_bytes):
-            bytes_left -= self._drop_front("buffer-full", min(bytes_left, DROP_BYTES))
+    def drop_oldest(self, coming_bytes: int, spared: Sequence[Span] = ()) -> None:
+        """Drop the oldest rows, each counted as lost, until there is room for more, or as many as one commit may.
 
-    def drop_aged(self, age_us: int) -> bool:
+        Those of `spared`, which are `joined`, stay: Kafka has them, or is about to.
+        """
+        bytes_left, after = self.room.commit_bytes_max, START
+        while bytes_left > 0 and self.room.is_full(coming_bytes):
+            dropped, size = self._drop_front("buffer-full", min(bytes_left, DROP_BYTES), after, spared)
+            if dropped is None:
+                return
+            bytes_left, after = bytes_left - size, Position(dropped.lane, dropped.last)
+
+    def drop_aged(self, age_us: int, spared: Sequence[Span] = ()) -> bool:
         """Drop some rows that waited longer than this, each counted as lost; tell whether there may be more.
 
-        Rows of a boot whose wall clock was never known stay: how old they are is not known either.
+        Rows of a boot whose wall clock was never known stay: how old they are is not known either. So do those of
+        `spared`, as above.
         """
         lanes = self.connection.execute(
             """SELECT number, lane.boot_id, offset_us, error_us FROM lane LEFT JOIN boot USING (boot_id)
@@ -405,39 +415,59 @@ class BufferFile:
                 if error_us is None or not now.synced:
                     continue
                 cutoff_us += now.offset_us - offset_us
-            if self._drop_front("too-old", self.room.commit_bytes_max, lane, cutoff_us) > 0:
+            start = Position(lane, -1)
+            dropped, _ = self._drop_front("too-old", self.room.commit_bytes_max, start, spared, cutoff_us)
+            if dropped is not None:
                 return True
         return False
 
-    def _drop_front(self, reason: str, bytes_max: int, lane: int = 0, before_us: int | None = None) -> int:
-        """Drop rows from the front of a lane, or of the oldest there is behind it; what they took in bytes.
+    def _drop_front(
+        self, reason: str, bytes_max: int, after: Position, spared: Sequence[Span], before_us: int | None = None
+    ) -> tuple[Span | None, int]:
+        """Drop the first rows behind a position that are not spared; which, and what they took in bytes.
 
-        With `before_us` those received before only. One at least, if any, and no more than `bytes_max` otherwise.
+        With `before_us` those of its lane that were received before only. One at least, if any, and no more than
+        `bytes_max` otherwise.
         """
         found = self.connection.execute(
-            "SELECT lane, sequence, length(payload), received_us FROM reading WHERE lane >= ?"
+            "SELECT lane, sequence, length(payload), received_us FROM reading WHERE (lane, sequence) > (?, ?)"
             " ORDER BY lane, sequence LIMIT ?",
-            (lane, DROPPED_ROWS_MAX),
+            (*self._behind_spared(after, spared), DROPPED_ROWS_MAX),
         )
         span: Span | None = None
         size = 0
         for of, sequence, payload_bytes, received_us in found:
             # Up to the first that stays, whatever comes behind it.
-            if before_us is not None and (of != lane or received_us >= before_us):
+            if before_us is not None and (of != after.lane or received_us >= before_us):
                 break
             if span is not None and (span.lane != of or size + payload_bytes + ROW_BYTES > bytes_max):
+                break
+            if span_at(spared, of, sequence) is not None:
                 break
             size += payload_bytes + ROW_BYTES
             span = Span(of, sequence if span is None else span.first, sequence)
         found.close()
         if span is None:
-            return 0
+            return None, 0
         losses = buffer_losses.losses_of_rows(self.connection, span, reason)
         before = self._state.rows
         self.delete_whole(span)
         buffer_losses.count_losses(self.connection, losses)
-        self._tally["dropped"] += before - self._state.rows
-        return size
+        for counted in ("dropped", reason):
+            self._tally[counted] += before - self._state.rows
+        return span, size
+
+    def _behind_spared(self, after: Position, spared: Sequence[Span]) -> Position:
+        """The position before the first row that is not spared."""
+        while True:
+            first = self.connection.execute(
+                "SELECT lane, sequence FROM reading WHERE (lane, sequence) > (?, ?) ORDER BY lane, sequence LIMIT 1",
+                after,
+            ).fetchone()
+            span = None if first is None else span_at(spared, *first)
+            if span is None:
+                return after
+            after = Position(span.lane, span.last)
 
     def count_losses(self, losses: Sequence[Loss]) -> None:
         """Count readings that never came to be rows."""
@@ -451,8 +481,12 @@ class BufferFile:
         return len(losses)
 
     def drop_quarantined(self, numbers: Sequence[int]) -> int:
-        """Forget quarantined input; how much of it there was."""
+        """Take quarantined input out, which goes elsewhere; how much of it there was."""
         return self._quarantine.drop(numbers)
+
+    def lose_quarantined(self, numbers: Sequence[int]) -> int:
+        """Drop quarantined input for good, counted as lost; how much of it there was."""
+        return self._quarantine.lose(numbers, buffer_quarantine.DROPPED)
 
     def adopt(self, rows: Sequence[Row], quarantined: Sequence[Quarantined], series: Mapping[int, Series]) -> None:
         """Take over rows of one lane of a damaged file, into the lane that `salvaged` gave it, and quarantined input.
@@ -481,10 +515,11 @@ class BufferFile:
         judged = [row for row in routed if row.device_boot is not None and row.device_sequence is not None]
         for row in judged:
             # Its sensor may send it again.
-            self._runs.admit(series[row.series], str(row.device_boot), int(row.device_sequence or 0), row.payload)
+            boot, sequence = str(row.device_boot), int(row.device_sequence or 0)
+            self._runs.admit(series[row.series], boot, sequence, row.payload, row.lane, row.received_us)
         if judged:
             # They stand before the place that the windows are caught up from.
-            self._runs.save_now(self.last, self._seen_us())
+            self._runs.save_now(self.last)
         for row in new:
             if row.series not in numbers:
                 self._quarantine.keep(_without_series(row, boot_id), self._tally)
@@ -557,6 +592,16 @@ class BufferFile:
             raise buffer_schema.corruption("a row stands beyond the last one, or is shorter than it says")
         return rows
 
+    def gone(self, spans: Iterable[Span]) -> list[Span]:
+        """Those of the rows that are not there any more. The file is looked through from the first to the last."""
+        gone = []
+        for lane, group in groupby(joined(spans), attrgetter("lane")):
+            of_lane = list(group)
+            there = self._sequences(Span(lane, of_lane[0].first, of_lane[-1].last))
+            wanted = chain.from_iterable(range(span.first, span.last + 1) for span in of_lane)
+            gone += [Span(lane, sequence, sequence) for sequence in wanted if sequence not in there]
+        return joined(gone)
+
     def series(self, number: int) -> Series:
         """What a row's series number stands for. Raises BufferFileError where this file does not know it."""
         fields = "topic, key, device, subject, type, content_type, coalesce(stream, '')"
@@ -623,9 +668,13 @@ class BufferFile:
         """What the quarantine holds, by boot."""
         return self._quarantine.spans()
 
-    def quarantined_of_topics(self, limit: int) -> list[tuple[int, str, str]]:
+    def is_salvaging(self) -> bool:
+        """Whether rows of a damaged file may still come."""
+        return not all(progress.ended for progress in self._salvages())
+
+    def quarantined_of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
         """See `Quarantine.of_topics`."""
-        return self._quarantine.of_topics(limit)
+        return self._quarantine.of_topics(number, limit)
 
     # -- the parts ------------------------------------------------------------------------------
 
@@ -634,14 +683,11 @@ class BufferFile:
         """The row that was added last to this start's lane."""
         return Position(self.lane.number, self.next_sequence - 1)
 
-    def _seen_us(self) -> int:
-        return self._clock().at(boottime_us())
-
     def _open_lane(self) -> None:
         # Lanes and boots of which nothing is left are history; this one's begin here. What is salvaged has yet to come,
         # and of a lane that was not reported the number of its rows has yet to be told.
-        salvages = buffer_salvage.kept_marks(self.marks(buffer_salvage.SALVAGE_PREFIX)).values()
-        kept = {*self.salvaged.values(), *(lane for progress in salvages for lane in progress.lanes.values())}
+        lanes = (lane for progress in self._salvages() for lane in progress.lanes.values())
+        kept = {*self.salvaged.values(), *lanes}
         state = self._state
         over = [number for number, count in state.lanes.items() if not count.rows and count.closed]
         # Devices that were silent since are known by their lanes: the last of these stay until the next start.
@@ -662,6 +708,9 @@ class BufferFile:
         state.lane = Lane(number, name, self._boot_id, self.id)
         state.lanes[number] = LaneCount()
         state.floor, state.floor_saved_us, state.floor_due_s = EventFloor(), NOTHING_US, 0.0
+
+    def _salvages(self) -> Iterable[buffer_salvage.Progress]:
+        return buffer_salvage.kept_marks(self.marks(buffer_salvage.SALVAGE_PREFIX)).values()
 
     def begin_lane(self, reason: str, report: LaneReport) -> None:
         """Close the lane that rows go into, and open another; both are reported in the new one."""

@@ -13,6 +13,7 @@ from msgspec import UNSET, Struct, UnsetType
 from sqlite_utils import Database
 
 from gateway import buffer_status
+from gateway.buffer_losses import OWN
 from gateway.buffer_rows import Row, Series
 from gateway.buffer_status import Moment, moment
 from gateway.clock_gateway import WallClock
@@ -30,19 +31,25 @@ _DEPTHS = """
     FROM reading LEFT JOIN series ON series.number = reading.series
     WHERE lane = ? AND sequence BETWEEN ? AND ? GROUP BY 1
 """
+# The gateway's own events may name a device; they are the gateway's all the same.
+_LOST = """
+    SELECT CASE WHEN reason IN (?, ?) THEN '' ELSE nullif(device, '') END, sum(count) AS lost
+    FROM loss GROUP BY 1 HAVING lost > 0
+"""
 _NO_SERIES = Series("", "", "", "", "", "")
 
 
 class DeviceDepth(Struct):
-    """What waits of one device; an empty name is this gateway's own events, and losses of nobody knows which device."""
+    """What waits of one device, and what of it was lost."""
 
-    device: str
+    device: str | None
+    """Empty for this gateway's own events; None where readings were lost and nobody knows whose."""
     rows: int = 0
     payload_bytes: int = 0
     oldest: Moment | None = None
     newest: Moment | None = None
     lost: int = 0
-    """Readings that are gone for good and were not reported to Kafka yet."""
+    """Those that are gone for good, which was not reported to Kafka yet."""
 
 
 class Depths(Struct, frozen=True):
@@ -179,7 +186,7 @@ def lanes(db: Database) -> list[LaneEnds]:
 
 def depths(db: Database) -> Depths:
     """What waits and what was lost of each device. Looks at every row: some seconds for millions."""
-    found: dict[str, DeviceDepth] = {}
+    found: dict[str | None, DeviceDepth] = {}
     oldest: Moment | None = None
     for lane in lanes(db):
         for first, last in _spans(db, lane):
@@ -190,9 +197,9 @@ def depths(db: Database) -> Depths:
                 depth.oldest = _earlier(depth.oldest, _moment(lane, oldest_us))
                 depth.newest = _later(depth.newest, _moment(lane, newest_us))
                 oldest = _earlier(oldest, depth.oldest)
-    for row in db.query("SELECT device, sum(count) AS lost FROM loss GROUP BY device HAVING lost > 0"):
-        found.setdefault(row["device"], DeviceDepth(row["device"])).lost = row["lost"]
-    return Depths(sorted(found.values(), key=lambda depth: (-depth.rows, depth.device)), oldest)
+    for device, lost in db.execute(_LOST, sorted(OWN)).fetchall():
+        found.setdefault(device, DeviceDepth(device)).lost = lost
+    return Depths(sorted(found.values(), key=lambda depth: (-depth.rows, depth.device or "")), oldest)
 
 
 def readings(db: Database, device: str | None = None, *, newest_first: bool = False) -> Iterator[Reading]:

@@ -10,6 +10,9 @@ from gateway.buffer_rows import Loss, Span
 LOSSES_MAX = 20_000
 """Counters kept apart; beyond it losses are counted without their device."""
 EVENTS_DROPPED = "gateway-events-dropped"
+EVENT_REFUSED = "event-refused"
+OWN = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
+"""Why the gateway's own events are lost, which are no readings."""
 LOSS_TYPE = "sluice.gateway.loss"
 """`ce_type` of a loss record."""
 
@@ -116,19 +119,20 @@ def losses_of_rows(connection: sqlite3.Connection, span: Span, reason: str) -> l
         " WHERE lane = ? AND sequence BETWEEN ? AND ? AND series.type = ?",
         (*span, LOSS_TYPE),
     )
-    for (payload,) in reports:
-        said = msgspec.json.decode(payload, type=_Reported)
-        losses.append(
-            Loss(
-                said.device or "",
-                said.reason,
-                said.boot,
-                said.count,
-                said.first_boottime_us,
-                said.last_boottime_us,
-                said.device_boot or "",
-                said.first_sequence,
-                said.last_sequence,
-            )
-        )
-    return losses
+    return losses + [told_loss(payload) for (payload,) in reports]
+
+
+def told_loss(record: bytes) -> Loss:
+    """What a loss record's body tells of."""
+    said = msgspec.json.decode(record, type=_Reported)
+    return Loss(
+        said.device or "",
+        said.reason,
+        said.boot,
+        said.count,
+        said.first_boottime_us,
+        said.last_boottime_us,
+        said.device_boot or "",
+        said.first_sequence,
+        said.last_sequence,
+    )

@@ -3,13 +3,18 @@
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
 
 from gateway import buffer_losses
-from gateway.buffer_rows import Loss, Quarantined, QuarantinedSpan
+from gateway.buffer_rows import OWN_TYPES, Loss, Quarantined, QuarantinedSpan
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"
 """Why input is lost that was in the quarantine and had to make room."""
+DROPPED = "quarantine-dropped"
+"""Why input is lost that somebody dropped from there."""
 TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
 """The reason of what Kafka does not let this gateway write; the others about topics begin with `topic-`."""
 _COLUMNS = (
@@ -50,12 +55,18 @@ class Quarantine:
             ]
         return self._spans
 
-    def of_topics(self, limit: int) -> list[tuple[int, str, str]]:
-        """Number, topic and reason of what was quarantined because of its topic, the oldest first."""
+    def of_topics(self, number: int, limit: int) -> list[tuple[int, str | None, str]]:
+        """Number, topic and reason of what stands there from `number` on; the topic only where that is the cause.
+
+        What has another cause counts for `limit` too: it bounds what is read. There are no indexes for this: each
+        would cost the card a page for everything that is quarantined.
+        """
+        # The series stands behind the payload, which may fill many pages: it is looked at only where it counts.
         return self._connection.execute(
-            """SELECT quarantine.number, series.topic, reason FROM quarantine JOIN series ON series.number = series
-            WHERE reason LIKE 'topic-%' OR reason = ? ORDER BY quarantine.number LIMIT ?""",
-            (TOPIC_FORBIDDEN, limit),
+            """SELECT quarantine.number, series.topic, reason FROM quarantine LEFT JOIN series
+            ON series.number = CASE WHEN reason LIKE 'topic-%' OR reason = ? THEN quarantine.series END
+            WHERE quarantine.number >= ? ORDER BY quarantine.number LIMIT ?""",
+            (TOPIC_FORBIDDEN, number, limit),
         ).fetchall()
 
     def keep(self, input_: Quarantined, tally: Counter[str]) -> None:
@@ -86,11 +97,8 @@ class Quarantine:
         # At most a tenth of the buffer: what is set aside must not keep readings out.
         bytes_max = min(self._settings.quarantine_bytes_max, self._settings.bytes_max // 10)
         while self.rows > self._settings.quarantine_rows_max or (self.bytes > bytes_max and self.rows > 1):
-            ((number, oldest),) = self.find(self._oldest()).items()
-            self.drop([number])
+            self.lose(self._oldest(), OVERFLOW)
             tally["quarantine-overflow"] += 1
-            loss = Loss(oldest.device, OVERFLOW, oldest.boot_id or "", 1, oldest.received_us, oldest.received_us)
-            buffer_losses.count_losses(self._connection, [loss])
 
     def _oldest(self) -> list[int]:
         return list(self._connection.execute("SELECT min(number) FROM quarantine").fetchone())
@@ -106,6 +114,33 @@ class Quarantine:
             if values is not None:
                 found[number] = Quarantined(*values)
         return found
+
+    def lose(self, numbers: Sequence[int], reason: str) -> int:
+        """Take these out for good, each counted as lost; how many there were."""
+        found = self.find(numbers)
+        buffer_losses.count_losses(self._connection, [self._loss(input_, reason) for input_ in found.values()])
+        return self.drop(list(found))
+
+    def _loss(self, input_: Quarantined, reason: str) -> Loss:
+        (type_,) = self._connection.execute(
+            "SELECT coalesce((SELECT type FROM series WHERE number = ?), '')", (input_.series,)
+        ).fetchone()
+        if type_ == buffer_losses.LOSS_TYPE:
+            # It was not sent: what it tells of is counted again.
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                return buffer_losses.told_loss(input_.payload)
+        at_us = input_.received_us if input_.event_us is None else input_.event_us
+        return Loss(
+            input_.device,
+            buffer_losses.EVENTS_DROPPED if type_.startswith(OWN_TYPES) else reason,
+            input_.boot_id or "",
+            1,
+            at_us,
+            at_us,
+            input_.device_boot or "",
+            input_.device_sequence,
+            input_.device_sequence,
+        )
 
     def drop(self, numbers: Sequence[int]) -> int:
         """Take these out; how many there were."""

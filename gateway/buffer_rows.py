@@ -1,12 +1,16 @@
 """What goes into the buffer and what comes out of it for Kafka."""
 
+import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from msgspec import Struct
+
+OWN_TYPES = "sluice.gateway."
+"""So begins `ce_type` of the gateway's own words."""
 
 
 class Series(Struct, frozen=True, cache_hash=True):
@@ -27,7 +31,7 @@ class Series(Struct, frozen=True, cache_hash=True):
     @property
     def is_of_gateway(self) -> bool:
         """Whether these are the gateway's own words."""
-        return self.type.startswith("sluice.gateway.")
+        return self.type.startswith(OWN_TYPES)
 
 
 class Quarantined(Struct, frozen=True, gc=False):
@@ -152,21 +156,29 @@ def spans_of(rows: Sequence[Row]) -> list[Span]:
     return spans
 
 
-def without(rows: Sequence[Row], spans: Sequence[Span]) -> list[Row]:
-    """The rows that are in none of the spans."""
-    firsts: dict[int, list[int]] = {}
-    lasts: dict[int, list[int]] = {}
-    for lane, first, last in sorted(spans):
-        firsts.setdefault(lane, []).append(first)
-        lasts.setdefault(lane, []).append(last)
-    left = []
-    for row in rows:
-        of_lane = firsts.get(row.lane, ())
-        place = bisect_right(of_lane, row.sequence)
-        # Spans of one lane do not overlap: only the one that begins last before the row may hold it.
-        if not place or lasts[row.lane][place - 1] < row.sequence:
-            left.append(row)
-    return left
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """The same rows as spans in their order, none of which overlaps another, or goes on where another ends."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        before = found[-1] if found else None
+        if before is not None and span.lane == before.lane and span.first <= before.last + 1:
+            found[-1] = Span(span.lane, before.first, max(before.last, span.last))
+        else:
+            found.append(span)
+    return found
+
+
+def span_at(spans: Sequence[Span], lane: int, sequence: int) -> Span | None:
+    """Which of these spans, which are `joined`, holds a row."""
+    place = bisect_right(spans, (lane, sequence, sys.maxsize))
+    before = spans[place - 1] if place else None
+    return before if before is not None and before.lane == lane and sequence <= before.last else None
+
+
+def without(rows: Sequence[Row], spans: Iterable[Span]) -> list[Row]:
+    """The rows that are in none of the spans. A row that was sent twice is in two of them."""
+    distinct = joined(spans)
+    return [row for row in rows if span_at(distinct, row.lane, row.sequence) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +214,16 @@ class QuarantinedSpan:
     count: int
     event_from_us: int
     event_to_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """What Kafka does not have yet, all of it as of one moment."""
+
+    lanes: list[PendingLane]
+    quarantined: list[QuarantinedSpan]
+    is_salvaging: bool
+    """Whether a damaged file may still give rows: of what time, nobody knows."""
 
 
 class Loss(Struct):

@@ -6,6 +6,7 @@ them is deleted before its window is written.
 """
 
 import sqlite3
+from dataclasses import dataclass
 from itertools import islice
 
 import structlog
@@ -26,13 +27,19 @@ WINDOW_BYTES = 1_000
 """What a window takes on disk, rounded up."""
 READ_ROWS = 500
 
+# When it was received, by the wall clock of that boot as it is known now. What is salvaged from a damaged file comes
+# later and is older.
 _SAVE = """
-    INSERT INTO device_run VALUES (?, ?, ?, ?, ?, ?)
-    ON CONFLICT (device, topic, boot)
-    DO UPDATE SET lane = excluded.lane, seen_us = excluded.seen_us, window = excluded.window
+    INSERT INTO device_run VALUES (?1, ?2, ?3, ?4, ?5 + coalesce((
+        SELECT offset_us FROM lane JOIN boot USING (boot_id) WHERE lane.number = ?4
+    ), 0), ?6)
+    ON CONFLICT (device, topic, boot) DO UPDATE SET
+        lane = max(lane, excluded.lane), seen_us = iif(excluded.lane < lane, seen_us, excluded.seen_us),
+        window = excluded.window
 """
 _UNSAVED = """
-    SELECT series.device, coalesce(series.stream, series.topic), device_boot, device_sequence, payload
+    SELECT series.device, coalesce(series.stream, series.topic), device_boot, device_sequence, payload, lane,
+        received_us
     FROM reading JOIN series ON series.number = reading.series
     WHERE (lane, sequence) > (?, ?) AND device_boot IS NOT NULL AND device_sequence IS NOT NULL
     ORDER BY lane, sequence
@@ -45,46 +52,62 @@ Run = tuple[str, str, str]
 log = structlog.get_logger()
 
 
+@dataclass(slots=True)
+class _Known:
+    """A run that this process has looked at."""
+
+    window: DuplicateWindow
+    received: tuple[int, int] = (0, 0)
+    """The lane of its newest reading, and when that was received: CLOCK_BOOTTIME of the lane's boot. (0, 0) where only
+    the file knows."""
+
+
 class DeviceRuns:
     """The windows that this process has looked at. They follow the file: `forget` after a roll-back."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._windows: dict[Run, DuplicateWindow] = {}
+        self._windows: dict[Run, _Known] = {}
         # Found by what an entry carries: two series of one stream (a sensor at another port) share a window.
-        self._by_series: dict[tuple[Series, str], tuple[Run, DuplicateWindow]] = {}
-        self._unsaved: dict[Run, DuplicateWindow] = {}
-        self._used_last: DuplicateWindow | None = None
+        self._by_series: dict[tuple[Series, str], tuple[Run, _Known]] = {}
+        self._unsaved: dict[Run, _Known] = {}
+        self._used_last: _Known | None = None
         """The one at the end of `_unsaved`, if any."""
         self._saved = START
         self._is_current = False
         self._save_due_s = 0.0
         self._known_runs: int | None = None
 
-    def admit(self, series: Series, boot: str, sequence: int, payload: bytes) -> Verdict:
-        """Judge a reading that is to be stored, which it is unless the verdict is DUPLICATE."""
-        known = self._by_series.get((series, boot))
-        if known is None:
+    def admit(  # noqa: PLR0913, PLR0917 - once for each reading
+        self, series: Series, boot: str, sequence: int, payload: bytes, lane: int, received_us: int
+    ) -> Verdict:
+        """Judge a reading that is to be stored in a lane, which it is unless the verdict is DUPLICATE."""
+        found = self._by_series.get((series, boot))
+        if found is None:
             run = (series.device, series.stream or series.topic, boot)
-            known = self._by_series[series, boot] = run, self._window(run)
-        run, window = known
-        verdict = window.admit(sequence, payload)
-        if verdict is not Verdict.DUPLICATE and window is not self._used_last:
-            # To the end: they are written in the order in which they were last used.
-            self._unsaved.pop(run, None)
-            self._unsaved[run] = self._used_last = window
+            found = self._by_series[series, boot] = run, self._known(run)
+        run, known = found
+        verdict = known.window.admit(sequence, payload)
+        if verdict is not Verdict.DUPLICATE:
+            received = lane, received_us
+            if received > known.received:  # noqa: PLR1730 - a call of max() takes three times as long
+                known.received = received
+            if known is not self._used_last:
+                # To the end: they are written in the order in which they were last used.
+                self._unsaved.pop(run, None)
+                self._unsaved[run] = self._used_last = known
         return verdict
 
-    def save_if_due(self, last: Position, now_s: float, seen_us: int) -> None:
+    def save_if_due(self, last: Position, now_s: float) -> None:
         """Write the windows now and then; `last` is the row that was added last, `now_s` a monotonic clock's."""
         rows = last.sequence - self._saved.sequence if last.lane == self._saved.lane else SAVE_ROWS
         if rows >= SAVE_ROWS or (self._unsaved and now_s >= self._save_due_s):
             self._catch_up()
-            self._save(last, seen_us, SAVED_AT_ONCE_MAX)
+            self._save(last, SAVED_AT_ONCE_MAX)
             if not self._unsaved:
                 self._save_due_s = now_s + SAVE_S
 
-    def save_before_deletion(self, span: Span, last: Position, seen_us: int, bytes_max: int | None) -> bool:
+    def save_before_deletion(self, span: Span, last: Position, bytes_max: int | None) -> bool:
         """Write the windows if rows of this span are all that speaks for them; whether the rows may be deleted then.
 
         `bytes_max` is set where the disk has no room: so much may be written, and the deletion, which makes some, does
@@ -93,12 +116,12 @@ class DeviceRuns:
         self._catch_up()
         if not self._unsaved or Position(span.lane, span.last) <= self._saved:
             return True
-        self._save(last, seen_us, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
+        self._save(last, SAVED_AT_ONCE_MAX if bytes_max is None else bytes_max // WINDOW_BYTES)
         return not self._unsaved or bytes_max is not None
 
-    def save_now(self, last: Position, seen_us: int) -> None:
+    def save_now(self, last: Position) -> None:
         """Write all windows: nothing else would tell of what `admit` was told."""
-        self._save(last, seen_us, len(self._unsaved))
+        self._save(last, len(self._unsaved))
 
     def forget(self) -> None:
         """What was looked at and changed since is void: it is read again when needed."""
@@ -109,19 +132,19 @@ class DeviceRuns:
         self._is_current = False
         self._known_runs = None
 
-    def _save(self, last: Position, seen_us: int, limit: int) -> None:
+    def _save(self, last: Position, limit: int) -> None:
         """Write the windows that were used first, and once none is left, the place that they speak for."""
         saved = list(islice(self._unsaved.items(), limit))
         self._connection.executemany(
             _SAVE,
-            [(*run, last.lane, seen_us + order, window.to_bytes()) for order, (run, window) in enumerate(saved)],
+            [(*run, *known.received, known.window.to_bytes()) for run, known in saved],
         )
         self._used_last = None
         # A dict keeps insertion order: what was just used moves to its end, what is at its front is oldest.
-        for run, window in saved:
+        for run, known in saved:
             del self._unsaved[run]
             self._windows.pop(run, None)
-            self._windows[run] = window
+            self._windows[run] = known
         if not self._unsaved:
             self._connection.execute(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", (_SAVED_NAME, f"{last.lane} {last.sequence}")
@@ -142,19 +165,20 @@ class DeviceRuns:
         self._used_last = None
         cursor = self._connection.execute(_UNSAVED, self._saved)
         while rows := cursor.fetchmany(READ_ROWS):
-            for device, stream, boot, sequence, payload in rows:
+            for device, stream, boot, sequence, payload, *received in rows:
                 run = (device, stream, boot)
-                window = self._window(run)
-                window.admit(sequence, payload)
+                known = self._known(run)
+                known.window.admit(sequence, payload)
+                known.received = max(known.received, tuple(received))
                 self._unsaved.pop(run, None)
-                self._unsaved[run] = window
+                self._unsaved[run] = known
 
-    def _window(self, run: Run) -> DuplicateWindow:
+    def _known(self, run: Run) -> _Known:
         self._catch_up()
-        window = self._unsaved.get(run) or self._windows.get(run)
-        if window is None:
-            window = self._windows[run] = self._stored_window(run)
-        return window
+        known = self._unsaved.get(run) or self._windows.get(run)
+        if known is None:
+            known = self._windows[run] = _Known(self._stored_window(run))
+        return known
 
     def _stored_window(self, run: Run) -> DuplicateWindow:
         stored = self._connection.execute(

@@ -3,12 +3,12 @@
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from gateway.kafka_link import KafkaFileError, KafkaLink
 from gateway.kafka_reach import address as spelled
@@ -64,13 +64,15 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
         async with _connected(link, settings) as admin:
             # Before anything is asked: a broker that is not reached now is asked last.
             tried, unreached = await _dial(admin, link, kafka)
+            others = await _silent([each for each in kafka.bootstrap if each not in unreached], settings)
+            about = [*unreached.values(), *others]
             if unreached and len(unreached) == tried:
                 words = "answers, but this box reaches none of its brokers: nothing can be sent, nor topics looked at"
-                return [Finding(subject, ok=False, words=words), *unreached]
+                return [Finding(subject, ok=False, words=words), *about]
             cluster, findings = await _look_at_topics(admin, settings, create=create)
     except (KafkaError, OSError, TimeoutError) as error:
-        return [Finding(subject, ok=False, words=f"cannot be reached: {_trouble(link, kafka, error)}")]
-    about = [*unreached, *_absent(cluster), *findings, *_admin_words(findings)]
+        return [Finding(subject, ok=False, words=_trouble(link, kafka, error))]
+    about += [*_absent(cluster), *_with_admin_words(findings)]
     return [_well(subject, f"answers; {_cluster_words(cluster)}"), *about]
 
 
@@ -96,8 +98,10 @@ async def _connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKa
             await admin.close()
 
 
-async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings) -> tuple[int, list[Finding]]:
-    """Connect to the brokers at the addresses that they advertise: how many were tried, and each that is not reached.
+async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings) -> tuple[int, dict[str, Finding]]:
+    """Connect to the brokers at the addresses that they advertise.
+
+    How many were tried, and by address what is to be said of each that is not reached.
 
     A broker of `kafka.bootstrap` that answers is not enough: readings go to the leader of their partition.
     """
@@ -105,7 +109,7 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
     brokers = sorted(client.cluster.brokers(), key=lambda broker: int(broker.nodeId))
     if len(brokers) > BROKERS_DIALLED_MAX:
         brokers = random.sample(brokers, BROKERS_DIALLED_MAX)
-    unreached = []
+    failed = []
     for broker in brokers:
         try:
             # The link has a bound of its own for connecting: this one is for what it may not see.
@@ -114,20 +118,54 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
         except TimeoutError:
             reached = False
         if not reached:
-            address = spelled(broker.host, broker.port)
-            fault = link.faults.get(address)
-            what = "it does not answer" if fault is None else f"{fault.words}; {fault.hint}"
-            words = f"cannot be reached, and readings whose partition it leads wait on this box: {what}"
-            unreached.append(Finding(f"Kafka's broker {broker.nodeId} at {address}", ok=False, words=words))
+            failed.append(broker)
+    # Where none is reached, what that means is said of all of them.
+    means = ", and readings whose partition it leads wait on this box" if len(failed) < len(brokers) else ""
+    unreached = {}
+    for broker in failed:
+        address = spelled(broker.host, broker.port)
+        fault = link.faults.get(address)
+        what = "it does not answer" if fault is None else f"{fault.words}; {fault.hint}"
+        words = f"{_cannot(is_reached=fault is not None and fault.is_reached)}{means}: {what}"
+        unreached[address] = Finding(f"Kafka's broker {broker.nodeId} at {address}", ok=False, words=words)
     return len(brokers), unreached
+
+
+async def _silent(addresses: Sequence[str], settings: Settings) -> list[Finding]:
+    """Those of `kafka.bootstrap` that lead to no broker, where another one does: tried side by side.
+
+    One that is dead goes unseen until it is the only one that is left.
+    """
+    # One alone is the one that has answered.
+    if len(settings.kafka.bootstrap) == 1:
+        return []
+    found = await asyncio.gather(*(_is_silent(address, settings) for address in addresses))
+    return [finding for finding in found if finding is not None]
+
+
+async def _is_silent(address: str, settings: Settings) -> Finding | None:
+    kafka = structs.replace(settings.kafka, bootstrap=(address,))
+    link = KafkaLink(kafka)
+    try:
+        async with _connected(link, structs.replace(settings, kafka=kafka)):
+            return None
+    except (KafkaError, OSError, TimeoutError) as error:
+        words = f"only other addresses of it lead to Kafka; {address} {_trouble(link, kafka, error)}"
+        return _remark("kafka.bootstrap", words)
 
 
 def _trouble(link: KafkaLink, kafka: KafkaSettings, error: Exception) -> str:
     """Why no broker answers: for each address that was tried, what is wrong and what to do."""
     faults = [fault for address, fault in link.faults.items() if address in kafka.bootstrap]
     if not faults:
-        return f"{str(error) or type(error).__name__}; is kafka.bootstrap right, and is the broker up?"
-    return ". ".join(f"{fault.words}; {fault.hint}" for fault in faults)
+        told = str(error) or type(error).__name__
+        return f"{_cannot(is_reached=False)}: {told}; is kafka.bootstrap right, and is the broker up?"
+    told = ". And ".join(f"{fault.words}; {fault.hint}" for fault in faults).replace("?. And", "? And")
+    return f"{_cannot(is_reached=all(fault.is_reached for fault in faults))}: {told}"
+
+
+def _cannot(*, is_reached: bool) -> str:
+    return "is reached, and cannot be used" if is_reached else "cannot be reached"
 
 
 async def _look_at_topics(
@@ -173,10 +211,13 @@ def _absent(cluster: Cluster) -> list[Finding]:
     return [_remark("Kafka's brokers", words)]
 
 
-def _admin_words(findings: list[Finding]) -> list[Finding]:
-    """Who runs the commands that are told: once for all of them."""
-    told = any(ADMIN_CONFIG in finding.words for finding in findings)
-    return [_well("Kafka's commands", ADMIN_WORDS)] if told else []
+def _with_admin_words(findings: list[Finding]) -> list[Finding]:
+    """The same, where the first that tells a command says who runs it: once for all of them."""
+    first = next((finding for finding in findings if ADMIN_CONFIG in finding.words), None)
+    if first is None:
+        return findings
+    told = structs.replace(first, words=f"{first.words} ({ADMIN_WORDS})")
+    return [told if finding is first else finding for finding in findings]
 
 
 def _well(subject: str, words: str) -> Finding:
@@ -251,17 +292,21 @@ def _pattern(first: str, rest: list[str]) -> re.Pattern[str]:
 def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaSettings) -> list[Finding]:
     """What is to be said of a topic; `created` is the verdict of the attempt to make it, where there was one."""
     subject = f"topic {verdict.topic}"
-    if created is not None and not created.usable:
+    if created is not None and not created.usable and not verdict.usable:
         verdict = created
     if verdict.reason == UNKNOWN and kafka.create_topics:
         return [_well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
     if verdict.reason == UNKNOWN:
         words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
         return [Finding(subject, ok=False, words=words)]
+    if verdict.waits:
+        return [Finding(subject, ok=False, words=f"is not written to just now: {verdict.reason}; {verdict.hint}")]
     if not verdict.usable:
         words = f"is not written to, and what comes for it goes to the quarantine: {verdict.reason}; {verdict.hint}"
         return [Finding(subject, ok=False, words=words)]
-    findings = [_well(subject, "created, with LogAppendTime")] if created is not None else []
+    # One that no right lets this gateway see may have been there all the time.
+    is_new = created is not None and created.made
+    findings = [_well(subject, "created, with LogAppendTime")] if is_new else []
     findings += [
         Finding(subject, ok=False, words=flaw.words) if flaw.fails else _remark(subject, flaw.words)
         for flaw in verdict.flaws

@@ -7,18 +7,20 @@ import errno
 import glob
 import grp
 import ipaddress
+import math
 import os
 import pwd
 import socket
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.buffer_schema import MIGRATIONS
-from gateway.buffer_status import is_running
+from gateway.buffer_schema import MIGRATIONS, BufferFileError, read_marks
+from gateway.buffer_status import is_running, reading
 from gateway.check import Finding, Remark
 from gateway.check_certificates import (
     SOON,
@@ -31,6 +33,7 @@ from gateway.check_certificates import (
     read_names,
 )
 from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
+from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
 from gateway.settings import (
     BrokerSettings,
@@ -41,11 +44,17 @@ from gateway.settings import (
     SerialSettings,
     Settings,
 )
-from gateway.terminal_text import size, span
+from gateway.terminal_text import size, span, utc
+from gateway.uplink_budget import DAY_S, UplinkBudget
 
 PORTS_TOLD_MAX: Final = 12
 NAMES_TOLD_MAX: Final = 12
+HEARTBEAT_BYTES: Final = 1_000
+"""What a heartbeat of an idle gateway takes on the wire, both ways, with what goes beside it."""
+HEARTBEATS_SHARE_MAX: Final = 1 / 2
+"""Of what a metered link may carry: with more, readings have less of it than heartbeats."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
+_PER_S = "kafka.bytes_per_s_max"
 _LISTENING = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
@@ -70,6 +79,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     for index, broker in enumerate(settings.mqtt_brokers):
         yield from _broker(f"mqtt_brokers[{index}]", broker, clock)
     yield from _kafka(settings.kafka, clock)
+    yield from _quota(settings.kafka, settings.buffer.path, clock)
     if settings.serial is not None:
         yield from _serial(settings.serial)
 
@@ -473,11 +483,46 @@ def _kafka(kafka: KafkaSettings, clock: WallClock) -> Iterator[Finding]:
             )
 
 
+def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Finding]:
+    """Whether a metered link is used up for today, or soon will be each day."""
+    bounds = [(kafka.bytes_per_day_max, "kafka.bytes_per_day_max"), (kafka.bytes_per_s_max * DAY_S, _PER_S)]
+    most, setting = min((bound for bound in bounds if bound[0]), default=(0, ""))
+    beats = HEARTBEAT_BYTES * DAY_S / kafka.heartbeat_interval_s
+    if most and beats > most * HEARTBEATS_SHARE_MAX:
+        yield _remark(
+            "kafka.heartbeat_interval_s",
+            f"a heartbeat every {kafka.heartbeat_interval_s:g} s takes some {size(beats)} a day, and {setting} allows "
+            f"{size(most)}: little or nothing is left for readings; write "
+            f"{math.ceil(HEARTBEAT_BYTES * DAY_S / (most * HEARTBEATS_SHARE_MAX))} or more, or raise {setting}",
+        )
+    # Its file is not opened beside no gateway: that would leave files of SQLite's there.
+    if not kafka.bytes_per_day_max or not is_running(buffer):
+        return
+    with suppress(BufferFileError), reading(buffer) as connection:
+        budget = UplinkBudget(0, kafka.bytes_per_day_max, read_marks(connection, BUDGET_MARK).get(BUDGET_MARK))
+        now_us = boottime_us()
+        now_s, wall_s = now_us / 1e6, clock.at(now_us) / 1e6 if clock.synced else None
+        if budget.is_used_up(now_s, wall_s):
+            until_s = budget.used_up_until(now_s, wall_s)
+            until = "for a day at most" if until_s is None else f"until {utc(round(until_s * 1e6))} UTC"
+            yield _remark(
+                "kafka.bytes_per_day_max",
+                f"{size(kafka.bytes_per_day_max)}, and that is used up: {until} readings wait on this box. Where the "
+                "link may carry more, raise it and restart the gateway",
+            )
+
+
 def _password(subject: str, path: Path) -> Finding:
     try:
-        read_password(path)
+        password = read_password(path)
     except PasswordFileError as error:
         return _wrong(subject, str(error).removeprefix("password_file").lstrip(": "))
+    if password != password.strip():
+        where = "ends in" if password[-1:].isspace() else "begins with"
+        return _remark(
+            subject,
+            f"the password in {path} {where} a space, which counts as part of it; take that out, unless it is meant",
+        )
     return _well(subject, f"{path} holds a password, and its owner alone may read it")
 
 

@@ -19,12 +19,30 @@ def client_context(ca: Path | None, certificate: Path | None, key: Path | None) 
     try:
         context = ssl.create_default_context(cafile=ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # Whoever names an authority means that one, be it a root or one below it (the default from Python 3.13 on).
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         if certificate is not None:
             # An empty password: an encrypted key must not ask a daemon's terminal for one.
             context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:
         raise ClientTlsError(_file_trouble(ca, certificate, key, error)) from error
     return context
+
+
+def trusted_stamp(ca: Path | None) -> tuple[object, ...]:
+    """What changes with the authorities that this box trusts, as far as they count: not where `ca` is given."""
+    if ca is not None:
+        return ()
+    paths = ssl.get_default_verify_paths()
+    return tuple((path, _stamp(Path(path))) for path in (paths.cafile, paths.capath) if path is not None)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _file_trouble(ca: Path | None, certificate: Path | None, key: Path | None, error: Exception) -> str:

@@ -1,10 +1,11 @@
 """Reads `gateway.toml`: every mistake in it gets its line and what to write instead, before anything starts."""
 
 import difflib
+import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -35,6 +36,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
 _BRACKETED = re.compile(r"\[.*\]")
+_LIKE_IPV6 = re.compile(r"\[?[0-9A-Fa-f]*(?::[0-9A-Fa-f]*){2,}\]?")
+_NUMBERS = re.compile(r"[0-9.]+")
 _VARIABLE_NAME = re.compile(r"\{[^{}/]*\}")
 
 _NO_FILE = (
@@ -95,7 +98,30 @@ _PLAIN_IN_THE_CLEAR = (
     "is PLAIN, which sends the password itself, and without [kafka.tls] anybody on the way could read it; add "
     '[kafka.tls] and the brokers\' port for it, or write "SCRAM-SHA-512" where the brokers offer that'
 )
+_UNVERIFIED = (
+    "certificates are always verified, for without that anybody could answer; where they are of an authority of your "
+    "own, write its certificate into a file, and that file's path as ca"
+)
+_ENCRYPTION = "TLS has a section of its own: write [kafka.tls], with ca where the authority is one of your own"
+_LOG_IN = "a log-in has a section of its own: write [kafka.sasl] with mechanism, user and password_file"
+_SECTIONS = {
+    "sasl": "write [kafka.sasl] instead",
+    "tls": "write [kafka.tls] for the way to Kafka, or [mqtt_listener.tls] for sensors' connections",
+}
+"""At the file's top: sections of sections."""
+_OF_OTHER_CLIENTS = (
+    (re.compile(r"security([._].*)?"), f"{_ENCRYPTION}. And {_LOG_IN}"),
+    (re.compile(r"ssl([._].*)?"), _ENCRYPTION),
+    (re.compile(r"sasl[._].*|user|username|password|password_file"), _LOG_IN),
+)
+"""What other clients of Kafka have, and how it is set here."""
+_WITHOUT_VERIFYING = re.compile(r"(insecure|verify|check|skip|ssl_verify|endpoint_identification)[a-z_]*")
+"""What other programs call it in a section of TLS."""
 _BACKLOG_EXAMPLE = '"{topic}.backlog"'
+_BOOTSTRAP_MAX = 32
+"""Any one of them names all the others of its cluster."""
+_LINGER_SHARE = 1 / 4
+"""Of `live_age_s_max`: what the link itself takes comes on top."""
 _BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
 """Below these the gateway's own words to Kafka do not get through: connecting, heartbeats, acknowledgements."""
 _TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
@@ -209,7 +235,9 @@ def parse(text: str, path: Path) -> Settings:
     ]
     if mistakes:
         raise ConfigError(path, mistakes)
-    return settings
+    # In one spelling each: what a broker says of itself is compared with them.
+    bootstrap = tuple(dict.fromkeys(_spelled_out(address) for address in settings.kafka.bootstrap))
+    return msgspec.structs.replace(settings, kafka=msgspec.structs.replace(settings.kafka, bootstrap=bootstrap))
 
 
 def route_table(settings: Settings) -> RouteTable:
@@ -226,15 +254,29 @@ def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: P
     hints = get_type_hints(struct, include_extras=True)
     for key in table:
         if key not in hints:
-            close = difflib.get_close_matches(key, hints, n=1)
-            hint = f"write {close[0]!r} instead" if close else f"settings here are: {', '.join(hints)}"
-            yield (*place, key), f"there is no such setting; {hint}"
+            yield (*place, key), f"there is no such setting; {_elsewhere(place, key) or _close_to(key, hints)}"
     for field in fields(struct):
         if field.name in table:
             yield from _value_mistakes(hints[field.name], table[field.name], (*place, field.name))
         elif field.required:
             noun = "the section" if _struct_of(hints[field.name]) is not None else "the setting"
             yield place, f"{noun} {_spell((*place, field.name))} is missing{_example(place, field.name)}"
+
+
+def _elsewhere(place: Place, key: str) -> str:
+    """Where that stands which other clients of Kafka call so; empty where nobody does."""
+    if not place:
+        return _SECTIONS.get(key, "")
+    if place[0] != "mqtt_listener" and place[-1] == "tls" and _WITHOUT_VERIFYING.fullmatch(key):
+        return _UNVERIFIED
+    if place != ("kafka",):
+        return ""
+    return next((words for names, words in _OF_OTHER_CLIENTS if names.fullmatch(key)), "")
+
+
+def _close_to(key: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    return f"write {close[0]!r} instead" if close else f"settings here are: {', '.join(known)}"
 
 
 def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple[Place, str]]:
@@ -271,7 +313,7 @@ def _instead(hint: object, value: object, place: Place) -> str:
     kinds = get_args(hint)
     if isinstance(value, str) and not _may_be_secret(place):
         if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
-            return f"it in brackets: [{_show(value)}]"
+            return f"it in brackets: {_show([part.strip() for part in value.split(',')])}"
         if kinds and kinds[0] in {int, float} and get_origin(hint) is not tuple:
             return f"a number, without quotes: {_wanted(hint)}"
     return _wanted(hint)
@@ -322,6 +364,7 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     yield from _route_mistakes(settings)
     yield from _bootstrap_mistakes(settings.kafka)
     yield from _kafka_access_mistakes(settings.kafka)
+    yield from _kafka_time_mistakes(settings.kafka)
     yield from _backlog_topic_mistakes(settings)
     yield from _bandwidth_mistakes(settings.kafka)
     if settings.mqtt_listener is not None:
@@ -408,14 +451,73 @@ def _bootstrap_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
     place = ("kafka", "bootstrap")
     if not kafka.bootstrap:
         yield place, 'is empty; write at least one broker, such as ["kafka.example:9092"]'
+    if len(kafka.bootstrap) > _BOOTSTRAP_MAX:
+        few = f"write {_BOOTSTRAP_MAX} at most: whichever of them answers names all brokers of its cluster"
+        yield place, f"has {len(kafka.bootstrap)} addresses; {few}"
     for address in kafka.bootstrap:
-        found = _ADDRESS.fullmatch(address)
-        if found is None:
-            yield place, f"{_show(address)} is no address; write host:port, such as 'kafka.example:9092'"
-        elif not 1 <= int(found[3]) <= 65535:
-            yield place, f"{_show(address)}: {found[3]} is no port; write 1 to 65535"
-        elif not _can_be_looked_up(found[1] or found[2]):
-            yield place, f"{_show(address)}: {_NO_HOST}, such as 'kafka.example:9092'"
+        mistake = _address_mistake(address)
+        if mistake:
+            yield place, f"{_show(address)}{mistake}"
+
+
+def _address_mistake(address: str) -> str:
+    """What is wrong with an address of a broker, and what to write instead; empty where nothing is."""
+    mistake = ""
+    found = _ADDRESS.fullmatch(address)
+    scheme, slashes, _ = address.partition("://")
+    if "," in address:
+        each = _show([part.strip() for part in address.split(",")])
+        mistake = f" is several addresses in one text; write each in quotes of its own: {each}"
+    elif slashes:
+        mistake = f" is no address; leave out {_show(scheme + slashes)}: host:port alone, such as 'kafka.example:9092'"
+    elif found is None:
+        six = ", or '[2001:db8::1]:9092' with an address of IPv6" if _LIKE_IPV6.fullmatch(address) else ""
+        mistake = f" is no address; write host:port, such as 'kafka.example:9092'{six}"
+    elif not 1 <= int(found[3]) <= 65535:
+        mistake = f": {found[3]} is no port; write 1 to 65535"
+    elif found[1] is not None and not _is_address(found[1]):
+        mistake = ": no IPv6 address stands in the brackets; write '[2001:db8::1]:9092'"
+    elif found[2] is not None and _NUMBERS.fullmatch(found[2]) and not _is_address(found[2]):
+        # What the system takes for one all the same may be another one: 010 is 8 to it.
+        mistake = f": {found[2]} is no IPv4 address; write four numbers, without zeros in front"
+    elif not _can_be_looked_up(found[1] or found[2]):
+        mistake = f": {_NO_HOST}, such as 'kafka.example:9092'"
+    return mistake
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _spelled_out(address: str) -> str:
+    """An address of `kafka.bootstrap` that is right, as `host:port` has it everywhere else."""
+    host, _, port = address.rpartition(":")
+    if host.startswith("["):
+        host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
+    return f"{host}:{int(port)}"
+
+
+def _kafka_time_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
+    """Times that each make sense and do not go together."""
+    connect_s, request_s = kafka.connect_timeout_s, kafka.request_timeout_s
+    if connect_s >= request_s:
+        meaning = (
+            "within which a session must have begun: one broker that does not answer would use it all up, and no "
+            "other be tried; lower it, or raise that"
+        )
+        yield ("kafka", "connect_timeout_s"), f"{connect_s:g} is not below request_timeout_s ({request_s:g}), {meaning}"
+    most_ms = kafka.live_age_s_max * 1000 * _LINGER_SHARE
+    if kafka.linger_ms > most_ms:
+        meaning = (
+            "readings that only wait for company would become backlog; "
+            f"write {most_ms:g} at most, or raise live_age_s_max"
+        )
+        told = f"{kafka.linger_ms:g} is more than a quarter of live_age_s_max ({kafka.live_age_s_max:g} s)"
+        yield ("kafka", "linger_ms"), f"{told}: {meaning}"
 
 
 def _kafka_access_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
@@ -613,7 +715,9 @@ def _lines(text: str) -> dict[Place, int]:
             continue
         key = _KEY.match(line)
         if key is not None:
-            places.setdefault((*table, *_split(key[1])), number)
+            parts = _split(key[1])
+            for count in range(1, len(parts) + 1):
+                places.setdefault((*table, *parts[:count]), number)
     return places
 
 
@@ -656,6 +760,10 @@ def _example(place: Place, name: str) -> str:
         ("kafka",): '; write [kafka] with bootstrap = ["kafka.example:9092"]',
         ("gateway", "id"): '; write id = "the name of this box"',
         ("kafka", "bootstrap"): '; write bootstrap = ["kafka.example:9092"]',
+        ("kafka", "sasl", "mechanism"): '; write mechanism = "SCRAM-SHA-512", or another that the brokers offer',
+        ("kafka", "sasl", "user"): '; write user = "the name that the brokers know this gateway by"',
+        ("kafka", "sasl", "password_file"): '; write password_file = "/etc/sluice/kafka.password", a file whose first '
+        "line is the password, and that its owner alone may read (chmod 0400)",
     }
     return examples.get((*(str(part) for part in place), name), "")
 

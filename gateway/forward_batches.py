@@ -10,7 +10,7 @@ from operator import attrgetter
 from gateway.buffer import Buffer
 from gateway.buffer_rows import Row
 from gateway.clock_gateway import WallClock
-from gateway.forward_memory import Memory, Partition
+from gateway.forward_memory import NO_PARTITION, Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka_record import RecordEncoder
@@ -80,6 +80,10 @@ class Batcher:
             self._routes.clear()
             self._routes_due_s = time.monotonic() + USABLE_S
 
+    def forget(self, topic: str) -> None:
+        """A topic is not what it was: its rows are routed anew."""
+        self._routes = {of: route for of, route in self._routes.items() if route.partition[0] != topic}
+
     def partition_of(self, row: Row) -> Partition | None:
         """Where a row goes; None where that was not asked yet."""
         route = self._routes.get((row.lane, row.series))
@@ -92,7 +96,7 @@ class Batcher:
         """
         by_key: dict[Partition, dict[bytes, list[tuple[_Route, list[Row]]]]] = defaultdict(lambda: defaultdict(list))
         runs = [(of, list(run)) for of, run in groupby(rows, attrgetter("lane", "series"))]
-        refused = await self._find_routes({of for of, _ in runs if of not in self._routes})
+        refused = await self._find_routes({of for of, _ in runs})
         for of, run in runs:
             route = self._routes.get(of)
             if route is None:
@@ -150,17 +154,21 @@ class Batcher:
         out.batches.append(begun)
         return begun
 
-    async def _find_routes(self, wanted: set[tuple[int, int]]) -> dict[tuple[int, int], str]:
-        """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once."""
+    async def _find_routes(self, rows_of: set[tuple[int, int]]) -> dict[tuple[int, int], str]:
+        """Find out where rows of these lanes and series go; why not, of those that cannot. All topics at once.
+
+        Those of a topic that waits go to no partition of it.
+        """
+        wanted = rows_of - self._routes.keys()
         if not wanted:
             return {}
         if len(self._routes) + len(wanted) > ROUTES_MAX:
             # Of lanes that were sent: nobody asks for those again.
-            lanes = {lane for lane, _ in wanted} | {self._supply.live_lane}
+            lanes = {lane for lane, _ in rows_of} | {self._supply.live_lane}
             self._routes = {of: route for of, route in self._routes.items() if of[0] in lanes}
             if len(self._routes) + len(wanted) > ROUTES_MAX:
-                self._routes = {of: route for of, route in self._routes.items() if of in wanted}
-        topics = {of: await self._topics(*of) for of in wanted}
+                self._routes = {of: route for of, route in self._routes.items() if of in rows_of}
+        topics = {of: await self.topics(*of) for of in wanted}
         verdicts = await self._memory.verdicts.of_all(
             self._session.admin, sorted({topic for possible in topics.values() for topic in possible})
         )
@@ -168,16 +176,19 @@ class Batcher:
         await self._session.write_to({verdict.topic for verdict in chosen.values() if verdict.usable})
         refused = {}
         for of, verdict in chosen.items():
-            if not verdict.usable:
+            if not verdict.usable and not verdict.waits:
                 refused[of] = verdict.reason
                 continue
             lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
             encoder = RecordEncoder(self._gateway, lane, series)
+            if verdict.waits:
+                self._routes[of] = _Route(encoder, (verdict.topic, NO_PARTITION), BATCH_BYTES_MAX)
+                continue
             partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
             self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max)
         return refused
 
-    async def _topics(self, lane_number: int, series_number: int) -> list[str]:
+    async def topics(self, lane_number: int, series_number: int) -> list[str]:
         """The topics that rows may go to, the best first: a backlog that has none of its own goes with the others."""
         series = await self._supply.series(series_number)
         backlog = self._kafka.backlog_topic
@@ -185,14 +196,18 @@ class Batcher:
             return [series.topic]
         return [backlog.replace("{topic}", series.topic), series.topic]
 
-    async def look_again(self, aside: Aside) -> bool:
-        """See whether topics that are too small for a record were mended meanwhile: it goes in a later round then."""
+    async def look_again(self, aside: Aside, outgoing: dict[Partition, Outgoing]) -> bool:
+        """See whether topics that are too small for a record were mended meanwhile.
+
+        Then it goes in a later round, and with it what this one has for its partition: in their order.
+        """
         kept: Aside = []
         for row, reason in aside:
             route = self._routes.get((row.lane, row.series)) if reason == TOO_LARGE_FOR_TOPIC else None
             if route is not None:
                 now = await self._memory.verdicts.of(self._session.admin, route.partition[0], LOOK_AGAIN_S)
                 if now.usable and now.batch_bytes_max > route.topic_bytes_max:
+                    outgoing.pop(route.partition, None)
                     continue
                 self._memory.too_small[route.partition[0]] = route.topic_bytes_max
             kept.append((row, reason))
@@ -205,5 +220,6 @@ class Batcher:
 
 
 def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:
-    """The first of the topics that may be written to; the last where none may."""
-    return next((verdict for verdict in verdicts if verdict.usable), verdicts[-1])
+    """The first of the topics that may be written to; where none may, one that waits, or the last."""
+    usable = (verdict for verdict in verdicts if verdict.usable)
+    return next(usable, None) or next((verdict for verdict in verdicts if verdict.waits), verdicts[-1])

@@ -4,7 +4,8 @@ import asyncio
 import ipaddress
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,9 +19,9 @@ from gateway.forward_memory import MARKS, Memory, QuotaUsedUpError, UplinkState
 from gateway.forward_rounds import REFUSALS, RebuildError, RefusedError, Rounds
 from gateway.heartbeat import Heartbeat
 from gateway.intake import FrontDoor
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_session import VERDICT_S, KafkaSession, open_session
+from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
+from gateway.kafka_link import KafkaFileError, KafkaLink
+from gateway.kafka_session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
 from gateway.network_watch import AddressWatch, is_own_address, source_address
 from gateway.reading import Mark
 from gateway.redrive import LOOK_S as REDRIVE_S
@@ -37,6 +38,10 @@ STILL_DOWN_S = 600.0
 log = structlog.get_logger()
 
 
+class _BarredError(ConnectionError):
+    """Kafka is reached, and one of both sides refuses the other."""
+
+
 class _RenewedError(Exception):
     """A certificate, key or password is another one now."""
 
@@ -44,19 +49,22 @@ class _RenewedError(Exception):
 class Forwarder:
     """Drains the buffer into Kafka, for ever, and comes back by itself."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of the uplink
         self,
         buffer: Buffer,
         front_door: FrontDoor,
         gateway: GatewaySettings,
         kafka: KafkaSettings,
         clock: Callable[[], WallClock],
+        on_session: Callable[[], Awaitable[None]],
     ) -> None:
+        """`on_session` is awaited in each session that could be opened, before anything is sent in it."""
         self._buffer = buffer
         self._front_door = front_door
         self._gateway = gateway
         self._kafka = kafka
         self._clock = clock
+        self._on_session = on_session
         self._memory = Memory(kafka, clock)
         self._redrive = Redrive(buffer, front_door, self._memory)
         self._since_us = boottime_us()
@@ -85,15 +93,28 @@ class Forwarder:
     def report(self) -> UplinkState:
         """The same, with what only others want to know."""
         state = self._memory.state
-        state.refused_topics = {
-            topic: verdict.hint or verdict.reason for topic, verdict in self._memory.verdicts.refused.items()
-        }
-        # By the clock as it is now: it may have been set since.
-        state.since = time.time() - (boottime_us() - self._since_us) / 1e6
-        return state
+        return replace(
+            state,
+            # While the first attempt is under way, what has failed so far is what is to be mended.
+            error=state.error or (None if state.up or self._link is None else self._link.fault),
+            barred=state.barred if state.error or self._link is None else self._link.is_barred,
+            refused_topics={
+                topic: verdict.hint or verdict.reason
+                for topic, verdict in self._memory.verdicts.refused.items()
+                if not verdict.waits
+            },
+            # By the clock as it is now: it may have been set since.
+            since=time.time() - (boottime_us() - self._since_us) / 1e6,
+        )
 
     async def run(self) -> None:
         """Forward until cancelled."""
+        try:
+            await self._run()
+        finally:
+            self._keep(self._memory.take_budget_mark(now=True))
+
+    async def _run(self) -> None:
         backoff_s = BACKOFF_S_MIN
         while True:
             sent = self._memory.state.sent
@@ -118,8 +139,8 @@ class Forwarder:
         except _RenewedError:
             log.info("a certificate, key or password for Kafka has changed: connecting anew")
             return True
-        except RebuildError as error:
-            log.debug("a new producer", reason=str(error))
+        except (RebuildError, NetworkChangedError) as error:
+            log.debug("a new session", reason=str(error))
             return True
         except QuotaUsedUpError:
             await self._wait_for_quota()
@@ -165,6 +186,8 @@ class Forwarder:
             self._remembers = True
         link = self._link = KafkaLink(self._kafka)
         try:
+            # Connecting costs as well: no longer than there is something left to spend, whether it succeeds or not.
+            await self._memory.wait_for_allowance(link)
             async with open_session(self._gateway.id, self._kafka, link) as session:
                 if not self._was_reached:
                     # NTP comes with the network: what waits for a clock waits from here. Once: it may never come.
@@ -172,6 +195,7 @@ class Forwarder:
                     self._hold_from_s = time.monotonic()
                 self._memory.verdicts.begin_session()
                 self._keep(self._memory.enter(session.cluster_id))
+                await self._on_session()
                 rounds = Rounds(
                     session,
                     self._buffer,
@@ -186,7 +210,7 @@ class Forwarder:
                 await _first_to_end(rounds=rounds.run(), heartbeat=self._beat(session), look=self._look(session))
         except (KafkaError, OSError, TimeoutError) as error:
             if link.fault is not None:
-                raise ConnectionError(link.fault) from error
+                raise _down(link) from error
             raise
         finally:
             self._link = None
@@ -223,7 +247,7 @@ class Forwarder:
             was_cut_off, is_cut_off = is_cut_off, link.fault is not None and not link.peers()
             if was_cut_off and is_cut_off:
                 # The client would try on; with pauses of our own it is a state, and told.
-                raise ConnectionError(link.fault)
+                raise _down(link)
             if time.monotonic() >= redrive_due_s:
                 await self._redrive.look(session.admin)
                 redrive_due_s = time.monotonic() + REDRIVE_S
@@ -233,15 +257,20 @@ class Forwarder:
         topic = self._heartbeat.topic
         while True:
             due = time.monotonic() >= self._heartbeat_from_s and (self._clock().synced or not self._holds())
-            if due and (await self._memory.verdicts.of(session.admin, topic)).usable:
+            if due and (verdict := await self._memory.verdicts.of(session.admin, topic)).usable:
                 partition = await session.partition(topic, self._heartbeat.key.encode())
                 rests = time.monotonic() < self._memory.rests_until_s((topic, partition))
                 if session.has_leader(topic, partition) and not rests and self._memory.may_send():
                     record = await self._heartbeat.record(boottime_us(), self._memory.offsets)
-                    if len(record) <= self._kafka.record_bytes_max:
+                    bytes_max = min(self._kafka.record_bytes_max, verdict.batch_bytes_max - HEADER_BYTES)
+                    if len(record) <= bytes_max:
                         await self._send_beat(session, partition, record)
                     else:
-                        log.error("a heartbeat is larger than kafka.record_bytes_max, and not sent", bytes=len(record))
+                        log.error(
+                            "a heartbeat is larger than its topic or kafka.record_bytes_max takes, and not sent",
+                            bytes=len(record),
+                            bytes_max=bytes_max,
+                        )
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
 
     async def _send_beat(self, session: KafkaSession, partition: int, record: bytes) -> None:
@@ -300,6 +329,7 @@ class Forwarder:
 
     def _note_down(self, error: BaseException) -> None:
         words = str(error) or type(error).__name__
+        is_barred = isinstance(error, (_BarredError, KafkaFileError))
         state, now_s = self._memory.state, time.monotonic()
         if state.up or state.error is None:
             log.warning(
@@ -313,12 +343,16 @@ class Forwarder:
         elif words != self._told[0] and now_s >= self._told[1]:
             log.warning("uplink is still down, for another reason", error=words)
             self._told = words, now_s + STILL_DOWN_S
-        state.error = words
+        state.error, state.barred = words, is_barred
 
     def _set_up(self, *, is_up: bool, error: str | None) -> None:
         state = self._memory.state
         state.up, state.error = is_up, error
         self._since_us = boottime_us()
+
+
+def _down(link: KafkaLink) -> ConnectionError:
+    return (_BarredError if link.is_barred else ConnectionError)(link.fault)
 
 
 def _is_as_good(address: str, preferred: str | None) -> bool:

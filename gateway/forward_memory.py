@@ -3,17 +3,18 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
+from gateway.buffer_rows import Row
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_session import BATCH_BYTES_MAX, TopicVerdicts
 from gateway.kafka_topics import TopicVerdict
-from gateway.link_rate import LinkRate
+from gateway.link_rate import LinkRate, Passage
 from gateway.reading import Mark
 from gateway.settings import KafkaSettings
 from gateway.uplink_budget import UplinkBudget
@@ -45,6 +46,8 @@ OFFSETS_MAX = 20_000
 
 Partition = tuple[str, int]
 """Topic and number."""
+NO_PARTITION = -1
+"""Of a topic that is not there yet: its readings wait."""
 
 log = structlog.get_logger()
 
@@ -60,6 +63,9 @@ class UplinkState:
     up: bool = False
     error: str | None = None
     """Why it is down, in words; None before the first attempt and while it is up."""
+    barred: bool = False
+    """Whether it is down although the way is not to blame: Kafka is reached, and one of both sides refuses the other,
+    or a file for that cannot be used."""
     since: float = 0.0
     """When it came up or went down: seconds since 1970 by this box's clock as it is now, be it right or not."""
     waits_for_clock: bool = False
@@ -73,7 +79,7 @@ class UplinkState:
     live_oldest_us: int | None = None
     """When the oldest live reading was received that is being sent (CLOCK_BOOTTIME); None where none is."""
     parked: dict[str, str] = field(default_factory=dict)
-    """`topic/partition`, and why it takes nothing at present; its readings wait while others go on."""
+    """`topic/partition`, or a topic, and why it takes nothing at present; its readings wait while others go on."""
     refused_topics: dict[str, str] = field(default_factory=dict)
     """Topics that are not written to, and what is wrong with them."""
     bytes_per_s: int = 0
@@ -119,6 +125,8 @@ class Memory:
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
         self._lone_refusals: Counter[str] = Counter()
+        self._unanswered: dict[Partition, dict[int, int]] = {}
+        """By lane: up to which sequence a partition may have rows that it was sent and did not acknowledge."""
         self._unsaved: dict[str, Mark] = {}
         self._budget: UplinkBudget | None = None
         self._budget_due_s = 0.0
@@ -144,19 +152,19 @@ class Memory:
             wire = wire if allowance is None else min(wire, allowance)
         return wire * self._ratio
 
-    def learn(self, batches: Iterable[EncodedBatch], seconds: float | None) -> None:
-        """These were acknowledged in that time, or, where it is None, given up."""
+    def learn(self, batches: Iterable[EncodedBatch], passage: Passage | None) -> None:
+        """These were acknowledged, and came through like that, or, where it is None, given up."""
         sizes = [(batch.bytes, batch.wire_bytes) for batch in batches if batch.wire_bytes is not None]
         raw_bytes, wire_bytes = sum(raw for raw, _ in sizes), sum(wire for _, wire in sizes)
         if wire_bytes:
             ratio = max(1.0, raw_bytes / wire_bytes)
             # Data that compress worse than thought make a round too large: that is believed at once.
             self._ratio = min(ratio, self._ratio + (ratio - self._ratio) / 4)
-        if seconds is None:
+        if passage is None:
             # A round that came out larger than meant is taken for one that was not: it must shrink.
             self.rate.timed_out(min(wire_bytes or self.rate.request_bytes_max, self.rate.request_bytes_max))
         else:
-            self.rate.acknowledged(wire_bytes, seconds)
+            self.rate.acknowledged(wire_bytes, passage.sending_s, passage.answered_s)
         self.state.bytes_per_s = int(self.rate.bytes_per_s)
 
     async def wait_for_allowance(self, link: KafkaLink) -> None:
@@ -219,8 +227,33 @@ class Memory:
             suspect.left -= records
             if suspect.left <= 0:
                 del self._suspects[partition]
+        self._troubles.pop((topic, NO_PARTITION), None)
+        self.state.parked.pop(topic, None)
         if self.state.parked.pop(_spelled(partition), None) is not None:
             log.info("a partition takes records again", topic=topic, partition=number)
+
+    def sent_without_answer(self, partition: Partition, rows: Iterable[Row]) -> None:
+        """A partition may have these, or not: the connection ended before it said so."""
+        lanes = self._unanswered.setdefault(partition, {})
+        for row in rows:
+            lanes[row.lane] = max(row.sequence, lanes.get(row.lane, row.sequence))
+
+    def answered(self, partition: Partition, rows: Iterable[Row]) -> None:
+        """It has these, and with them what came before."""
+        lanes = self._unanswered.get(partition)
+        if lanes is not None:
+            for row in rows:
+                if row.sequence >= lanes.get(row.lane, row.sequence + 1):
+                    del lanes[row.lane]
+            if not lanes:
+                del self._unanswered[partition]
+
+    def may_have(self, topics: Collection[str], row: Row) -> bool:
+        """Whether one of these topics may have a row that nothing acknowledged."""
+        return any(
+            topic in topics and row.sequence <= lanes.get(row.lane, -1)
+            for (topic, _), lanes in self._unanswered.items()
+        )
 
     def rows_max(self, partition: Partition) -> int:
         """How many rows a batch for a partition may have."""
@@ -274,9 +307,16 @@ class Memory:
         if _spelled(partition) not in self.state.parked:
             topic, number = partition
             log.warning(
-                "a partition takes nothing: its readings wait, others go on", topic=topic, partition=number, why=why
+                "a partition takes nothing: its readings wait, others go on",
+                topic=topic,
+                partition=None if number == NO_PARTITION else number,
+                why=why,
             )
         self.state.parked[_spelled(partition)] = why
+
+    def nothing_waits(self) -> None:
+        """No reading waits for a partition: what was said of one went elsewhere, or is too old by now."""
+        self.state.parked.clear()
 
     # -- what outlives a restart ----------------------------------------------------------------
 
@@ -288,6 +328,9 @@ class Memory:
         self.cluster_id = cluster_id
         self.offsets.clear()
         self._unsaved.clear()
+        self.state.parked.clear()
+        self._troubles.clear()
+        self._unanswered.clear()
         return [*forgotten, Mark(CLUSTER_MARK, cluster_id.encode())]
 
     def take_marks(self) -> list[Mark]:
@@ -304,7 +347,8 @@ class Memory:
 
 
 def _spelled(partition: Partition) -> str:
-    return f"{partition[0]}/{partition[1]}"
+    topic, number = partition
+    return topic if number == NO_PARTITION else f"{topic}/{number}"
 
 
 def _offsets(marks: Mapping[str, bytes]) -> dict[tuple[str, int], int]:

@@ -4,9 +4,11 @@ A partition that does not answer in time is parked: its rows are passed over unt
 """
 
 import asyncio
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -15,6 +17,7 @@ from aiokafka.errors import (
     BrokerResponseError,
     CorruptRecordException,
     InvalidTimestampError,
+    KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
     RecordTooLargeError,
@@ -24,13 +27,15 @@ from aiokafka.errors import (
 
 from gateway.buffer import Buffer
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
-from gateway.buffer_rows import Lane, Quarantined, Row, Series, spans_of
+from gateway.buffer_rows import Doubt, Lane, Quarantined, Row, Series, spans_of
 from gateway.forward_batches import Aside, Batcher, Outgoing
-from gateway.forward_memory import Memory, Partition
+from gateway.forward_memory import NO_PARTITION, Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.intake import FrontDoor
+from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_session import KafkaSession
 from gateway.kafka_topics import TopicVerdict, forbidden_hint
+from gateway.link_rate import Passage
 from gateway.redrive import TOPIC_REFUSING
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -42,7 +47,10 @@ LONE_REFUSALS_MAX = 10
 """So many of a topic's records refused one after the other condemn the topic for a while: finding each by halving
 would hold up what comes behind."""
 PATIENCE_SHARE = 1 / 3
-"""What of its time-out a round is waited for while nothing comes through at all; a slow link has all of it."""
+"""What of its time-out a round is waited for while nothing comes through at all; a slow link has all of it, and so has
+a broker that has everything and does not answer yet."""
+LOOK_SHARE = 1 / 60
+"""How often, as a share of the time-out, is looked how far a round has come."""
 STRAGGLERS_S_MIN = 2.0
 STRAGGLERS_FACTOR = 4
 """Once one has, the others have so many times as long as that took, and this at the least."""
@@ -50,9 +58,14 @@ STUCK_FACTOR = 2
 """After so many time-outs the producer is taken for stuck: an idempotent one retries for ever."""
 LEADERS_S = 1.0
 """How often the cluster is asked for the leaders of partitions that have none."""
+GONE_S = 10.0
+"""How often topics with such a partition are looked at: somebody may have deleted one, or made it anew."""
 IDLE_S = 1.0
 """How often rounds that have nothing to send look at what else may have changed."""
 CLOCK_POLL_S = 0.5
+REFUSED_READINGS = "readings quarantined"
+REFUSED_EVENTS = "the gateway's own events quarantined"
+REFUSED_REPORTS = "reports of what is quarantined cannot be sent, and are dropped: what they report stays on this box"
 log = structlog.get_logger()
 
 
@@ -118,11 +131,15 @@ class Rounds:
         self._memory = memory
         self._holds = holds
         self._on_answer = on_answer
-        self._supply = Supply(buffer, kafka)
+        self._supply = Supply(buffer, kafka, self._under_way)
         self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory)
         self._parked: dict[Partition, _Parked] = {}
         self._leaders: asyncio.Task[None] | None = None
         self._leaders_due_s = 0.0
+        self._looked_at_s: dict[str, float] = {}
+        """When a topic with a partition without a leader was looked at last."""
+        self._gone: set[Partition] = set()
+        """Partitions that were parked and are there no longer: their topic was deleted, or made anew."""
         self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if memory.is_metered else 0.0)
         self._patience_s = kafka.request_timeout_s * PATIENCE_SHARE
 
@@ -142,19 +159,22 @@ class Rounds:
                 if live or behind:
                     await self._send(live, behind)
                 elif not self._parked:
+                    self._memory.nothing_waits()
                     self._on_answer()
                 if not live and not behind and not self._supply.has_more:
-                    await self._wait_for_rows(CLOCK_POLL_S if held else IDLE_S)
+                    await self._wait_for_rows(is_held=held is not None)
                 elif not behind and len(live) < LINGER_ROWS:
                     # Live: what comes in meanwhile shares the next request. A backlog does not wait.
+                    self._memory.state.live_oldest_us = None
                     await asyncio.sleep(self._linger_s)
         finally:
-            await self._supply.close()
             parked = list(self._parked.values())
             await _end([task for task in (self._leaders, *(each.task for each in parked)) if task is not None])
-            for each in parked:
+            for partition, each in self._parked.items():
                 if each.out is not None:
-                    self._settle_acknowledged(each.out)
+                    self._let_go(partition, each.out)
+            # Last: what was acknowledged is settled before what was under way may be dropped.
+            await self._supply.close()
             self._memory.state.live_oldest_us = None
 
     def _tell_live(self, live: Sequence[Row]) -> None:
@@ -162,12 +182,16 @@ class Rounds:
         is_live = bool(live) and live[0].lane == self._supply.live_lane
         self._memory.state.live_oldest_us = live[0].received_us if is_live else None
 
-    async def _wait_for_rows(self, seconds: float) -> None:
+    async def _wait_for_rows(self, *, is_held: bool) -> None:
         """Wait for a commit, for a parked partition that answers, or for the time to look again."""
+        if is_held:
+            # What is committed meanwhile has to wait as well: each look would read all that does, for nothing.
+            await asyncio.sleep(CLOCK_POLL_S)
+            return
         waited = [parked.task for parked in self._parked.values() if parked.task is not None]
         committed = asyncio.create_task(self._buffer.committed.wait(), name="committed")
         try:
-            await asyncio.wait((committed, *waited), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((committed, *waited), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             committed.cancel()
 
@@ -179,12 +203,12 @@ class Rounds:
         aside: Aside = []
         for rows in (live, behind):
             await self._batcher.encode(rows, outgoing, aside)
-        is_cut = self._cut(outgoing) | await self._batcher.look_again(aside)
+        is_cut = self._cut(outgoing) | await self._batcher.look_again(aside, outgoing)
         try:
             errors = await self._deliver(outgoing)
         except BaseException:
-            for out in outgoing.values():
-                self._settle_acknowledged(out)
+            for partition, out in outgoing.items():
+                self._let_go(partition, out)
             raise
         if aside or errors or is_cut or self._parked:
             for out in outgoing.values():
@@ -210,6 +234,10 @@ class Rounds:
             if partition in self._parked:
                 del outgoing[partition]
                 self._supply.pass_over()
+            elif partition[1] == NO_PARTITION:
+                del outgoing[partition]
+                self._memory.trouble(partition, pauses=True)
+                self._park(partition, _Parked(now_s), self._why_waits(partition[0]))
             elif not self._session.has_leader(*partition):
                 # aiokafka would ask for its leader in a loop.
                 del outgoing[partition]
@@ -236,53 +264,62 @@ class Rounds:
             self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), None)
         if not tasks:
             return {}
+        batches = [batch for partition in tasks for batch, _ in outgoing[partition].batches]
         try:
-            pending = await self._wait_for_answers(set(tasks.values()))
+            pending, passage = await self._wait_for_answers(tasks, batches)
         except asyncio.CancelledError:
             await _end(tasks.values())
             raise
         seconds = time.monotonic() - started_s
-        batches = [batch for partition in tasks for batch, _ in outgoing[partition].batches]
-        if len(pending) == len(tasks):
+        leaderless = [each for each in tasks if tasks[each] in pending and not self._session.has_leader(*each)]
+        if len(pending) == len(tasks) > len(leaderless):
             await _end(tasks.values())
             self._memory.learn(batches, None)
             for partition in tasks:
                 self._memory.trouble(partition, pauses=False)
             raise TimeoutError(f"no answer from Kafka within {seconds:.0f} s")
         for partition in [each for each, task in tasks.items() if task in pending]:
-            self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), "does not answer")
+            why = "has no leader" if partition in leaderless else "does not answer"
+            self._park(partition, _Parked(started_s, tasks.pop(partition), outgoing[partition]), why)
         errors = {partition: error for partition, task in tasks.items() if (error := _error_of(task)) is not None}
         if not pending and not errors:
-            self._memory.learn(batches, seconds)
+            self._memory.learn(batches, passage)
         if len(errors) < len(tasks):
             self._on_answer()
         return errors
 
-    async def _wait_for_answers(self, tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Wait as long as there is hope; give those that have not answered."""
-        started_s = time.monotonic()
-        link, left_s = self._session.link, self._kafka.request_timeout_s
-        done: set[asyncio.Task[None]] = set()
-        while not done and left_s > 0:
-            carried = link.carried_bytes()
-            done, _ = await asyncio.wait(
-                tasks, timeout=min(left_s, self._patience_s), return_when=asyncio.FIRST_COMPLETED
-            )
-            left_s -= self._patience_s
-            if not done and link.carried_bytes() <= carried:
-                break
-        pending = tasks - done
-        if done and pending:
+    async def _wait_for_answers(
+        self, tasks: Mapping[Partition, asyncio.Task[None]], batches: Sequence[EncodedBatch]
+    ) -> tuple[set[asyncio.Task[None]], Passage]:
+        """Wait as long as there is hope; give those that have not answered, and how the bytes came through."""
+        link, timeout_s = self._session.link, self._kafka.request_timeout_s
+        started_s = now_s = time.monotonic()
+        passage = Passage(now_s, link.carried_bytes())
+        pending, until_s = set(tasks.values()), math.inf
+        while pending and now_s < until_s:
             _, pending = await asyncio.wait(
-                pending, timeout=max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (time.monotonic() - started_s))
+                pending,
+                timeout=min(timeout_s * LOOK_SHARE, until_s - now_s),
+                return_when=asyncio.FIRST_COMPLETED if until_s == math.inf else asyncio.ALL_COMPLETED,
             )
-        return pending
+            now_s = time.monotonic()
+            passage.look(now_s, sum(batch.wire_bytes or 0 for batch in batches), link.carried_bytes())
+            if len(pending) < len(tasks):
+                until_s = min(until_s, now_s + max(STRAGGLERS_S_MIN, STRAGGLERS_FACTOR * (now_s - started_s)))
+            elif now_s - passage.handed_s >= timeout_s or not any(self._session.has_leader(*each) for each in tasks):
+                # They had leaders when they were sent something: others do not wait for what the client tries now.
+                break
+            elif now_s - passage.moved_s >= self._patience_s and not (passage.is_carried and link.peers()):
+                # What was carried is answered if its connection lives: TCP itself ends one whose way is gone.
+                break
+        return pending, passage
 
     async def _send_partition(self, partition: Partition, out: Outgoing) -> None:
         """Send one partition's batches in order: each goes out when the one before it is acknowledged."""
-        for batch, _ in out.batches:
+        for batch, rows in out.batches:
             offset = await self._session.send(*partition, batch)
             self._memory.acknowledged(partition, offset, len(batch.records))
+            self._memory.answered(partition, rows)
             out.acknowledged += 1
 
     # -- what became of it ----------------------------------------------------------------------
@@ -298,6 +335,12 @@ class Rounds:
         out.settled = out.acknowledged
         self._settle(sorted(rows, key=attrgetter("lane", "sequence")))
 
+    def _let_go(self, partition: Partition, out: Outgoing) -> None:
+        """Nothing more will be heard of what is under way."""
+        self._settle_acknowledged(out)
+        if out.acknowledged < len(out.batches):
+            self._memory.sent_without_answer(partition, out.batches[out.acknowledged][1])
+
     async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> BaseException:
         """Find what a partition refuses: halve what it is sent at a time until the record stands alone.
 
@@ -305,6 +348,7 @@ class Rounds:
         """
         topic = partition[0]
         if not isinstance(error, REFUSALS):
+            self._let_go(partition, out)
             self._memory.trouble(partition, pauses=True)
             self._memory.tell_parked(partition, f"answered with {_named(error)}")
             return RebuildError(_named(error))
@@ -323,19 +367,25 @@ class Rounds:
     async def _set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
         """Move rows into the quarantine, each with its reason, in one commit."""
         reports = []
-        said: Counter[tuple[str, str]] = Counter()
+        said: Counter[tuple[str, str, str]] = Counter()
         for row, reason in rows:
             series = await self._supply.series(row.series)
-            said[reason, series.topic] += 1
             # A report that cannot be sent is not reported again: what it reports is in the quarantine already.
-            if series.topic != self._kafka.quarantine_topic:
+            is_report = series.topic == self._kafka.quarantine_topic
+            what = REFUSED_REPORTS if is_report else REFUSED_EVENTS if series.is_of_gateway else REFUSED_READINGS
+            said[what, reason, series.topic] += 1
+            if not is_report:
                 lane = await self._supply.lane(row.lane)
-                reports.append(self._front_door.quarantine_entry(_quarantined(row, series, lane, reason)))
+                doubt = row.doubt
+                if not doubt and self._memory.may_have(await self._batcher.topics(row.lane, row.series), row):
+                    # Taken in again it gets another id, and would be in Kafka twice with nothing to tell it by.
+                    doubt = Doubt.REDELIVERED
+                reports.append(self._front_door.quarantine_entry(_quarantined(row, series, lane, reason, doubt)))
         if rows:
             refused = sorted((row for row, _ in rows), key=attrgetter("lane", "sequence"))
             await self._buffer.quarantine(self._supply.buffer_id, reports, refused)
-        for (reason, topic), count in said.items():
-            log.warning("readings quarantined", reason=reason, topic=topic, count=count)
+        for (what, reason, topic), count in said.items():
+            log.warning(what, reason=reason, topic=topic, count=count)
 
     # -- partitions that take nothing at present ------------------------------------------------
 
@@ -353,34 +403,92 @@ class Rounds:
         """Let partitions go on that may be tried again. Raises what became of what was under way there."""
         now_s = time.monotonic()
         self._look_for_leaders(now_s)
-        for partition, parked in list(self._parked.items()):
-            task, out = parked.task, parked.out
-            if task is None or out is None:
-                if now_s < self._memory.rests_until_s(partition) or not self._session.has_leader(*partition):
-                    continue
-            elif task.done():
-                self._settle_acknowledged(out)
-            elif now_s - parked.since_s > STUCK_FACTOR * self._kafka.request_timeout_s:
-                # Perhaps it is the producer's fault, which retries for ever whatever the broker says.
-                self._memory.trouble(partition, pauses=True)
-                raise RebuildError(f"{partition[0]}/{partition[1]} does not answer")
+        troubles: list[BaseException] = []
+        ready = [partition for partition, parked in self._parked.items() if self._is_ready(partition, parked, now_s)]
+        for partition in ready:
+            parked = self._parked[partition]
+            if parked.task is None or parked.out is None:
+                del self._parked[partition]
+            elif parked.task.done():
+                del self._parked[partition]
+                self._settle_acknowledged(parked.out)
+                if (error := _error_of(parked.task)) is not None:
+                    troubles.append(await self._bear(partition, parked.out, error))
             else:
-                if now_s - parked.since_s > self._patience_s:
-                    self._memory.tell_parked(partition, self._memory.why_parked(partition))
-                continue
-            del self._parked[partition]
+                # The end of the session ends what is under way.
+                troubles.append(self._give_up(partition))
+        if troubles:
+            for partition, parked in self._parked.items():
+                if parked.task is not None and partition not in ready:
+                    self._memory.trouble(partition, pauses=False)
+            raise next((each for each in troubles if isinstance(each, RefusedError)), troubles[0])
+        if ready:
             self._supply.come_again()
             if self._parked:
                 self._supply.pass_over()
-            if task is not None and out is not None and (error := _error_of(task)) is not None:
-                raise await self._bear(partition, out, error)
+
+    def _is_ready(self, partition: Partition, parked: _Parked, now_s: float) -> bool:
+        """Whether it is known what is to become of a parked partition."""
+        topic, number = partition
+        if partition in self._gone:
+            self._batcher.forget(topic)
+            return True
+        if number == NO_PARTITION:
+            if now_s < self._memory.rests_until_s(partition):
+                return False
+            self._batcher.forget(topic)
+            return True
+        if parked.task is None:
+            return now_s >= self._memory.rests_until_s(partition) and self._session.has_leader(*partition)
+        if parked.task.done() or now_s - parked.since_s > STUCK_FACTOR * self._kafka.request_timeout_s:
+            return True
+        if now_s - parked.since_s > self._patience_s:
+            self._memory.tell_parked(partition, self._memory.why_parked(partition))
+        return False
+
+    def _give_up(self, partition: Partition) -> RebuildError:
+        """What is under way to a partition will not be answered; the producer would retry it for ever."""
+        topic, number = partition
+        if partition in self._gone:
+            return RebuildError(f"{topic} is another topic now, or none")
+        # Perhaps it is the producer's fault, whatever the broker says.
+        self._memory.trouble(partition, pauses=True)
+        return RebuildError(f"{topic}/{number} does not answer")
 
     def _look_for_leaders(self, now_s: float) -> None:
         """Have the cluster asked, beside the rounds, who leads partitions without a leader."""
-        leaderless = [each for each in self._parked if not self._session.has_leader(*each)]
+        leaderless = [each for each in self._parked if each[1] != NO_PARTITION and not self._session.has_leader(*each)]
         if leaderless and now_s >= self._leaders_due_s and (self._leaders is None or self._leaders.done()):
             self._leaders_due_s = now_s + LEADERS_S
-            self._leaders = asyncio.create_task(self._session.look_for_leaders(), name="leaders")
+            self._leaders = asyncio.create_task(self._find_leaders(leaderless), name="leaders")
+
+    async def _find_leaders(self, leaderless: Sequence[Partition]) -> None:
+        await self._session.look_for_leaders()
+        now_s = time.monotonic()
+        due = {topic for topic, _ in leaderless if now_s - self._looked_at_s.get(topic, float("-inf")) >= GONE_S}
+        if not due:
+            return
+        # Those that have their leaders again are looked at anew next time.
+        topics = {topic for topic, _ in leaderless}
+        self._looked_at_s = {topic: at_s for topic, at_s in self._looked_at_s.items() if topic in topics}
+        self._looked_at_s |= dict.fromkeys(due, now_s)
+        with suppress(KafkaError, TimeoutError):
+            verdicts = await self._memory.verdicts.of_all(self._session.admin, sorted(due), GONE_S)
+            self._gone |= {
+                (topic, number)
+                for topic, number in leaderless
+                if topic in due and not (verdicts[topic].usable and self._session.is_there(topic, number))
+            }
+
+    def _under_way(self) -> Iterable[Row]:
+        """What was sent to partitions that do not answer."""
+        for parked in self._parked.values():
+            for _, rows in () if parked.out is None else parked.out.batches[parked.out.settled :]:
+                yield from rows
+
+    def _why_waits(self, topic: str) -> str:
+        verdict = self._memory.verdicts.refused.get(topic)
+        return "is not there yet" if verdict is None else verdict.hint or verdict.reason
 
 
 async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
@@ -398,7 +506,7 @@ def _named(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantined:
+def _quarantined(row: Row, series: Series, lane: Lane, reason: str, doubt: int) -> Quarantined:
     return Quarantined(
         reason,
         row.payload,
@@ -412,5 +520,5 @@ def _quarantined(row: Row, series: Series, lane: Lane, reason: str) -> Quarantin
         device_boot=row.device_boot,
         device_sequence=row.device_sequence,
         boot_id=lane.boot_id,
-        doubt=row.doubt,
+        doubt=doubt,
     )

@@ -5,11 +5,12 @@ Rows that cannot go at present (their partition does not answer) are passed over
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, takewhile
+from operator import attrgetter
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Lane, Position, Row, Series
+from gateway.buffer_rows import START, Lane, Position, Row, Series, spans_of, without
 from gateway.buffer_schema import BufferFileError
 from gateway.settings import KafkaSettings
 
@@ -31,7 +32,9 @@ class _Cursor:
         self.position = START
         self.ahead: list[Row] = []
         """Read behind `position`."""
-        self.reading: asyncio.Task[tuple[str, list[Row]]] | None = None
+        self.drops = 0
+        """What `Buffer.drops` was when they were there."""
+        self.reading: asyncio.Task[tuple[int, list[Row]]] | None = None
         """The next rows behind `position`, being read while a round is sent."""
         self.is_over = False
         """Whether nothing more was there."""
@@ -63,8 +66,10 @@ class _Cursor:
 class Supply:
     """Rows of one buffer file, for one session. Raises BufferFileError where another file has taken its place."""
 
-    def __init__(self, buffer: Buffer, kafka: KafkaSettings) -> None:
+    def __init__(self, buffer: Buffer, kafka: KafkaSettings, under_way: Callable[[], Iterable[Row]]) -> None:
+        """`under_way` gives the rows of former rounds that are being sent still: they may not be dropped."""
         self._buffer = buffer
+        self._under_way = under_way
         self._kafka = kafka
         self.buffer_id = buffer.id
         self._rewinds = buffer.rewinds
@@ -107,8 +112,21 @@ class Supply:
         """The rows to send now: live ones and those behind, in order.
 
         `budget` says how many bytes they may take before they are compressed, and is told whether both are there;
-        `may_go` which of them may be sent, None that all may; `boot_held` is the boot whose rows have to wait.
+        `may_go` which of them may be sent, None that all may; `boot_held` is the boot whose rows have to wait. The
+        buffer drops none of them before it is asked for the next.
         """
+        for _ in range(SCANS_MAX):
+            taken = await self._take(budget, may_go, boot_held)
+            held = await self._hold(*taken)
+            if any(held) or not any(taken):
+                return held
+        self.has_more = True
+        return [], []
+
+    async def _take(
+        self, budget: Callable[[bool], float], may_go: Callable[[Row], bool] | None, boot_held: str | None
+    ) -> tuple[list[Row], list[Row]]:
+        """What is next, as far as it was not dropped meanwhile."""
         self.has_more = False
         if self._kafka.drain == "oldest-first":
             rows, going = await self._look(self._live, may_go, boot_held)
@@ -127,6 +145,19 @@ class Supply:
             behind = self._advance(self._behind, rows, going[:SHARED_ROWS_MAX] if is_shared else going)
             left -= _bytes_of(behind)
         return self._advance(self._live, live_rows, _within(live, left)), behind
+
+    async def _hold(self, live: list[Row], behind: list[Row]) -> tuple[list[Row], list[Row]]:
+        """See that none of them is dropped from here on; those that were not dropped before."""
+        if not self._buffer.may_drop:
+            return live, behind
+        drops = [cursor.drops for cursor, rows in ((self._live, live), (self._behind, behind)) if rows]
+        gone = await self._buffer.hold(
+            self.buffer_id,
+            [*spans_of(live), *spans_of(behind)],
+            min(drops, default=self._buffer.drops),
+            spans_of(sorted(self._under_way(), key=attrgetter("lane", "sequence"))),
+        )
+        return (without(live, gone), without(behind, gone)) if gone else (live, behind)
 
     def pass_over(self) -> None:
         """Rows that were given are left behind: `come_again` gives them once more."""
@@ -184,11 +215,15 @@ class Supply:
 
     async def _read(self, cursor: _Cursor, boot_held: str | None) -> list[Row]:
         rows = cursor.ahead
-        if not rows:
+        if not rows and cursor.reading is not None:
             reading, cursor.reading = cursor.reading, None
-            buffer_id, rows = await (self._read_file(cursor) if reading is None else reading)
-            if buffer_id != self.buffer_id:
-                raise _replaced()
+            cursor.drops, rows = await reading
+        drops = self._buffer.drops
+        if rows and cursor.drops != drops:
+            rows = cursor.ahead = without(rows, await self._buffer.gone(self.buffer_id, spans_of(rows)))
+            cursor.drops = drops
+        if not rows:
+            cursor.drops, rows = await self._read_file(cursor)
             cursor.is_over = not rows
         if boot_held is not None:
             for place, row in enumerate(rows):
@@ -196,14 +231,20 @@ class Supply:
                     return rows[:place]
         return rows
 
-    async def _read_file(self, cursor: _Cursor) -> tuple[str, list[Row]]:
-        limit = self._kafka.batch_rows_max
+    async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:
+        """The rows behind a cursor, and what `Buffer.drops` was before they were read."""
+        limit, drops = self._kafka.batch_rows_max, self._buffer.drops
         if cursor is self._behind:
-            return await self._buffer.read_behind(cursor.position, limit, self.live_lane)
-        return await self._buffer.read(cursor.position, limit)
+            buffer_id, rows = await self._buffer.read_behind(cursor.position, limit, self.live_lane)
+        else:
+            buffer_id, rows = await self._buffer.read(cursor.position, limit)
+        if buffer_id != self.buffer_id:
+            raise _replaced()
+        return drops, rows
 
     async def close(self) -> None:
-        """Read no more."""
+        """Read no more, and have the buffer drop again what it has to."""
+        self._buffer.release()
         reading = self._behind.reading
         self._behind.forget()
         if reading is not None:

@@ -52,16 +52,16 @@ class Heartbeat:
         return RecordEncoder(self._gateway, lane, series).encode(row, clock, 0)
 
     async def _body(self, now_us: int, clock: WallClock, offsets: dict[tuple[str, int], int]) -> dict[str, object]:
-        lanes = await self._buffer.pending()
-        quarantined = await self._buffer.quarantined_spans()
+        outstanding = await self._buffer.outstanding()
         # What is acknowledged from here on was pending above.
         by_topic: dict[str, dict[str, int]] = defaultdict(dict)
         for (topic, partition), offset in offsets.items():
             by_topic[topic][str(partition)] = offset
-        low_us: int | None = clock.at(now_us) if clock.synced else None
+        # What a damaged file still holds may be of any time.
+        low_us = clock.at(now_us) if clock.synced and not outstanding.is_salvaging else None
         oldest_s: float | None = 0.0
         pending = []
-        for lane in lanes:
+        for lane in outstanding.lanes:
             then = await self._buffer.boot_clock(lane.boot_id)
             pending.append({"lane": lane.lane, "rows": lane.rows, **_span(then, lane.event_from_us, lane.event_to_us)})
             if not then.synced:
@@ -72,7 +72,7 @@ class Heartbeat:
             age_s = _age_s(lane.received_us, lane.boot_id == self._buffer.boot_id, then, clock, now_us)
             oldest_s = None if oldest_s is None or age_s is None else max(oldest_s, age_s)
         aside = []
-        for span in quarantined:
+        for span in outstanding.quarantined:
             then = await self._buffer.boot_clock(span.boot_id)
             aside.append({"count": span.count, **_span(then, span.event_from_us, span.event_to_us)})
         return {

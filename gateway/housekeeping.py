@@ -11,21 +11,67 @@ from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import ClockWatch, boottime_us
 from gateway.forward_kafka import Forwarder
+from gateway.forward_memory import UplinkState
 from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 
 INTERVAL_S = 1.0
 LOSSES_INTERVAL_S = 10.0
 """Loss records come no oftener, each with what was lost since."""
+TOO_OLD_INTERVAL_S = 60.0
+"""While readings grow too old, the log says so no oftener."""
 
 log = structlog.get_logger()
+
+
+class LaneTurns:
+    """Has readings go into a new lane where the uplink is not what it was when this one began."""
+
+    def __init__(self, front_door: FrontDoor, buffer: Buffer, policy: LanePolicy) -> None:
+        self._front_door = front_door
+        self._buffer = buffer
+        self._policy = policy
+        self._turning = asyncio.Lock()
+        """One at a time: the second would go by what the first has changed."""
+
+    async def look(self, uplink: UplinkState) -> None:
+        """Compare with how the uplink is now."""
+        async with self._turning:
+            now_s, is_up, oldest_us = time.monotonic(), uplink.up, uplink.live_oldest_us
+            reason = self._policy.reason(
+                now_s,
+                is_up=is_up,
+                live_age_s=0.0 if oldest_us is None else (boottime_us() - oldest_us) / 1e6,
+                lanes_behind=self._buffer.state.lanes_behind,
+            )
+            if reason is not None and await self._begin(reason):
+                self._policy.begun(now_s, is_up=is_up)
+
+    async def session_begins(self) -> None:
+        """A session with Kafka was opened, and nothing was sent in it yet: what waits after an outage is to be backlog.
+
+        A look would come too late: a second is enough to send a whole outage's readings as live ones.
+        """
+        async with self._turning:
+            now_s = time.monotonic()
+            reason = self._policy.reason_at_session(now_s, lanes_behind=self._buffer.state.lanes_behind)
+            if reason is not None and await self._begin(reason):
+                self._policy.begun_at_session(now_s)
+
+    async def _begin(self, reason: str) -> bool:
+        try:
+            await self._buffer.begin_lane(reason, self._front_door.lane_entry)
+        except BufferFileError:
+            # The buffer itself says what it suffers from, and it is tried again.
+            return False
+        return True
 
 
 class Housekeeping:
     """Looks at the parts of the gateway, and reports what changed since the last look."""
 
     def __init__(
-        self, front_door: FrontDoor, buffer: Buffer, forwarder: Forwarder, clock: ClockWatch, lanes: LanePolicy
+        self, front_door: FrontDoor, buffer: Buffer, forwarder: Forwarder, clock: ClockWatch, lanes: LaneTurns
     ) -> None:
         self._front_door = front_door
         self._buffer = buffer
@@ -33,6 +79,9 @@ class Housekeeping:
         self._clock = clock
         self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
+        self._too_old = 0
+        """What was dropped for its age, as far as the log has it, and when more may be said."""
+        self._tell_too_old_s = 0.0
         self._lanes_told_of = ""
         """The file whose lanes were reported."""
         self._report_losses_s = 0.0
@@ -43,8 +92,9 @@ class Housekeeping:
             await asyncio.sleep(INTERVAL_S)
             self._look_at_the_clock()
             self._tell_what_was_quarantined()
+            self._tell_what_was_too_old(time.monotonic())
             await self._tell_what_became_of_files()
-            await self._see_to_lanes()
+            await self._lanes.look(self._forwarder.state)
             await self._report_losses()
 
     def _look_at_the_clock(self) -> None:
@@ -57,6 +107,17 @@ class Housekeeping:
         for reason, count in (self._front_door.quarantined - self._quarantined).items():
             log.warning("input quarantined: sluice buffer quarantine ls says what to do", reason=reason, count=count)
         self._quarantined = self._front_door.quarantined.copy()
+
+    def _tell_what_was_too_old(self, now_s: float) -> None:
+        count = self._buffer.counts["too-old"] - self._too_old
+        if count and now_s >= self._tell_too_old_s:
+            self._tell_too_old_s = now_s + TOO_OLD_INTERVAL_S
+            self._too_old += count
+            log.warning(
+                "what had waited for too long is dropped, and counted as lost: sluice status says why it waits",
+                count=count,
+                setting="buffer.age_max_s",
+            )
 
     async def _tell_what_became_of_files(self) -> None:
         buffer, event = self._buffer, self._front_door.event
@@ -71,21 +132,6 @@ class Housekeeping:
         while buffer.salvaged:
             done = buffer.salvaged.popleft()
             event("buffer-salvaged", None, file=done.aside.name, rows=done.progress.taken, missing=done.missing)
-
-    async def _see_to_lanes(self) -> None:
-        """Have readings go into a new lane where the uplink is not what it was when this one began."""
-        uplink, now_s = self._forwarder.state, time.monotonic()
-        oldest_us = uplink.live_oldest_us
-        reason = self._lanes.reason(
-            now_s,
-            is_up=uplink.up,
-            live_age_s=0.0 if oldest_us is None else (boottime_us() - oldest_us) / 1e6,
-            lanes_behind=self._buffer.state.lanes_behind,
-        )
-        if reason is not None:
-            with suppress(BufferFileError):  # the buffer itself says what it suffers from, and it is tried again
-                await self._buffer.begin_lane(reason, self._front_door.lane_entry)
-                self._lanes.begun(now_s, is_up=uplink.up)
 
     async def _report_losses(self) -> None:
         # While the uplink is down losses are counted on and not reported one by one: they must not fill the buffer.

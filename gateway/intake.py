@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.buffer import Buffer
-from gateway.buffer_losses import loss_body
+from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.reading import Mark, Reading
 from gateway.routes import Destination, Refusal, RouteTable
@@ -96,7 +96,7 @@ class FrontDoor:
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """See `Intake.event`."""
         event = self.event_entry(kind, {"device": device, **details})
-        self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, "event-refused"))
+        self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, EVENT_REFUSED))
 
     def lane_entry(self, kind: str, lane: Lane, rows: int, reason: str) -> Entry:
         """A `buffer_lanes.LaneReport`."""

@@ -1,34 +1,46 @@
 """The connections of one session with Kafka: how aiokafka makes them, what became of them, what they carried.
 
 aiokafka 0.14 sets no keep-alive and no TCP_USER_TIMEOUT, waits for the whole request timeout to connect, tries every
-100 ms, and holds one lock for all brokers meanwhile. So its function that makes connections is wrapped, once and for
-all, and inside `KafkaLink.entered` makes them as it is done here; anywhere else it does what it did. What is used of
-its private parts is in `_Connection`: hence the pinned version in pyproject.toml, and a test that fails where one of
-them changes.
+100 ms, takes the addresses of `kafka.bootstrap` one after the other, and holds one lock for all brokers meanwhile. So
+its function that makes connections is wrapped, once and for all, and inside `KafkaLink.entered` makes them as it is
+done here; anywhere else it does what it did. What is used of its private parts is in `_Connection`: hence the pinned
+version in pyproject.toml, and a test that fails where one of them changes.
 """
 
 import asyncio
 import hashlib
 import random
+import socket
 import ssl
+import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import aiokafka.client
 import structlog
-from aiokafka.conn import READER_LIMIT, AIOKafkaConnection, AIOKafkaProtocol, CloseReason
+from aiokafka.conn import (
+    READER_LIMIT,
+    AIOKafkaConnection,
+    AIOKafkaProtocol,
+    CloseReason,
+    ScramAuthenticator,
+    collect_hosts,
+)
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import SaslHandShakeRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.check_certificates import FILE_BYTES_MAX
-from gateway.client_tls import ClientTlsError, client_context
-from gateway.kafka_reach import Fault, Stage, plain_words, reach_words
+from gateway.client_tls import ClientTlsError, client_context, trusted_stamp
+from gateway.kafka_reach import HOST_SHOWN_MAX, Fault, Stage, plain_words, reach_words
 from gateway.kafka_reach import address as spelled
 from gateway.kafka_socket import BrokerSocket
 from gateway.name_lookup import Address, names
@@ -37,26 +49,88 @@ from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 
 STAGGER_S: Final = 0.25
 """How long an address is waited for before the next one of the same name is tried beside it (RFC 8305, section 5)."""
+BOOTSTRAP_STAGGER_S: Final = 0.5
+"""The same for the next one of `kafka.bootstrap`: each costs a slow link a handshake that may not have been needed."""
+OPENING_S: Final = 2.0
+"""The same where one took the connection already, and TLS, versions, log-in or the first answer are waited for."""
 ADDRESSES_MAX: Final = 16
-"""Addresses of one name that are tried."""
+"""Addresses of one name that are tried at a time."""
 PAUSE_S_MIN: Final = 0.1
 """How long an address is left alone after its first failure; the pause doubles with each."""
 PAUSE_S_MAX: Final = 2.0
 """The longest such pause: it is part of the 15 s that coming back may take."""
 PAUSES_MAX: Final = 256
-"""Addresses whose failures are remembered: a cluster may call its brokers something else every day."""
+"""Addresses that are remembered: a cluster may call its brokers something else every day."""
 TLS_CLOSE_S: Final = 1.0
 """How long a broker gets to answer close_notify; asyncio's own 30 s would hold up the end of a session."""
+SCRAM_ITERATIONS_MAX: Final = 1_000_000
+"""More of them are refused: a broker, or who speaks in its place, asks for them, and 4096 are usual."""
+_BOOTSTRAP: Final = ("bootstrap.invalid", 1)
+"""What aiokafka is told to begin with: it stands for all of `kafka.bootstrap`, and is no name of DNS (RFC 2606)."""
 _CERTIFICATE_MESSAGE: Final = 11
 """`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""
 
 log = structlog.get_logger()
 
 _current: ContextVar["KafkaLink | None"] = ContextVar("kafka_link", default=None)
+_STAGES: Final = get_args(Stage)
+_GIVEN_UP: Final = "given up, as the network is another one or the session ends"
+_shown: ContextVar[list[bytes]] = ContextVar("shown_certificates")
+"""Of the connection that is being made: gets the certificates that its broker shows."""
+_log_in: Final = ThreadPoolExecutor(1, thread_name_prefix="log-in")
+"""Computes what SCRAM wants, which may take seconds on a small box: asyncio's own threads are everybody's."""
 
 
 class KafkaFileError(OSError):
     """A certificate, key or password cannot be used; the message names the setting and says what to do."""
+
+
+class _IterationsError(Exception):
+    """A log-in would take more computing than is done for one."""
+
+    @staticmethod
+    def fault(host: str, port: int) -> Fault:
+        """It in words."""
+        return Fault(
+            f"{spelled(host[:HOST_SHOWN_MAX], port)} asks for more than {SCRAM_ITERATIONS_MAX} iterations of SCRAM, "
+            "and this gateway does not log in for that",
+            "have the user's password set anew at the brokers with fewer (iterations=4096 is usual); where they do not "
+            "ask for so many, it is not one of them that answers: set [kafka.tls]",
+            is_reached=True,
+        )
+
+
+class _Experience:
+    """Which addresses answered and which failed: in what order they are tried. It leaves out none.
+
+    Of the whole process: it outlives the session that had it.
+    """
+
+    def __init__(self) -> None:
+        self._answered_s: dict[object, float] = {}
+        self._failed_s: dict[object, float] = {}
+
+    def answered(self, *addresses: object) -> None:
+        _note(self._answered_s, addresses)
+
+    def failed(self, *addresses: object) -> None:
+        _note(self._failed_s, addresses)
+
+    def order(self, address: object) -> tuple[bool, float, float]:
+        """What sorts: who did not fail since it answered first; of equals who answered last, or failed longest ago."""
+        answered_s, failed_s = self._answered_s.get(address, 0.0), self._failed_s.get(address, 0.0)
+        return failed_s > answered_s, -answered_s, failed_s
+
+
+def _note(times_s: dict[object, float], addresses: Iterable[object]) -> None:
+    for address in addresses:
+        times_s.pop(address, None)
+        times_s[address] = time.monotonic()
+    while len(times_s) > PAUSES_MAX:
+        del times_s[next(iter(times_s))]
+
+
+_experience: Final = _Experience()
 
 
 @dataclass(slots=True)
@@ -95,17 +169,17 @@ class KafkaLink:
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
         self._files = _read_files(kafka)
-        self._shown: dict[str, bytes] = {}
-        """By the name that was asked for: the certificate that a broker showed in a handshake that is under way."""
-        if self._files.context is not None:
-            _watch_certificates(self._files.context, self._shown)
         self._pauses: dict[tuple[str, int], _Pause] = {}
         self._fault: Fault | None = None
         self._unusable: _Unusable | None = None
         self._sockets: dict[BrokerSocket, _Connection] = {}
-        """Those that are not closed, and of whom they are; while one is being connected, several may be of one."""
+        """Those that are not closed, and of whom they are."""
         self._attempts: dict[_Connection, asyncio.Timeout] = {}
         """What bounds each connection that is being made."""
+        self._asked: set[asyncio.Timeout] = set()
+        """What ends each wish of the client's for a connection, for which several may be made."""
+        self._was_cut = False
+        """Whether connections were ended because the network became another one."""
         self._closed_bytes = 0
         self._closed_carried_bytes = 0
 
@@ -117,7 +191,7 @@ class KafkaLink:
         tls, sasl = self._kafka.tls, self._kafka.sasl
         protocol = "SSL" if tls is not None else "PLAINTEXT"
         options: dict[str, Any] = {
-            "bootstrap_servers": list(self._kafka.bootstrap),
+            "bootstrap_servers": [spelled(*_BOOTSTRAP)],
             "security_protocol": protocol if sasl is None else f"SASL_{protocol}",
             "ssl_context": self._files.context,
         }
@@ -142,7 +216,7 @@ class KafkaLink:
         """Whether other certificates, another key or another password can be had than were read.
 
         Not while what stands there cannot be used: a session that works goes on, for a file may be half written. The
-        authorities that this box trusts by itself are read with each link, and not watched. What cannot be used is
+        authorities that this box trusts by itself are looked at with each link, and not watched. What cannot be used is
         read once, and logged.
         """
         digests = _digests(self._kafka)
@@ -171,9 +245,19 @@ class KafkaLink:
         return None if self._fault is None else self._fault.words
 
     @property
+    def is_barred(self) -> bool:
+        """Whether `fault` is no matter of the way: a broker was reached, and one of both sides refuses the other."""
+        return self._fault is not None and self._fault.is_reached
+
+    @property
     def faults(self) -> dict[str, Fault]:
         """By `host:port`, what is wrong with each broker's address that failed and did not succeed since."""
         return {spelled(*address): pause.fault for address, pause in self._pauses.items()}
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the network became another one, and nothing is wrong that has been tried since."""
+        return self._was_cut and self._fault is None
 
     def wire_bytes(self) -> int:
         """Bytes sent and received on the wire since the beginning: headers, retransmissions and closed ones too."""
@@ -196,15 +280,18 @@ class KafkaLink:
         """Do as `abort` with the connections from addresses that are not this box's any more; whether any was.
 
         `is_own` says whether an IP address is this box's. Connections that are still being made count: no RST comes
-        for these either. The others go on; what failed before counts no more where any was stale.
+        for these either. The others go on; what failed before counts no more where any was stale, nor is it told.
         """
         owns = {link: own for link in self._sockets if (own := link.own_address()) is not None}
         gone = {own for own in owns.values() if not is_own(own)}
         if not gone:
             return False
         self._pauses.clear()
-        for connection in dict.fromkeys(self._sockets[link] for link, own in owns.items() if own in gone):
-            self._end(connection)
+        self._fault = None
+        self._was_cut = True
+        for link, own in owns.items():
+            if own in gone:
+                self._end(self._sockets[link])
         return True
 
     def abort(self) -> None:
@@ -213,13 +300,15 @@ class KafkaLink:
         For who knows that the network is another one: nothing of what failed before counts then.
         """
         self._pauses.clear()
+        for asked in self._asked:
+            _expire(asked)
         for connection in dict.fromkeys((*self._attempts, *self._sockets.values())):
             self._end(connection)
 
     def _end(self, connection: "_Connection") -> None:
         attempt = self._attempts.get(connection)
-        if attempt is not None and not attempt.expired():
-            attempt.reschedule(0)
+        if attempt is not None:
+            _expire(attempt)
         connection.abort()
 
     def _ends(self) -> list[tuple[str, tuple[str, int]]]:
@@ -230,40 +319,138 @@ class KafkaLink:
 
     async def _connection(self, host: str, port: int, options: Mapping[str, Any]) -> "_Connection":
         """A connection that is ready for requests. Raises KafkaConnectionError, with words."""
+        try:
+            async with asyncio.timeout(None) as asked:
+                self._asked.add(asked)
+                if (host, port) == _BOOTSTRAP:
+                    return await self._of_bootstrap(options)
+                return await self._of_host(host, port, options)
+        except TimeoutError as error:
+            raise KafkaConnectionError(_GIVEN_UP) from error
+        finally:
+            self._asked.discard(asked)
+
+    async def _of_bootstrap(self, options: Mapping[str, Any]) -> "_Connection":
+        """One to whichever of `kafka.bootstrap` answers first; others are tried beside one that takes long."""
+        # At random as aiokafka has it, so that not all gateways ask the same broker.
+        hosts = [(host, port) for host, port, _ in collect_hosts(list(self._kafka.bootstrap))]
+        hosts.sort(key=_experience.order)
+        failures: list[KafkaConnectionError] = []
+
+        async def answering(host: str, port: int) -> _Connection | None:
+            try:
+                connection = await self._of_host(host, port, options)
+                await connection.answer_at_all()
+            except KafkaConnectionError as error:
+                failures.append(error)
+                return None
+            return connection
+
+        found = await self._first_of([answering(*host) for host in hosts], BOOTSTRAP_STAGGER_S)
+        if found is None:
+            raise failures[-1]
+        return found
+
+    async def _of_host(self, host: str, port: int, options: Mapping[str, Any]) -> "_Connection":
+        """One to whichever address of a name can be opened first; others are tried beside one that takes long."""
         pause = self._pauses.get((host, port))
         if pause is not None and asyncio.get_running_loop().time() < pause.until_s:
             # aiokafka asks every 100 ms: what it gets at once is what the last attempt found.
             raise KafkaConnectionError(pause.fault.words)
-        connection = _Connection(self, host, port, options)
         try:
-            await connection.connect()
+            async with asyncio.timeout(self._kafka.connect_timeout_s):
+                addresses = await names.addresses(host, port)
         except Exception as error:
-            if connection.is_aborted:
-                raise KafkaConnectionError("given up, as the network is another one or the session ends") from error
-            # Whatever it is: aiokafka's own tasks bear nothing else than its own errors, and would end for good.
-            raise KafkaConnectionError(self._failed(connection, error).words) from error
+            raise KafkaConnectionError(self._failed(_Connection(self, host, port, options), error).words) from error
+        failures: list[tuple[_Connection, Exception]] = []
+
+        async def opened(connection: _Connection) -> _Connection | None:
+            try:
+                await connection.connect()
+            except Exception as error:  # noqa: BLE001 - a peer's nonsense; aiokafka's own tasks bear only its own errors
+                failures.append((connection, error))
+                _experience.failed(connection.at)
+                return None
+            return connection
+
+        tried = sorted(_interleaved(addresses), key=_experience.order)[:ADDRESSES_MAX]
+        ways = [opened(_Connection(self, host, port, options, at)) for at in tried or (None,)]
+        found = await self._first_of(ways, STAGGER_S)
+        if found is not None:
+            return found
+        if any(connection.is_aborted for connection, _ in failures):
+            raise KafkaConnectionError(_GIVEN_UP)
+        connection, failure = _most_telling(failures)
+        raise KafkaConnectionError(self._failed(connection, failure).words) from failure
+
+    async def _first_of(
+        self, ways: "Iterable[Coroutine[Any, Any, _Connection | None]]", stagger_s: float
+    ) -> "_Connection | None":
+        """What the first way leads to that leads anywhere; the others are given up.
+
+        The next is begun at once where one led nowhere, and else beside those that are under way.
+        """
+        waiting = deque(ways)
+        under_way: set[asyncio.Task[_Connection | None]] = set()
+        found: list[_Connection] = []
+        try:
+            await self._try_in_turn(waiting, under_way, found, stagger_s)
+            return found[0] if found else None
         finally:
-            self._shown.pop(connection.tls_name, None)
-        return connection
+            for way in waiting:
+                way.close()
+            for task in under_way:
+                task.cancel()
+            others = await asyncio.gather(*under_way, return_exceptions=True)
+            for other in (*found[1:], *others):
+                if isinstance(other, _Connection):
+                    other.close()
+
+    async def _try_in_turn(
+        self,
+        waiting: "deque[Coroutine[Any, Any, _Connection | None]]",
+        under_way: "set[asyncio.Task[_Connection | None]]",
+        found: "list[_Connection]",
+        stagger_s: float,
+    ) -> None:
+        """Begin what waits, until something is found or nothing is left."""
+        loop = asyncio.get_running_loop()
+        begun_s = float("-inf")
+        while not found and (waiting or under_way):
+            is_opening = any(connection.is_opening for connection in self._sockets.values())
+            left_s = begun_s + (OPENING_S if is_opening else stagger_s) - loop.time()
+            if waiting and left_s <= 0:
+                under_way.add(asyncio.create_task(waiting.popleft(), name="connect"))
+                begun_s = loop.time()
+                continue
+            done, _ = await asyncio.wait(
+                under_way, timeout=left_s if waiting else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            under_way -= done
+            found += [connection for task in done if (connection := task.result()) is not None]
+            if done:
+                begun_s = float("-inf")
 
     def _failed(self, connection: "_Connection", error: BaseException) -> Fault:
         """Remember why a connection did not come about, and leave its address alone for a while."""
         address = connection.address
-        if connection.stage == "connect" and isinstance(error, TimeoutError):
-            # One address says nothing, and another may have said no.
-            error = _most_telling([*connection.failures, error])
         try:
-            fault = reach_words(
-                error,
-                *address,
-                self._kafka,
-                stage=connection.stage,
-                shown=self._shown.get(connection.tls_name),
-                mechanisms=connection.mechanisms,
+            fault = (
+                error.fault(*address)
+                if isinstance(error, _IterationsError)
+                else reach_words(
+                    error,
+                    *address,
+                    self._kafka,
+                    stage=connection.stage,
+                    shown=connection.shown[0] if connection.shown else None,
+                    mechanisms=connection.mechanisms,
+                )
             )
         except Exception as found:  # noqa: BLE001 - a peer's nonsense must not end aiokafka's own tasks
             log.debug("no words were found for a connection that failed", error=type(error), then=type(found))
             fault = plain_words(error, *address)
+        _experience.failed(address, connection.at)
         former = self._pauses.pop(address, None)
         length_s = PAUSE_S_MIN if former is None else min(former.length_s * 2, PAUSE_S_MAX)
         # Half of it at random: gateways whose broker comes back must not knock at once.
@@ -280,6 +467,7 @@ class KafkaLink:
         if is_first:
             # A later answer does not say that the address takes connections still.
             self._pauses.pop(connection.address, None)
+            _experience.answered(connection.address, connection.at)
 
     @asynccontextmanager
     async def _bounded(self, connection: "_Connection") -> AsyncIterator[None]:
@@ -291,36 +479,8 @@ class KafkaLink:
         finally:
             self._attempts.pop(connection, None)
 
-    async def _dial(self, addresses: Sequence[Address], connection: "_Connection") -> BrokerSocket:
-        """A TCP connection to one of the addresses of a name: the next is tried beside one that does not answer.
-
-        `connection.failures` gets those of single addresses, also where it is cancelled before the last has failed.
-        """
-        failures = connection.failures
-        waiting = deque(_interleaved(addresses)[:ADDRESSES_MAX])
-        attempts: set[asyncio.Task[BrokerSocket]] = set()
-        connected: list[BrokerSocket] = []
-        try:
-            while not connected and (waiting or attempts):
-                if waiting:
-                    attempts.add(asyncio.create_task(self._dial_address(waiting.popleft(), connection), name="dial"))
-                done, attempts = await asyncio.wait(
-                    attempts, timeout=STAGGER_S if waiting else None, return_when=asyncio.FIRST_COMPLETED
-                )
-                connected += [task.result() for task in done if task.exception() is None]
-                failures += [error for task in done if (error := task.exception()) is not None]
-            if not connected:
-                raise _most_telling(failures)
-            return connected.pop()
-        finally:
-            for task in attempts:
-                task.cancel()
-            others = await asyncio.gather(*attempts, return_exceptions=True)
-            for other in (*connected, *others):
-                if isinstance(other, BrokerSocket):
-                    other.close()
-
-    async def _dial_address(self, address: Address, connection: "_Connection") -> BrokerSocket:
+    async def _dial(self, address: Address, connection: "_Connection") -> BrokerSocket:
+        """A TCP connection to an address."""
         link = BrokerSocket(address, self._closing)
         self._sockets[link] = connection
         try:
@@ -340,16 +500,20 @@ class KafkaLink:
 class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no types
     """aiokafka's connection, made otherwise: `connect` is its own, step by step, with this link's socket and bounds."""
 
-    def __init__(self, link: KafkaLink, host: str, port: int, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, link: KafkaLink, host: str, port: int, options: Mapping[str, Any], at: Address | None = None
+    ) -> None:
         super().__init__(host, port, **options)
         self._link = link
         self.address = host, port
+        self.at = at
+        """One of those that its name leads to; None where it leads to none."""
         self.tls_name = host.removesuffix(".")
         """What a certificate must be for: without the dot that keeps a resolver from its search list."""
         self.stage: Stage = "name"
         """How far it came."""
-        self.failures: list[BaseException] = []
-        """Those of single addresses of its name."""
+        self.shown: list[bytes] = []
+        """The certificate that the broker showed, in DER, until it is opened."""
         self.mechanisms: tuple[str | None, ...] = ()
         """What the broker offers for SASL, once it said so."""
         self.is_aborted = False
@@ -363,6 +527,11 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
     def is_open(self) -> bool:
         """Whether its opening was done: TLS, versions and log-in."""
         return self.stage == "request"
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether somebody took the connection, and has answered no request of the session's own yet."""
+        return self.stage not in {"name", "connect"} and not self._was_answered
 
     @property
     def is_answered(self) -> bool:
@@ -382,22 +551,25 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
                     self.stage = "login"
                     await self._do_sasl_handshake()
             self.stage = "request"
+            self.shown.clear()
         except BaseException:
             self.close()
             raise
 
     async def _open(self) -> None:
         """Connect, with TLS where it is set: as AIOKafkaConnection.connect does it."""
+        if self.at is None:
+            raise socket.gaierror(socket.EAI_NODATA, "the name has no address")
         loop = asyncio.get_running_loop()
         self._closed_fut = loop.create_future()
-        addresses = await names.addresses(*self.address)
         self.stage = "connect"
-        link = await self._link._dial(addresses, self)  # noqa: SLF001
+        link = await self._link._dial(self.at, self)  # noqa: SLF001
         reader = asyncio.StreamReader(limit=READER_LIMIT, loop=loop)
         protocol = AIOKafkaProtocol(self._closed_fut, reader, loop=loop)
         tls: dict[str, Any] = {}
         if self._security_protocol.endswith("SSL"):
             self.stage = "tls"
+            _shown.set(self.shown)
             tls = {"ssl": self._ssl_context, "server_hostname": self.tls_name, "ssl_shutdown_timeout": TLS_CLOSE_S}
         # Where this fails, the transport that it made closes the socket.
         transport, _ = await loop.create_connection(lambda: protocol, sock=link, **tls)
@@ -408,8 +580,32 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         if self._max_idle_ms is not None:
             self._idle_handle = loop.call_soon(self._idle_check, weakref.ref(self))
 
+    def authenticator_scram(self) -> ScramAuthenticator:
+        """As aiokafka has it, bounded."""
+        return _Scram(
+            loop=self._loop,
+            sasl_plain_password=self._sasl_plain_password,
+            sasl_plain_username=self._sasl_plain_username,
+            sasl_mechanism=self._sasl_mechanism,
+        )
+
+    async def answer_at_all(self) -> None:
+        """Have the broker answer a first request. Raises KafkaConnectionError, and closes it."""
+        try:
+            await self.send(MetadataRequest([]))
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, Exception):
+                raise
+            self._turned_away(error)
+            raise KafkaConnectionError(str(error) or type(error).__name__) from error
+
     def send(self, request: Any, expect_response: bool = True) -> Coroutine[Any, Any, Any]:  # noqa: FBT001, FBT002 - as aiokafka has it
         """As aiokafka does it, and at once; what is to be known of the answer is kept."""
+        if isinstance(request, MetadataRequest) and request._allow_auto_topic_creation is None:  # noqa: SLF001
+            # aiokafka's own, for the gateway's say it. They would have a topic made that was deleted, as the broker
+            # makes them, and ask for all topics of the cluster where none is named.
+            request = MetadataRequest(request._topics or [], allow_auto_topic_creation=False)  # noqa: SLF001
         sent: Coroutine[Any, Any, Any] = super().send(request, expect_response)
         if isinstance(request, SaslHandShakeRequest):
             return self._keep_mechanisms(sent)
@@ -457,6 +653,21 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         return closed
 
 
+class _Scram(ScramAuthenticator):  # type: ignore[misc] # aiokafka has no types
+    """aiokafka's, in a thread of its own, and not for as long as the broker likes."""
+
+    def step(self, payload: bytes | None) -> "asyncio.Future[Any]":
+        """The next message."""
+        stepped: asyncio.Future[Any] = self._loop.run_in_executor(_log_in, self._step, payload)
+        return stepped
+
+    def create_salted_password(self, salt: bytes, iterations: int) -> None:
+        """Raises _IterationsError."""
+        if iterations > SCRAM_ITERATIONS_MAX:
+            raise _IterationsError
+        super().create_salted_password(salt, iterations)
+
+
 _aiokafkas_own = aiokafka.client.create_conn
 
 
@@ -487,13 +698,21 @@ def _interleaved(addresses: Sequence[Address]) -> list[Address]:
     return ordered
 
 
-def _most_telling(failures: Sequence[BaseException]) -> BaseException:
-    """Of the failures of a name's addresses, what a person can do most about: a refusal comes from the very host."""
+def _most_telling(failures: "Sequence[tuple[_Connection, Exception]]") -> "tuple[_Connection, Exception]":
+    """Of the failures of a name's addresses, what a person can do most about: who came farthest, or said no."""
+    farthest = max(_STAGES.index(connection.stage) for connection, _ in failures)
+    told = [failure for failure in failures if _STAGES.index(failure[0].stage) == farthest]
     for kind in (ConnectionRefusedError, PermissionError, TimeoutError):
-        for failure in failures:
-            if isinstance(failure, kind):
+        for failure in told:
+            if isinstance(failure[1], kind):
                 return failure
-    return failures[0] if failures else OSError("the name has no address")
+    return told[0]
+
+
+def _expire(bound: asyncio.Timeout) -> None:
+    """Have it end at once what it bounds."""
+    if not bound.expired():
+        bound.reschedule(0)
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -503,7 +722,8 @@ def _read_files(kafka: KafkaSettings) -> _Files:
     """Raises KafkaFileError."""
     # First what is compared later: a file that changes while it is read has changed since.
     digests = _digests(kafka)
-    context = None if kafka.tls is None else _tls_context(kafka.tls)
+    tls = kafka.tls
+    context = None if tls is None else _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca))
     return _Files(context, None if kafka.sasl is None else _password(kafka.sasl), digests)
 
 
@@ -542,23 +762,29 @@ def _password(sasl: KafkaSaslSettings) -> str:
         raise KafkaFileError(f"kafka.sasl.{error}") from error
 
 
-def _tls_context(tls: KafkaTlsSettings) -> ssl.SSLContext:
+@lru_cache(maxsize=1)
+def _tls_context(tls: KafkaTlsSettings, _digests: tuple[object, ...], _trusted: tuple[object, ...]) -> ssl.SSLContext:
+    """The context for files as they are: each has all authorities in it, and sessions may begin every few seconds."""
     try:
-        return client_context(tls.ca, tls.certificate, tls.key)
+        context = client_context(tls.ca, tls.certificate, tls.key)
     except ClientTlsError as error:
         raise KafkaFileError(f"kafka.{error}") from error
+    _watch_certificates(context)
+    return context
 
 
-def _watch_certificates(context: ssl.SSLContext, shown: dict[str, bytes]) -> None:
-    """Keep the certificate that a server shows, by the name that was asked for: OpenSSL gives none that it refused.
+def _watch_certificates(context: ssl.SSLContext) -> None:
+    """Keep the certificate that a server shows, in `_shown`: OpenSSL gives none that it refused.
 
-    `_msg_callback` is there for debugging and sees no data of the application. Where some Python has it no longer, the
-    words for a certificate that is refused lack its names and dates, and nothing else.
+    asyncio has a connection's data come in the context of who made it. `_msg_callback` is there for debugging and sees
+    no data of the application. Where some Python has it no longer, the words for a certificate that is refused lack
+    its names and dates, and nothing else.
     """
 
-    def came(connection: ssl.SSLObject, direction: str, version: int, _content: int, message: int, data: bytes) -> None:
-        if direction == "read" and message == _CERTIFICATE_MESSAGE and connection.server_hostname is not None:
-            shown[connection.server_hostname] = _first_certificate(data, is_1_3=version >= ssl.TLSVersion.TLSv1_3)
+    def came(_: ssl.SSLObject, direction: str, version: int, _content: int, message: int, data: bytes) -> None:
+        shown = _shown.get(None)
+        if direction == "read" and message == _CERTIFICATE_MESSAGE and shown is not None:
+            shown[:] = [_first_certificate(data, is_1_3=version >= ssl.TLSVersion.TLSv1_3)]
 
     context._msg_callback = came  # type: ignore[attr-defined] # noqa: SLF001
 

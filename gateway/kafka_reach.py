@@ -8,7 +8,7 @@ import errno
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
@@ -62,10 +62,19 @@ _CERTIFICATE_ALERTS: Final = (
     "ALERT_ACCESS_DENIED",
 )
 """What brokers say of a client's certificate; OpenSSL's names for them begin in several ways."""
+_CERTIFICATE_FLAWS: Final = {
+    "ALERT_UNKNOWN_CA": "it does not know the authority that signed it",
+    "ALERT_CERTIFICATE_EXPIRED": "by its clock that has expired",
+    "ALERT_CERTIFICATE_REVOKED": "that was revoked",
+    "ALERT_UNSUPPORTED_CERTIFICATE": "it knows no certificates of that kind",
+}
+"""Those of them that say what is wrong with it."""
 _TLS_ALERT: Final = 0x1503
 """How an alert of TLS begins (RFC 8446, section 5.1), read as the length of an answer of Kafka's."""
+_RTF_UP, _RTF_REJECT = 0x1, 0x200
 _CLOSED: Final = (ConnectionResetError, BrokenPipeError, ConnectionAbortedError, EOFError, ssl.SSLEOFError)
 
+_BOX_SHORT: Final = "see what this box lacks (free -m, ps -eLf, ulimit -a); the name is looked up again all the time"
 _PORT: Final = "is this the brokers' port for clients, as kafka.bootstrap has it, and"
 _PLAIN_PORT: Final = (
     "check that the port in kafka.bootstrap is the brokers' port for TLS (SSL or SASL_SSL in their listeners), or take "
@@ -79,6 +88,8 @@ class Fault:
 
     words: str
     hint: str
+    is_reached: bool = False
+    """Whether it is no matter of the way there: something answers, and one of both sides refuses the other."""
 
 
 def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
@@ -97,14 +108,20 @@ def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
     a null among them.
     """
     error = _cause_of(error)
-    at = _Place(host[:HOST_SHOWN_MAX], port, kafka)
+    fault = _fault(error, _Place(host[:HOST_SHOWN_MAX], port, kafka), stage, shown, mechanisms)
+    return replace(fault, is_reached=stage not in {"name", "connect"} and not isinstance(error, TimeoutError))
+
+
+def _fault(
+    error: BaseException, at: "_Place", stage: Stage, shown: bytes | None, mechanisms: Sequence[str | None]
+) -> Fault:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate_refused(error, at, shown)
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         return _tls_failed(error, at)
-    if isinstance(error, socket.gaierror) or (stage == "name" and isinstance(error, TimeoutError)):
+    if stage == "name" or isinstance(error, socket.gaierror):
         return _no_address(error, at)
-    if stage in {"name", "connect"}:
+    if stage == "connect":
         return _not_connected(error, at)
     if stage == "tls":
         return _handshake_ended(error, at, shown)
@@ -140,14 +157,16 @@ class _Place:
         """Whether a broker named this address, and not the settings."""
         return str(self) not in self.kafka.bootstrap
 
-    def fault(self, words: str, hint: str) -> Fault:
-        """A fault of the address itself: whose it is decides what to do."""
+    def fault(self, words: str, hint: str, or_else: str) -> Fault:
+        """A fault of the address itself: whose it is decides what to do.
+
+        `hint` is for one of the settings, `or_else` for one that a broker advertises, where that is right.
+        """
         if not self.is_advertised:
             return Fault(words, hint)
         return Fault(
             f"{words}; a broker gave this address as its own (advertised.listeners)",
-            "a broker of kafka.bootstrap answered, and named this address for itself: set advertised.listeners of that "
-            f"broker to an address that this box can reach, or let this box reach it ({hint})",
+            f"set advertised.listeners of that broker to an address that this box can reach, or {or_else}",
         )
 
 
@@ -167,9 +186,14 @@ def _not_connected(error: BaseException, at: _Place) -> Fault:
             f"{at} does not answer: nothing comes back",
             "is kafka.bootstrap right, is the broker up, and does the network, with every firewall on the way, let "
             "this box reach it?",
+            "let the network, with every firewall on the way, lead there; is that broker up?",
         )
     if isinstance(error, ConnectionRefusedError):
-        return at.fault(f"nothing listens at {at}", "is the broker up, and are host and port in kafka.bootstrap right?")
+        return at.fault(
+            f"nothing listens at {at}",
+            "is the broker up, and are host and port in kafka.bootstrap right?",
+            "have it listen there; is it up?",
+        )
     return _not_routed(error, at)
 
 
@@ -184,42 +208,64 @@ def _not_routed(error: BaseException, at: _Place) -> Fault:
         return at.fault(
             f"no way leads to {at}: the network says that it cannot be reached",
             "check this box's network and the routers on the way, and kafka.bootstrap",
+            "have the network lead there: check this box's own, and the routers on the way",
         )
     if number in {errno.EPERM, errno.EACCES}:
         return Fault(f"this box's own firewall forbids to connect to {at}", "allow it there (nft list ruleset)")
     plain = plain_words(error, at.host, at.port)
-    return at.fault(plain.words, plain.hint)
+    return at.fault(plain.words, plain.hint, "check this box's network, and the way between")
 
 
 def _no_address(error: BaseException, at: _Place) -> Fault:
-    if isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
+    unresolved = f"the name {at.host} does not resolve"
+    number = error.errno if isinstance(error, socket.gaierror) else None
+    if number in {socket.EAI_NONAME, socket.EAI_NODATA} or isinstance(error, UnicodeError):
         return at.fault(
-            f"the name {at.host} does not resolve: DNS knows no such name",
+            f"{unresolved}: DNS knows no such name",
             "is it written right in kafka.bootstrap, and is this box's DNS the one that knows it (/etc/resolv.conf)?",
+            "have this name known here, by this box's DNS or a line in /etc/hosts",
         )
-    if not _has_way_out():
+    if number == socket.EAI_FAIL:
+        return at.fault(
+            f"{unresolved}: a DNS server answers, and refuses to look it up",
+            "are the servers in /etc/resolv.conf those that this box may ask?",
+            "have this name known here: are the servers in /etc/resolv.conf those that this box may ask?",
+        )
+    if number == socket.EAI_MEMORY:
+        return Fault(f"{unresolved}: this box has no memory, or no thread, left to look it up", _BOX_SHORT)
+    if number != socket.EAI_AGAIN and not isinstance(error, TimeoutError):
+        # What the system itself lacks (EAI_SYSTEM).
+        return Fault(f"{unresolved}: {_told(error)}", _BOX_SHORT)
+    if not _has_default_route():
         return Fault(
-            f"the name {at.host} does not resolve: this box has no network",
-            "check its cable, Wi-Fi or modem, its address (ip address) and its routes (ip route)",
+            f"{unresolved}: no DNS server answers, and this box has no default route",
+            "check its cable, Wi-Fi or modem, its address (ip address) and its routes (ip route); where the DNS server "
+            "is in this box's own network, check that one, and /etc/resolv.conf",
         )
     return at.fault(
-        f"the name {at.host} does not resolve: this box's DNS does not answer",
+        f"{unresolved}: this box's DNS does not answer",
         "are the servers in /etc/resolv.conf right, and can this box reach them? It is asked again all the time",
+        "mend this box's DNS: are the servers in /etc/resolv.conf right, and can this box reach them?",
     )
 
 
-def _has_way_out() -> bool:
-    """Whether this box has a route to anything but itself (proc(5), and IPv6's table beside it)."""
+def _has_default_route(folder: Path = Path("/proc/net")) -> bool:
+    """Whether any route leads out of the networks that this box is in itself; true where that cannot be known.
+
+    Both of the kernel's tables are read (net/ipv4/fib_trie.c and net/ipv6/route.c), their flags as in linux/route.h.
+    """
     try:
-        four = Path("/proc/net/route").read_text(encoding="ascii").splitlines()[1:]
-        six_table = Path("/proc/net/ipv6_route")
+        four = (folder / "route").read_text(encoding="ascii").splitlines()[1:]
+        six_table = folder / "ipv6_route"
         six = six_table.read_text(encoding="ascii").splitlines() if six_table.exists() else []
     except OSError:
         return True
-    # Of IPv6 only what has a next hop or a global prefix leads out: link-local ones are always there.
-    leads = [line.split() for line in six]
-    return bool(four) or any(
-        columns[-1] != "lo" and not columns[0].startswith(("fe80", "ff")) for columns in leads if columns
+    # Destination, its prefix or mask, flags.
+    routes = [(columns[1], columns[7], columns[3]) for columns in map(str.split, four)]
+    routes += [(columns[0], columns[1], columns[8]) for columns in map(str.split, six)]
+    return any(
+        not int(destination, 16) and not int(mask, 16) and int(flags, 16) & (_RTF_UP | _RTF_REJECT) == _RTF_UP
+        for destination, mask, flags in routes
     )
 
 
@@ -233,6 +279,7 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown:
         return at.fault(
             f"the certificate of {at} is {_for_whom(shown)}, and not for {at.host}",
             "write a name that it is for into kafka.bootstrap, or have it made anew with this one (subjectAltName)",
+            "have its certificate made anew with this name (subjectAltName)",
         )
     if code in {_EXPIRED, _NOT_YET_VALID}:
         now = datetime.now(UTC)
@@ -242,11 +289,12 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown:
         )
     if code in _SELF_SIGNED_OR_UNKNOWN:
         ca = None if at.kafka.tls is None else at.kafka.tls.ca
+        whom, named = ("this box trusts", "") if ca is None else ("kafka.tls.ca names", f" (it is {ca} now)")
         return Fault(
-            f"the certificate of {at} is signed by nobody whom "
-            + ("this box trusts" if ca is None else "kafka.tls.ca names"),
+            f"the certificate of {at} is signed by nobody whom {whom}",
             "write the certificate of the authority that signed the brokers' into a file, and that file's path as "
-            "kafka.tls.ca; ask who runs the brokers for it" + ("" if ca is None else f" (it is {ca} now)"),
+            f"kafka.tls.ca{named}; ask who runs the brokers for it. Where others stand between that authority and the "
+            "brokers' own certificates, the brokers must show those too",
         )
     return Fault(
         f"the certificate of {at} is not accepted: {error.verify_message}",
@@ -287,17 +335,18 @@ def _tls_failed(error: ssl.SSLError, at: _Place) -> Fault:
     if not reason.endswith(_CERTIFICATE_ALERTS):
         return Fault(f"TLS with {at} fails: {tls_reason(error)}", "check the brokers' settings of TLS, and [kafka.tls]")
     if at.kafka.tls is None or at.kafka.tls.certificate is None:
-        return _certificate_wanted(at, tls_reason(error))
+        return _certificate_wanted(at, "ends the TLS handshake")
+    flaw = next((f": {words}" for alert, words in _CERTIFICATE_FLAWS.items() if reason.endswith(alert)), "")
     return Fault(
-        f"{at} does not accept this gateway's certificate ({tls_reason(error)})",
+        f"{at} does not accept this gateway's certificate{flaw}",
         "kafka.tls.certificate must be in date, of an authority that the brokers trust (ssl.truststore), and not "
         "revoked; have it made anew",
     )
 
 
-def _certificate_wanted(at: _Place, told: str) -> Fault:
+def _certificate_wanted(at: _Place, did: str) -> Fault:
     return Fault(
-        f"{at} seems to want a certificate of this gateway, and none is set ({told})",
+        f"{at} {did}: it seems to want a certificate of this gateway, and none is set",
         "write certificate and key under [kafka.tls]; who runs the brokers makes them (ssl.client.auth=required)",
     )
 
@@ -327,9 +376,10 @@ def _turned_away(error: BaseException, at: _Place, stage: Stage, mechanisms: Seq
         )
     if isinstance(error, TimeoutError):
         what = "the log-in" if stage == "login" else "Kafka's first request"
+        bound = "kafka.request_timeout_s" if stage == "request" else "kafka.connect_timeout_s"
         return Fault(
             f"{at} takes connections and does not answer {what}",
-            f"{_PORT} is the broker well? A very slow link may need a longer kafka.connect_timeout_s",
+            f"{_PORT} is the broker well? A very slow link may need a longer {bound}",
         )
     if isinstance(error, _CLOSED) or (isinstance(error, OSError) and error.errno is not None):
         return _closed(error, at, stage)
@@ -366,7 +416,7 @@ def _closed(error: BaseException, at: _Place, stage: Stage) -> Fault:
             "brokers' port without TLS into kafka.bootstrap",
         )
     if stage == "versions" and kafka.tls is not None and kafka.tls.certificate is None:
-        return _certificate_wanted(at, "it ends the connection after the TLS handshake")
+        return _certificate_wanted(at, "ends the connection after the TLS handshake")
     if stage == "versions":
         return Fault(
             f"{at} ends the connection after the TLS handshake: it may not accept this gateway's certificate",

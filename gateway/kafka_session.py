@@ -10,18 +10,20 @@ import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
 from aiokafka.partitioner import murmur2
 
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_link import KafkaLink
-from gateway.kafka_topics import UNKNOWN, TopicVerdict, create_topics, inspect_topics, read_cluster
+from gateway.kafka_topics import UNKNOWN, Cluster, TopicVerdict, create_topics, inspect_topics, read_cluster
 from gateway.settings import KafkaSettings
 
 BATCH_BYTES_MAX = 1_000_000
 """Just below what a broker takes by default (`message.max.bytes`)."""
 VERDICT_S = 60.0
 """A topic that was refused is looked at again after this: somebody may have mended it."""
+WAITS_S = 5.0
+"""One that cannot be judged or created just now, after this: readings wait for it, with pauses of their own."""
 CONDEMNED_S_MIN = 15.0
 """One that a broker refused although its settings are well, after this; twice as long each time, up to `USABLE_S`."""
 USABLE_S = 3_600.0
@@ -32,6 +34,10 @@ CLOSE_TIMEOUT_S = 5.0
 METADATA_S_MIN = 0.25
 
 log = structlog.get_logger()
+
+
+class NetworkChangedError(ConnectionError):
+    """The network became another one while a session was opened: no fault, and the next may begin at once."""
 
 
 class TopicVerdicts:
@@ -83,14 +89,19 @@ class TopicVerdicts:
         self, admin: AIOKafkaAdminClient, topics: Collection[str], age_s_max: float = USABLE_S
     ) -> dict[str, TopicVerdict]:
         """The same for several at once, at the cost of one."""
-        found = {topic: self._known_within(topic, age_s_max) for topic in topics}
-        if any(verdict is None for verdict in found.values()):
+        found = self._found(topics, age_s_max)
+        if len(found) < len(set(topics)):
             # Two who ask must not both create it.
             async with self._judging:
-                asked = [topic for topic in topics if self._known_within(topic, age_s_max) is None]
-                for verdict in await self._judge(admin, asked):
+                found = self._found(topics, age_s_max)
+                for verdict in await self._judge(admin, [topic for topic in topics if topic not in found]):
                     self._remember(verdict)
-        return {topic: verdict or self._known[topic] for topic, verdict in found.items()}
+                    found[verdict.topic] = verdict
+        return found
+
+    def _found(self, topics: Collection[str], age_s_max: float) -> dict[str, TopicVerdict]:
+        found = {topic: self._known_within(topic, age_s_max) for topic in topics}
+        return {topic: verdict for topic, verdict in found.items() if verdict is not None}
 
     def _known_within(self, topic: str, age_s_max: float) -> TopicVerdict | None:
         """What was judged, as long as it holds."""
@@ -105,7 +116,7 @@ class TopicVerdicts:
         if unknown and self._kafka.create_topics:
             for verdict in await create_topics(admin, unknown, self._kafka):
                 verdicts[verdict.topic] = verdict
-                if verdict.usable:
+                if verdict.made:
                     log.info("topic created", topic=verdict.topic)
         for verdict in verdicts.values():
             self._tell(verdict)
@@ -118,7 +129,9 @@ class TopicVerdicts:
             for flaw in verdict.flaws:
                 if flaw.fails:
                     log.warning("topic is written to, and should be mended", topic=topic, flaw=flaw.words)
-        if not verdict.usable and (before is None or before.reason != verdict.reason):
+        if verdict.waits and (before is None or before.reason != verdict.reason):
+            log.warning("topic is not written to just now", topic=topic, reason=verdict.reason, hint=verdict.hint)
+        elif not verdict.usable and (before is None or before.reason != verdict.reason):
             log.error("topic is not written to", topic=topic, reason=verdict.reason, hint=verdict.hint)
         elif verdict.usable and before is not None and not before.usable and not self._condemned[topic]:
             log.info("topic can be written to again", topic=topic)
@@ -130,7 +143,8 @@ class TopicVerdicts:
             self._since_s.clear()
         self._known[verdict.topic] = verdict
         self._since_s[verdict.topic] = time.monotonic()
-        self._until_s[verdict.topic] = time.monotonic() + (USABLE_S if verdict.usable else VERDICT_S)
+        holds_s = USABLE_S if verdict.usable else WAITS_S if verdict.waits else VERDICT_S
+        self._until_s[verdict.topic] = time.monotonic() + holds_s
 
 
 class KafkaSession:
@@ -157,8 +171,7 @@ class KafkaSession:
         if new:
             self._topics |= new
             async with asyncio.timeout(self._kafka.request_timeout_s):
-                # aiokafka begins with all topics there are, and from the first that is new asks for those alone that
-                # were named: the others would lose their leaders.
+                # All of them: aiokafka asks for those alone that were named last, and the others lose their leaders.
                 await self._producer.client.set_topics(tuple(self._topics))
 
     async def partition(self, topic: str, key: bytes) -> int:
@@ -178,6 +191,11 @@ class KafkaSession:
         leader = self._producer.client.cluster.leader_for_partition(TopicPartition(topic, partition))
         return leader is not None and leader != -1
 
+    def is_there(self, topic: str, partition: int) -> bool:
+        """Whether a topic has such a partition, as far as is known."""
+        partitions = self._producer.client.cluster.partitions_for_topic(topic)
+        return partitions is None or partition in partitions
+
     async def look_for_leaders(self) -> None:
         """Ask the cluster again who leads which partition."""
         with suppress(KafkaError, TimeoutError):
@@ -187,7 +205,11 @@ class KafkaSession:
 
 @asynccontextmanager
 async def open_session(client_id: str, kafka: KafkaSettings, link: KafkaLink) -> AsyncIterator[KafkaSession]:
-    """A session for the length of a `with`, over connections of `link`. Raises KafkaError, OSError, TimeoutError."""
+    """A session for the length of a `with`, over connections of `link`.
+
+    Raises KafkaError, OSError, TimeoutError with what was not answered; NetworkChangedError where connections were
+    ended meanwhile because the network is another one, and nothing else is wrong.
+    """
     timeout_ms = int(kafka.request_timeout_s * 1000)
     with link.entered():
         producer = AIOKafkaProducer(
@@ -201,14 +223,33 @@ async def open_session(client_id: str, kafka: KafkaSettings, link: KafkaLink) ->
         admin = AIOKafkaAdminClient(**link.options(), client_id=client_id, request_timeout_ms=timeout_ms)
         end_pace = _pace(producer.client)
         try:
-            async with asyncio.timeout(kafka.request_timeout_s):
-                await producer.start()
-                await admin.start()
-                cluster = await read_cluster(admin, ())
+            cluster = await _opened(producer, admin, link, kafka)
             yield KafkaSession(producer, admin, link, cluster.id, kafka)
         finally:
             end_pace()
             await _close(producer, admin, link)
+
+
+async def _opened(
+    producer: AIOKafkaProducer, admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings
+) -> Cluster:
+    """Have both connected; the cluster that they are connected to."""
+    waited_for = "no broker answers a request for a producer id (InitProducerId)"
+    try:
+        async with asyncio.timeout(kafka.request_timeout_s):
+            await producer.start()
+            waited_for = "no broker of kafka.bootstrap answers on a second connection"
+            await admin.start()
+            waited_for = "no broker says which cluster it is of (Metadata)"
+            return await read_cluster(admin, ())
+    except KafkaConnectionError as error:
+        if link.was_cut:
+            raise NetworkChangedError("the network became another one while Kafka was being connected") from error
+        raise
+    except (TimeoutError, RequestTimedOutError) as error:
+        if not producer.client.cluster.brokers():
+            waited_for = "no broker of kafka.bootstrap answers"
+        raise TimeoutError(f"{waited_for} within kafka.request_timeout_s ({kafka.request_timeout_s:g} s)") from error
 
 
 def _pace(client: AIOKafkaClient) -> Callable[[], None]:
@@ -219,6 +260,7 @@ def _pace(client: AIOKafkaClient) -> Callable[[], None]:
     ask = client.force_metadata_update
     asking: asyncio.Task[bool] | None = None
     asked_s = float("-inf")
+    is_over = False
 
     async def later() -> bool:
         nonlocal asked_s
@@ -228,11 +270,18 @@ def _pace(client: AIOKafkaClient) -> Callable[[], None]:
 
     def paced() -> "asyncio.Future[bool]":
         nonlocal asking
+        if is_over:
+            # Connections that are closed have their client ask once more: it would be a task that nobody ends.
+            none: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            none.set_result(False)
+            return none
         if asking is None or asking.done():
             asking = asyncio.create_task(later(), name="metadata")
         return asyncio.shield(asking)
 
     def end() -> None:
+        nonlocal is_over
+        is_over = True
         if asking is not None:
             asking.cancel()
 

@@ -9,25 +9,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResourceType
+from aiokafka.client import ConnectionGroup
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    IncompatibleBrokerVersion,
     InvalidConfigurationError,
+    InvalidPartitionsError,
     InvalidReplicationFactorError,
     InvalidTopicError,
     KafkaConnectionError,
     KafkaError,
     NodeNotReadyError,
+    NotControllerError,
     PolicyViolationError,
     RequestTimedOutError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
+    UnknownError,
     UnknownTopicOrPartitionError,
+    UnsupportedVersionError,
     for_code,
 )
-from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from msgspec import structs
 
 from gateway.kafka_batch import HEADER_BYTES
 from gateway.settings import KafkaSettings
@@ -37,8 +44,10 @@ BATCH_BYTES_DEFAULT: Final = 1_000_000
 """What a topic is believed to take in a batch where it does not say: just below the least default of any broker."""
 BATCH_BYTES_KAFKA: Final = 1_048_588
 """`max.message.bytes` of a topic where nobody set anything (Kafka 2.5 and later)."""
-CREATION_S_MAX: Final = 10.0
-"""How long a created topic may take to be known everywhere."""
+CREATION_S_MAX: Final = 5.0
+"""How long a created topic may take to be known everywhere, before its readings wait and others go on."""
+ANSWER_S_MAX: Final = 10.0
+"""How long the cluster may take to say whether it creates a topic: all readings stand still meanwhile."""
 DISKS_MIN: Final = 2
 """So many must have a reading before this box deletes it, where the cluster has so many brokers."""
 RETENTION_BYTES_MIN: Final = 10_000_000
@@ -46,6 +55,9 @@ RETENTION_BYTES_MIN: Final = 10_000_000
 REASSIGNED_TOLD_MAX: Final = 6
 """Of more partitions than this a command is shown for the first only."""
 UNKNOWN = "topic-unknown"
+NOT_CREATED: Final = "topic-not-created"
+NOT_DESCRIBED: Final = "not-described"
+"""Never in the quarantine: such a topic waits."""
 ADMIN_CONFIG: Final = "--command-config admin.properties"
 """In the commands that are told, where the cluster asks who is there: Kafka's tools must log in then as well."""
 ADMIN_WORDS: Final = (
@@ -54,7 +66,14 @@ ADMIN_WORDS: Final = (
 )
 """To be said once beside commands that name it."""
 AUTHORIZATION = (ClusterAuthorizationFailedError, TopicAuthorizationFailedError)
-LASTING = (*AUTHORIZATION, InvalidConfigurationError, InvalidTopicError, PolicyViolationError)
+LASTING = (
+    *AUTHORIZATION,
+    InvalidConfigurationError,
+    InvalidPartitionsError,
+    InvalidTopicError,
+    PolicyViolationError,
+    UnsupportedVersionError,
+)
 """Answers about a topic that the next attempt would get again. Any other is about the cluster's state just now, and
 no reason to send anything to the quarantine."""
 
@@ -111,6 +130,10 @@ class TopicVerdict:
     flaws: tuple[Flaw, ...] = ()
     summary: str = ""
     """How it keeps readings, for people."""
+    waits: bool = False
+    """Nothing is wrong with it that would stay: its readings wait on disk, and it is looked at again."""
+    made: bool = False
+    """Whether it did not exist before it was asked for."""
 
     @property
     def usable(self) -> bool:
@@ -173,7 +196,10 @@ def _partitions(topic: Mapping[str, Any]) -> Iterator[Partition]:
 async def inspect_topics(
     admin: AIOKafkaAdminClient, topics: Iterable[str], settings: KafkaSettings
 ) -> list[TopicVerdict]:
-    """Judge topics as the brokers describe them, in the order given. Raises KafkaError where none can be asked."""
+    """Judge topics as the brokers describe them, in the order given; one that none describes just now waits.
+
+    Raises KafkaError where no broker can be asked.
+    """
     asked = list(topics)
     if not asked:
         return []
@@ -181,11 +207,13 @@ async def inspect_topics(
     response = await _ask(admin, lambda _: DescribeConfigsRequest(resources))
     described = {topic: (code, message, entries) for code, message, _, topic, entries in response.resources}
     cluster = await read_cluster(admin, asked)
+    # The commands that are told ask for no more replicas than can be had.
+    fitting = structs.replace(settings, replicas=min(settings.replicas, max(1, len(cluster.brokers))))
     verdicts = []
     for topic in asked:
         code, message, entries = described.get(topic, _NOT_TOLD)
         partitions_code, partitions = cluster.topics.get(topic, (UnknownTopicOrPartitionError.errno, ()))
-        verdict = _refusal(topic, code, partitions_code, message, settings)
+        verdict = _refusal(topic, code, partitions_code, message, fitting)
         if verdict is None:
             config = {entry[0]: entry[1] for entry in entries}
             verdict = judge(topic, config, partitions, cluster.brokers, settings)
@@ -202,45 +230,84 @@ async def create_topics(
     (`min.insync.replicas`): with one of two brokers away nothing is accepted then, and readings wait on this box, which
     is made for it; with less, one disk would be enough.
 
-    Raises KafkaError where the cluster cannot be asked, or cannot create anything just now.
+    One that cannot be created just now waits. Raises KafkaError where no broker can be asked.
     """
     waiting = list(topics)
     if not waiting:
         return []
     config = {**TOPIC_CONFIG, **await _retention(admin, settings), **_message_size(settings)}
     verdicts = []
-    created: list[str] = []
+    # Those that exist now, and whether they did not before.
+    made: dict[str, bool] = {}
     replicas = settings.replicas
     while waiting:
         # The controller knows how many brokers there are, those that are down just now included: it is asked for all,
         # then for one less, for what Metadata names are only those that are up, and a topic keeps what it began with.
         least = {MIN_IN_SYNC: str(min(DISKS_MIN, replicas))}
-        new = [NewTopic(topic, settings.partitions, replicas, topic_configs={**config, **least}) for topic in waiting]
-        answers = (await admin.create_topics(new)).topic_errors
-        waiting = []
-        for topic, code, *rest in answers:
-            if for_code(code) is InvalidReplicationFactorError and replicas > 1:
+        answers = await _create(admin, waiting, replicas, {**config, **least}, settings)
+        asked, waiting = waiting, []
+        for topic in asked:
+            code, detail = answers.get(topic, (UnknownError.errno, None))
+            error = for_code(code)
+            if error is InvalidReplicationFactorError and replicas > 1:
                 waiting.append(topic)
-                continue
-            refused = _creation_refusal(topic, code, rest, settings)
-            if refused is None:
-                created.append(topic)
+            elif code and error is not TopicAlreadyExistsError:
+                verdicts.append(_creation_refusal(topic, code, detail, settings))
             else:
-                verdicts.append(refused)
+                made[topic] = not code
         replicas -= 1
-    return verdicts + await _inspect_created(admin, created, settings)
+    return verdicts + await _inspect_created(admin, made, settings)
+
+
+async def _create(
+    admin: AIOKafkaAdminClient, topics: Sequence[str], replicas: int, config: Mapping[str, str], settings: KafkaSettings
+) -> dict[str, tuple[int, str | None]]:
+    """Code and words of the answer for each topic. Raises KafkaError where no broker can be asked.
+
+    The admin client itself asks the controller alone, for as long as that cannot be reached, and fails where Metadata
+    names none. Any broker hands this on to the controller; only those of a cluster with ZooKeeper do not, and say so.
+    """
+    new: list[Any] = [(topic, settings.partitions, replicas, [], list(config.items())) for topic in topics]
+    patience_s = min(ANSWER_S_MAX, settings.request_timeout_s)
+    # The cluster should have given up before this box does, and say so rather than nothing.
+    timeout_ms = int(patience_s * 1000 / 2)
+    client = admin._client  # noqa: SLF001 - see `_ask`
+    controller = client.cluster.controller
+    first = None if controller is None else controller.nodeId
+    try:
+        async with asyncio.timeout(patience_s):
+            response = await _ask(admin, lambda _: CreateTopicsRequest(new, timeout_ms, validate_only=False), first)
+    except (TimeoutError, RequestTimedOutError):
+        # Brokers that have lost their controllers take readings all the same.
+        return dict.fromkeys(topics, (RequestTimedOutError.errno, "no answer: are its controllers well?"))
+    except IncompatibleBrokerVersion:
+        return dict.fromkeys(
+            topics, (UnsupportedVersionError.errno, "no client can create topics there; do it by hand")
+        )
+    answers = {topic: (code, rest[0] if rest else None) for topic, code, *rest in response.topic_errors}
+    if any(code == NotControllerError.errno for code, _ in answers.values()):
+        # For the next look.
+        await client.force_metadata_update()
+    return answers
 
 
 async def _inspect_created(
-    admin: AIOKafkaAdminClient, topics: list[str], settings: KafkaSettings
+    admin: AIOKafkaAdminClient, made: Mapping[str, bool], settings: KafkaSettings
 ) -> list[TopicVerdict]:
     """A broker may not know yet what the controller has just made."""
     deadline = time.monotonic() + CREATION_S_MAX
     while True:
-        verdicts = await inspect_topics(admin, topics, settings)
-        if all(verdict.reason != UNKNOWN for verdict in verdicts) or time.monotonic() > deadline:
-            return verdicts
+        verdicts = await inspect_topics(admin, made, settings)
+        unseen = {verdict.topic for verdict in verdicts if verdict.reason == UNKNOWN or verdict.waits}
+        if not unseen or time.monotonic() > deadline:
+            break
         await asyncio.sleep(0.05)
+    return [
+        _waits(verdict.topic, NOT_CREATED, "it exists, and not every broker knows it yet")
+        if verdict.topic in unseen
+        else replace(verdict, made=made[verdict.topic])
+        for verdict in verdicts
+    ]
 
 
 async def _retention(admin: AIOKafkaAdminClient, settings: KafkaSettings) -> dict[str, str]:
@@ -267,8 +334,8 @@ def _message_size(settings: KafkaSettings) -> dict[str, str]:
     return {MESSAGE_BYTES: str(wanted)} if wanted > BATCH_BYTES_KAFKA else {}
 
 
-async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any]) -> Any:
-    """The answer of any broker to a request, which may name the broker; those that are connected are asked first.
+async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any], first: int | None = None) -> Any:
+    """The answer of any broker to a request, which may name the broker; `first` and the connected are asked first.
 
     A broker that goes away, or says nothing, while it is asked is not the last word: another may answer. Raises
     KafkaError, that of the broker which was asked last, where none does.
@@ -281,13 +348,18 @@ async def _ask(admin: AIOKafkaAdminClient, request: Callable[[int], Any]) -> Any
     random.shuffle(nodes)
     connected = {node for (node, _), connection in client._conns.items() if connection.connected()}  # noqa: SLF001
     gone: KafkaError = NodeNotReadyError("none of the brokers that the cluster names can be connected to from here")
-    for node in sorted(nodes, key=lambda node: node not in connected):
+    for node in sorted(nodes, key=lambda node: (node != first, node not in connected)):
         if not await client.ready(node):
             continue
         try:
             return await client.send(node, request(node))
         except (KafkaConnectionError, RequestTimedOutError, NodeNotReadyError) as error:
             gone = error
+        except asyncio.CancelledError:
+            # Answers come in the order of requests: the next one would wait for this one's.
+            if (connection := client._conns.get((node, ConnectionGroup.DEFAULT))) is not None:  # noqa: SLF001
+                connection.close()
+            raise
     raise gone
 
 
@@ -502,22 +574,36 @@ def _number(config: Config, key: str) -> int | None:
 def _refusal(
     topic: str, code: int, partitions_code: int, message: str | None, settings: KafkaSettings
 ) -> TopicVerdict | None:
-    """What the codes of DescribeConfigs and Metadata mean; None where the topic is described. Raises what passes."""
+    """What the codes of DescribeConfigs and Metadata mean; None where the topic is described."""
     errors = [for_code(each) for each in (partitions_code, code) if each]
     if not errors:
         return None
     forbidden = any(error in AUTHORIZATION for error in errors)
     # Who may see the topics, but not their settings, is told by the partitions alone whether there is one.
     if errors[0] is UnknownTopicOrPartitionError or (UnknownTopicOrPartitionError in errors and not forbidden):
-        return TopicVerdict(
-            topic, UNKNOWN, f"create it with {TIMESTAMP_TYPE}=LogAppendTime, or set kafka.create_topics = true"
-        )
+        return TopicVerdict(topic, UNKNOWN, _missing(topic, settings))
     if forbidden:
         return _forbidden(topic, settings, seen=not partitions_code)
-    for error in errors:
-        if error not in LASTING:
-            raise error(message or topic)
-    return TopicVerdict(topic, "topic-refused", message or ", ".join(error.__name__ for error in errors))
+    detail = message or ", ".join(error.__name__ for error in errors)
+    if any(error not in LASTING for error in errors):
+        return _waits(topic, NOT_DESCRIBED, f"the cluster does not say how it keeps readings ({detail})")
+    return TopicVerdict(topic, "topic-refused", detail)
+
+
+def _missing(topic: str, settings: KafkaSettings) -> str:
+    """How a topic that does not exist comes about."""
+    config = {TIMESTAMP_TYPE: TOPIC_CONFIG[TIMESTAMP_TYPE], MIN_IN_SYNC: min(DISKS_MIN, settings.replicas)}
+    return (
+        f"it does not exist; create it: {_tool('kafka-topics.sh', settings)} --create --topic {topic} "
+        f"--partitions {settings.partitions} --replication-factor {settings.replicas} "
+        f"{' '.join(f'--config {key}={value}' for key, value in config.items())}; or set kafka.create_topics = true. "
+        "Those whose whole names stand in the settings are made by sluice check --create-topics"
+    )
+
+
+def _waits(topic: str, reason: str, words: str) -> TopicVerdict:
+    hint = f"{words}: its readings wait on this box, and it is looked at again by itself"
+    return TopicVerdict(topic, reason, hint, waits=True)
 
 
 def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdict:
@@ -546,18 +632,21 @@ def forbidden_hint(topic: str, settings: KafkaSettings) -> str:
     )
 
 
-def _creation_refusal(
-    topic: str, code: int, rest: Sequence[str | None], settings: KafkaSettings
-) -> TopicVerdict | None:
-    """What the code of CreateTopics means; None where the topic exists now. Raises what passes."""
+def _creation_refusal(topic: str, code: int, detail: str | None, settings: KafkaSettings) -> TopicVerdict:
+    """What it means that CreateTopics, asked for fewer and fewer replicas, ended with this code."""
     error = for_code(code)
-    if code == 0 or error is TopicAlreadyExistsError:
-        return None
-    detail = rest[0] if rest and rest[0] else error.__name__
+    told = detail or error.__name__
+    if error is InvalidReplicationFactorError:
+        fewer = ", and with fewer" if settings.replicas > 1 else ""
+        words = (
+            f"the cluster refused to create it with {_count(settings.replicas, 'replica')}{fewer}: {told}; set "
+            "kafka.replicas to what the cluster asks for at the least, and see that so many brokers are up"
+        )
+        return TopicVerdict(topic, NOT_CREATED, words)
     if error not in LASTING:
-        raise error(detail)
+        return _waits(topic, NOT_CREATED, f"the cluster cannot create it just now ({told})")
     mend = f"; allow it (ACL Create): {_allow(topic, settings, 'Create')}" if error in AUTHORIZATION else ""
-    return TopicVerdict(topic, "topic-not-created", f"the broker refused to create it: {detail}{mend}")
+    return TopicVerdict(topic, NOT_CREATED, f"the broker refused to create it: {told}{mend}")
 
 
 def _alter(topic: str, settings: KafkaSettings, changes: str) -> str:

@@ -94,7 +94,7 @@ class NameLookup:
                 except (RuntimeError, MemoryError) as error:
                     # Never begun, it would be waited for for ever; those that are under way may still answer.
                     if not look_ups:
-                        raise socket.gaierror(socket.EAI_AGAIN, f"no thread for the look-up: {error}") from error
+                        raise socket.gaierror(socket.EAI_MEMORY, f"no thread for the look-up: {error}") from error
                 else:
                     look_ups.append(look_up)
             return list(look_ups)

@@ -21,7 +21,8 @@ def read_password(path: Path) -> str:
             raise PasswordFileError(f"password_file: {path} is no file; write where the file with the password is")
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise PasswordFileError(f"password_file can be read by others; run: chmod 0400 {path}")
-        with path.open(encoding="utf-8") as file:
+        # Editors on Windows put a byte order mark first, which nobody has typed as part of the password.
+        with path.open(encoding="utf-8-sig") as file:
             password = file.readline(PASSWORD_BYTES_MAX + 2).rstrip("\r\n")
     except UnicodeDecodeError:
         # Not "from": that error holds what was read.

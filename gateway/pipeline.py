@@ -24,7 +24,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder
-from gateway.housekeeping import Housekeeping
+from gateway.housekeeping import Housekeeping, LaneTurns
 from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 from gateway.name_lookup import bound_look_ups
@@ -39,8 +39,9 @@ async def run(settings: Settings) -> None:
     clock = ClockWatch(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
     buffer = Buffer(settings.buffer, boot_id(), clock.now)
     front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
-    forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now)
     buffer.open()
+    lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
+    forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins)
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
     try:
@@ -50,7 +51,6 @@ async def run(settings: Settings) -> None:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
-            lanes = LanePolicy(settings.kafka, time.monotonic())
             tasks.create_task(Housekeeping(front_door, buffer, forwarder, clock, lanes).run(), name="housekeeping")
             parts: control.Parts = {"uplink": forwarder.report}
             tasks.create_task(

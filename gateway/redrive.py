@@ -1,6 +1,6 @@
 """Takes readings in again that were quarantined because of their topic, once it can be written to."""
 
-from collections import defaultdict
+from collections import Counter
 
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient
@@ -17,42 +17,105 @@ TOO_LARGE_FOR_TOPIC = "topic-max-message-bytes"
 """The quarantine's reason for a record that is larger than its topic takes."""
 AT_ONCE_MAX = 500
 """Readings taken in again in one commit."""
-LOOKED_AT_MAX = 10_000
+TAKEN_MAX = 10_000
+"""Of one topic and reason in one look."""
+READ_MAX = 2_000
+"""Rows read at once: commits wait for that long."""
+READS_MAX = 250
+"""In one look, for what is new and for what can go."""
 LOOK_S = 15.0
 """How often topics are looked at that something waits for in the quarantine."""
+
+Cause = tuple[str, str]
+"""Topic and reason."""
 
 log = structlog.get_logger()
 
 
 class Redrive:
-    """Looks now and then at what the quarantine holds, and at the topics that it is for; one for each daemon."""
+    """Looks now and then at what the quarantine holds, and at the topics that it is for; one for each daemon.
+
+    The quarantine may hold millions, in the order in which they came. Each row is read once to know what there is, and
+    once more when it can go: what stays wrong is neither read again nor in the way of others.
+    """
 
     def __init__(self, buffer: Buffer, front_door: FrontDoor, memory: Memory) -> None:
         self._buffer = buffer
         self._front_door = front_door
         self._memory = memory
+        self._buffer_id = ""
+        self._read = 0
+        """Up to this number it is known what there is."""
+        self._next: dict[Cause, int] = {}
+        """The number of the oldest row of each cause, or one below it."""
 
     async def look(self, admin: AIOKafkaAdminClient) -> None:
         """Take in again what can go now. Raises KafkaError, BufferFileError."""
-        waiting: dict[str, list[tuple[int, str]]] = defaultdict(list)
-        for number, topic, reason in await self._buffer.quarantined_of_topics(LOOKED_AT_MAX):
-            waiting[topic].append((number, reason))
-        for topic, found in waiting.items():
-            verdict = await self._memory.verdicts.of(admin, topic, LOOK_S)
-            numbers = self._ready(verdict, found) if verdict.usable else []
-            for start in range(0, len(numbers), AT_ONCE_MAX):
-                await self._front_door.retry_quarantined(numbers[start : start + AT_ONCE_MAX])
-            if numbers:
-                log.info("readings of a topic are taken in again", topic=topic, count=len(numbers))
+        await self._read_new()
+        if not self._next:
+            return
+        topics = {topic for topic, _ in self._next}
+        verdicts = await self._memory.verdicts.of_all(admin, sorted(topics), LOOK_S)
+        wanted = {}
+        for cause, number in self._next.items():
+            count = self._may_go(verdicts[cause[0]], cause[1])
+            # Somebody else may have taken it out, and nothing may wait for this topic any more.
+            if count or await self._buffer.quarantined_of_topics(number, 1) != [(number, *cause)]:
+                wanted[cause] = count
+        await self._take(wanted)
 
-    def _ready(self, verdict: TopicVerdict, found: list[tuple[int, str]]) -> list[int]:
-        """Those that may be taken now. What would be refused again stays: each time costs the card some pages."""
-        topic = verdict.topic
-        doubtful = {TOPIC_FORBIDDEN, TOPIC_REFUSING}
-        ready = [number for number, reason in found if reason not in {*doubtful, TOO_LARGE_FOR_TOPIC}]
-        tried = [number for number, reason in found if reason in doubtful]
+    async def _read_new(self) -> None:
+        if self._buffer_id != self._buffer.id:
+            self._buffer_id, self._read = self._buffer.id, 0
+            self._next.clear()
+        for _ in range(READS_MAX):
+            rows = await self._buffer.quarantined_of_topics(self._read + 1, READ_MAX)
+            for number, topic, reason in rows:
+                if topic is not None:
+                    self._next.setdefault((topic, reason), number)
+                self._read = number
+            if len(rows) < READ_MAX:
+                return
+
+    def _may_go(self, verdict: TopicVerdict, reason: str) -> int:
+        """How many may be taken now. What would be refused again stays: each time costs the card some pages."""
+        if not verdict.usable:
+            return 0
+        if reason == TOO_LARGE_FOR_TOPIC:
+            is_larger = verdict.batch_bytes_max > self._memory.too_small.get(verdict.topic, 0)
+            return TAKEN_MAX if is_larger else 0
         # Only writing tells whether it may be written: one reading, and the others when that was taken.
-        ready += tried if topic in self._memory.proven else tried[:1]
-        if verdict.batch_bytes_max > self._memory.too_small.get(topic, 0):
-            ready += [number for number, reason in found if reason == TOO_LARGE_FOR_TOPIC]
-        return sorted(ready)
+        is_doubtful = reason in {TOPIC_FORBIDDEN, TOPIC_REFUSING} and verdict.topic not in self._memory.proven
+        return 1 if is_doubtful else TAKEN_MAX
+
+    async def _take(self, wanted: dict[Cause, int]) -> None:
+        """Take in again so many of each cause, the oldest first, and find out which is the next then."""
+        found: list[int] = []
+        taken: Counter[str] = Counter()
+        after: dict[Cause, int] = {}
+        number = 0
+        for _ in range(READS_MAX):
+            if not wanted or number > self._read:
+                break
+            number = max(number, min(self._next[cause] for cause in wanted))
+            rows = await self._buffer.quarantined_of_topics(number, READ_MAX)
+            for row, topic, reason in rows:
+                if topic is None or (topic, reason) not in wanted:
+                    continue
+                if wanted[topic, reason]:
+                    wanted[topic, reason] -= 1
+                    found.append(row)
+                    taken[topic] += 1
+                else:
+                    del wanted[topic, reason]
+                    after[topic, reason] = row
+            number = rows[-1][0] + 1 if rows else self._read + 1
+            while len(found) >= AT_ONCE_MAX:
+                await self._front_door.retry_quarantined(found[:AT_ONCE_MAX])
+                del found[:AT_ONCE_MAX]
+        if found:
+            await self._front_door.retry_quarantined(found)
+        after |= {cause: max(number, self._next[cause]) for cause in wanted}
+        self._next = {cause: row for cause, row in (self._next | after).items() if row <= self._read}
+        for topic, count in taken.items():
+            log.info("readings of a topic are taken in again", topic=topic, count=count)

@@ -224,7 +224,7 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[kafka]`: where readings go."""
 
     bootstrap: tuple[str, ...]
-    """`host:port` of one or more brokers."""
+    """`host:port` of one or more brokers, 32 at most; `[address]:port` where it is one of IPv6."""
     tls: KafkaTlsSettings | None = None
     sasl: KafkaSaslSettings | None = None
     create_topics: bool = False
@@ -240,12 +240,14 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     events_topic: str = "gateway-events"
     quarantine_topic: str = "gateway-quarantine"
-    record_bytes_max: Annotated[int, Meta(ge=4_096, le=100_000_000, description="bytes, 4096 to 100000000")] = 900_000
-    """Largest record that is sent, headers included; a larger one goes to the quarantine."""
-    batch_rows_max: Annotated[int, Meta(ge=1, le=100_000, description="rows, 1 to 100000")] = 5_000
+    record_bytes_max: Annotated[int, Meta(ge=65_536, le=100_000_000, description="bytes, 65536 to 100000000")] = 900_000
+    """Largest record that is sent, headers included; a larger one goes to the quarantine. A heartbeat, which names
+    every lane that waits, must fit."""
+    batch_rows_max: Annotated[int, Meta(ge=100, le=100_000, description="rows, 100 to 100000")] = 5_000
+    """Rows of one partition that go in one request; of few, most of each request would be headers."""
     linger_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0
     """How long a live reading waits for company before it is sent; a second at the least where the link is metered. A
-    backlog does not wait."""
+    backlog does not wait. A quarter of `live_age_s_max` at most, so that waiting for it makes no reading backlog."""
     drain: Literal["live-first", "oldest-first"] = "live-first"
     """What goes first after an outage. `live-first`: new readings at once, beside the backlog. `oldest-first`: strictly
     in the order in which they came in."""
@@ -254,9 +256,9 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     other has."""
     backlog_topic: str | None = None
     """Where the backlog goes, as a template such as `{topic}.backlog`; without it, to the topic of live readings."""
-    live_age_s_max: Seconds = 30.0
+    live_age_s_max: Annotated[float, Meta(ge=5, le=86_400, description="seconds, 5 to 86400")] = 30.0
     """Live readings that wait longer than this, because the link is slower than they come, become backlog."""
-    lane_s_min: Annotated[float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")] = 10.0
+    lane_s_min: Annotated[float, Meta(ge=0, le=3_600, description="seconds, 0 to 3600")] = 10.0
     """A lane is this long at least: an uplink that comes and goes must not begin one each time."""
     lanes_max: Annotated[int, Meta(ge=2, le=1_000, description="lanes, 2 to 1000")] = 64
     """Lanes that hold readings, beyond which none is begun but by a start; the last one goes on."""
@@ -264,13 +266,14 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What the uplink may take of a metered link, by the second, measured on the wire; 0 is no bound."""
     bytes_per_day_max: Annotated[int, Meta(ge=0, le=2**50, description="bytes, 0 to 1 PiB")] = 0
     """The same by the day (UTC); when it is used up, readings wait on disk until the next day. 0 is no bound."""
-    connect_timeout_s: Seconds = 5.0
-    """How long connecting to a broker may take, its TLS handshake included."""
-    request_timeout_s: Seconds = 30.0
+    connect_timeout_s: Annotated[float, Meta(ge=0.5, le=120, description="seconds, 0.5 to 120")] = 5.0
+    """How long connecting to a broker may take, its TLS handshake included, and then again its log-in; less than
+    `request_timeout_s`, within which a session must have begun."""
+    request_timeout_s: Annotated[float, Meta(ge=1, le=600, description="seconds, 1 to 600")] = 30.0
     """How long a request may take; its size follows what the link was seen to take in that time."""
-    backoff_s_max: Seconds = 5.0
+    backoff_s_max: Annotated[float, Meta(ge=0.25, le=3_600, description="seconds, 0.25 to 3600")] = 5.0
     """The longest pause between two attempts to reach Kafka."""
-    heartbeat_interval_s: Seconds = 10.0
+    heartbeat_interval_s: Annotated[float, Meta(ge=0.5, le=86_400, description="seconds, 0.5 to 86400")] = 10.0
 
 
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):

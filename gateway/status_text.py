@@ -59,6 +59,7 @@ class _Uplink(Struct, frozen=True):
 
     up: bool = False
     error: str | None = None
+    barred: bool = False
     since: float | None = None
     waits_for_clock: bool = False
     quota_used_up: bool = False
@@ -87,9 +88,9 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield "quarantine  empty"
     if found.losses:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
-    send = "sends" if len(found.devices) == 1 else "send"
     devices = f"{len(found.devices):,}" if found.devices else "none yet"
-    yield f"devices     {devices} that {send} a sequence of their own"
+    send = "sends a sequence of its own" if len(found.devices) == 1 else "send a sequence of their own"
+    yield f"devices     {devices} that {send}"
     for device in found.devices:
         doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
         last = doubtful if device.seen is None else told(device.seen, seen.now)
@@ -105,7 +106,8 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     elif uplink.quota_used_up:
         until = "for a day at most: this box does not know the date"
         if uplink.quota_until is not None:
-            until = f"until {_clock_time(seen, uplink.quota_until)}"
+            # A day's end is a moment before midnight by some clocks: to the nearest minute it is told as one.
+            until = f"until {_clock_time(seen, uplink.quota_until + 30)}"
         yield (
             "uplink      WAITS: what may be sent in a day is used up (kafka.bytes_per_day_max), "
             f"{until}; {_safe(seen)}{_room(seen)}"
@@ -114,9 +116,10 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     elif uplink.error is None:
         yield f"uplink      no answer from Kafka yet: the first attempt is under way{_since(seen, uplink)}"
     else:
-        yield (
-            f"uplink      Kafka UNREACHABLE{_since(seen, uplink)}: {escaped(uplink.error)}; {_safe(seen)}{_room(seen)}"
-        )
+        what = "CANNOT BE USED" if uplink.barred else "UNREACHABLE"
+        why = escaped(uplink.error)
+        end = "" if why.endswith(("?", ".")) else ";"
+        yield f"uplink      Kafka {what}{_since(seen, uplink)}: {why}{end} {_safe(seen)}{_room(seen)}"
         yield from _what_then(seen)
         yield f"{_BESIDE}sluice check says what to do"
     for partition, why in islice(uplink.parked.items(), NAMED_MAX):
@@ -149,7 +152,8 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
         behind = f"{_readings_and_events(seen.rows_behind)} from earlier {'is' if seen.rows_behind == 1 else 'are'}"
         yield f"{_BESIDE}{behind} still to go, {how} (kafka.drain)"
-    if uplink.live_oldest_us is not None:
+    # Where nothing is behind them, the line of the buffer tells the oldest.
+    if seen.rows_behind and uplink.live_oldest_us is not None:
         waited_s = (seen.now.boottime_us - uplink.live_oldest_us) / 1e6
         if waited_s > LIVE_AGE_SHOWN_S:
             yield f"{_BESIDE}of the new readings, the oldest has waited for {span(waited_s)}"
@@ -168,14 +172,9 @@ def _since(seen: Glance, uplink: _Uplink) -> str:
 
 
 def _clock_time(seen: Glance, wall_s: float) -> str:
-    """As the reader's clock shows it, to the nearest minute: `10:02 CET` today, `2026-03-14 10:02 CET` otherwise.
-
-    What ends a day is measured by several clocks, and is a moment before midnight by some: rounded it is told as one.
-    """
+    """As the reader's clock shows it: `10:02 CET` today, `2026-03-14 10:02 CET` otherwise."""
     try:
-        then, now = (
-            datetime.fromtimestamp(each, UTC).astimezone(seen.zone) for each in (round(wall_s / 60) * 60, seen.wall_s)
-        )
+        then, now = (datetime.fromtimestamp(each, UTC).astimezone(seen.zone) for each in (wall_s, seen.wall_s))
     except (OverflowError, ValueError, OSError):
         return "no such date"
     return f"{then:%H:%M %Z}" if then.date() == now.date() else f"{then:%Y-%m-%d %H:%M %Z}"
@@ -235,7 +234,8 @@ def _buffer_lines(seen: Glance) -> Iterator[str]:
     if found.oldest is None:
         yield "buffer      empty: nothing waits for Kafka"
     else:
-        yield f"buffer      {counted(found.rows, 'row')} safe on disk, the oldest of {told(found.oldest, seen.now)}"
+        waits = "the oldest" if _tells_what_waits(seen) else f"{counted(found.rows, 'row')} safe on disk, the oldest"
+        yield f"buffer      {waits} of {told(found.oldest, seen.now)}"
     yield f"space       {size(found.bytes_used)}, {_used(seen):.1%} of buffer.bytes_max"
     failing = (seen.answer or {}).get("buffer", {}).get("failing")
     if failing:
@@ -244,6 +244,12 @@ def _buffer_lines(seen: Glance) -> Iterator[str]:
         yield f"{_BESIDE}FULL: {_WHEN_FULL[settings.buffer.when_full]}"
     for name in found.set_aside:
         yield f"{_BESIDE}set aside as corrupt: {escaped(name)}; keep it until you need nothing more of it"
+
+
+def _tells_what_waits(seen: Glance) -> bool:
+    """Whether how much waits is told of the uplink already, which is down."""
+    uplink = (seen.answer or {}).get("uplink") or {}
+    return not uplink.get("up") and bool(uplink.get("error") or uplink.get("quota_used_up"))
 
 
 def _used(seen: Glance) -> float:
@@ -266,7 +272,12 @@ def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
         refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
         yield f"broker      {escaped(name)}: {state}{refused}"
     missing = daemon.get("counts", {}).get("identity-missing", 0)
-    if missing:
+    if missing == 1:
+        yield (
+            "identity    1 since the start came without the boot and seq that its route is to find "
+            '(identity = "json"): it is stored, but stored twice if it is sent again; correct what its sensor sends'
+        )
+    elif missing:
         yield (
             f"identity    {missing:,} since the start came without the boot and seq that their route is to find "
             '(identity = "json"): they are stored, but one that is sent again is stored twice; correct what these '

@@ -7,9 +7,15 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 3, 17, 36
+API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE, INIT_PRODUCER_ID = 18, 3, 17, 36, 22
 SASL_AUTHENTICATION_FAILED, UNSUPPORTED_SASL_MECHANISM = 58, 33
-_OFFERED = ((API_VERSIONS, 0, 0), (METADATA, 0, 0), (SASL_HANDSHAKE, 1, 1), (SASL_AUTHENTICATE, 0, 0))
+_OFFERED = (
+    (API_VERSIONS, 0, 0),
+    (METADATA, 0, 0),
+    (SASL_HANDSHAKE, 1, 1),
+    (SASL_AUTHENTICATE, 0, 0),
+    (INIT_PRODUCER_ID, 0, 0),
+)
 
 
 class Authority:
@@ -62,6 +68,8 @@ class FakeBroker:
     """What it offers for SASL; with any, it closes the connection of who asks for more without a log-in."""
     takes_mechanism: bool = False
     """Whether the client's mechanism is taken, and its log-in refused then."""
+    iterations: int | None = None
+    """With how many it asks for SCRAM to go on, instead of refusing the log-in."""
     answers: frozenset[int] = frozenset({API_VERSIONS, METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE})
     """Requests that it answers; the others it takes, and says nothing."""
     asked: list[int] = field(default_factory=list)
@@ -75,10 +83,10 @@ class FakeBroker:
             if kind == METADATA and self.mechanisms:
                 return
             if kind in self.answers:
-                answer = struct.pack(">i", correlation) + self._answer(kind)
+                answer = struct.pack(">i", correlation) + self._answer(kind, request)
                 writer.write(struct.pack(">i", len(answer)) + answer)
 
-    def _answer(self, kind: int) -> bytes:
+    def _answer(self, kind: int, request: bytes) -> bytes:
         if kind == API_VERSIONS:
             return struct.pack(">hi", 0, len(_OFFERED)) + b"".join(struct.pack(">hhh", *each) for each in _OFFERED)
         if kind == METADATA:
@@ -87,6 +95,10 @@ class FakeBroker:
         if kind == SASL_HANDSHAKE:
             code = 0 if self.takes_mechanism else UNSUPPORTED_SASL_MECHANISM
             return struct.pack(">hi", code, len(self.mechanisms)) + b"".join(map(_text, self.mechanisms))
+        if self.iterations is not None:
+            nonce = request.rpartition(b"r=")[2].decode()
+            first = f"r={nonce}x,s=AAAA,i={self.iterations}".encode()
+            return struct.pack(">h", 0) + _text(None) + struct.pack(">i", len(first)) + first
         return struct.pack(">h", SASL_AUTHENTICATION_FAILED) + _text("invalid credentials") + struct.pack(">i", 0)
 
 

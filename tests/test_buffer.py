@@ -461,7 +461,7 @@ async def test_a_failed_first_commit_does_not_lose_the_floor_of_pending_times(tm
         await mend(buffer)
         assert await asyncio.wait_for(held, 10)
     async with opened(path) as buffer:
-        (lane,) = await buffer.pending()
+        (lane,) = (await buffer.outstanding()).lanes
         assert lane.event_from_us == 7
 
 
@@ -607,13 +607,13 @@ async def test_pending_lanes_tell_the_earliest_event_time_until_drained(tmp_path
         await store(buffer, [entry(received_us=500), late])
     async with opened(path) as buffer:
         await store(buffer, [entry(received_us=1_000)])
-        first, second = await buffer.pending()
+        first, second = (await buffer.outstanding()).lanes
         assert (first.event_from_us, first.event_to_us) == (100, 900)
         assert (second.event_from_us, second.event_to_us) == (1_000, 1_000)
         kept = await rows(buffer)
         await confirm(buffer, kept)
         await store(buffer, [entry(received_us=2_000)])
-        (only,) = await buffer.pending()
+        (only,) = (await buffer.outstanding()).lanes
         assert only.event_from_us == 2_000
 
 
@@ -679,6 +679,26 @@ async def test_what_goes_with_a_confirmation_is_kept_with_its_deletion(tmp_path:
         assert await buffer.marks("uplink/") == {"uplink/cluster": b"A", "uplink/offset": b"10"}
 
 
+async def test_a_late_confirmation_of_a_replaced_file_takes_nothing_from_the_new_one(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        former = buffer.id
+        buffer.confirm(former, (), [Mark("uplink/budget", b"1")])
+        await buffer._call(lambda: buffer._fail(buffer_schema.corruption("found just now")))
+        assert await store(buffer, [entry(b"new")])
+        (row,) = await rows(buffer)
+        buffer.confirm(buffer.id, (), [Mark("uplink/cluster", b"A")])
+        buffer.confirm(former, [Span(row.lane, 0, 9)], [Mark("uplink/offset", b"10")])
+        buffer._delete_due_s = 0.0
+        assert await store(buffer, [entry(b"newer")])
+        assert len(await rows(buffer)) == 2
+        # All of it is true of Kafka, and of this box.
+        assert await buffer.marks("uplink/") == {
+            "uplink/budget": b"1",
+            "uplink/cluster": b"A",
+            "uplink/offset": b"10",
+        }
+
+
 async def test_a_transaction_deletes_so_many_rows_at_the_most_however_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -713,7 +733,7 @@ async def test_rows_between_those_that_wait_may_be_confirmed(tmp_path: Path) -> 
         await confirm(buffer, [kept[1], kept[2], kept[5]])
         assert [row.payload for row in await rows(buffer)] == [b"0", b"3", b"4"]
         await until(lambda: buffer.state.rows == 3)
-        (lane,) = await buffer.pending()
+        (lane,) = (await buffer.outstanding()).lanes
         assert lane.event_from_us == 100
     async with opened(path) as buffer:
         assert buffer.state.rows == 3
@@ -723,7 +743,7 @@ async def test_rows_between_those_that_wait_may_be_confirmed(tmp_path: Path) -> 
 async def test_what_waits_for_its_commit_is_pending_too(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db", commit_delay_ms=200) as buffer:
         buffer.append([entry(received_us=7)])
-        (lane,) = await buffer.pending()
+        (lane,) = (await buffer.outstanding()).lanes
         assert lane.event_from_us == 7
 
 

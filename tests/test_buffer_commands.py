@@ -18,6 +18,7 @@ from gateway import buffer_commands, buffer_schema, config_file, control, kafka_
 from gateway.buffer import Buffer
 from gateway.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
+from gateway.buffer_status import read_status
 from gateway.cli import main
 from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
@@ -168,6 +169,22 @@ def test_ls_of_a_stopped_gateway(config: Path) -> None:
     ]
     assert max(map(len, lines)) <= 80
     assert is_harmless(shown.output)
+
+
+async def test_ls_tells_what_was_lost_of_the_gateways_own_from_what_was_lost_of_nobody_knows_whom(
+    tmp_path: Path,
+) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        door.event("boot", None, version="1")
+        door.lost("42", "event-refused", 2)
+        door.lost(None, "gateway-events-dropped", 1)
+        door.lost(None, "buffer-unreadable", 0)
+        door.lost(None, "quarantine-damaged", 4)
+    listed = json.loads(sluice(config, "ls", "--json").output)["devices"]
+    assert [(of["device"], of["rows"], of["lost"]) for of in listed] == [("", 1, 3), (None, 0, 4)]
+    lines = [line.split() for line in sluice(config, "ls").output.splitlines()[-2:]]
+    assert [(line[0], line[1], line[-1]) for line in lines] == [("(gateway)", "1", "3"), ("(unknown)", "0", "4")]
 
 
 def test_ls_says_what_it_does_not_know_yet_and_takes_another_card(config: Path) -> None:
@@ -455,11 +472,13 @@ async def test_drop_asks_first_and_drops_for_good(config: Path) -> None:
     assert kept.exit_code == 1
     assert "Throw 2 quarantined inputs away, for good?" in kept.stderr
     dropped = await beside(config, "quarantine", "drop", "1", told="y\n")
-    assert (dropped.exit_code, dropped.stdout) == (0, "1 thrown away\n")
+    assert (dropped.exit_code, dropped.stdout) == (0, "1 thrown away, and counted as lost\n")
     async with daemon(config):
         running = await beside(config, "quarantine", "drop", "1", "2", "--yes")
     assert running.exit_code == 1
-    assert running.stdout == "1 thrown away\n1 not found: sluice buffer quarantine ls has the numbers\n"
+    again = "1 thrown away, and counted as lost\n1 not found: sluice buffer quarantine ls has the numbers\n"
+    assert running.stdout == again
+    assert read_status(config.with_name("buffer.db")).losses["quarantine-dropped"] == 2
     assert sluice(config, "quarantine", "ls").output == "the quarantine is empty\n"
     assert sluice(config, "quarantine", "retry", "--all").exit_code == 0
 

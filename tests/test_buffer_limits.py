@@ -2,17 +2,26 @@
 
 import asyncio
 import sqlite3
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer import Buffer
+from gateway.buffer_file import BufferFile
 from gateway.buffer_room import Room
-from gateway.buffer_rows import Loss, Quarantined, spans_of
+from gateway.buffer_rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import boottime_us
 from tests.buffers import append, confirm, entry, is_held, losses, opened, rows, store, until
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 async def statements(buffer: Buffer) -> list[str]:
@@ -101,6 +110,135 @@ async def test_what_kafka_has_is_not_lost_when_the_oldest_are_dropped(tmp_path: 
             assert await store(buffer, [entry(bytes(30_000))])
         assert buffer.counts["dropped"] == 0
         assert await losses(buffer) == []
+
+
+async def drop_some(buffer: Buffer) -> None:
+    """Have more stored than there is room for."""
+    before = buffer.counts["dropped"]
+    while buffer.counts["dropped"] < before + 10:
+        assert await store(buffer, [entry(bytes(30_000))])
+
+
+async def test_what_is_being_sent_is_not_dropped_but_what_stands_behind_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+        assert await store(buffer, [entry(b"%d" % n) for n in range(20)])
+        first = await rows(buffer)
+        sent, under_way = [*first[2:7], *first[9:12]], first[15:16]
+        assert not await buffer.hold(buffer.id, spans_of(sent), buffer.drops, spans_of(under_way))
+        await drop_some(buffer)
+        assert (await rows(buffer))[: len(sent) + 1] == [*sent, *under_way]
+        buffer.release()
+        await drop_some(buffer)
+        assert not {row.sequence for row in await rows(buffer)} & {row.sequence for row in first}
+        assert sum(loss.count for loss in await losses(buffer)) == buffer.counts["dropped"]
+
+
+async def test_who_sends_is_told_what_was_dropped_since_it_was_read(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+        while not buffer.state.full:
+            assert await store(buffer, [entry(bytes(30_000))])
+        since = buffer.drops
+        read = spans_of(await rows(buffer))
+        await drop_some(buffer)
+        left = spans_of(await rows(buffer))
+        gone = await buffer.hold(buffer.id, read, since)
+        assert joined([*gone, *left])[0].first == read[0].first
+        assert gone[-1].last + 1 == left[0].first
+        assert await buffer.gone(buffer.id, read) == gone
+        with pytest.raises(BufferFileError, match="replaced"):
+            await buffer.hold("another", left, buffer.drops)
+
+
+async def test_what_is_confirmed_while_a_commit_makes_room_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+        delete_some = BufferFile.delete_some
+
+        def confirmed_meanwhile(file: BufferFile, confirmed: Sequence[Span]) -> list[Span]:
+            rest = delete_some(file, confirmed)
+            buffer.confirm(file.id, spans_of(sent))
+            return rest
+
+        taken = 0
+        while not buffer.counts["dropped"]:
+            assert await store(buffer, [entry(bytes(30_000))])
+            taken += 1
+        sent = (await rows(buffer))[:5]
+        monkeypatch.setattr(BufferFile, "delete_some", confirmed_meanwhile)
+        assert await store(buffer, [entry(bytes(30_000))])
+        monkeypatch.undo()
+        left = await rows(buffer)
+        assert not {row.sequence for row in sent} & {row.sequence for row in left}
+        assert len(left) + len(sent) + sum(loss.count for loss in await losses(buffer)) == taken + 1
+
+
+async def test_what_is_read_while_it_is_dropped_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it was in memory still."""
+    loop = asyncio.get_running_loop()
+    async with opened(tmp_path / "buffer.db", bytes_max=1_000_000, when_full="drop-oldest") as buffer:
+        drop_oldest = BufferFile.drop_oldest
+        read: list[Future[list[Row]]] = []
+
+        async def read_and_hold() -> list[Row]:
+            since = buffer.drops
+            _, found = await buffer.read(Position(buffer.lane.number, -1), 100)
+            return without(found, await buffer.hold(buffer.id, spans_of(found), since))
+
+        def read_meanwhile(file: BufferFile, coming_bytes: int, spared: Sequence[Span]) -> None:
+            read.append(asyncio.run_coroutine_threadsafe(read_and_hold(), loop))
+            time.sleep(0.1)
+            drop_oldest(file, coming_bytes, spared)
+
+        assert not await rows(buffer), "what comes next is kept in memory too"
+        monkeypatch.setattr(BufferFile, "drop_oldest", read_meanwhile)
+        while not read:
+            assert await store(buffer, [entry(bytes(30_000))])
+        kept = await asyncio.wrap_future(read[0])
+        assert kept == (await rows(buffer))[: len(kept)]
+        assert kept
+        assert buffer.counts["dropped"]
+
+
+async def test_what_is_being_sent_does_not_become_too_old(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", age_max_s=3600) as buffer:
+        assert await store(buffer, [entry(b"%d" % n, received_us=boottime_us() - 7_200_000_000) for n in range(5)])
+        found = await rows(buffer)
+        assert not await buffer.hold(buffer.id, spans_of(found[1:3]), buffer.drops)
+        buffer._age_due_s = 0.0
+        await buffer.marks("")  # wakes it
+        await until(lambda: buffer.counts["dropped"] == 3)
+        assert await rows(buffer) == found[1:3]
+
+
+_spans = st.lists(st.builds(lambda lane, first, more: Span(lane, first, first + more), *[st.integers(0, 12)] * 3))
+
+
+@given(_spans)
+def test_a_row_that_is_in_any_of_the_spans_is_left_out(spans: list[Span]) -> None:
+    """Spans may overlap: what was sent twice is confirmed twice."""
+    all_rows = [
+        Row(lane, sequence, 0, 0, None, 0, None, None, None, b"", 0) for lane in range(13) for sequence in range(25)
+    ]
+    left = [
+        row
+        for row in all_rows
+        if not any(row.lane == span.lane and span.first <= row.sequence <= span.last for span in spans)
+    ]
+    assert without(all_rows, spans) == left
+    assert spans_of([row for row in all_rows if row not in left]) == joined(spans)
+
+
+async def test_what_was_sent_twice_is_not_read_again_before_it_is_deleted(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(b"%d" % n) for n in range(10)])
+        found = await rows(buffer)
+        lane = found[0].lane
+        buffer.confirm(buffer.id, [Span(lane, 0, 8), Span(lane, 2, 3)])
+        assert await rows(buffer) == found[9:]
+        buffer._delete_due_s = 0.0
+        await buffer.marks("")  # wakes it
+        await until(lambda: buffer.state.rows == 1)
 
 
 async def test_a_delayed_commit_is_delayed_although_readings_never_stop_coming(tmp_path: Path) -> None:

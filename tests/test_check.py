@@ -1,5 +1,6 @@
 """`sluice check`: which topics it judges, and what a real broker lets it say of them."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from gateway.check import (
     Finding,
     Remark,
     _absent,
-    _admin_words,
     _cluster_words,
     _findings,
     _routes_without_topics,
+    _silent,
     _unusable,
+    _with_admin_words,
     check_kafka,
     wanted_topics,
 )
@@ -32,7 +34,10 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
+from tests.deadline import deadline
 from tests.gateways import create_topic, free_port, write_config
+from tests.kafka_peers import FakeBroker
+from tests.stream_server import speaking
 
 OWN = {"gateway-events", "gateway-quarantine"}
 
@@ -141,10 +146,30 @@ def test_flaws_of_a_topic_are_findings_or_warnings() -> None:
     assert (grave.subject, grave.ok, grave.words) == ("topic meters", False, "one disk")
     assert (slight.subject, slight.ok, slight.words) == ("topic meters", True, "deletes by size")
     assert isinstance(slight, Remark)
-    made, *_ = _findings(TopicVerdict("meters", flaws=flaws[1:]), TopicVerdict("meters"), kafka)
+    made, *_ = _findings(TopicVerdict("meters", flaws=flaws[1:]), TopicVerdict("meters", made=True), kafka)
     assert (made.ok, made.words) == (True, "created, with LogAppendTime")
     (sound,) = _findings(TopicVerdict("meters", summary="keeps readings"), None, kafka)
     assert (sound.ok, sound.words) == (True, "keeps readings")
+
+
+def test_a_topic_that_was_there_all_the_time_is_not_called_created() -> None:
+    kafka = settings_of().kafka
+    (found,) = _findings(TopicVerdict("meters", summary="keeps readings"), TopicVerdict("meters"), kafka)
+    assert (found.ok, found.words) == (True, "keeps readings")
+
+
+def test_a_topic_that_waits_sends_nothing_to_the_quarantine() -> None:
+    kafka = settings_of().kafka
+    missing = TopicVerdict("meters", UNKNOWN, "create it")
+    later = TopicVerdict("meters", "topic-not-created", "the cluster cannot just now", waits=True)
+    (found,) = _findings(missing, later, kafka)
+    assert (found.ok, found.words) == (
+        False,
+        "is not written to just now: topic-not-created; the cluster cannot just now",
+    )
+    # A broker that did not know of it then knows it now.
+    (found,) = _findings(TopicVerdict("meters", summary="keeps readings"), later, kafka)
+    assert found.ok
 
 
 def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
@@ -158,10 +183,13 @@ def test_a_topic_that_is_not_written_to_says_where_its_readings_go() -> None:
 
 
 def test_who_runs_the_commands_is_said_once() -> None:
-    commands = [Finding(f"topic {name}", ok=False, words=f"x; kafka-acls.sh {ADMIN_CONFIG} --add") for name in "ab"]
-    (said,) = _admin_words(commands)
-    assert (said.ok, said.words) == (True, ADMIN_WORDS)
-    assert _admin_words([Finding("topic a", ok=False, words="kafka-acls.sh --add")]) == []
+    none = Finding("topic a", ok=False, words="kafka-acls.sh --add")
+    assert _with_admin_words([none]) == [none]
+    command = f"x; kafka-acls.sh {ADMIN_CONFIG} --add"
+    first, second = Finding("topic b", ok=False, words=command), Remark("topic c", ok=True, words=command)
+    told = Finding("topic b", ok=False, words=f"{command} ({ADMIN_WORDS})")
+    # It is no check of its own, and no line of its own.
+    assert _with_admin_words([none, first, second]) == [none, told, second]
 
 
 def test_brokers_that_are_down_are_told() -> None:
@@ -186,8 +214,47 @@ async def test_brokers_that_are_not_there_are_told_each_with_what_is_wrong() -> 
     assert "kafka.bootstrap" in finding.words
     two = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", "127.0.0.1:2"))
     (finding,) = await check_kafka(structs.replace(settings, kafka=two), create=False)
-    assert "127.0.0.1:1" in finding.words
-    assert "127.0.0.1:2" in finding.words
+    first, second = sorted(finding.words.removeprefix("cannot be reached: ").split("right? And "))
+    assert first.startswith("nothing listens at 127.0.0.1:1; is the broker up")
+    assert second.startswith("nothing listens at 127.0.0.1:2; is the broker up")
+
+
+async def test_a_dead_entry_of_bootstrap_is_warned_of_though_another_answers() -> None:
+    async with speaking(FakeBroker()) as port:
+        settings = settings_of("meters")
+        good = f"127.0.0.1:{port}"
+        kafka = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", good, "127.0.0.1:2"))
+        dead, other = await _silent(kafka.bootstrap, structs.replace(settings, kafka=kafka))
+        assert await _silent((good,), structs.replace(settings, kafka=kafka)) == []
+    assert isinstance(dead, Remark)
+    assert (dead.subject, dead.ok) == ("kafka.bootstrap", True)
+    assert dead.words == (
+        "only other addresses of it lead to Kafka; 127.0.0.1:1 cannot be reached: nothing listens at 127.0.0.1:1; is "
+        "the broker up, and are host and port in kafka.bootstrap right?"
+    )
+    assert "127.0.0.1:2 cannot be reached" in other.words
+
+
+async def test_entries_of_bootstrap_that_say_nothing_are_waited_for_side_by_side() -> None:
+    trying = 0
+    all_try = asyncio.Event()
+
+    async def say_nothing(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        nonlocal trying
+        trying += 1
+        if trying == 2:
+            all_try.set()
+        # Whoever is tried first is let go when the other is tried as well.
+        await all_try.wait()
+
+    async with speaking(say_nothing) as first, speaking(say_nothing) as second:
+        settings = settings_of("meters")
+        kafka = structs.replace(settings.kafka, bootstrap=(f"127.0.0.1:{first}", f"127.0.0.1:{second}"))
+        with deadline():
+            found = await _silent(kafka.bootstrap, structs.replace(settings, kafka=kafka))
+    assert len(found) == 2
+    assert all_try.is_set()
+    assert "is reached, and cannot be used" in found[0].words
 
 
 async def test_a_password_that_cannot_be_read_is_told_before_anything_is_asked(tmp_path: Path) -> None:
@@ -219,15 +286,18 @@ async def test_a_broker_whose_advertised_address_leads_nowhere_is_a_finding(tmp_
     assert not answering.ok
     assert "reaches none of its brokers" in answering.words
     assert (unreached.subject, unreached.ok) == (f"Kafka's broker 1 at 127.0.0.1:{nowhere}", False)
-    assert "advertised.listeners" in unreached.words
+    assert unreached.words.startswith(f"cannot be reached: nothing listens at 127.0.0.1:{nowhere}; a broker gave this")
+    assert "; set advertised.listeners of that broker" in unreached.words
 
 
 @pytest.mark.kafka
 async def test_one_address_that_answers_is_enough(kafka: Broker) -> None:
     settings = settings_of("enough")
     uplink = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", kafka.bootstrap))
-    answering, *topics = await check_kafka(structs.replace(settings, kafka=uplink), create=False)
+    answering, dead, *topics = await check_kafka(structs.replace(settings, kafka=uplink), create=False)
     assert answering.ok
+    assert (dead.subject, dead.ok, type(dead)) == ("kafka.bootstrap", True, Remark)
+    assert "127.0.0.1:1 cannot be reached" in dead.words
     assert {finding.subject for finding in topics} == {f"topic {name}" for name in ("enough", *OWN)}
 
 

@@ -26,7 +26,10 @@ from gateway.check_certificates import read_certificates
 from gateway.cli import main
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.config_file import load
-from tests.buffers import opened
+from gateway.forward_memory import BUDGET_MARK
+from gateway.reading import Mark
+from gateway.uplink_budget import UplinkBudget
+from tests.buffers import append, opened
 from tests.deadline import deadline
 from tests.gateways import SLUICE, free_port
 from tests.mosquitto import self_signed
@@ -484,6 +487,8 @@ def broker(more: str) -> str:
     [
         ("correct horse\n", 0o400, "ok", "holds a password, and its owner alone may read it"),
         ("correct horse\n", 0o440, "FAIL", "can be read by others; run: chmod 0400"),
+        ("correct horse \n", 0o400, "warn", "ends in a space, which counts as part of it; take that out, unless"),
+        ("\tcorrect horse\n", 0o400, "warn", "begins with a space"),
         ("", 0o400, "FAIL", "is empty"),
         (None, 0, "FAIL", "password: No such file or directory; write the password there, chmod 0400"),
     ],
@@ -560,6 +565,52 @@ def test_kafkas_password_and_what_goes_in_the_clear(tmp_path: Path) -> None:
     assert judgement(found["kafka.sasl.password_file"]) == "ok"
     assert "kafka.sasl" not in found
     assert "horse" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ("bytes_per_day_max = 10_000_000", "kafka.bytes_per_day_max allows 10.0 MB"),
+        ("bytes_per_s_max = 1_000\nheartbeat_interval_s = 1.5", "kafka.bytes_per_s_max allows 86.4 MB"),
+        ("bytes_per_day_max = 10_000_000\nbytes_per_s_max = 20_000", "kafka.bytes_per_day_max allows 10.0 MB"),
+    ],
+)
+def test_heartbeats_that_leave_nothing_of_a_metered_link(tmp_path: Path, bound: str, words: str) -> None:
+    found = findings(write_config(tmp_path, f"{bound}\n"))["kafka.heartbeat_interval_s"]
+    assert judgement(found) == "warn"
+    assert words in found.words
+    # What it says to write will do.
+    seconds = found.words.partition("; write ")[2].split()[0]
+    mended = bound.replace("\nheartbeat_interval_s = 1.5", "") + f"\nheartbeat_interval_s = {seconds}\n"
+    assert "kafka.heartbeat_interval_s" not in findings(write_config(tmp_path, mended))
+
+
+def test_heartbeats_are_nothing_to_a_link_that_is_wide(tmp_path: Path) -> None:
+    for bound in ("", "bytes_per_day_max = 50_000_000\n", "bytes_per_s_max = 20_000\n"):
+        assert "kafka.heartbeat_interval_s" not in findings(write_config(tmp_path, bound))
+
+
+async def test_a_quota_that_is_used_up_is_told_until_the_day_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noon = datetime(2026, 3, 14, 12, tzinfo=UTC)
+    spent = UplinkBudget(0, 50_000_000, None)
+    spent.spend(50_000_000, boottime_us() / 1e6, noon.timestamp())
+    config = write_config(tmp_path, "bytes_per_day_max = 50_000_000\n")
+    set_clock(monkeypatch, noon)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert "kafka.bytes_per_day_max" not in findings(config)
+        assert await append(buffer, [], [Mark(BUDGET_MARK, spent.state())])
+        found = findings(config)["kafka.bytes_per_day_max"]
+        assert judgement(found) == "warn"
+        assert found.words.startswith("50.0 MB, and that is used up: until 2026-03-15 00:00:00 UTC readings wait on")
+        set_clock(monkeypatch, noon + timedelta(hours=13))
+        assert "kafka.bytes_per_day_max" not in findings(config)
+        set_clock(monkeypatch, noon, synced=False)
+        assert "used up: for a day at most readings wait" in findings(config)["kafka.bytes_per_day_max"].words
+        # A quota that was raised.
+        set_clock(monkeypatch, noon)
+        assert "kafka.bytes_per_day_max" not in findings(write_config(tmp_path, "bytes_per_day_max = 60_000_000\n"))
 
 
 # -- serial ports ---------------------------------------------------------------------------------

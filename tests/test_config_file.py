@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.config_file import ConfigError, Mistake, load, parse
+from gateway.kafka_reach import address
 from gateway.settings import KafkaSaslSettings, KafkaTlsSettings, ListenerSettings, Settings, TlsSettings
 
 PATH = Path("gateway.toml")
@@ -321,6 +322,102 @@ def with_kafka(more: str, plain: str = "") -> str:
     return GOOD.replace('["kafka.example:9092"]\n', f'["kafka.example:9092"]\n{plain}{more}')
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("kafka.example:9092", "kafka.example:9092"),
+        ("kafka.example:09092", "kafka.example:9092"),
+        ("192.168.1.5:9092", "192.168.1.5:9092"),
+        ("[::1]:9092", "[::1]:9092"),
+        ("[2001:DB8:0:0:0:0:0:1]:09092", "[2001:db8::1]:9092"),
+    ],
+)
+def test_an_address_is_read_in_one_spelling(written: str, read: str) -> None:
+    text = with_kafka("").replace("kafka.example:9092", written)
+    assert parse(text, PATH).kafka.bootstrap == (read,)
+    host, _, port = read.rpartition(":")
+    # As everybody else spells it who knows host and port.
+    assert address(host.strip("[]"), int(port)) == read
+
+
+def test_an_address_that_stands_there_twice_is_one() -> None:
+    two = '["b.example:9092", "a.example:9092", "b.example:09092"]'
+    text = with_kafka("").replace('["kafka.example:9092"]', two)
+    assert parse(text, PATH).kafka.bootstrap == ("b.example:9092", "a.example:9092")
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("kafka.example", "is no address; write host:port, such as 'kafka.example:9092'"),
+        ("2001:db8::1:9092", "or '[2001:db8::1]:9092' with an address of IPv6"),
+        ("[2001:db8::1]", "or '[2001:db8::1]:9092' with an address of IPv6"),
+        ("http://kafka.example:9092", "leave out \"http://\": host:port alone, such as 'kafka.example:9092'"),
+        ("SASL_SSL://kafka.example:9092", 'leave out "SASL_SSL://"'),
+        (
+            "a:9092, b:9092",
+            'is several addresses in one text; write each in quotes of its own: ["a:9092", "b:9092"]',
+        ),
+        ("[:::]:9092", "no IPv6 address stands in the brackets; write '[2001:db8::1]:9092'"),
+        ("[1]:9092", "no IPv6 address stands in the brackets"),
+        ("192.168.1.010:9092", "192.168.1.010 is no IPv4 address; write four numbers, without zeros in front"),
+        ("192.168.5:9092", "192.168.5 is no IPv4 address"),
+        ("192.168.1.256:9092", "192.168.1.256 is no IPv4 address"),
+        ("kafka.example:0", "0 is no port; write 1 to 65535"),
+        ("kafka.example:65536", "65536 is no port"),
+    ],
+)
+def test_an_address_that_is_none_is_told_with_what_to_write(written: str, words: str) -> None:
+    ((line, message),) = mistakes(with_kafka("").replace("kafka.example:9092", written))
+    assert (line, message.startswith("kafka.bootstrap: ")) == (14, True)
+    assert message.endswith(words) or words in message
+
+
+def test_no_more_addresses_than_anybody_would_try() -> None:
+    many = ", ".join(f'"kafka-{number}.example:9092"' for number in range(33))
+    ((line, message),) = mistakes(with_kafka("").replace('"kafka.example:9092"', many))
+    assert line == 14
+    assert message.startswith("kafka.bootstrap: has 33 addresses; write 32 at most: whichever of them answers names")
+
+
+@pytest.mark.parametrize(
+    ("plain", "words"),
+    [
+        ("heartbeat_interval_s = 1e-5", "kafka.heartbeat_interval_s: 1e-05 will not do; write seconds, 0.5 to 86400"),
+        ("request_timeout_s = 1e-4", "write seconds, 1 to 600"),
+        ("request_timeout_s = 86_400", "write seconds, 1 to 600"),
+        ("connect_timeout_s = 0.01", "write seconds, 0.5 to 120"),
+        ("connect_timeout_s = 86_400", "write seconds, 0.5 to 120"),
+        ("backoff_s_max = 0.001", "write seconds, 0.25 to 3600"),
+        ("backoff_s_max = 86_400", "write seconds, 0.25 to 3600"),
+        ("live_age_s_max = 0.0001", "write seconds, 5 to 86400"),
+        ("lane_s_min = 86_400", "write seconds, 0 to 3600"),
+        ("record_bytes_max = 4_096", "write bytes, 65536 to 100000000"),
+        ("batch_rows_max = 1", "write rows, 100 to 100000"),
+        ("connect_timeout_s = 30", "kafka.connect_timeout_s: 30 is not below request_timeout_s (30)"),
+        ("linger_ms = 7_501", "kafka.linger_ms: 7501 is more than a quarter of live_age_s_max (30 s)"),
+        ("linger_ms = 7_501", "write 7500 at most, or raise live_age_s_max"),
+        ("linger_ms = 60_000\nlive_age_s_max = 239", "60000 is more than a quarter of live_age_s_max (239 s)"),
+    ],
+)
+def test_times_and_sizes_with_which_nothing_would_work(plain: str, words: str) -> None:
+    ((line, message),) = mistakes(with_kafka("", f"{plain}\n"))
+    assert line == 15
+    assert words in message
+
+
+def test_a_shorter_request_needs_a_shorter_connect() -> None:
+    ((_, message),) = mistakes(with_kafka("", "request_timeout_s = 4\n"))
+    assert "kafka.connect_timeout_s: 5 is not below request_timeout_s (4)" in message
+    kafka = parse(with_kafka("", "request_timeout_s = 1\nconnect_timeout_s = 0.5\n"), PATH).kafka
+    assert (kafka.request_timeout_s, kafka.connect_timeout_s) == (1, 0.5)
+
+
+def test_what_the_slowest_of_links_needs_can_be_set() -> None:
+    slow = "request_timeout_s = 600\nconnect_timeout_s = 120\nlinger_ms = 60_000\nlive_age_s_max = 240\n"
+    assert parse(with_kafka("", slow), PATH).kafka.linger_ms == 60_000
+
+
 SASL = '[kafka.sasl]\nmechanism = "{}"\nuser = "gw1"\npassword_file = "/etc/sluice/kafka-password"\n'
 
 
@@ -354,7 +451,22 @@ def test_how_kafka_is_logged_in_to() -> None:
         ),
         (with_kafka('[kafka.tls]\nkey = "k.pem"\n'), 15, "has one of certificate and key; write both, or neither"),
         (with_kafka('[kafka.tls]\ncertificate = "c.pem"\n'), 15, "has one of certificate and key"),
-        (with_kafka("[kafka.tls]\nverify = false\n"), 16, "kafka.tls.verify: there is no such setting"),
+        (
+            with_kafka("[kafka.tls]\nverify = false\n"),
+            16,
+            "kafka.tls.verify: there is no such setting; certificates are always verified, for without that anybody",
+        ),
+        (
+            with_kafka("[kafka.tls]\nverify = false\n"),
+            16,
+            "write its certificate into a file, and that file's path as ca",
+        ),
+        (with_kafka("[kafka.tls]\ninsecure_skip_verify = true\n"), 16, "certificates are always verified"),
+        (
+            with_kafka(SASL.format("SCRAM-SHA-256").replace("password_file", "#")),
+            15,
+            'kafka.sasl.password_file is missing; write password_file = "/etc/sluice/kafka.password", a file whose',
+        ),
         (with_kafka("", "bytes_per_s_max = 999\n"), 15, "write 1000 or more, or 0 for no bound"),
         (
             with_kafka("", "bytes_per_day_max = 1\n"),
@@ -366,6 +478,40 @@ def test_how_kafka_is_logged_in_to() -> None:
 def test_mistakes_of_kafkas_access(text: str, line: int, words: str) -> None:
     found = mistakes(text)
     assert [number for number, message in found if words in message] == [line], found
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ('security_protocol = "SASL_SSL"', "write [kafka.tls], with ca where the authority is one of your own. And a"),
+        ('security_protocol = "SASL_SSL"', "write [kafka.sasl] with mechanism, user and password_file"),
+        ('"security.protocol" = "SSL"', "write [kafka.tls], with ca"),
+        ('security.protocol = "SSL"', "write [kafka.tls], with ca"),
+        ('ssl_cafile = "ca.pem"', "write [kafka.tls], with ca"),
+        ('sasl_mechanism = "PLAIN"', "write [kafka.sasl] with mechanism, user and password_file"),
+        ('sasl_plain_password = "letmein"', "write [kafka.sasl] with mechanism, user and password_file"),
+        ('username = "gw1"', "write [kafka.sasl] with mechanism, user and password_file"),
+    ],
+)
+def test_what_other_clients_of_kafka_call_it_is_told_where_it_stands(setting: str, words: str) -> None:
+    ((line, message),) = mistakes(with_kafka("", f"{setting}\n"))
+    assert line == 15
+    assert "there is no such setting; " in message
+    assert words in message
+    assert "letmein" not in message
+
+
+def test_sections_of_kafkas_at_the_top_are_told_where_they_belong() -> None:
+    sasl, tls = (message for _, message in mistakes(with_kafka('[sasl]\nuser = "gw1"\n[tls]\nca = "ca.pem"\n')))
+    assert sasl == "sasl: there is no such setting; write [kafka.sasl] instead"
+    assert tls.startswith(
+        "tls: there is no such setting; write [kafka.tls] for the way to Kafka, or [mqtt_listener.tls]"
+    )
+
+
+def test_a_list_in_one_text_is_told_as_the_list_that_it_is() -> None:
+    ((_, message),) = mistakes(with_kafka("").replace('["kafka.example:9092"]', '"a:9092,b:9092"'))
+    assert message.endswith('write it in brackets: ["a:9092", "b:9092"]')
 
 
 @pytest.mark.parametrize(

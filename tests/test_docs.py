@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gateway import config_file, settings
-from gateway.buffer_losses import EVENTS_DROPPED, _Reported
-from gateway.buffer_quarantine import OVERFLOW
+from gateway.buffer_losses import OWN, _Reported
+from gateway.buffer_quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
 from gateway.kafka_record import DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import ADMIN_CONFIG
@@ -162,7 +162,7 @@ def test_every_header_and_what_stands_in_it_is_in_the_page_about_them() -> None:
 def test_every_reason_of_a_loss_is_in_the_page_about_them() -> None:
     code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
     reasons = set(re.findall(r"\.lost\(\s*[A-Za-z._]+,\s*\"([a-z0-9-]+)\"|_drop_front\(\"([a-z-]+)\"", code))
-    found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, EVENTS_DROPPED}
+    found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, DROPPED} | OWN
     found |= {f"{what}-{how}" for what in ("buffer", "quarantine") for how in ("damaged", "unreadable")}
     assert {"refused-qos0", "sensor-ring-overflow", "will-not-reported", "too-old", "buffer-full"} <= found
     _, _, after = EVENTS.read_text().partition("### What is lost, and why")

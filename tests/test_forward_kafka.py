@@ -28,7 +28,7 @@ from tests.gateways import (
     publish,
     write_config,
 )
-from tests.kafka_admin import alter_topic
+from tests.kafka_admin import administered, alter_topic
 
 pytestmark = [
     pytest.mark.kafka,
@@ -107,7 +107,8 @@ async def test_it_stops_at_once_although_nothing_answers(tmp_path: Path) -> None
     port = free_port()
     async with Uplink() as silent:
         config = write_config(tmp_path, f"127.0.0.1:{silent.port}", port, "silent")
-        config.write_text(config.read_text().replace("[kafka]", "[kafka]\nrequest_timeout_s = 1"))
+        soon = "[kafka]\nrequest_timeout_s = 1\nconnect_timeout_s = 0.5"
+        config.write_text(config.read_text().replace("[kafka]", soon))
         for wait_s in (0.2, 1.0, 1.2):
             with daemon(config, port) as process:
                 await asyncio.sleep(wait_s)
@@ -202,3 +203,27 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
     assert log.index("readings wait on disk until the kernel says") < log.index("uplink is up")
     assert header(record, "ce_timequality") == "bounded"
     assert int(header(record, "ce_timeerror")) == TIME_ERROR_UNKNOWN_US
+
+
+async def test_a_topic_that_is_deleted_under_a_session_holds_up_nobody_and_is_made_again(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "deleted")
+    with daemon(config, port):
+        for stream in ("thermo", "hygro"):
+            publish(port, f"device/42/{stream}", reading(0))
+            await consume_until(kafka.bootstrap, 1, f"deleted-{stream}")
+        async with administered(kafka.bootstrap) as admin:
+            await admin.delete_topics(["deleted-thermo"])
+        await asyncio.sleep(1)
+        publish(port, "device/42/thermo", reading(1))
+        await asyncio.sleep(0.5)
+        publish(port, "device/42/hygro", reading(1))
+        began_s = time.monotonic()
+        await consume_until(kafka.bootstrap, 2, "deleted-hygro")
+        # A request's time-out is 30 s: one topic's trouble must not take the others that long.
+        assert time.monotonic() - began_s < 15
+        (record,) = await consume_until(kafka.bootstrap, 1, "deleted-thermo")
+    assert json.loads(record.value)["seq"] == 1
+    assert record.timestamp_type == 1, "LogAppendTime"

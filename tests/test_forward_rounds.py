@@ -6,7 +6,7 @@ What it is sent is decoded as Kafka does it: ids, keys and order are those of th
 import asyncio
 import math
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,18 +16,25 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError, UnknownError
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+    for_code,
+)
 from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway import forward_rounds
 from gateway.buffer import Buffer
 from gateway.buffer_rows import Entry, Series
 from gateway.config_file import route_table
 from gateway.forward_memory import Memory
-from gateway.forward_rounds import RebuildError, RefusedError, Rounds
+from gateway.forward_rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_topics import TopicVerdict
@@ -47,6 +54,7 @@ POISON = b"poison"
 def _quick_looks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forward_rounds, "LEADERS_S", 0.05)
+        patch.setattr(forward_rounds, "GONE_S", 0.1)
         patch.setattr(forward_rounds, "IDLE_S", 0.05)
         patch.setattr(forward_rounds, "STRAGGLERS_S_MIN", 0.2)
         yield
@@ -78,9 +86,12 @@ class FakeBroker:
     silent: set[int] = field(default_factory=set)
     """Partitions that take what they are sent and never answer, until they are taken out."""
     leaderless: set[int] = field(default_factory=set)
+    gone: set[tuple[str, int]] = field(default_factory=set)
+    """Partitions that their topics do not have any more."""
     forbidden: set[str] = field(default_factory=set)
     refuses: bool = True
     """Whether poison is refused."""
+    refusal: type[KafkaError] = MessageSizeTooLargeError
     is_down: bool = False
     loses_answers: bool = False
     """What is sent is stored, and its sender never told."""
@@ -97,8 +108,11 @@ class FakeBroker:
     async def partition(self, _: str, key: bytes) -> int:
         return sum(key) % PARTITIONS
 
-    def has_leader(self, _: str, partition: int) -> bool:
-        return partition not in self.leaderless
+    def has_leader(self, topic: str, partition: int) -> bool:
+        return partition not in self.leaderless and self.is_there(topic, partition)
+
+    def is_there(self, topic: str, partition: int) -> bool:
+        return (topic, partition) not in self.gone
 
     async def look_for_leaders(self) -> None:
         await asyncio.sleep(0)
@@ -115,7 +129,7 @@ class FakeBroker:
         if topic in self.forbidden:
             raise TopicAuthorizationFailedError(topic)
         if self.refuses and any(POISON in record.value for record in found):
-            raise MessageSizeTooLargeError("poison")
+            raise self.refusal("poison")
         offset = len(self.records[topic, partition])
         self.records[topic, partition] += found
         self.arrivals.append(found)
@@ -145,7 +159,11 @@ class FakeVerdicts:
     async def of(self, _: object, topic: str, __: float = 0.0) -> TopicVerdict:
         return self.condemned.get(topic) or TopicVerdict(topic)
 
-    async def of_all(self, _: object, topics: Sequence[str]) -> dict[str, TopicVerdict]:
+    @property
+    def refused(self) -> dict[str, TopicVerdict]:
+        return self.condemned
+
+    async def of_all(self, _: object, topics: Sequence[str], __: float = 0.0) -> dict[str, TopicVerdict]:
         return {topic: self.condemned.get(topic) or TopicVerdict(topic) for topic in topics}
 
     def acquit(self, topic: str) -> None:
@@ -381,18 +399,23 @@ async def test_a_topic_that_is_forbidden_again_costs_one_reading_each_time(tmp_p
     assert sorted(values) == sorted([b"ok", *(b"%d" % n for n in range(40))])
 
 
-async def test_refused_records_are_found_by_halving_and_nobody_else_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusal", [MessageSizeTooLargeError, for_code(87)])
+async def test_refused_records_are_found_by_halving_and_nobody_else_waits(
+    tmp_path: Path, refusal: type[KafkaError]
+) -> None:
+    """Error 87, INVALID_RECORD, is one that aiokafka does not know by itself."""
     async with opened(tmp_path / "buffer.db") as buffer:
         for n in range(0, 200, 20):
             poisoned = [reading("a", b"%d %s" % (m, POISON if m in {77, 78} else b"")) for m in range(n, n + 20)]
             assert await store(buffer, poisoned + [reading("b", b"%d" % m) for m in range(n, n + 20)])
         async with uplink(buffer) as line:
+            line.broker.refusal = refusal
             await until(lambda: len(line.broker.records["device-thermo", 2]) == 200)
             await drained(buffer)
         refused = await buffer.quarantined(range(10))
     values = [int(record.value.split()[0]) for record in line.broker.records["device-thermo", 1]]
     assert values == [n for n in range(200) if n not in {77, 78}]
-    assert {input_.reason for input_ in refused.values()} == {"broker-refused: MessageSizeTooLargeError"}
+    assert {input_.reason for input_ in refused.values()} == {f"broker-refused: {refusal.__name__}"}
     assert len(refused) == 2
     assert all(isinstance(error, RefusedError) for error in line.ended)
 
@@ -407,6 +430,21 @@ async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> Non
         refused = await buffer.quarantined(range(1, 60))
     assert len(line.broker.of("device-thermo")) == 50
     assert len(refused) == 50
+
+
+async def test_the_log_tells_readings_that_are_quarantined_from_the_gateways_own_words(tmp_path: Path) -> None:
+    topics = ("device-secret", "gateway-events", "gateway-quarantine")
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.verdicts.condemned |= {topic: TopicVerdict(topic, "topic-compacted") for topic in topics}
+        with capture_logs() as lines:
+            line.front_door.event("boot", None)
+            assert await store(buffer, [reading("a", b"%d" % n, "device-secret") for n in range(3)])
+            await drained(buffer)
+        assert len(await buffer.quarantined(range(10))) == 4
+    said: Counter[str] = Counter()
+    for told in lines:
+        said[told["event"]] += told.get("count", 0)
+    assert (said[REFUSED_READINGS], said[REFUSED_EVENTS], said[REFUSED_REPORTS]) == (3, 1, 4)
 
 
 async def test_readings_of_this_boot_wait_for_its_clock_and_former_ones_do_not(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,9 +15,12 @@ from gateway.buffer import Buffer
 from gateway.clock_gateway import WallClock
 from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder, _is_as_good
+from gateway.forward_memory import UplinkState
+from gateway.housekeeping import LaneTurns
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_topics import TopicVerdict
+from gateway.lanes import LanePolicy
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from tests.buffers import CLOCK, opened, store, until
 from tests.kafka_peers import API_VERSIONS
@@ -71,9 +74,18 @@ class Link:
     carried_bytes = wire_bytes
 
 
+async def nothing_to_do() -> None:
+    """No lane begins with a session."""
+
+
 @asynccontextmanager
 async def forwarding(
-    buffer: Buffer, monkeypatch: pytest.MonkeyPatch, broker: Broker, clock: WallClock = CLOCK, **changes: object
+    buffer: Buffer,
+    monkeypatch: pytest.MonkeyPatch,
+    broker: Broker,
+    clock: WallClock = CLOCK,
+    on_session: Callable[[], Awaitable[None]] = nothing_to_do,
+    **changes: object,
 ) -> AsyncIterator[list[float]]:
     """A forwarder whose sessions are the broker's; gives when each began."""
     sessions: list[float] = []
@@ -89,7 +101,7 @@ async def forwarding(
     monkeypatch.setattr(forward_kafka, "LOOK_S", 0.1)
     kafka = kafka_settings(backoff_s_max=0.2, **changes)
     front_door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
-    forwarder = Forwarder(buffer, front_door, GATEWAY, kafka, lambda: clock)
+    forwarder = Forwarder(buffer, front_door, GATEWAY, kafka, lambda: clock, on_session)
     forwarder._memory.verdicts = Verdicts()  # type: ignore[assignment]
     task = asyncio.create_task(forwarder.run())
     try:
@@ -124,6 +136,24 @@ async def test_a_clock_that_is_never_learnt_is_waited_for_once_however_often_the
             assert len(sessions) >= 2
 
 
+async def test_what_came_in_during_an_outage_is_backlog_when_the_first_session_sends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = kafka_settings(lane_s_min=0.0)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
+        lanes = LaneTurns(door, buffer, LanePolicy(kafka, time.monotonic()))
+        await lanes.look(UplinkState(up=False))
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(100)])
+        broker = Broker()
+        async with forwarding(
+            buffer, monkeypatch, broker, on_session=lanes.session_begins, backlog_topic="{topic}.backlog"
+        ):
+            await until(lambda: buffer.state.rows == 0)
+    assert broker.of("device-thermo") == []
+    assert len(broker.of("device-thermo.backlog")) == 100
+
+
 async def test_an_address_that_changes_while_a_session_is_opened_begins_another_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +168,7 @@ async def test_an_address_that_changes_while_a_session_is_opened_begins_another_
     async with speaking(serve) as port, opened(tmp_path / "buffer.db") as buffer:
         kafka = KafkaSettings((f"127.0.0.1:{port}",), request_timeout_s=30.0, connect_timeout_s=5.0)
         front_door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
-        forwarder = Forwarder(buffer, front_door, GATEWAY, kafka, lambda: CLOCK)
+        forwarder = Forwarder(buffer, front_door, GATEWAY, kafka, lambda: CLOCK, nothing_to_do)
         # As an earlier session left it.
         forwarder._peers, forwarder._own = frozenset({("127.0.0.1", port)}), frozenset({"10.0.0.2"})
         task = asyncio.create_task(forwarder.run())

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,22 +18,30 @@ import msgspec
 import pytest
 import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import CloseReason
 from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.metadata import MetadataRequest
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import Broker, kafka_broker
 from gateway import kafka_link
 from gateway.kafka_link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaFileError, KafkaLink
 from gateway.kafka_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
+from gateway.kafka_topics import read_cluster
 from gateway.name_lookup import Address, names
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
 from tests.stream_server import speaking
 
-METADATA_REQUEST = aiokafka.client.MetadataRequest([])
+METADATA_REQUEST = MetadataRequest([])
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+
+@pytest.fixture(autouse=True)
+def without_experience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests met at an address does not count."""
+    monkeypatch.setattr(kafka_link, "_experience", kafka_link._Experience())
 
 
 def link_to(*addresses: str, **settings: Any) -> KafkaLink:
@@ -132,6 +141,39 @@ async def test_the_admin_client_takes_the_options(kafka: Broker) -> None:
 
 
 @pytest.mark.kafka
+async def test_a_topic_is_not_made_by_asking_for_it_nor_are_others_told(tmp_path: Path) -> None:
+    """As where one is deleted under a session: its client asks again, and a broker makes topics by default."""
+    with kafka_broker(tmp_path, auto_create_topics=True) as broker:
+        link = link_to(broker.bootstrap)
+        async with client_of(link) as client:
+            await client.bootstrap()
+            admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+            await admin.start()
+            try:
+                await admin.create_topics([NewTopic("device-thermo", 1, 1)])
+                assert "device-thermo" in (await read_cluster(admin)).topics
+                await client.force_metadata_update()
+                assert not client.cluster.topics(), "which ask for none, and are told of none"
+                await client.set_topics(("device-thermo",))
+                await until_asked(client, is_there=True)
+                await admin.delete_topics(["device-thermo"])
+                await until_asked(client, is_there=False)
+                for _ in range(10):
+                    await client.force_metadata_update()
+                    await asyncio.sleep(0.05)
+                assert "device-thermo" not in (await read_cluster(admin)).topics
+            finally:
+                await admin.close()
+
+
+async def until_asked(client: AIOKafkaClient, *, is_there: bool) -> None:
+    async with asyncio.timeout(20):
+        while ("device-thermo" in client.cluster.topics()) != is_there:
+            await client.force_metadata_update()
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.kafka
 async def test_a_broker_without_tls_is_told_as_that(kafka: Broker) -> None:
     assert "most likely it does not speak TLS" in await refused_in_words(
         link_to(kafka.bootstrap, tls=KafkaTlsSettings())
@@ -168,7 +210,10 @@ def test_what_is_used_of_the_clients_private_parts_is_there() -> None:
     """Where this fails, `_Connection` must be looked at again beside aiokafka/conn.py."""
     for name in ("connect", "_do_version_lookup", "_do_sasl_handshake", "_create_reader_task", "_idle_check"):
         assert callable(getattr(aiokafka.conn.AIOKafkaConnection, name))
-    for name in ("send", "close", "_handle_frame"):
+    for name in ("step", "_step", "create_salted_password"):
+        assert callable(getattr(aiokafka.conn.ScramAuthenticator, name))
+    assert vars(MetadataRequest(["a"])) == {"_topics": ["a"], "_allow_auto_topic_creation": None}
+    for name in ("send", "close", "_handle_frame", "authenticator_scram"):
         assert name in vars(kafka_link._Connection)
         assert name in vars(aiokafka.conn.AIOKafkaConnection)
     assert aiokafka.__version__.startswith("0.14.")
@@ -229,6 +274,116 @@ async def test_of_several_addresses_the_refusal_is_told(
         answering(monkeypatch, *addresses)
         words = await refused_in_words(link_to("kafka.example:9092", connect_timeout_s=0.6))
         assert words == "nothing listens at kafka.example:9092"
+
+
+async def test_vanished_addresses_of_bootstrap_do_not_hold_up_the_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
+) -> None:
+    in_order(monkeypatch)
+    dialled = counted_dials(monkeypatch)
+    vanished = [f"{host}:{silent[1]}" for host in ("127.0.0.2", "v1", "v2", "v3", "v4")]
+    async with speaking(FakeBroker()) as port:
+        # Each of them would take a minute.
+        link = link_to(*vanished, f"127.0.0.1:{port}", connect_timeout_s=60)
+        addresses = names.addresses
+
+        async def found(host: str, port: int) -> list[Address]:
+            return await addresses("127.0.0.2" if host.startswith("v") else host, port)
+
+        monkeypatch.setattr(names, "addresses", found)
+        async with asyncio.timeout(30):
+            async with client_of(link) as client:
+                await client.bootstrap()
+            dialled.clear()
+            # The next client begins with the one that answered, and so does the next session.
+            for each in (link, link_to(*vanished, f"127.0.0.1:{port}", connect_timeout_s=60)):
+                async with client_of(each) as client:
+                    await client.bootstrap()
+        assert {address[3] for address in dialled} == {("127.0.0.1", port)}
+        assert link.fault is None
+
+
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have addresses of bootstrap tried as they are written."""
+    monkeypatch.setattr(aiokafka.conn.random, "shuffle", lambda _: None)
+
+
+def counted_dials(monkeypatch: pytest.MonkeyPatch) -> list[Address]:
+    """The addresses that are dialled from now on."""
+    dialled: list[Address] = []
+    dial = KafkaLink._dial
+
+    async def counted(self: KafkaLink, address: Address, of: kafka_link._Connection) -> BrokerSocket:
+        dialled.append(address)
+        return await dial(self, address, of)
+
+    monkeypatch.setattr(KafkaLink, "_dial", counted)
+    return dialled
+
+
+@pytest.mark.parametrize("answers", [frozenset(), frozenset({API_VERSIONS})])
+async def test_one_of_bootstrap_that_takes_connections_and_says_nothing_does_not_hold_up_another(
+    answers: frozenset[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_order(monkeypatch)
+    monkeypatch.setattr(kafka_link, "OPENING_S", 0.1)
+    async with speaking(FakeBroker(answers=answers)) as sick, speaking(FakeBroker()) as well:
+        link = link_to(f"127.0.0.1:{sick}", f"127.0.0.1:{well}", connect_timeout_s=60)
+        async with client_of(link) as client, asyncio.timeout(30):
+            await client.bootstrap()
+
+
+@pytest.mark.parametrize("answers", [frozenset(), None])
+async def test_a_sick_address_of_a_name_does_not_hide_the_next(
+    answers: frozenset[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that says nothing, or something else; the other answers."""
+    monkeypatch.setattr(kafka_link, "OPENING_S", 0.1)
+
+    async def nonsense(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    sick = nonsense if answers is None else FakeBroker(answers=answers)
+    async with speaking(sick) as first, speaking(FakeBroker()) as second:
+        answering(monkeypatch, ("127.0.0.1", first), ("127.0.0.1", second))
+        link = link_to("kafka.example:9092", connect_timeout_s=60)
+        async with client_of(link) as client, asyncio.timeout(30):
+            await client.bootstrap()
+        assert link.fault is None
+
+
+async def test_of_more_addresses_than_are_tried_at_a_time_the_others_are_tried_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kafka_link, "ADDRESSES_MAX", 2)
+    async with speaking(FakeBroker()) as port:
+        answering(monkeypatch, ("127.0.0.1", 1), ("127.0.0.1", 2), ("127.0.0.1", port))
+        link = link_to("kafka.example:9092")
+        await refused_in_words(link)
+        link.abort()  # nothing is left alone
+        async with client_of(link) as client:
+            await client.bootstrap()
+
+
+def test_in_what_order_addresses_are_tried() -> None:
+    experience = kafka_link._Experience()
+
+    def ordered() -> str:
+        return "".join(sorted("abc", key=experience.order))
+
+    assert ordered() == "abc", "nothing is known"
+    experience.failed("a")
+    assert ordered() == "bca"
+    experience.answered("c")
+    assert ordered() == "cba"
+    experience.failed("b")
+    assert ordered() == "cab", "who failed longest ago may be well again"
+    # As where the way was gone: all failed, and the one that answered before is the likeliest.
+    experience.failed("c")
+    experience.failed("a", "b")
+    assert ordered() == "cab"
+    experience.failed(*range(2 * kafka_link.PAUSES_MAX))
+    assert len(experience._failed_s) == kafka_link.PAUSES_MAX
 
 
 def test_families_take_turns() -> None:
@@ -292,14 +447,7 @@ async def test_an_address_that_a_broker_gives_and_nobody_reaches_is_told() -> No
 
 
 async def test_an_address_that_failed_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    dialled = []
-    dial = KafkaLink._dial
-
-    async def counted(self: KafkaLink, addresses: list[Address], of: kafka_link._Connection) -> BrokerSocket:
-        dialled.extend(addresses)
-        return await dial(self, addresses, of)
-
-    monkeypatch.setattr(KafkaLink, "_dial", counted)
+    dialled = counted_dials(monkeypatch)
     link = link_to("127.0.0.1:1")
     with link.entered():
         for _ in range(100):
@@ -418,7 +566,9 @@ async def test_what_came_through_does_not_fall_when_a_connection_closes() -> Non
 async def test_abort_ends_what_is_being_connected_and_blames_nobody(
     monkeypatch: pytest.MonkeyPatch, silent: tuple[str, int]
 ) -> None:
-    answering(monkeypatch, silent)
+    monkeypatch.setattr(kafka_link, "STAGGER_S", 60)
+    dialled = counted_dials(monkeypatch)
+    answering(monkeypatch, silent, ("127.0.0.1", 1))
     link = link_to("kafka.example:9092", connect_timeout_s=60)
     with link.entered():
         attempt = asyncio.create_task(aiokafka.client.create_conn("kafka.example", 9092))
@@ -426,9 +576,29 @@ async def test_abort_ends_what_is_being_connected_and_blames_nobody(
     link.abort()
     with pytest.raises(KafkaConnectionError, match="given up"):
         await asyncio.wait_for(attempt, 5)
+    assert [address[3] for address in dialled] == [silent], "the next address is not tried"
     assert not link._sockets
     assert link.fault is None
     assert not link._pauses
+
+
+async def test_abort_ends_a_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def never(_host: str, _port: int) -> list[Address]:
+        asked.set()
+        await asyncio.sleep(60)
+        return []
+
+    monkeypatch.setattr(names, "addresses", never)
+    link = link_to("kafka.example:9092", connect_timeout_s=60)
+    async with client_of(link) as client:
+        attempt = asyncio.create_task(client.bootstrap())
+        await asked.wait()
+        link.abort()
+        with pytest.raises(KafkaConnectionError):
+            await asyncio.wait_for(attempt, 5)
+    assert link.fault is None
 
 
 async def test_abort_fails_the_requests_that_wait() -> None:
@@ -530,7 +700,8 @@ async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host:
     async with speaking(speak, host=host) as port:
         link = link_to("kafka.example:9092")
         connection = kafka_link._Connection(link, "kafka.example", 9092, {})
-        link_socket = await link._dial(await names.addresses(host, port), connection)
+        (address,) = await names.addresses(host, port)
+        link_socket = await link._dial(address, connection)
         before = link.wire_bytes()
         assert 0 < before <= 4 * 80, "a handshake"
         reader, writer = await asyncio.open_connection(sock=link_socket)
@@ -595,6 +766,19 @@ async def test_a_certificate_for_another_name_is_told_with_its_names(
         told = "for kafka.example, kafka-2.example, 10.0.0.5, and not for"
         assert words == f"the certificate of localhost:{port} is {told} localhost"
         assert f"{told} 127.0.0.1" in await refused_in_words(link_to(f"127.0.0.1:{port}", tls=tls))
+
+
+async def test_the_certificate_for_another_name_is_told_of_a_name_that_is_not_ascii(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with speaking(FakeBroker(), server_context(authority.signed("DNS:kafka.example"))) as port:
+        answering(monkeypatch, ("127.0.0.1", port))
+        words = await refused_in_words(
+            link_to("b\u00fccher.example:9093", tls=KafkaTlsSettings(ca=authority.certificate))
+        )
+    assert words == (
+        "the certificate of b\u00fccher.example:9093 is for kafka.example, and not for b\u00fccher.example"
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -744,6 +928,19 @@ async def test_a_wrong_password_is_told_and_never_shown(
     assert "horse" not in repr(link) + repr(link._files) + repr(link.faults) + caplog.text
 
 
+async def test_a_broker_does_not_have_this_box_compute_for_as_long_as_it_likes(sasl: KafkaSaslSettings) -> None:
+    asked = kafka_link.SCRAM_ITERATIONS_MAX + 1
+    broker = FakeBroker(mechanisms=("SCRAM-SHA-512",), takes_mechanism=True, iterations=asked)
+    async with speaking(broker) as port:
+        words = await refused_in_words(link_to(f"127.0.0.1:{port}", sasl=sasl))
+        assert f"127.0.0.1:{port} asks for more than {asked - 1} iterations of SCRAM" in words
+        # As many as brokers ask for are computed, and the log-in goes on: its server knows no password.
+        broker.iterations = 4096
+        words = await refused_in_words(link_to(f"127.0.0.1:{port}", sasl=sasl))
+        assert "answers the log-in with what does not fit it" in words
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("log-in")} == {"log-in_0"}
+
+
 @pytest.mark.parametrize(
     ("tls", "with_sasl", "protocol"),
     [
@@ -766,6 +963,27 @@ def test_the_protocol_follows_the_settings(
 
 
 # -- files ----------------------------------------------------------------------------------------
+
+
+def test_one_context_serves_until_what_it_was_made_of_changes(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds all authorities of the box, and while Kafka is away a session begins every few seconds."""
+
+    def context(ca: Path | None) -> Any:
+        return link_to("kafka.example:9092", tls=KafkaTlsSettings(ca=ca)).options()["ssl_context"]
+
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.certificate.read_bytes())
+    first = context(ca)
+    assert context(ca) is first
+    ca.write_bytes(ca.read_bytes() + b"\n")
+    assert context(ca) is not first
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca))
+    trusted = context(None)
+    assert context(None) is trusted
+    os.utime(ca, (1, 1))
+    assert context(None) is not trusted, "what this box trusts was changed"
 
 
 def test_files_that_change_are_told_and_half_written_ones_are_not(

@@ -49,6 +49,8 @@ def alert(reason: str) -> ssl.SSLError:
         (socket.gaierror(socket.EAI_NONAME, "x"), "the name kafka.example does not resolve: DNS knows no", "written"),
         (socket.gaierror(socket.EAI_NODATA, "x"), "the name kafka.example does not resolve: DNS knows no", "written"),
         (socket.gaierror(socket.EAI_AGAIN, "x"), "does not resolve: this box's DNS does not answer", "resolv.conf"),
+        (socket.gaierror(socket.EAI_FAIL, "x"), "does not resolve: a DNS server answers, and refuses", "may ask"),
+        (socket.gaierror(socket.EAI_MEMORY, "x"), "does not resolve: this box has no memory, or no thread", "free -m"),
         (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "nothing listens at kafka.example:9092", "is the broker up"),
         (TimeoutError(), "kafka.example:9092 does not answer: nothing comes back", "firewall on the way"),
         (TimeoutError(errno.ETIMEDOUT, "x"), "kafka.example:9092 does not answer", "is kafka.bootstrap right"),
@@ -60,7 +62,7 @@ def alert(reason: str) -> ssl.SSLError:
     ],
 )
 def test_connecting(error: OSError, words: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reach, "_has_way_out", lambda: True)
+    monkeypatch.setattr(kafka_reach, "_has_default_route", lambda: True)
     fault = reach_words(error, "kafka.example", 9092, BOOTSTRAP)
     assert words in fault.words
     assert hint in fault.hint
@@ -68,15 +70,58 @@ def test_connecting(error: OSError, words: str, hint: str, monkeypatch: pytest.M
 
 
 def test_a_look_up_that_takes_too_long_is_a_dead_dns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reach, "_has_way_out", lambda: True)
+    monkeypatch.setattr(kafka_reach, "_has_default_route", lambda: True)
     fault = reach_words(TimeoutError(), "kafka.example", 9092, BOOTSTRAP, stage="name")
     assert fault.words == "the name kafka.example does not resolve: this box's DNS does not answer"
 
 
-def test_a_dead_dns_and_no_network_at_all_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_reach, "_has_way_out", lambda: False)
+def test_what_this_box_lacks_for_a_look_up_is_not_called_a_dead_dns() -> None:
+    # What Python makes of EAI_SYSTEM.
+    error = OSError(errno.EMFILE, "Too many open files")
+    fault = reach_words(error, "kafka.example", 9092, BOOTSTRAP, stage="name")
+    assert fault.words == "the name kafka.example does not resolve: Too many open files"
+    assert "ulimit" in fault.hint
+
+
+def test_a_name_that_nobody_can_be_asked_for_is_none() -> None:
+    fault = reach_words(UnicodeError("label too long"), "x" * 70, 9092, BOOTSTRAP, stage="name")
+    assert "does not resolve: DNS knows no such name" in fault.words
+
+
+def test_a_dead_dns_and_no_way_out_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_reach, "_has_default_route", lambda: False)
     fault = reach_words(socket.gaierror(socket.EAI_AGAIN, "x"), "kafka.example", 9092, BOOTSTRAP)
-    assert fault.words == "the name kafka.example does not resolve: this box has no network"
+    assert fault.words.endswith("does not resolve: no DNS server answers, and this box has no default route")
+
+
+FOUR = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
+DOCKER = "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n"
+ETHERNET = "eth0\t00000000\t0101A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+ZERO = "0" * 32
+ROUTER = f"{ZERO} 00 {ZERO} 00 fd{'0' * 29}1 00000400 00000003 00000000 00000003     eth0\n"
+OWN_SIX = f"fd{'0' * 30} 40 {ZERO} 00 {ZERO} 00000100 00000001 00000000 00000001     eth0\n"
+# What the kernel has always: it refuses whatever no other route leads to.
+REFUSES = f"{ZERO} 00 {ZERO} 00 {ZERO} ffffffff 00000001 00000000 00200200       lo\n"
+
+
+@pytest.mark.parametrize(
+    ("four", "six", "leads_out"),
+    [
+        (FOUR + ETHERNET, REFUSES, True),
+        (FOUR, OWN_SIX + ROUTER + REFUSES, True),
+        (FOUR + ETHERNET, None, True),
+        # Networks that this box is in itself, one of them of its containers alone.
+        (FOUR + DOCKER, OWN_SIX + REFUSES, False),
+        (FOUR, None, False),
+        # A box that may not look.
+        (None, None, True),
+    ],
+)
+def test_only_a_default_route_leads_out(tmp_path: Path, four: str | None, six: str | None, *, leads_out: bool) -> None:
+    for name, table in (("route", four), ("ipv6_route", six)):
+        if table is not None:
+            (tmp_path / name).write_text(table)
+    assert kafka_reach._has_default_route(tmp_path) is leads_out
 
 
 def test_an_address_that_a_broker_gave_is_told_as_such() -> None:
@@ -85,7 +130,60 @@ def test_an_address_that_a_broker_gave_is_told_as_such() -> None:
         assert fault.words.endswith("; a broker gave this address as its own (advertised.listeners)")
         assert "kafka-1.internal" in fault.words
         assert "advertised.listeners" in fault.hint
+        # The name stands in no setting of this box's, and each thing is said once.
+        assert "kafka.bootstrap" not in fault.words + fault.hint
+        assert f"{fault.words} {fault.hint}".count("this box can reach") == 1
     assert "advertised" not in reach_words(TimeoutError(), "::1", 9092, BOOTSTRAP).hint
+
+
+def test_an_advertised_name_that_does_not_resolve_here_is_mended_at_either_end() -> None:
+    """As of a broker in a container, which names itself by a name that is known there alone."""
+    fault = reach_words(socket.gaierror(socket.EAI_NONAME, "x"), "c0ffee", 9092, BOOTSTRAP, stage="name")
+    assert fault.hint == (
+        "set advertised.listeners of that broker to an address that this box can reach, or have this name known here, "
+        "by this box's DNS or a line in /etc/hosts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "stage", "is_reached"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "x"), "name", False),
+        (ConnectionRefusedError(111, "x"), "connect", False),
+        (TimeoutError(), "connect", False),
+        # Something takes connections, and may be a way that leads nowhere.
+        (TimeoutError(), "tls", False),
+        (TimeoutError(), "versions", False),
+        (alert("WRONG_VERSION_NUMBER"), "tls", True),
+        (ConnectionResetError(), "versions", True),
+        (SaslAuthenticationFailed("x"), "login", True),
+        (ssl.SSLCertVerificationError(1, "x"), "tls", True),
+    ],
+)
+def test_who_refuses_was_reached(error: BaseException, stage: Stage, *, is_reached: bool) -> None:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        error.verify_code, error.verify_message = 20, "x"
+    assert reach_words(error, "kafka.example", 9092, SASL, stage=stage).is_reached is is_reached
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        (
+            "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+            "does not accept this gateway's certificate: by its clock that has expired",
+        ),
+        ("SSLV3_ALERT_CERTIFICATE_REVOKED", "does not accept this gateway's certificate: that was revoked"),
+        ("SSLV3_ALERT_BAD_CERTIFICATE", "does not accept this gateway's certificate"),
+    ],
+)
+def test_what_a_broker_says_of_a_certificate_is_told_in_words(reason: str, words: str) -> None:
+    fault = reach_words(alert(reason), "kafka.example", 9092, CERTIFIED, stage="versions")
+    assert fault.words == f"kafka.example:9092 {words}"
+    fault = reach_words(alert(reason), "kafka.example", 9092, TLS, stage="versions")
+    assert fault.words == (
+        "kafka.example:9092 ends the TLS handshake: it seems to want a certificate of this gateway, and none is set"
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,6 +207,7 @@ def test_an_address_that_a_broker_gave_is_told_as_such() -> None:
         ),
         (BOOTSTRAP, "versions", caused_by(ConnectionResetError()), "most likely it wants TLS", "[kafka.tls]"),
         (BOOTSTRAP, "versions", TimeoutError(), "does not answer Kafka's first request", "connect_timeout_s"),
+        (BOOTSTRAP, "request", TimeoutError(), "does not answer Kafka's first request", "longer kafka.request_timeout"),
         (BOOTSTRAP, "versions", caused_by(ValueError("x")), "is no Kafka broker", "port"),
         (BOOTSTRAP, "request", asyncio.IncompleteReadError(b"", 4), "most likely it wants a log-in", "[kafka.sasl]"),
         (SASL, "request", asyncio.IncompleteReadError(b"", 4), "closes the connection at the first request", "log"),

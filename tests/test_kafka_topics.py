@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    IncompatibleBrokerVersion,
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
@@ -21,7 +22,12 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     RequestTimedOutError,
 )
-from aiokafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse_v2
+from aiokafka.protocol.admin import (
+    CreateTopicsRequest,
+    CreateTopicsResponse_v3,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse_v2,
+)
 from aiokafka.protocol.metadata import MetadataResponse_v5
 from aiokafka.structs import BrokerMetadata
 from hypothesis import given
@@ -29,6 +35,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
+from gateway import kafka_topics
 from gateway.buffer_rows import Lane, Row, Series
 from gateway.clock_gateway import WallClock
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
@@ -51,14 +58,19 @@ from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, 
 from tests.kafka_admin import administered, allow, create_topic
 from tests.kafka_cluster import Listener, kafka_cluster
 
+UNKNOWN_SERVER_ERROR = -1
 UNKNOWN_TOPIC = 3
+LEADER_NOT_AVAILABLE = 5
 REQUEST_TIMED_OUT = 7
 INVALID_TOPIC = 17
 TOPIC_AUTHORIZATION_FAILED = 29
 TOPIC_ALREADY_EXISTS = 36
+INVALID_PARTITIONS = 37
 INVALID_REPLICATION_FACTOR = 38
 INVALID_CONFIG = 40
+NOT_CONTROLLER = 41
 POLICY_VIOLATION = 44
+THROTTLING_QUOTA_EXCEEDED = 89
 
 SETTINGS = KafkaSettings(("kafka:9092",))
 SOUND = {
@@ -364,6 +376,12 @@ def test_a_missing_topic_is_unknown(config_code: int, partitions_code: int) -> N
     refused = _refusal("t", config_code, partitions_code, None, SETTINGS)
     assert refused is not None
     assert refused.reason == "topic-unknown"
+    assert refused.hint.startswith(
+        "it does not exist; create it: kafka-topics.sh --bootstrap-server kafka:9092 --create"
+    )
+    settings = " --topic t --partitions 3 --replication-factor 3 --config message.timestamp.type=LogAppendTime "
+    assert settings + "--config min.insync.replicas=2; or set kafka.create_topics = true" in refused.hint
+    assert "sluice check --create-topics" in refused.hint
 
 
 def test_a_lasting_no_is_a_verdict() -> None:
@@ -371,30 +389,32 @@ def test_a_lasting_no_is_a_verdict() -> None:
     invalid = _refusal("t", INVALID_TOPIC, INVALID_TOPIC, None, SETTINGS)
     assert invalid is not None
     assert invalid.reason == "topic-refused"
-    assert _creation_refusal("t", 0, [None], SETTINGS) is None
-    assert _creation_refusal("t", TOPIC_ALREADY_EXISTS, [], SETTINGS) is None
-    for code in (TOPIC_AUTHORIZATION_FAILED, POLICY_VIOLATION, INVALID_CONFIG):
-        refused = _creation_refusal("t", code, ["as I say"], SETTINGS)
-        assert refused is not None
-        assert refused.reason == "topic-not-created"
+    for code in (TOPIC_AUTHORIZATION_FAILED, POLICY_VIOLATION, INVALID_CONFIG, INVALID_PARTITIONS):
+        refused = _creation_refusal("t", code, "as I say", SETTINGS)
+        assert (refused.reason, refused.usable, refused.waits) == ("topic-not-created", False, False)
         assert "as I say" in refused.hint
         assert ("--operation Create " in refused.hint) == (code == TOPIC_AUTHORIZATION_FAILED)
 
 
-@pytest.mark.parametrize("code", [REQUEST_TIMED_OUT, INVALID_REPLICATION_FACTOR, -1])
+@pytest.mark.parametrize(
+    "code", [REQUEST_TIMED_OUT, LEADER_NOT_AVAILABLE, NOT_CONTROLLER, UNKNOWN_SERVER_ERROR, 32_000]
+)
 def test_trouble_in_the_cluster_sends_nothing_to_the_quarantine(code: int) -> None:
-    for codes in ((code, 0), (0, code)):
-        with pytest.raises(KafkaError):
-            _refusal("t", *codes, None, SETTINGS)
-    with pytest.raises(KafkaError):
-        _creation_refusal("t", code, ["not now"], SETTINGS)
+    verdicts = [_refusal("t", *codes, "not now", SETTINGS) for codes in ((code, 0), (0, code))]
+    for verdict in (*verdicts, _creation_refusal("t", code, "not now", SETTINGS)):
+        assert verdict is not None
+        assert (verdict.usable, verdict.waits) == (False, True)
+        assert "(not now): its readings wait on this box" in verdict.hint
 
 
 # -- a cluster, as it answers ---------------------------------------------------------------------
 
 
 class Answers:
-    """A client of three brokers, of which the first cannot be reached; its answers are aiokafka's own."""
+    """A client of three brokers, of which the first cannot be reached; its answers are aiokafka's own.
+
+    It describes every topic that it is asked for, but for those that it does not know or is told of a code for.
+    """
 
     def __init__(
         self, partitions: Sequence[tuple[int, int, int, list[int], list[int], list[int]]], up: set[int]
@@ -407,6 +427,17 @@ class Answers:
         self.asked: list[int] = []
         self.failing: dict[int, KafkaError] = {}
         """What asking a broker ends with that is connected."""
+        self.controller: BrokerMetadata | None = None
+        self.unknown: set[str] = set()
+        self.codes: dict[str, int] = {}
+        """What describing these topics ends with."""
+        self.creations: dict[str, list[tuple[int, str | None]]] = {}
+        """What creating these topics ends with, one time after the other, and always the last; others are made."""
+        self.replicas_asked: list[int] = []
+        self.created_by = 0
+        """The broker that was asked to create topics last."""
+        self.is_renewed = False
+        """Whether metadata were asked for again."""
 
     def brokers(self) -> list[BrokerMetadata]:
         return [BrokerMetadata(node, f"kafka{node}", 9092, None) for node in sorted(self._up)]
@@ -418,11 +449,37 @@ class Answers:
         self.asked.append(node)
         if node in self.failing:
             raise self.failing[node]
+        if isinstance(request, CreateTopicsRequest):
+            self.created_by = node
+            self.replicas_asked.append(request.create_topic_requests[0][2])
+            assert request.timeout is not None
+            assert request.timeout < SETTINGS.request_timeout_s * 1000, "it answers before it is given up"
+            return CreateTopicsResponse_v3(0, [self._created(each[0]) for each in request.create_topic_requests])
         if isinstance(request, DescribeConfigsRequest):
             entries: list[object] = [(key, value, False, 5, False, []) for key, value in SOUND.items()]
-            return DescribeConfigsResponse_v2(0, [(0, "", 2, "t", entries)])
+            named = [(kind, name) for kind, name, _ in request._resources]
+            return DescribeConfigsResponse_v2(0, [(self._code(name), "", kind, name, entries) for kind, name in named])
         brokers = [(broker.nodeId, broker.host, broker.port, None) for broker in self.brokers()]
-        return MetadataResponse_v5(0, brokers, "cluster", 1, [(0, "t", False, self._partitions)])
+        topics = [(self._code(name), name, False, self._partitions) for name in request._topics or ["t"]]
+        return MetadataResponse_v5(0, brokers, "cluster", 1, topics)
+
+    async def force_metadata_update(self) -> bool:
+        self.is_renewed = True
+        return True
+
+    def _code(self, topic: str) -> int:
+        return UNKNOWN_TOPIC if topic in self.unknown else self.codes.get(topic, 0)
+
+    def _created(self, topic: str) -> tuple[str, int, str | None]:
+        first, *rest = self.creations.get(topic, [(0, None)])
+        if rest:
+            self.creations[topic] = rest
+        return (topic, *first)
+
+
+def answers() -> Answers:
+    """Of a cluster whose topics are sound."""
+    return Answers([(0, 0, 1, [1, 2, 3], [1, 2, 3], [])], {1, 2, 3})
 
 
 async def test_a_topic_is_judged_by_any_broker_that_can_be_reached_and_with_all_that_there_are() -> None:
@@ -468,6 +525,147 @@ async def test_a_cluster_that_cannot_be_reached_is_no_verdict() -> None:
         await inspect_topics(Answers([], {1}), ["t"], SETTINGS)
 
 
+async def test_a_topic_that_cannot_be_described_just_now_waits_and_the_others_are_judged() -> None:
+    cluster = answers()
+    cluster.codes["b"] = LEADER_NOT_AVAILABLE
+    verdicts = await inspect_topics(cluster, ["a", "b", "c"], SETTINGS)
+    assert [(each.topic, each.usable, each.waits) for each in verdicts] == [
+        ("a", True, False),
+        ("b", False, True),
+        ("c", True, False),
+    ]
+
+
+@pytest.mark.parametrize("code", [UNKNOWN_SERVER_ERROR, REQUEST_TIMED_OUT, NOT_CONTROLLER, THROTTLING_QUOTA_EXCEEDED])
+async def test_a_topic_that_cannot_be_created_just_now_waits_and_the_others_are_made(code: int) -> None:
+    cluster = answers()
+    cluster.creations["b"] = [(code, "not now")]
+    verdicts = {each.topic: each for each in await create_topics(cluster, ["a", "b", "c"], SETTINGS)}
+    assert {topic for topic, each in verdicts.items() if each.usable and each.made} == {"a", "c"}
+    assert (verdicts["b"].reason, verdicts["b"].usable, verdicts["b"].waits) == ("topic-not-created", False, True)
+    assert "not now" in verdicts["b"].hint
+    assert cluster.is_renewed == (code == NOT_CONTROLLER), "the next look asks the broker that it is now"
+
+
+async def test_a_cluster_that_wants_more_replicas_says_so_and_the_others_are_made() -> None:
+    cluster = answers()
+    cluster.creations["b"] = [(INVALID_REPLICATION_FACTOR, "the replication factor must be 5 at least")]
+    verdicts = {each.topic: each for each in await create_topics(cluster, ["a", "b"], SETTINGS)}
+    assert verdicts["a"].usable
+    refused = verdicts["b"]
+    assert (refused.reason, refused.usable, refused.waits) == ("topic-not-created", False, False), "it would stay so"
+    assert refused.hint.startswith("the cluster refused to create it with 3 replicas, and with fewer: the replication")
+    assert "must be 5 at least; set kafka.replicas" in refused.hint
+    assert cluster.replicas_asked == [3, 2, 1]
+    (alone,) = await create_topics(cluster, ["b"], structs.replace(SETTINGS, replicas=1))
+    assert "with 1 replica: the replication" in alone.hint
+
+
+async def test_one_who_asked_is_told_whether_a_topic_was_there_before() -> None:
+    cluster = answers()
+    cluster.creations["there"] = [(TOPIC_ALREADY_EXISTS, None)]
+    cluster.creations["small"] = [(INVALID_REPLICATION_FACTOR, None), (0, None)]
+    verdicts = {each.topic: each for each in await create_topics(cluster, ["there", "new", "small"], SETTINGS)}
+    assert all(each.usable for each in verdicts.values())
+    assert {topic: each.made for topic, each in verdicts.items()} == {"there": False, "new": True, "small": True}
+    assert not any(each.made for each in await inspect_topics(cluster, ["there", "new"], SETTINGS))
+
+
+async def test_a_created_topic_that_is_not_known_everywhere_yet_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_topics, "CREATION_S_MAX", 0.0)
+    cluster = answers()
+    cluster.unknown, cluster.codes = {"unknown"}, {"leaderless": LEADER_NOT_AVAILABLE}
+    verdicts = await create_topics(cluster, ["unknown", "leaderless", "sound"], SETTINGS)
+    assert {each.topic: (each.usable, each.waits) for each in verdicts} == {
+        "unknown": (False, True),
+        "leaderless": (False, True),
+        "sound": (True, False),
+    }
+
+
+async def test_a_created_topic_is_looked_at_until_it_has_leaders() -> None:
+    class Slow(Answers):
+        def _code(self, topic: str) -> int:
+            return self.codes.pop(topic, 0)
+
+    cluster = Slow([(0, 0, 1, [1, 2, 3], [1, 2, 3], [])], {1, 2, 3})
+    cluster.codes["t"] = LEADER_NOT_AVAILABLE
+    (made,) = await create_topics(cluster, ["t"], SETTINGS)
+    assert made.usable
+    assert made.made
+
+
+async def test_where_no_client_can_create_topics_that_is_a_verdict() -> None:
+    class Shut(Answers):
+        async def send(self, node: int, request: Any) -> Any:
+            if isinstance(request, CreateTopicsRequest):
+                raise IncompatibleBrokerVersion("CreateTopicsRequest cannot be used if the API version is unknown")
+            return await super().send(node, request)
+
+    (refused,) = await create_topics(Shut([], {2}), ["t"], SETTINGS)
+    assert (refused.reason, refused.waits) == ("topic-not-created", False)
+    assert "do it by hand" in refused.hint
+
+
+async def test_a_topic_of_which_the_cluster_says_nothing_waits() -> None:
+    class Forgetful(Answers):
+        async def send(self, node: int, request: Any) -> Any:
+            response = await super().send(node, request)
+            if isinstance(request, CreateTopicsRequest):
+                response.topic_errors = response.topic_errors[1:]
+            return response
+
+    cluster = Forgetful([(0, 0, 1, [1, 2, 3], [1, 2, 3], [])], {1, 2, 3})
+    verdicts = await create_topics(cluster, ["a", "b"], SETTINGS)
+    assert {each.topic: (each.usable, each.waits) for each in verdicts} == {"a": (False, True), "b": (True, False)}
+
+
+async def test_the_controller_is_asked_to_create_topics_and_any_other_broker_where_it_is_not_reached() -> None:
+    for controller, asked in ((3, [3]), (2, [2]), (1, [2, 3])):
+        cluster = answers()
+        # The others would be asked first otherwise.
+        cluster._conns = {(node, 0): SimpleNamespace(connected=lambda: True) for node in {2, 3} - {controller}}
+        cluster.controller = BrokerMetadata(controller, f"kafka{controller}", 9092, None)
+        (made,) = await create_topics(cluster, ["t"], SETTINGS)
+        assert made.usable
+        assert cluster.created_by in asked
+
+
+async def test_metadata_that_name_no_controller_are_no_trouble() -> None:
+    """While one is elected, or where clients are not told: whoever is asked hands it on, or says that it cannot."""
+    (made,) = await create_topics(answers(), ["t"], SETTINGS)
+    assert made.usable
+    electing = answers()
+    electing.creations["t"] = [(NOT_CONTROLLER, None)]
+    (waits,) = await create_topics(electing, ["t"], SETTINGS)
+    assert waits.waits
+    assert "NotControllerError" in waits.hint
+
+
+async def test_controllers_that_say_nothing_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them nothing is created, and readings are taken as ever."""
+    monkeypatch.setattr(kafka_topics, "ANSWER_S_MAX", 0.05)
+
+    class Silent(Answers):
+        async def send(self, node: int, request: Any) -> Any:
+            if isinstance(request, CreateTopicsRequest):
+                await asyncio.Event().wait()
+            return await super().send(node, request)
+
+    cluster = Silent([], {2})
+    closed: list[int] = []
+    cluster._conns[2, 0] = SimpleNamespace(connected=lambda: True, close=lambda: closed.append(2))
+    (waits,) = await create_topics(cluster, ["t"], SETTINGS)
+    assert (waits.reason, waits.waits) == ("topic-not-created", True)
+    assert "are its controllers well?" in waits.hint
+    assert closed == [2], "what is asked next there would wait for the answer"
+
+
+async def test_nothing_is_created_where_no_broker_can_be_reached() -> None:
+    with pytest.raises(NodeNotReadyError, match="none of the brokers"):
+        await create_topics(Answers([], {1}), ["t"], SETTINGS)
+
+
 # -- a real broker --------------------------------------------------------------------------------
 
 
@@ -504,7 +702,11 @@ async def test_topics_of_a_broker_are_judged_by_what_takes_effect(kafka: Broker)
         "small": "",
         "gone": "topic-unknown",
     }
-    sound, small = verdicts[2], verdicts[4]
+    gone, sound, small = verdicts[1], verdicts[2], verdicts[4]
+    # The cluster has one broker.
+    assert " --replication-factor 1 --config message.timestamp.type=LogAppendTime --config min.insync.replicas=1;" in (
+        gone.hint
+    )
     assert (sound.flaws, sound.batch_bytes_max) == ((), 1_048_588)
     assert sound.summary.endswith("keeps readings for 7 d, 1 replica"), "the broker's default"
     assert small.batch_bytes_max == 5_000
@@ -520,7 +722,8 @@ async def test_a_topic_is_created_sound_with_as_many_replicas_as_there_are_broke
         cluster = await read_cluster(admin, ["made-sound"])
         assert [each.replicas for each in cluster.topics["made-sound"][1]] == [(1,), (1,)]
         (again,) = await create_topics(admin, ["made-sound"], settings)
-        assert again == made
+        assert made.made
+        assert again == replace(made, made=False)
         assert await create_topics(admin, [], settings) == []
         (invalid,) = await create_topics(admin, ["no name"], settings)
         assert invalid.reason == "topic-not-created"

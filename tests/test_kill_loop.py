@@ -24,7 +24,7 @@ import asyncio
 from gateway import cli, intake
 from gateway.buffer_runs import DeviceRuns
 from gateway.duplicate_window import Verdict
-DeviceRuns.admit = lambda self, series, boot, sequence, payload: Verdict.NEW
+DeviceRuns.admit = lambda self, series, boot, sequence, payload, lane, received_us: Verdict.NEW
 take = intake.FrontDoor.take
 def forgetful(self, readings, done, marks=()):
     # Late, so that each kill finds readings that are stored and not acknowledged.

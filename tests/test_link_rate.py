@@ -1,10 +1,22 @@
-"""The size of a request follows the link: what it takes within a share of the time-out, and no less than it could."""
+"""The size of a request follows the link: what it takes within a share of the time-out, and no less than it could.
+
+When its bytes were carried says how wide the link is; when it was answered does not.
+"""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.link_rate import BYTES_MIN, FIRST_BYTES, LATENCY_REQUESTS, SHARE, SMALL_SHARE, LinkRate
+from gateway.link_rate import (
+    ANSWERED_SHARE_MAX,
+    BYTES_MIN,
+    FIRST_BYTES,
+    LATENCY_REQUESTS,
+    SHARE,
+    SMALL_SHARE,
+    LinkRate,
+    Passage,
+)
 
 TIMEOUT_S = 30.0
 TARGET_S = TIMEOUT_S * SHARE
@@ -193,6 +205,68 @@ def test_after_a_time_out_the_former_rate_is_not_believed() -> None:
     assert link.bytes_in(1.0) == int(BYTES_MAX / 2 / TARGET_S)
 
 
+@pytest.mark.parametrize("answered_s", [13.5, 18.0, 24.0, 26.5])
+def test_a_broker_that_answers_late_is_sent_as_much_as_another_in_the_end(answered_s: float) -> None:
+    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+    for _ in range(200):
+        link.acknowledged(link.request_bytes_max, 0.5, answered_s)
+    assert link.request_bytes_max == BYTES_MAX
+
+
+def test_many_answers_one_after_the_other_halve_what_is_sent_at_a_time_and_not_the_rate() -> None:
+    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+    full_requests(link, 10, 1_000_000)
+    link.acknowledged(BYTES_MAX, 1.0, 1.9 * TIMEOUT_S)
+    assert link.request_bytes_max == BYTES_MAX
+    link.acknowledged(BYTES_MAX, 1.0, 2.1 * TIMEOUT_S)
+    assert link.request_bytes_max == BYTES_MAX // 2
+    assert link.bytes_per_s == pytest.approx(1_000_000, rel=0.01)
+
+
+def test_bytes_are_under_way_until_the_last_was_carried_and_not_until_it_was_answered() -> None:
+    passage = Passage(100.0, 5_000)
+    is_carried = []
+    for now_s, link_bytes in ((100.5, 5_400), (101.0, 6_000), (110.0, 6_000)):
+        passage.look(now_s, 1_000, link_bytes)
+        is_carried.append(passage.is_carried)
+    assert is_carried == [False, True, True]
+    assert (passage.sending_s, passage.answered_s) == (1.0, 10.0)
+    assert (passage.handed_s, passage.moved_s) == (100.0, 101.0)
+
+
+def test_what_is_answered_before_the_first_look_was_under_way_all_the_time() -> None:
+    passage = Passage(100.0, 0)
+    passage.look(100.25, 1_000, 1_060)
+    assert (passage.sending_s, passage.answered_s) == (0.25, 0.25)
+
+
+def test_a_batch_that_goes_when_the_one_before_it_was_answered_begins_anew() -> None:
+    passage = Passage(100.0, 0)
+    passage.look(101.0, 1_000, 1_000)
+    passage.look(110.0, 1_000, 1_000)
+    passage.look(111.0, 2_000, 1_500)
+    assert not passage.is_carried
+    assert passage.handed_s == 110.0
+    passage.look(112.0, 2_000, 2_000)
+    assert (passage.sending_s, passage.answered_s) == (3.0, 12.0)
+
+
+def test_a_round_behind_another_request_is_not_under_way() -> None:
+    passage = Passage(100.0, 0)
+    passage.look(120.0, 0, 60)
+    assert passage.is_carried
+    passage.look(121.0, 1_000, 1_060)
+    assert (passage.sending_s, passage.answered_s) == (1.0, 1.0)
+
+
+def test_nothing_moves_where_nothing_is_carried() -> None:
+    passage = Passage(100.0, 5_000)
+    for second in range(1, 11):
+        passage.look(100.0 + second, 1_000, 5_000)
+    assert not passage.is_carried
+    assert (passage.handed_s, passage.moved_s) == (100.0, 100.0)
+
+
 @pytest.mark.parametrize(("timeout_s", "bytes_max"), [(0.0, BYTES_MAX), (-1.0, BYTES_MAX), (30.0, BYTES_MIN - 1)])
 def test_what_cannot_be_kept_to_is_refused(timeout_s: float, bytes_max: int) -> None:
     with pytest.raises(ValueError, match="time-out above 0"):
@@ -255,6 +329,17 @@ def test_a_fall_of_the_rate_costs_no_more_time_outs_than_it_has_halvings(
     assert failed <= 10
     assert all(in_time for _, in_time in sent[failed:])
     assert latency_s + sent[-1][0] / bytes_per_s <= TARGET_S * 1.05
+
+
+@given(st.floats(FIRST_BYTES / (TIMEOUT_S / 2), 1e8))
+def test_a_narrow_way_that_a_proxy_hides_times_out_no_request_that_grew(bytes_per_s: float) -> None:
+    """Whatever takes bytes at once and passes them on slowly: they seem to be carried, and the answer is late."""
+    link = LinkRate(TIMEOUT_S, BYTES_MAX)
+    for _ in range(40):
+        size = link.request_bytes_max
+        assert size / bytes_per_s <= TIMEOUT_S * ANSWERED_SHARE_MAX * 1.01
+        link.acknowledged(size, 0.01, size / bytes_per_s)
+    assert link.request_bytes_max >= min(BYTES_MAX, bytes_per_s * TIMEOUT_S / 2)
 
 
 @given(st.lists(st.tuples(st.floats(0.0, SMALL_SHARE), st.floats(0.0, TIMEOUT_S)), max_size=50), rates)

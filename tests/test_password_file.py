@@ -19,12 +19,17 @@ def test_the_first_line_is_the_password(tmp_path: Path, content: str) -> None:
     assert read_password(written(tmp_path, content.encode())) == "correct horse"
 
 
+def test_a_byte_order_mark_is_no_part_of_the_password(tmp_path: Path) -> None:
+    assert read_password(written(tmp_path, b"\xef\xbb\xbfcorrect horse\r\n")) == "correct horse"
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "words"),
     [
         (b"correct horse", 0o440, "can be read by others; run: chmod 0400"),
         (b"correct horse", 0o402, "can be read by others"),
         (b"\n", 0o400, "password_file is empty"),
+        (b"\xef\xbb\xbf\n", 0o400, "password_file is empty"),
         (b"correct horse \xff", 0o400, "is not UTF-8 text"),
         (b"horse" * PASSWORD_BYTES_MAX, 0o400, "more than 65535 bytes"),
     ],

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,33 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("mosquitto_pub") is None, reason="mosquitto-clients is not installed"),
 ]
 UNREACHABLE = "127.0.0.1:1"
+
+
+@asynccontextmanager
+async def relay(port: int, bootstrap: str) -> AsyncIterator[None]:
+    """The way to the broker at `bootstrap`, by another port of this box; it ends with the block."""
+    host, _, behind = bootstrap.rpartition(":")
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_broker, to_broker = await asyncio.open_connection(host, int(behind))
+        tasks.update(asyncio.create_task(copy(*way)) for way in ((reader, to_broker), (from_broker, writer)))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def drained(config: Path) -> None:
@@ -68,6 +97,25 @@ async def test_readings_are_acknowledged_without_kafka_and_follow_when_it_is_the
         records = await consume_until(kafka.bootstrap, 5, "later-thermo")
         await drained(config)
     assert [header(record, "ce_devicesequence") for record in records] == ["0", "1", "2", "3", "4"]
+
+
+async def test_what_came_in_while_kafka_was_away_goes_to_the_backlog_topic_alone(kafka: Broker, tmp_path: Path) -> None:
+    mqtt_port, kafka_port = free_port(), free_port()
+    config = write_config(tmp_path, f"127.0.0.1:{kafka_port}", mqtt_port, "away")
+    lanes = '[kafka]\nbacklog_topic = "{topic}.backlog"\nlane_s_min = 1.0\nbackoff_s_max = 1.0'
+    config.write_text(config.read_text().replace("[kafka]", lanes))
+    with daemon(config, mqtt_port):
+        publish(mqtt_port, "device/42/thermo", "1")
+        publish(mqtt_port, "device/42/thermo", "2")
+        await asyncio.sleep(2.5)
+        async with relay(kafka_port, kafka.bootstrap):
+            await drained(config)
+            publish(mqtt_port, "device/42/thermo", "3")
+            (live,) = await consume_until(kafka.bootstrap, 1, "away-thermo")
+            behind = await consume_until(kafka.bootstrap, 2, "away-thermo.backlog")
+            await drained(config)
+    assert live.value == b"3"
+    assert [record.value for record in behind] == [b"1", b"2"]
 
 
 async def test_killed_in_the_middle_nothing_acknowledged_is_missing_and_nothing_is_stored_twice(
@@ -140,11 +188,11 @@ async def test_what_cannot_be_forwarded_goes_aside_and_the_next_one_passes(kafka
     """Promise P6: unroutable, too large for Kafka, and a topic that would delete it early."""
     port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "poison")
-    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nrecord_bytes_max = 4096"))
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nrecord_bytes_max = 65536"))
     await create_topic(kafka.bootstrap, "poison-dated", **{"message.timestamp.type": "CreateTime"})
     with daemon(config, port):
         publish(port, "kitchen", "unroutable")
-        publish(port, "device/42/thermo", "x" * 5000)
+        publish(port, "device/42/thermo", "x" * 65_400)
         publish(port, "device/42/dated", "1")
         publish(port, "device/42/thermo", "21.5")
         (passed,) = await consume_until(kafka.bootstrap, 1, "poison-thermo")

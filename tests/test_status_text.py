@@ -64,6 +64,49 @@ def test_a_broker_that_cannot_be_reached() -> None:
     assert advice == "sluice check says what to do"
 
 
+def test_a_broker_that_is_reached_is_not_called_unreachable() -> None:
+    why = "kafka.example:9092 refuses the log-in of user gw1: user or password is wrong"
+    first, *_ = uplink(glance({"up": False, "error": why, "barred": True, "since": clock(10, 2)}))
+    assert first.startswith(f"Kafka CANNOT BE USED since 10:02 UTC: {why}; 18,204 readings")
+
+
+def test_what_ends_in_a_question_is_not_gone_on_with() -> None:
+    first, *_ = uplink(glance(DOWN | {"error": "have the two been mixed up?"}))
+    assert first.startswith("Kafka UNREACHABLE: have the two been mixed up? 18,204 readings and events safe on disk")
+
+
+@pytest.mark.parametrize("state", [DOWN, {"up": False, "quota_used_up": True}])
+def test_how_much_is_safe_is_told_once(state: dict[str, Any]) -> None:
+    lines = [*status_lines(glance(state))]
+    assert sum("safe on disk" in line for line in lines) == 1
+    assert any(line.startswith("buffer      the oldest of boot + 0:00:00") for line in lines)
+    # Before the first attempt has failed nothing else tells it.
+    lines = [*status_lines(glance({"up": False, "error": None}))]
+    assert any(line.startswith("buffer      18,204 rows safe on disk, the oldest of") for line in lines)
+
+
+def test_the_oldest_is_told_once() -> None:
+    oldest_us = glance({}).now.boottime_us - 9_000_000
+    assert uplink(glance({"up": True, "live_oldest_us": oldest_us})) == ["up"]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, "1 since the start came without the boot and seq that its route is to find"),
+        (1, "it is stored, but stored twice if it is sent again; correct what its sensor sends"),
+        (1_200, "1,200 since the start came without the boot and seq that their route is to find"),
+        (1_200, "they are stored, but one that is sent again is stored twice; correct what these sensors send"),
+    ],
+)
+def test_readings_without_the_identity_that_was_promised(count: int, words: str) -> None:
+    seen = glance({"up": True})
+    assert seen.answer is not None
+    seen.answer["counts"] = {"identity-missing": count}
+    (line,) = (line for line in status_lines(seen) if line.startswith("identity"))
+    assert words in line
+
+
 @pytest.mark.parametrize(
     ("room", "words", "then"),
     [
@@ -125,6 +168,12 @@ def test_times_are_those_of_whoever_reads_them() -> None:
     assert uplink(glance({"up": True, "since": clock(10, 2)}, zone=there)) == ["up since 2026-03-14 23:02 UTC+13:00"]
     seen = glance({"up": True, "since": clock(10, 2)}, zone=timezone(timedelta(hours=1), "CET"))
     assert uplink(seen) == ["up since 11:02 CET"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 29.9, 30.0, 31.0, 59.9])
+def test_what_began_lies_never_in_the_future(seconds: float) -> None:
+    assert uplink(glance({"up": True, "since": clock(11, 59) + seconds})) == ["up since 11:59 UTC"]
+    assert uplink(glance(DOWN | {"since": clock(11, 59) + seconds}))[0].startswith("Kafka UNREACHABLE since 11:59 UTC:")
 
 
 @pytest.mark.parametrize("until", [clock(0, 0, day=15), clock(0, 0, day=15) - 0.4, clock(0, 0, day=15) + 29])
@@ -198,7 +247,7 @@ def test_one_is_told_as_one() -> None:
     assert any("1 reading or event from earlier is still to go" in line for line in lines)
     assert any("; 1 reading or event safe on disk" in line for line in uplink(glance(DOWN, rows=1)))
     found = structs.replace(glance(None).found, devices=(DeviceStatus("42", "b", 1, None),))
-    assert "devices     1 that sends a sequence of their own" in [*status_lines(glance(None, found=found))]
+    assert "devices     1 that sends a sequence of its own" in [*status_lines(glance(None, found=found))]
 
 
 def test_many_of_them_are_counted() -> None:

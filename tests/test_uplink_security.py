@@ -284,7 +284,8 @@ REFUSED = {
     "wrong-host-name": Refusal("OTHERNAME", lambda papers: papers.tls(), r"other\.example.*not for 127\.0\.0\.1"),
     "expired": Refusal("EXPIRED", lambda papers: papers.tls(), r"certificate.*expired.*clock"),
     "wrong-password-plain": _wrong_password("PLAIN"),
-    "wrong-password-scram": _wrong_password("SCRAM-SHA-512"),
+    "wrong-password-scram-256": _wrong_password("SCRAM-SHA-256"),
+    "wrong-password-scram-512": _wrong_password("SCRAM-SHA-512"),
     "mechanism-not-offered": Refusal("ONEWAY", _login("SCRAM-SHA-512"), r"SCRAM-SHA-512.*it takes: SCRAM-SHA-256"),
     "client-certificate-missing": Refusal("MUTUAL", lambda papers: papers.tls(), r"want.* certificate of this gateway"),
     "client-certificate-of-a-stranger": Refusal(
@@ -323,6 +324,7 @@ async def told_why(site: Site, words: str) -> None:
                 error = uplink["error"]
                 if error is not None and re.search(words, error):
                     assert not uplink["up"]
+                    assert uplink["barred"], "it is reached, and refuses"
                     break
                 await asyncio.sleep(0.5)
     except TimeoutError:
@@ -385,6 +387,29 @@ async def test_a_password_changed_at_the_broker_and_in_the_file(broker: Broker, 
             await told_why(site, rf"{USER}.*password is wrong")
             papers.log_in_by(changed)
             await arrives(site, 1)
+        finally:
+            await kafka_admin.set_password(broker.plain, USER, "SCRAM-SHA-256", PASSWORD)
+        assert changed not in await everything_told(site)
+
+
+async def test_a_password_that_changes_under_a_session_that_works_begins_another(
+    broker: Broker, papers: Papers, tmp_path: Path
+) -> None:
+    """The broker lets those that are logged in go on; the next outage must not meet the former password."""
+    changed = "changed-" + os.urandom(6).hex()
+    site = Site(tmp_path, "replaced", broker.at("LOGIN"), broker.plain, _login("SCRAM-SHA-256")(papers))
+    with site.daemon():
+        publish(site, 0)
+        await arrives(site, 0)
+        try:
+            await kafka_admin.set_password(broker.plain, USER, "SCRAM-SHA-256", changed)
+            papers.log_in_by(changed)
+            async with asyncio.timeout(BACK_S_MAX):
+                while "has changed: connecting anew" not in site.log:
+                    await asyncio.sleep(0.1)
+            publish(site, 1)
+            await arrives(site, 1)
+            assert "uplink is down" not in site.log
         finally:
             await kafka_admin.set_password(broker.plain, USER, "SCRAM-SHA-256", PASSWORD)
         assert changed not in await everything_told(site)

@@ -19,6 +19,7 @@ from tests.bench.report import Result
 from tests.gateways import header
 
 ROWS, ROWS_QUICK = 5_000_000, 300_000
+ROWS_BESIDE, ROWS_BESIDE_QUICK = 10_000_000, 300_000
 IDLE_S, IDLE_QUICK_S = 15, 3
 PROBES_PER_S = 100
 PROBE = "probe"
@@ -52,8 +53,8 @@ async def drain(bench: Bench) -> list[Result]:
 
 
 async def latency(bench: Bench) -> list[Result]:
-    """Live readings, from their receipt until a consumer has them, beside a backlog and without one."""
-    rows = bench.pick(ROWS, ROWS_QUICK)
+    """Live readings, from their receipt until a consumer has them, beside a backlog of 10 million and without one."""
+    rows = bench.pick(ROWS_BESIDE, ROWS_BESIDE_QUICK)
     filled = await backlog(bench, rows, STREAM)
     before = await _probed(bench, None, 0)
     beside = await _probed(bench, filled, rows)

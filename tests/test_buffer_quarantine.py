@@ -1,0 +1,67 @@
+"""What leaves the quarantine: to be sent, or for good, and then it is counted."""
+
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from gateway.buffer_losses import LOSS_TYPE, loss_body
+from gateway.buffer_rows import Loss, Quarantined, Series
+from gateway.buffer_status import read_status
+from tests.buffers import entry, losses, opened, rows, store
+
+
+async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transaction(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        told = Loss("43", "refused-qos0", "boot-0", 5, 1, 2)
+        own = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
+        event = Series("gateway-events", "gw1", "", "boot", "sluice.gateway.boot", "application/json")
+        for series, payload in ((own, msgspec.json.encode(loss_body(told))), (event, b"{}")):
+            await store(buffer, [replace(entry(payload), series=series)])
+        report, started = (row.series for row in await rows(buffer))
+        for input_ in (
+            Quarantined("no-route", b"raw", "", "kitchen", 7),
+            *(
+                Quarantined("no-route", b"raw", "42", "shed", 8, event_us=3 + n, device_boot="b", device_sequence=n)
+                for n in range(2)
+            ),
+            Quarantined("topic-unknown", msgspec.json.encode(loss_body(told)), "", "loss", 9, series=report),
+            Quarantined("topic-unknown", b"{}", "", "boot", 9, series=started),
+            Quarantined("topic-unknown", b"no loss record", "", "loss", 10, series=report),
+        ):
+            await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
+        assert await buffer.drop_quarantined([1, 2, 3, 4, 5, 6, 99]) == 6
+        assert await buffer.drop_quarantined([1, 2]) == 0
+        assert await buffer.quarantined(range(1, 7)) == {}
+    assert read_status(path).losses == {
+        "quarantine-dropped": 3,
+        "gateway-events-dropped": 2,
+        "refused-qos0": 5,
+    }, "on the disk, before anything is reported"
+    async with opened(path) as buffer:
+        found = {(loss.device, loss.reason): loss for loss in await losses(buffer)}
+    of_device = found["42", "quarantine-dropped"]
+    assert (of_device.count, of_device.first_us, of_device.last_us) == (2, 3, 4)
+    assert (of_device.device_boot, of_device.first_sequence, of_device.last_sequence) == ("b", 0, 1)
+    assert found["", "quarantine-dropped"].count == 1
+    assert found["43", "refused-qos0"] == told
+
+
+async def test_what_is_taken_out_of_the_quarantine_to_be_sent_is_not_lost(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        input_ = Quarantined("no-route", b"raw", "", "kitchen", 1)
+        await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
+        await buffer.requeue(buffer.id, {1: entry(b"raw")}, {})
+        assert await losses(buffer) == []
+
+
+async def test_what_makes_room_there_is_counted_with_its_sequence(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", quarantine_rows_max=1) as buffer:
+        for sequence in range(3):
+            input_ = Quarantined(
+                "topic-unknown", b"raw", "42", "shed", 7, event_us=5, device_boot="b", device_sequence=sequence
+            )
+            await buffer.quarantine(buffer.id, [replace(entry(b"report"), quarantined=input_)], [])
+        (loss,) = await losses(buffer)
+        assert loss == Loss("42", "quarantine-overflow", buffer.boot_id, 2, 5, 5, "b", 0, 1)

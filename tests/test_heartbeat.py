@@ -1,0 +1,70 @@
+"""Heartbeats: what may still come is never before the low watermark."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gateway import buffer_salvage
+from gateway.buffer import Buffer
+from gateway.buffer_attachment import Attachment
+from gateway.buffer_rows import Quarantined
+from gateway.buffer_schema import corruption
+from gateway.heartbeat import Heartbeat
+from gateway.kafka_record import rfc3339
+from tests.buffers import CLOCK, confirm, entry, opened, rows, store, until
+from tests.test_forward_rounds import GATEWAY, Uplink, kafka_settings
+
+NOW_US = 5_000_000
+
+
+def heartbeat(buffer: Buffer) -> Heartbeat:
+    front_door = Uplink(buffer, kafka_settings()).front_door
+    return Heartbeat(buffer, front_door, GATEWAY, "gateway-events", lambda: CLOCK)
+
+
+def wall(boottime_us: int) -> str:
+    return rfc3339(CLOCK.at(boottime_us)).decode()
+
+
+async def test_what_is_taken_in_again_meanwhile_is_told_of_once_at_least(tmp_path: Path) -> None:
+    """A reading moves from the quarantine to the rows that wait: it is in the one or the other."""
+    async with opened(tmp_path / "buffer.db") as buffer:
+        input_ = Quarantined("no-route", b"x", "42", "device/42/thermo", 7)
+        assert await store(buffer, [replace(entry(b"report"), quarantined=input_)])
+        await confirm(buffer, await rows(buffer))
+        beat = asyncio.create_task(heartbeat(buffer)._body(NOW_US, CLOCK, {}))
+        await asyncio.sleep(0)
+        await buffer.requeue(buffer.id, {}, {1: entry(received_us=7)})
+        told = await beat
+        assert told["pending"] or told["quarantined"]
+        again = await heartbeat(buffer)._body(NOW_US, CLOCK, {})
+        assert (again["low_watermark"], again["quarantined"]) == (wall(7), [])
+
+
+async def test_nothing_is_promised_while_a_damaged_file_is_salvaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_salvage, "WAIT_S", 0.05)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(b"%d" % n, received_us=7) for n in range(10)])
+        assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(7)
+        with monkeypatch.context() as patch:
+            # As where there is no room.
+            patch.setattr(Attachment, "_adopt_now", lambda *_: False)
+            await buffer._call(lambda: buffer._fail(corruption("found just now")))
+            told = await heartbeat(buffer)._body(NOW_US, CLOCK, {})
+            assert (told["pending"], told["low_watermark"]) == ([], None)
+        await until(lambda: bool(buffer.salvaged))
+        assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] is not None
+        await confirm(buffer, await rows(buffer))
+        assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(NOW_US)
+
+
+async def test_a_salvaged_lane_has_its_floor(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(received_us=7)])
+        await buffer._call(lambda: buffer._fail(corruption("found just now")))
+        await until(lambda: bool(buffer.salvaged))
+        assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(7)
