@@ -10,7 +10,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct, structs
 
-from gateway.kafka_link import KafkaFileError, KafkaLink
+from gateway.kafka_files import KafkaFileError
+from gateway.kafka_link import KafkaLink
 from gateway.kafka_reach import address as spelled
 from gateway.kafka_topics import (
     ADMIN_CONFIG,

@@ -20,7 +20,8 @@ from gateway.forward_rounds import REFUSALS, RebuildError, RefusedError, Rounds
 from gateway.heartbeat import Heartbeat
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
-from gateway.kafka_link import KafkaFileError, KafkaLink
+from gateway.kafka_files import KafkaFileError
+from gateway.kafka_link import KafkaLink
 from gateway.kafka_session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
 from gateway.network_watch import AddressWatch, is_own_address, source_address
 from gateway.reading import Mark

@@ -8,10 +8,8 @@ version in pyproject.toml, and a test that fails where one of them changes.
 """
 
 import asyncio
-import hashlib
 import random
 import socket
-import ssl
 import time
 import weakref
 from collections import deque
@@ -19,9 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 import aiokafka.client
@@ -38,14 +34,12 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
-from gateway.check_certificates import FILE_BYTES_MAX
-from gateway.client_tls import ClientTlsError, client_context, trusted_stamp
+from gateway.kafka_files import KafkaFileError, UnusableFiles, digests_of, mode_of, read_files, shown_certificates
 from gateway.kafka_reach import HOST_SHOWN_MAX, Fault, Stage, plain_words, reach_words
 from gateway.kafka_reach import address as spelled
 from gateway.kafka_socket import BrokerSocket
 from gateway.name_lookup import Address, names
-from gateway.password_file import PasswordFileError, read_password
-from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from gateway.settings import KafkaSettings
 
 STAGGER_S: Final = 0.25
 """How long an address is waited for before the next one of the same name is tried beside it (RFC 8305, section 5)."""
@@ -67,22 +61,14 @@ SCRAM_ITERATIONS_MAX: Final = 1_000_000
 """More of them are refused: a broker, or who speaks in its place, asks for them, and 4096 are usual."""
 _BOOTSTRAP: Final = ("bootstrap.invalid", 1)
 """What aiokafka is told to begin with: it stands for all of `kafka.bootstrap`, and is no name of DNS (RFC 2606)."""
-_CERTIFICATE_MESSAGE: Final = 11
-"""`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""
 
 log = structlog.get_logger()
 
 _current: ContextVar["KafkaLink | None"] = ContextVar("kafka_link", default=None)
 _STAGES: Final = get_args(Stage)
 _GIVEN_UP: Final = "given up, as the network is another one or the session ends"
-_shown: ContextVar[list[bytes]] = ContextVar("shown_certificates")
-"""Of the connection that is being made: gets the certificates that its broker shows."""
 _log_in: Final = ThreadPoolExecutor(1, thread_name_prefix="log-in")
 """Computes what SCRAM wants, which may take seconds on a small box: asyncio's own threads are everybody's."""
-
-
-class KafkaFileError(OSError):
-    """A certificate, key or password cannot be used; the message names the setting and says what to do."""
 
 
 class _IterationsError(Exception):
@@ -142,24 +128,6 @@ class _Pause:
     length_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """What was read of files."""
-
-    context: ssl.SSLContext | None
-    password: str | None = field(repr=False)
-    digests: Mapping[Path, bytes] = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unusable:
-    """Files that were found not to be usable: as long as they are these, nobody needs to look again."""
-
-    digests: Mapping[Path, bytes]
-    modes: Mapping[Path, int]
-    """A password is not read where others may, and that can be mended without another word in the file."""
-
-
 class KafkaLink:
     """The connections of one session with Kafka: how they are made, what became of them, what they carried.
 
@@ -168,10 +136,10 @@ class KafkaLink:
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
-        self._files = _read_files(kafka)
+        self._files = read_files(kafka)
         self._pauses: dict[tuple[str, int], _Pause] = {}
         self._fault: Fault | None = None
-        self._unusable: _Unusable | None = None
+        self._unusable: UnusableFiles | None = None
         self._sockets: dict[BrokerSocket, _Connection] = {}
         """Those that are not closed, and of whom they are."""
         self._attempts: dict[_Connection, asyncio.Timeout] = {}
@@ -219,14 +187,14 @@ class KafkaLink:
         authorities that this box trusts by itself are looked at with each link, and not watched. What cannot be used is
         read once, and logged.
         """
-        digests = _digests(self._kafka)
+        digests = digests_of(self._kafka)
         if digests == self._files.digests:
             return False
-        found = _Unusable(digests, {path: _mode(path) for path in digests})
+        found = UnusableFiles(digests, {path: mode_of(path) for path in digests})
         if found == self._unusable:
             return False
         try:
-            _read_files(self._kafka)
+            read_files(self._kafka)
         except KafkaFileError as error:
             self._unusable = found
             log.warning(
@@ -492,6 +460,9 @@ class KafkaLink:
 
     def _closing(self, link: BrokerSocket) -> None:
         connection = self._sockets.pop(link)
+        if link.fileno() < 0:
+            # A loop that ended left it to the garbage collection, and its counters went first.
+            return
         self._closed_bytes += link.wire_bytes()
         if connection.is_open:
             self._closed_carried_bytes += link.carried_bytes()
@@ -569,7 +540,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         tls: dict[str, Any] = {}
         if self._security_protocol.endswith("SSL"):
             self.stage = "tls"
-            _shown.set(self.shown)
+            shown_certificates.set(self.shown)
             tls = {"ssl": self._ssl_context, "server_hostname": self.tls_name, "ssl_shutdown_timeout": TLS_CLOSE_S}
         # Where this fails, the transport that it made closes the socket.
         transport, _ = await loop.create_connection(lambda: protocol, sock=link, **tls)
@@ -713,85 +684,3 @@ def _expire(bound: asyncio.Timeout) -> None:
     """Have it end at once what it bounds."""
     if not bound.expired():
         bound.reschedule(0)
-
-
-# -- files ----------------------------------------------------------------------------------------
-
-
-def _read_files(kafka: KafkaSettings) -> _Files:
-    """Raises KafkaFileError."""
-    # First what is compared later: a file that changes while it is read has changed since.
-    digests = _digests(kafka)
-    tls = kafka.tls
-    context = None if tls is None else _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca))
-    return _Files(context, None if kafka.sasl is None else _password(kafka.sasl), digests)
-
-
-def _digests(kafka: KafkaSettings) -> dict[Path, bytes]:
-    """SHA-256 of each file that the settings name; empty for one that cannot be read."""
-    paths: list[Path | None] = []
-    if kafka.tls is not None:
-        paths += [kafka.tls.ca, kafka.tls.certificate, kafka.tls.key]
-    if kafka.sasl is not None:
-        paths.append(kafka.sasl.password_file)
-    return {path: _digest(path) for path in paths if path is not None}
-
-
-def _mode(path: Path) -> int:
-    try:
-        return path.stat().st_mode
-    except OSError:
-        return 0
-
-
-def _digest(path: Path) -> bytes:
-    try:
-        # Opening a named pipe would wait for its other end, for ever.
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return hashlib.sha256(file.read(FILE_BYTES_MAX + 1)).digest()
-    except OSError:
-        return b""
-
-
-def _password(sasl: KafkaSaslSettings) -> str:
-    try:
-        return read_password(sasl.password_file)
-    except PasswordFileError as error:
-        raise KafkaFileError(f"kafka.sasl.{error}") from error
-
-
-@lru_cache(maxsize=1)
-def _tls_context(tls: KafkaTlsSettings, _digests: tuple[object, ...], _trusted: tuple[object, ...]) -> ssl.SSLContext:
-    """The context for files as they are: each has all authorities in it, and sessions may begin every few seconds."""
-    try:
-        context = client_context(tls.ca, tls.certificate, tls.key)
-    except ClientTlsError as error:
-        raise KafkaFileError(f"kafka.{error}") from error
-    _watch_certificates(context)
-    return context
-
-
-def _watch_certificates(context: ssl.SSLContext) -> None:
-    """Keep the certificate that a server shows, in `_shown`: OpenSSL gives none that it refused.
-
-    asyncio has a connection's data come in the context of who made it. `_msg_callback` is there for debugging and sees
-    no data of the application. Where some Python has it no longer, the words for a certificate that is refused lack
-    its names and dates, and nothing else.
-    """
-
-    def came(_: ssl.SSLObject, direction: str, version: int, _content: int, message: int, data: bytes) -> None:
-        shown = _shown.get(None)
-        if direction == "read" and message == _CERTIFICATE_MESSAGE and shown is not None:
-            shown[:] = [_first_certificate(data, is_1_3=version >= ssl.TLSVersion.TLSv1_3)]
-
-    context._msg_callback = came  # type: ignore[attr-defined] # noqa: SLF001
-
-
-def _first_certificate(message: bytes, *, is_1_3: bool) -> bytes:
-    """The first certificate, in DER, of a handshake message (RFC 5246, section 7.4.2; RFC 8446, section 4.4.2)."""
-    # Type and length; of TLS 1.3 a context with its length; the list's length.
-    at = 4 + (1 + message[4] if is_1_3 and len(message) > 4 else 0) + 3
-    length = int.from_bytes(message[at : at + 3])
-    return bytes(message[at + 3 : at + 3 + length])

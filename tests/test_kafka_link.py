@@ -25,8 +25,9 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway import kafka_link
-from gateway.kafka_link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaFileError, KafkaLink
+from gateway import kafka_files, kafka_link
+from gateway.kafka_files import KafkaFileError, KafkaFiles
+from gateway.kafka_link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaLink
 from gateway.kafka_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
 from gateway.kafka_topics import read_cluster
 from gateway.name_lookup import Address, names
@@ -1022,13 +1023,13 @@ def test_a_new_file_that_cannot_be_used_is_read_once_and_logged_once(
 ) -> None:
     link = link_to("kafka.example:9092", sasl=sasl)
     reads = []
-    read = kafka_link._read_files
+    read = kafka_files.read_files
 
-    def counted(kafka: KafkaSettings) -> kafka_link._Files:
+    def counted(kafka: KafkaSettings) -> KafkaFiles:
         reads.append(kafka)
         return read(kafka)
 
-    monkeypatch.setattr(kafka_link, "_read_files", counted)
+    monkeypatch.setattr(kafka_link, "read_files", counted)
     sasl.password_file.chmod(0o600)
     with structlog.testing.capture_logs() as lines:
         for content, mode in (("", 0o600), ("battery staple\n", 0o644)):
