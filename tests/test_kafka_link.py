@@ -717,6 +717,17 @@ async def test_bytes_on_the_wire_are_those_of_both_ways_with_their_headers(host:
     assert link.wire_bytes() == link._closed_bytes
 
 
+async def test_a_socket_whose_descriptor_went_first_is_not_counted_and_says_nothing() -> None:
+    """A loop that ends leaves its transports to the garbage collection, which closes descriptors before objects."""
+    async with speaking(FakeBroker()) as port:
+        link = link_to(f"127.0.0.1:{port}")
+        (at,) = await names.addresses("127.0.0.1", port)
+        link_socket = await link._dial(at, kafka_link._Connection(link, "127.0.0.1", port, {}, at))
+        os.close(link_socket.detach())
+        link_socket.close()
+        assert not link._sockets
+
+
 # -- TLS ------------------------------------------------------------------------------------------
 
 
