@@ -1,5 +1,6 @@
 """Rows as batches for Kafka's partitions: where each goes, and what cannot go."""
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -182,7 +183,7 @@ class Batcher:
             lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
             encoder = RecordEncoder(self._gateway, lane, series)
             if verdict.waits:
-                self._routes[of] = _Route(encoder, (verdict.topic, NO_PARTITION), BATCH_BYTES_MAX)
+                self._routes[of] = _Route(encoder, (verdict.topic, NO_PARTITION), sys.maxsize)
                 continue
             partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
             self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max)

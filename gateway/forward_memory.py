@@ -125,8 +125,9 @@ class Memory:
         self._suspects: dict[Partition, _Suspect] = {}
         self._troubles: dict[Partition, _Trouble] = {}
         self._lone_refusals: Counter[str] = Counter()
-        self._unanswered: dict[Partition, dict[int, int]] = {}
-        """By lane: up to which sequence a partition may have rows that it was sent and did not acknowledge."""
+        self._unanswered: dict[Partition, dict[tuple[int, int], int]] = {}
+        """By lane and series: up to which sequence a partition may have rows that it was sent and did not acknowledge.
+        Only rows of one series stand in their order there."""
         self._unsaved: dict[str, Mark] = {}
         self._budget: UplinkBudget | None = None
         self._budget_due_s = 0.0
@@ -234,25 +235,27 @@ class Memory:
 
     def sent_without_answer(self, partition: Partition, rows: Iterable[Row]) -> None:
         """A partition may have these, or not: the connection ended before it said so."""
-        lanes = self._unanswered.setdefault(partition, {})
+        series = self._unanswered.setdefault(partition, {})
         for row in rows:
-            lanes[row.lane] = max(row.sequence, lanes.get(row.lane, row.sequence))
+            of = row.lane, row.series
+            series[of] = max(row.sequence, series.get(of, row.sequence))
 
     def answered(self, partition: Partition, rows: Iterable[Row]) -> None:
-        """It has these, and with them what came before."""
-        lanes = self._unanswered.get(partition)
-        if lanes is not None:
+        """It has these, and with them what came before of the same series."""
+        series = self._unanswered.get(partition)
+        if series is not None:
             for row in rows:
-                if row.sequence >= lanes.get(row.lane, row.sequence + 1):
-                    del lanes[row.lane]
-            if not lanes:
+                of = row.lane, row.series
+                if row.sequence >= series.get(of, row.sequence + 1):
+                    del series[of]
+            if not series:
                 del self._unanswered[partition]
 
     def may_have(self, topics: Collection[str], row: Row) -> bool:
         """Whether one of these topics may have a row that nothing acknowledged."""
         return any(
-            topic in topics and row.sequence <= lanes.get(row.lane, -1)
-            for (topic, _), lanes in self._unanswered.items()
+            topic in topics and row.sequence <= series.get((row.lane, row.series), -1)
+            for (topic, _), series in self._unanswered.items()
         )
 
     def rows_max(self, partition: Partition) -> int:

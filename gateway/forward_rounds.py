@@ -60,6 +60,8 @@ LEADERS_S = 1.0
 """How often the cluster is asked for the leaders of partitions that have none."""
 GONE_S = 10.0
 """How often topics with such a partition are looked at: somebody may have deleted one, or made it anew."""
+TOPIC_S_MAX = 30.0
+"""How long a topic that cannot be created or judged just now is left alone at the most."""
 IDLE_S = 1.0
 """How often rounds that have nothing to send look at what else may have changed."""
 CLOCK_POLL_S = 0.5
@@ -236,7 +238,8 @@ class Rounds:
                 self._supply.pass_over()
             elif partition[1] == NO_PARTITION:
                 del outgoing[partition]
-                self._memory.trouble(partition, pauses=True)
+                if now_s >= self._memory.rests_until_s(partition):
+                    self._memory.trouble(partition, pauses=True)
                 self._park(partition, _Parked(now_s), self._why_waits(partition[0]))
             elif not self._session.has_leader(*partition):
                 # aiokafka would ask for its leader in a loop.
@@ -417,6 +420,8 @@ class Rounds:
             else:
                 # The end of the session ends what is under way.
                 troubles.append(self._give_up(partition))
+        # One that is there again may lose its leader again.
+        self._gone.difference_update(ready)
         if troubles:
             for partition, parked in self._parked.items():
                 if parked.task is not None and partition not in ready:
@@ -434,7 +439,7 @@ class Rounds:
             self._batcher.forget(topic)
             return True
         if number == NO_PARTITION:
-            if now_s < self._memory.rests_until_s(partition):
+            if now_s < min(self._memory.rests_until_s(partition), parked.since_s + TOPIC_S_MAX):
                 return False
             self._batcher.forget(topic)
             return True
@@ -477,7 +482,8 @@ class Rounds:
             self._gone |= {
                 (topic, number)
                 for topic, number in leaderless
-                if topic in due and not (verdicts[topic].usable and self._session.is_there(topic, number))
+                if topic in due and not verdicts[topic].waits
+                if not (verdicts[topic].usable and self._session.is_there(topic, number))
             }
 
     def _under_way(self) -> Iterable[Row]:

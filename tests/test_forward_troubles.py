@@ -4,6 +4,7 @@ Against the broker made of lists of `test_forward_rounds`.
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from gateway import forward_batches, forward_memory, forward_rounds
-from gateway.buffer_rows import Doubt
+from gateway.buffer_rows import Doubt, Row
+from gateway.forward_batches import Batcher
+from gateway.forward_memory import Memory
 from gateway.kafka_topics import TopicVerdict
 from gateway.redrive import Redrive
-from tests.buffers import opened, store, until
-from tests.test_forward_rounds import FakeVerdicts, drained, lane_report, reading, uplink
+from tests.buffers import CLOCK, opened, store, until
+from tests.test_forward_rounds import POISON, FakeVerdicts, drained, kafka_settings, lane_report, reading, uplink
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,72 @@ async def test_readings_of_a_topic_that_cannot_be_made_just_now_wait_and_others_
         assert [record.value for record in line.broker.of("device-late")] == [b"0", b"1", b"2"]
         assert not line.memory.state.parked
         assert not await buffer.quarantined(range(1, 50))
+
+
+async def test_a_partition_without_a_leader_is_no_reason_to_loop_once_its_topic_could_not_be_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = 0
+    follow = Batcher.follow
+
+    def counted(self: Batcher) -> None:
+        nonlocal rounds
+        rounds += 1
+        follow(self)
+
+    monkeypatch.setattr(Batcher, "follow", counted)
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.broker.leaderless.add(1)
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(600)])
+        await until(lambda: bool(line.memory.state.parked))
+        line.verdicts.condemned["device-thermo"] = TopicVerdict("device-thermo", "not-described", "", waits=True)
+        await asyncio.sleep(0.5)
+        line.verdicts.condemned.clear()
+        await asyncio.sleep(1)
+        rounds = 0
+        await asyncio.sleep(1)
+        assert rounds <= 40, "twenty looks a second are what IDLE_S asks for here"
+        line.broker.leaderless.clear()
+        await drained(buffer)
+        assert not await buffer.quarantined(range(1, 700))
+
+
+async def test_sessions_that_end_for_others_do_not_lengthen_a_topics_pause(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.verdicts.condemned["device-late"] = TopicVerdict("device-late", "topic-not-created", "later", waits=True)
+        assert await store(buffer, [reading("a", b"late", "device-late")])
+        assert await store(buffer, [reading("b", POISON if n == 7 else b"%d" % n) for n in range(200)])
+        await until(lambda: buffer.state.rows == 1)
+        assert len(line.ended) >= 5
+        pause_s = line.memory.rests_until_s(("device-late", forward_memory.NO_PARTITION)) - time.monotonic()
+        assert pause_s <= 4 * forward_memory.TROUBLE_S_MIN
+
+
+async def test_a_large_reading_waits_for_its_topic_as_others_do(tmp_path: Path) -> None:
+    async with (
+        opened(tmp_path / "buffer.db", bytes_max=100_000_000) as buffer,
+        uplink(buffer, record_bytes_max=3_000_000) as line,
+    ):
+        line.verdicts.condemned["device-late"] = TopicVerdict("device-late", "topic-not-created", "later", waits=True)
+        assert await store(buffer, [reading("a", bytes(1_200_000), "device-late")])
+        await until(lambda: bool(line.memory.state.parked))
+        assert not await buffer.quarantined(range(1, 50))
+        assert not line.memory.too_small
+
+
+def test_an_answer_to_one_device_is_none_to_another() -> None:
+    """A batch has a device's rows together: the highest sequence may be answered before lower ones of others."""
+    memory = Memory(kafka_settings(), lambda: CLOCK)
+    first, last, other = (
+        Row(1, sequence, series, 0, None, 0, None, None, None, b"", 0) for sequence, series in ((0, 1), (9, 1), (5, 2))
+    )
+    memory.sent_without_answer(("device-thermo", 0), [first, last, other])
+    memory.answered(("device-thermo", 0), [first, last])
+    assert memory.may_have(["device-thermo"], other)
+    assert not memory.may_have(["device-thermo"], last)
+    assert not memory.may_have(["device-hygro"], other)
+    memory.answered(("device-thermo", 0), [other])
+    assert not memory.may_have(["device-thermo"], other)
 
 
 @pytest.mark.parametrize("under_way", [0, 1])
