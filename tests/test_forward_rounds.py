@@ -169,9 +169,6 @@ class FakeVerdicts:
     def acquit(self, topic: str) -> None:
         assert topic not in self.condemned
 
-    def known(self, topic: str) -> TopicVerdict | None:
-        return self.condemned.get(topic)
-
     def condemn(self, verdict: TopicVerdict) -> None:
         self.condemned[verdict.topic] = verdict
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gateway.buffer import Buffer
 from gateway.config_file import route_table
 from gateway.forward_memory import UplinkState
 from gateway.housekeeping import LaneTurns
@@ -121,12 +122,17 @@ def test_an_outage_shorter_than_a_lane_ends_none_as_a_session_begins() -> None:
     assert session(policy, 120.0, behind=KAFKA.lanes_max - 1) is None, "no more lanes may be open"
 
 
+def lane_turns(buffer: Buffer) -> LaneTurns:
+    """Of a gateway whose lanes may begin at any time."""
+    kafka = replace(KAFKA, lane_s_min=0.0)
+    door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
+    return LaneTurns(door, buffer, LanePolicy(kafka, time.monotonic()))
+
+
 @pytest.mark.parametrize("behind", [False, True])
 async def test_a_session_and_a_look_at_the_same_time_begin_one_lane(tmp_path: Path, *, behind: bool) -> None:
-    kafka = replace(KAFKA, lane_s_min=0.0)
     async with opened(tmp_path / "buffer.db") as buffer:
-        door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
-        lanes = LaneTurns(door, buffer, LanePolicy(kafka, time.monotonic()))
+        lanes = lane_turns(buffer)
         first = buffer.lane
         await lanes.look(UplinkState(up=False))
         assert buffer.lane == first
@@ -142,10 +148,8 @@ async def test_a_session_and_a_look_at_the_same_time_begin_one_lane(tmp_path: Pa
 
 
 async def test_a_lane_that_the_disk_refuses_is_begun_at_the_next_look(tmp_path: Path) -> None:
-    kafka = replace(KAFKA, lane_s_min=0.0)
     async with opened(tmp_path / "buffer.db") as buffer:
-        door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
-        lanes = LaneTurns(door, buffer, LanePolicy(kafka, time.monotonic()))
+        lanes = lane_turns(buffer)
         first = buffer.lane
         await lanes.look(UplinkState(up=False))
         await buffer._call(lambda: buffer._file.connection.execute("PRAGMA query_only = 1").fetchone())
