@@ -198,6 +198,10 @@ class RunningGateway:
             time.sleep(0.2)
         return True
 
+    def appended_since(self, begin_s: float) -> int:
+        """Records in Kafka whose LogAppendTime is not before a Unix time."""
+        return sum(record.timestamp / 1000 >= begin_s for record in self.scene.consume(f"{self.prefix}-thermo"))
+
     def finish(self, patience_s: float = 30.0) -> "Outcome":
         """Let the sensors end, the buffer drain, and compare. Raises AssertionError where it does not drain."""
         self.fleet.send_signal(signal.SIGTERM)
