@@ -358,7 +358,10 @@ class Rounds:
         _, rows = out.batches[out.acknowledged]
         if isinstance(error, TopicAuthorizationFailedError):
             self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, forbidden_hint(topic, self._kafka)))
-        elif len(rows) > 1:
+        elif len(rows) > 1 or (
+            # Its topic may take less than was read of it: the next session reads that again, and says so of the record.
+            isinstance(error, MessageSizeTooLargeError) and not self._memory.is_suspect(partition)
+        ):
             self._memory.suspect(partition, len(rows))
         else:
             await self._set_aside([(rows[0], f"broker-refused: {type(error).__name__}")])

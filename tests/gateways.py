@@ -121,7 +121,7 @@ async def consume(bootstrap: str, *topics: str) -> list[ConsumerRecord]:
 
 async def consume_until(bootstrap: str, count: int, *topics: str) -> list[ConsumerRecord]:
     """What stands in the topics once there are at least `count` records."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(records := await consume(bootstrap, *topics)) < count:
             await asyncio.sleep(0.2)
     return records

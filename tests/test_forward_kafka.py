@@ -72,6 +72,28 @@ async def test_a_record_that_the_broker_refuses_goes_aside_and_its_partition_flo
     assert read_status(tmp_path / "buffer.db").quarantined == 2
 
 
+async def test_a_record_that_is_refused_alone_is_taken_in_again_once_its_topic_is_mended(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    """No batch to halve: one refusal tells what the topic takes now, and what to wait for."""
+    port = free_port()
+    await create_topic(kafka.bootstrap, "lone-thermo", **{"message.timestamp.type": "LogAppendTime"})
+    config = write_config(tmp_path, kafka.bootstrap, port, "lone")
+    # Longer than a broker takes to go by a new setting.
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nlinger_ms = 3000"))
+    with daemon(config, port):
+        publish(port, "device/42/thermo", reading(100))
+        await consume_until(kafka.bootstrap, 1, "lone-thermo")
+        await alter_topic(kafka.bootstrap, "lone-thermo", max_message_bytes="2000")
+        publish(port, "device/42/thermo", reading(0, os.urandom(3000).hex()))
+        (report,) = await consume_until(kafka.bootstrap, 1, "lone-quarantine")
+        assert json.loads(report.value)["reason"] == "topic-max-message-bytes"
+        await alter_topic(kafka.bootstrap, "lone-thermo", max_message_bytes="1000000")
+        records = await consume_until(kafka.bootstrap, 2, "lone-thermo")
+    assert [header(record, "ce_devicesequence") for record in records] == ["100", "0"]
+    assert not read_status(tmp_path / "buffer.db").quarantined
+
+
 async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka: Broker, tmp_path: Path) -> None:
     port = free_port()
     await create_topic(kafka.bootstrap, "condemned-bulk", **{"message.timestamp.type": "LogAppendTime"})
