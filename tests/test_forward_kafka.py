@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,20 +46,29 @@ def reading(sequence: int, text: str = "") -> str:
     return json.dumps({"celsius": 1, "boot": "b", "seq": sequence, "text": text})
 
 
+@asynccontextmanager
+async def lowered_under_a_daemon(kafka: Broker, tmp_path: Path, prefix: str) -> AsyncIterator[int]:
+    """A daemon, by its MQTT port, that has looked at its topic: what that takes at most was lowered to 2000 since.
+
+    It learns of it from refusals.
+    """
+    port = free_port()
+    await create_topic(kafka.bootstrap, f"{prefix}-thermo", **{"message.timestamp.type": "LogAppendTime"})
+    config = write_config(tmp_path, kafka.bootstrap, port, prefix)
+    # Long enough for readings to share a batch, and for the broker to go by its new setting.
+    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nlinger_ms = 3000"))
+    with daemon(config, port):
+        publish(port, "device/42/thermo", reading(100))
+        await consume_until(kafka.bootstrap, 1, f"{prefix}-thermo")
+        await alter_topic(kafka.bootstrap, f"{prefix}-thermo", max_message_bytes="2000")
+        yield port
+
+
 async def test_a_record_that_the_broker_refuses_goes_aside_and_its_partition_flows_on(
     kafka: Broker, tmp_path: Path
 ) -> None:
     """Two in a row of twelve: the topic's bound is learnt from the first refusal, and held from then on."""
-    port = free_port()
-    await create_topic(kafka.bootstrap, "refused-thermo", **{"message.timestamp.type": "LogAppendTime"})
-    config = write_config(tmp_path, kafka.bootstrap, port, "refused")
-    # Long enough for all to share a batch.
-    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nlinger_ms = 3000"))
-    with daemon(config, port):
-        publish(port, "device/42/thermo", reading(100))
-        await consume_until(kafka.bootstrap, 1, "refused-thermo")
-        # The gateway has looked at the topic: what is changed now, it learns from refusals.
-        await alter_topic(kafka.bootstrap, "refused-thermo", max_message_bytes="2000")
+    async with lowered_under_a_daemon(kafka, tmp_path, "refused") as port:
         for sequence in range(12):
             # Random digits do not compress.
             publish(port, "device/42/thermo", reading(sequence, os.urandom(3000).hex() if sequence in {5, 6} else ""))
@@ -76,15 +87,7 @@ async def test_a_record_that_is_refused_alone_is_taken_in_again_once_its_topic_i
     kafka: Broker, tmp_path: Path
 ) -> None:
     """No batch to halve: one refusal tells what the topic takes now, and what to wait for."""
-    port = free_port()
-    await create_topic(kafka.bootstrap, "lone-thermo", **{"message.timestamp.type": "LogAppendTime"})
-    config = write_config(tmp_path, kafka.bootstrap, port, "lone")
-    # Longer than a broker takes to go by a new setting.
-    config.write_text(config.read_text().replace("[kafka]", "[kafka]\nlinger_ms = 3000"))
-    with daemon(config, port):
-        publish(port, "device/42/thermo", reading(100))
-        await consume_until(kafka.bootstrap, 1, "lone-thermo")
-        await alter_topic(kafka.bootstrap, "lone-thermo", max_message_bytes="2000")
+    async with lowered_under_a_daemon(kafka, tmp_path, "lone") as port:
         publish(port, "device/42/thermo", reading(0, os.urandom(3000).hex()))
         (report,) = await consume_until(kafka.bootstrap, 1, "lone-quarantine")
         assert json.loads(report.value)["reason"] == "topic-max-message-bytes"
