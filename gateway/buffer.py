@@ -345,6 +345,10 @@ class Buffer:
         """See `Intake.marks`."""
         return await self._call(lambda: self._file.marks(prefix))
 
+    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        """See `Intake.recent_sequences`. Raises BufferFileError."""
+        return await self._call(lambda: self._file.recent_sequences(device, boot))
+
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
         """These rows are in Kafka, or set aside, and may be deleted; `marks` say what goes with that.
 

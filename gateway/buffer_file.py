@@ -235,6 +235,7 @@ class BufferFile:
         admit, lane = self._runs.admit, self.lane.number
         tally = self._tally
         new: list[Entry] = []
+        losses: list[Loss] = []
         for entry in entries:
             boot, number = entry.device_boot, entry.device_sequence
             if boot is not None and number is not None:
@@ -246,10 +247,34 @@ class BufferFile:
                     if verdict is Verdict.CONFLICT:
                         new.append(replace_fields(entry, doubt=Doubt.CONFLICT))
                         continue
+                elif entry.lost is not None:
+                    losses.append(self._loss_of_sensor(entry, boot, entry.lost))
             new.append(entry)
         self.insert_judged(new)
+        if losses:
+            self.count_losses(losses)
         if self.inserted:
             self._runs.save_if_due(self.last, time.monotonic())
+
+    def _loss_of_sensor(self, entry: Entry, boot: str, lost: tuple[int, int]) -> Loss:
+        first, last = lost
+        received_us = entry.received_us
+        count = last - first + 1
+        return Loss(
+            entry.series.device,
+            buffer_losses.SENSOR_DROPPED,
+            self._boot_id,
+            count,
+            received_us,
+            received_us,
+            boot,
+            first,
+            last,
+        )
+
+    def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        """See `Intake.recent_sequences`."""
+        return self._runs.recent_sequences(device, boot)
 
     def insert_judged(self, entries: Iterable[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""

@@ -83,6 +83,8 @@ class Entry(Struct, frozen=True, gc=False):
     tick_ms: int | None = None
     doubt: int = 0
     """A `Doubt`, or 0."""
+    lost: tuple[int, int] | None = None
+    """The first and last of the sequences that the sensor says it dropped: a loss record, where this entry is new."""
     quarantined: Quarantined | None = None
     """Set where the row reports quarantined input: `payload` is then the report, and this the input itself."""
 

@@ -47,6 +47,10 @@ class DuplicateWindow:
         self._digests[slot] = digest
         return Verdict.NEW
 
+    def sequences(self) -> frozenset[int]:
+        """Those that are remembered."""
+        return frozenset(sequence for sequence in self._sequences if sequence >= 0)
+
     def to_bytes(self) -> bytes:
         return self._sequences.tobytes() + self._digests.tobytes()
 

@@ -25,6 +25,8 @@ REPORT_SUBJECT_MAX = 256
 """Characters of the topic that a report repeats: a hostile one may have 65,535."""
 REPORT_REST_BYTES = 3_000
 """What a report needs beside the raw bytes, headers included."""
+LOST_SEQUENCES_MAX = 2**32
+"""What one report of a sensor may say it dropped: a sequence of ours has 32 bits, and counters must add up."""
 READING_TYPE = "sluice.reading"
 
 
@@ -33,6 +35,9 @@ class _Identity(msgspec.Struct):
 
     boot: str | int
     seq: int
+    lost: msgspec.Raw = msgspec.Raw()
+    """`[first, last]`: sequences that the sensor dropped since it last said so. Read by itself, so that one that makes
+    no sense costs the reading nothing."""
 
 
 class RetryOutcome(msgspec.Struct, frozen=True):
@@ -66,7 +71,7 @@ class FrontDoor:
         # Base64 takes four bytes for three.
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
-        """`readings`, `identity-missing`, and quarantine reasons, since the start."""
+        """`readings`, `identity-missing`, `lost-unreadable`, and quarantine reasons, since the start."""
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, by reason, since the start."""
 
@@ -80,6 +85,10 @@ class FrontDoor:
         self.counts["readings"] += len(readings)
         self._buffer.append([self._entry(reading) for reading in readings], done, marks)
 
+    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        """See `Intake.recent_sequences`."""
+        return await self._buffer.recent_sequences(device, boot)
+
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """See `Intake.marks`."""
         return await self._buffer.marks(prefix)
@@ -92,6 +101,15 @@ class FrontDoor:
         self._buffer.count_loss(
             Loss(device or "", reason, self._buffer.boot_id, count, now_us, now_us, *(sequences or ("", None, None)))
         )
+
+    def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
+        """See `Intake.unreadable`."""
+        if self.holding:
+            self.lost(device, reason)
+            return
+        self.quarantined[reason] += 1
+        entry = self.quarantine_entry(Quarantined(reason, payload, device, subject, received_us))
+        self._buffer.append([entry], lambda stored: None if stored else self.lost(device, reason))
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         """See `Intake.event`."""
@@ -175,7 +193,11 @@ class FrontDoor:
             return resolved
         destination, series = resolved
         if destination.identity == "json" and reading.device_sequence is None:
-            return _entry_of(reading, series, *self._identity_of(reading.payload))
+            identity = self._identity_of(reading.payload)
+            if identity is None:
+                return _entry_of(reading, series, None, None)
+            entry = _entry_of(reading, series, str(identity.boot), identity.seq)
+            return replace(entry, lost=self._lost_of(identity)) if identity.lost else entry
         return _entry_of(reading, series, reading.device_boot, reading.device_sequence)
 
     async def _in_this_boot(self, input_: Quarantined) -> Reading:
@@ -230,8 +252,8 @@ class FrontDoor:
                 self._resolved[key] = resolved
         return resolved
 
-    def _identity_of(self, payload: bytes) -> tuple[str | None, int | None]:
-        """The sensor's boot and sequence; (None, None) where the payload does not carry them.
+    def _identity_of(self, payload: bytes) -> _Identity | None:
+        """The sensor's boot and sequence; None where the payload does not carry them.
 
         The reading is stored all the same: what it says is for the cloud to judge, only duplicates of it cannot
         be told.
@@ -240,12 +262,22 @@ class FrontDoor:
             identity = self._identity.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.counts["identity-missing"] += 1
-            return None, None
-        boot = str(identity.boot)
-        if not 0 <= identity.seq < 2**63 or not 0 < len(boot) <= 64:
+            return None
+        if not 0 <= identity.seq < 2**63 or not 0 < len(str(identity.boot)) <= 64:
             self.counts["identity-missing"] += 1
-            return None, None
-        return boot, identity.seq
+            return None
+        return identity
+
+    def _lost_of(self, identity: _Identity) -> tuple[int, int] | None:
+        """What the sensor says it dropped, before the sample that says it; None where that makes no sense."""
+        try:
+            first, last = msgspec.json.decode(identity.lost, type=tuple[int, int])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            first, last = 0, -1
+        if 0 <= first <= last < identity.seq and last - first < LOST_SEQUENCES_MAX:
+            return first, last
+        self.counts["lost-unreadable"] += 1
+        return None
 
     def _own_series(self, topic: str, kind: str, device: str = "", subject: str | None = None) -> Series:
         return Series(

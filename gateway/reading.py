@@ -70,6 +70,13 @@ class Intake(Protocol):
         was taken before them.
         """
 
+    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        """Which sequences of one run (one boot) of a device are stored, of the last ones that were.
+
+        For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Raises
+        BufferFileError.
+        """
+
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """The marks that are kept, whose keys begin with `prefix`; for an ingress that starts."""
 
@@ -79,6 +86,12 @@ class Intake(Protocol):
         """Count readings that are gone for good, to be forwarded as a loss record (promise P4).
 
         `sequences` are the sensor's boot, and the first and last of its sequences that are lost, where they are known.
+        """
+
+    def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
+        """Put input that is no reading into the quarantine, as it came; where that takes none, count it as lost.
+
+        For sources that cannot send it again.
         """
 
     def event(self, kind: str, device: str | None, **details: object) -> None:

@@ -155,6 +155,21 @@ class SerialLink:
         """The readings were not stored: they are taken in again when the sensor sends them again."""
         return received.run.settle(received.sequences, ())
 
+    def recall(self, identified: Identified, stored: frozenset[int]) -> list[LinkEvent]:
+        """What the buffer holds of a run that was `Identified`, from an earlier link or start of the gateway.
+
+        `stored` are the last sequences of it. What the sensor dropped behind them is lost, and of what it still holds
+        nothing that is stored is waited for.
+        """
+        losses: list[LinkEvent] = []
+        last = max(stored, default=identified.oldest)
+        if last + 1 < identified.oldest:
+            losses.append(Lost(identified.device, identified.boot, last + 1, identified.oldest - 1))
+        run = self._run
+        if run is not None and run.boot == identified.boot and run.hello.device == identified.device:
+            losses += run.recall(stored)
+        return losses
+
     def data_to_send(self, now_us: int, nonce: int) -> bytes:
         """What to write now: at most one PROBE (with `nonce`, 32 random bits), ACK and HELLO_REQUEST."""
         frames: list[Frame] = []
@@ -326,6 +341,16 @@ class _Run:
         """
         behind = max((self.next - 1, *self._on_disk, *self.committing))
         return _identity(hello) == _identity(self.hello) and hello.next > behind
+
+    def recall(self, stored: frozenset[int]) -> list[LinkEvent]:
+        """These are on disk, and no others that came before this link."""
+        self._unsure_below = 0
+        self._on_disk.update(
+            sequence
+            for sequence in stored - self.committing
+            if self.next <= sequence <= min(self.next + BITMAP_BITS, SEQUENCE_MAX)
+        )
+        return self._advance()
 
     def topic(self, stream: int) -> str:
         """The topic of a stream; one that HELLO did not name is called `stream-7`, by its number."""

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer_rows import Doubt, Quarantined, Series
+from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.intake import FrontDoor, RetryOutcome
 from gateway.reading import Reading
@@ -199,3 +199,77 @@ async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path:
         assert await door_of(buffer, OTHER_ROUTE).retry_quarantined([1]) == RetryOutcome(1, {}, 0)
         row = (await rows(buffer))[-1]
         assert (row.received_us, row.event_us, row.event_error_us) == (-999_000, -999_100, 250)
+
+
+async def losses(door: FrontDoor, buffer: Buffer) -> list[tuple[object, ...]]:
+    """Device, count, its boot, first and last sequence of each loss that is reported now."""
+    before = {row.sequence for row in await rows(buffer)}
+    await door.report_losses()
+    records = [json.loads(row.payload) for row in await rows(buffer) if row.sequence not in before]
+    assert {record["reason"] for record in records} <= {"sensor-ring-overflow"}
+    return [
+        (record["device"], record["count"], record["device_boot"], record["first_sequence"], record["last_sequence"])
+        for record in records
+    ]
+
+
+async def test_what_a_sensor_says_it_dropped_is_a_loss_once(tmp_path: Path) -> None:
+    sample = reading(b'{"celsius":21.53,"boot":"7-1a2b3c4d","seq":58,"lost":[12,57]}')
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, sample)
+        assert await take(door, sample), "sent again, as its acknowledgement was lost"
+        assert await losses(door, buffer) == [("42", 46, "7-1a2b3c4d", 12, 57)]
+        assert await losses(door, buffer) == []
+        stored, _ = await rows(buffer)
+        assert stored.payload == sample.payload
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, sample)
+        assert await losses(door, buffer) == [], "the gateway's restart changes nothing"
+        assert door.counts["lost-unreadable"] == 0
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        *(b"[57,12]", b"[-1,3]", b"[3,58]", b"[3]", b"[3,4,5]", b'"3"', b"3", b"null", b"{}", b"[3.5,4]", b"[1e3,4]"),
+        b"[0,%d]" % 2**64,
+        b"[" * 50_000 + b"]" * 50_000,
+    ],
+)
+async def test_a_report_of_drops_that_makes_no_sense_costs_its_reading_nothing(tmp_path: Path, lost: bytes) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(b'{"boot":"7-1a2b3c4d","seq":58,"lost":' + lost + b"}"))
+        (row,) = await rows(buffer)
+        assert await losses(door, buffer) == []
+        # What is too deep to be read at all has no identity either, as any such payload.
+        assert (row.device_sequence, door.counts["lost-unreadable"]) in {(58, 1), (None, 0)}
+        assert row.device_sequence == 58 or len(lost) > 1_000
+
+
+async def test_drops_beyond_what_counters_hold_are_refused(tmp_path: Path) -> None:
+    payload = b'{"boot":"7","seq":9223372036854775807,"lost":[0,9223372036854775806]}'
+    async with front_door(tmp_path) as (door, buffer):
+        assert await take(door, reading(payload))
+        assert await losses(door, buffer) == []
+        assert door.counts["lost-unreadable"] == 1
+
+
+async def test_the_sequences_of_a_run_are_known_across_restarts_and_streams(tmp_path: Path) -> None:
+    def sample(sequence: int, stream: str = "thermo", boot: str = "7") -> Reading:
+        return reading(b'{"boot":"%s","seq":%d}' % (boot.encode(), sequence), f"device/42/{stream}")
+
+    async with front_door(tmp_path) as (door, buffer):
+        assert await door.recent_sequences("42", "7") == frozenset()
+        assert await take(
+            door, *(sample(sequence) for sequence in range(100)), sample(100, "door"), sample(3, boot="8")
+        )
+        expected = frozenset(range(36, 101))
+        assert await door.recent_sequences("42", "7") == expected
+        assert await door.recent_sequences("42", "8") == {3}
+        assert await door.recent_sequences("43", "7") == frozenset()
+    async with front_door(tmp_path) as (door, buffer):
+        assert await door.recent_sequences("42", "7") == expected
+        buffer.confirm(buffer.id, spans_of(await rows(buffer)))
+        assert await take(door, sample(101))
+    async with front_door(tmp_path) as (door, _):
+        assert await door.recent_sequences("42", "7") == {36, *range(38, 102)}, "101 took the place of 37"

@@ -209,6 +209,54 @@ def test_what_an_earlier_link_may_have_stored_is_not_called_lost() -> None:
     assert send(link, data(46, 46))[0] == Lost("attic", "7-1a2b3c4d", 45, 45)
 
 
+def identified(hello: Hello) -> tuple[SerialLink, Identified]:
+    link = new_link()
+    (event,) = send(link, hello)
+    assert isinstance(event, Identified)
+    answers(link)
+    return link, event
+
+
+def test_what_the_ring_dropped_while_nobody_listened_is_lost() -> None:
+    link, event = identified(replace(HELLO, oldest=70, next=134))
+    # Of an earlier link 40 was the last to be stored, so that 41 to 69 were dropped meanwhile.
+    assert link.recall(event, frozenset({38, 39, 40})) == [Lost("attic", "7-1a2b3c4d", 41, 69)]
+    link.stored(only(send(link, data(70, 70))))
+    assert answers(link) == [Ack(7, 71, 0)]
+
+
+def test_what_an_earlier_link_stored_is_known_exactly() -> None:
+    link, event = identified(replace(HELLO, oldest=41, next=50))
+    assert link.recall(event, frozenset({38, 39, 40, 42, 43})) == []
+    link.stored(only(send(link, data(41, 41))))
+    assert answers(link) == [Ack(7, 44, 0)]
+    # 44 was not stored by anybody, however near it is to what was held at HELLO.
+    assert send(link, data(46, 46))[0] == Lost("attic", "7-1a2b3c4d", 44, 45)
+
+
+def test_recalling_nothing_says_nothing_of_a_run_that_nobody_knew() -> None:
+    link, event = identified(replace(HELLO, oldest=70, next=134))
+    assert link.recall(event, frozenset()) == []
+
+
+def test_what_is_recalled_late_belongs_to_the_run_that_was_asked_for() -> None:
+    link, event = identified(replace(HELLO, oldest=5, next=9))
+    send(link, replace(HELLO, boot=8, oldest=0, next=3))
+    answers(link)
+    assert link.recall(event, frozenset({2, 5})) == []
+    assert link.recall(event, frozenset({2})) == [Lost("attic", "7-1a2b3c4d", 3, 4)]
+    link.stored(only(send(link, data(0, boot=8))))
+    assert answers(link) == [Ack(8, 1, 0)]
+
+
+def test_what_is_recalled_while_it_is_being_committed_is_acknowledged_by_its_commit() -> None:
+    link, event = identified(replace(HELLO, oldest=5, next=9))
+    received = only(send(link, data(5, 5), data(6, 5)))
+    assert link.recall(event, frozenset({4, 5, 6})) == []
+    link.stored(received)
+    assert answers(link) == [Ack(7, 7, 0)]
+
+
 def test_what_the_ring_dropped_is_lost_once_and_next_moves_on() -> None:
     link = known_link()
     link.stored(only(send(link, data(0), data(2))))
