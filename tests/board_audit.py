@@ -1,0 +1,146 @@
+"""Compares what simulated boards know of their samples with what stands in Kafka: missing, wrong, twice, made up, lost.
+
+Pure functions: `known_of` reads a board's ledger and samples, `in_kafka` and `lost_in` take what a consumer gave.
+"""
+
+import csv
+import io
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import NamedTuple
+
+from aiokafka import ConsumerRecord
+
+EXAMPLES_MAX = 5
+"""So many of each kind of fault are named."""
+SENSOR_DROPPED = "sensor-ring-overflow"
+
+
+class Sample(NamedTuple):
+    """One measurement of one run of a board."""
+
+    device: str
+    boot: str
+    """Boot counter and incarnation: `7-1a2b3c4d`."""
+    sequence: int
+
+
+@dataclass(slots=True)
+class Known:
+    """What boards know: the value of each sample that they took, and what became of it."""
+
+    centi_celsius: dict[Sample, int]
+    acknowledged: set[Sample]
+    dropped: set[Sample]
+
+    def add(self, other: "Known") -> None:
+        """Take in another board's."""
+        self.centi_celsius |= other.centi_celsius
+        self.acknowledged |= other.acknowledged
+        self.dropped |= other.dropped
+
+
+class Arrived(NamedTuple):
+    """A record of a sample in Kafka."""
+
+    sample: Sample
+    ce_id: str
+    centi_celsius: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a comparison found. Faults are sentences; each kind is empty where all is well."""
+
+    acknowledged: int
+    arrived: int
+    """Samples that stand in Kafka, acknowledged or not."""
+    missing: tuple[str, ...]
+    """Acknowledged, and not in Kafka."""
+    wrong: tuple[str, ...]
+    """In Kafka with another value than was measured."""
+    twice: tuple[str, ...]
+    """In Kafka under two ids: nobody can tell that they are one."""
+    made_up: tuple[str, ...]
+    """In Kafka, and never measured."""
+    unexplained: tuple[str, ...]
+    """Runs of which the ring dropped more than Kafka has and loss records tell of, or less."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return (*self.missing, *self.wrong, *self.twice, *self.made_up, *self.unexplained)
+
+    def __str__(self) -> str:
+        lines = [f"{self.acknowledged} acknowledged, {self.arrived} in Kafka"]
+        for kind in ("missing", "wrong", "twice", "made_up", "unexplained"):
+            faults = getattr(self, kind)
+            lines += [f"{kind}: {len(faults)}", *(f"  {fault}" for fault in faults[:EXAMPLES_MAX])]
+        return "\n".join(lines)
+
+
+def known_of(device: str, ledger: str, samples: str) -> Known:
+    """Read a board's ledger (a JSON line for each boot) and its samples (CSV: boot, sequence, centi_celsius)."""
+    known = Known({}, set(), set())
+    for row in csv.DictReader(io.StringIO(samples)):
+        known.centi_celsius[Sample(device, row["boot"], int(row["sequence"]))] = int(row["centi_celsius"])
+    for line in map(json.loads, ledger.splitlines()):
+        for name, kept in (("acknowledged", known.acknowledged), ("dropped", known.dropped)):
+            for first, last in line[name]:
+                kept.update(Sample(device, line["boot"], sequence) for sequence in range(first, last + 1))
+    return known
+
+
+def in_kafka(records: Iterable[ConsumerRecord]) -> list[Arrived]:
+    """Records of the boards' topics. Raises KeyError or ValueError for one that is no sample of a board."""
+    arrived = []
+    for record in records:
+        headers = {name: value.decode() for name, value in record.headers}
+        celsius = json.loads(record.value, parse_float=Decimal)["celsius"]
+        sample = Sample(record.key.decode(), headers["ce_deviceboot"], int(headers["ce_devicesequence"]))
+        arrived.append(Arrived(sample, headers["ce_id"], int(celsius * 100)))
+    return arrived
+
+
+def lost_in(events: Iterable[ConsumerRecord]) -> Counter[tuple[str, str]]:
+    """What loss records say that rings dropped, by device and its boot; repeated records count once."""
+    lost: Counter[tuple[str, str]] = Counter()
+    seen = set()
+    for record in events:
+        headers = {name: value.decode() for name, value in record.headers}
+        body = json.loads(record.value)
+        if body.get("reason") == SENSOR_DROPPED and headers["ce_id"] not in seen:
+            seen.add(headers["ce_id"])
+            lost[body["device"], body["device_boot"]] += body["count"]
+    return lost
+
+
+def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, str], int]) -> Account:
+    """Compare. Raises ValueError where nothing was acknowledged."""
+    if not known.acknowledged:
+        raise ValueError("no board got any acknowledgement: there is nothing to compare")
+    ids: dict[Sample, set[str]] = defaultdict(set)
+    wrong, made_up = [], []
+    for each in arrived:
+        ids[each.sample].add(each.ce_id)
+        measured = known.centi_celsius.get(each.sample)
+        if measured is None:
+            made_up.append(f"{each.sample}")
+        elif measured != each.centi_celsius:
+            wrong.append(f"{each.sample} is {each.centi_celsius}, was measured as {measured}")
+    gone = Counter((each.device, each.boot) for each in known.dropped - ids.keys())
+    return Account(
+        acknowledged=len(known.acknowledged),
+        arrived=len(ids),
+        missing=tuple(f"{each} was acknowledged" for each in sorted(known.acknowledged - ids.keys())),
+        wrong=tuple(wrong),
+        twice=tuple(f"{each} has {', '.join(sorted(own))}" for each, own in ids.items() if len(own) > 1),
+        made_up=tuple(made_up),
+        unexplained=tuple(
+            f"of {run} {gone[run]} were dropped, and loss records tell of {lost.get(run, 0)}"
+            for run in sorted(gone.keys() | lost.keys())
+            if gone[run] != lost.get(run, 0)
+        ),
+    )

@@ -1,0 +1,78 @@
+"""The comparison that the boards' tests rest on finds each kind of fault, and nothing where all is well."""
+
+import json
+from collections import Counter
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from tests.board_audit import Account, Arrived, Sample, in_kafka, known_of, lost_in, settle
+
+BOOT = "7-1a2b3c4d"
+LEDGER = json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [[0, 1], [4, 4]], "dropped": [[2, 3]]})
+SAMPLES = "boot,sequence,centi_celsius\n" + "".join(f"{BOOT},{sequence},{2150 - sequence}\n" for sequence in range(5))
+RUN = ("s1", BOOT)
+
+
+def arrived(sequence: int, ce_id: str = "", celsius: int | None = None) -> Arrived:
+    value = 2150 - sequence if celsius is None else celsius
+    return Arrived(Sample("s1", BOOT, sequence), ce_id or f"id-{sequence}", value)
+
+
+def account(*records: Arrived, lost: int = 2) -> Account:
+    return settle(known_of("s1", LEDGER, SAMPLES), records, {RUN: lost} if lost else {})
+
+
+def record(key: bytes, value: bytes, **headers: str) -> ConsumerRecord:
+    packed = tuple((name, text.encode()) for name, text in headers.items())
+    return ConsumerRecord("t", 0, 0, 0, 0, key, value, None, len(key), len(value), packed)
+
+
+def test_nothing_is_wrong_where_all_is_well() -> None:
+    # The second record of an id is a resend, which every consumer recognises.
+    well = account(arrived(0), arrived(1), arrived(1), arrived(4))
+    assert well.faults == ()
+    assert (well.acknowledged, well.arrived) == (3, 3)
+
+
+def test_what_was_dropped_and_has_arrived_all_the_same_is_no_loss() -> None:
+    assert account(arrived(0), arrived(1), arrived(2), arrived(4), lost=1).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "records", "lost"),
+    [
+        ("missing", [arrived(0), arrived(4)], 2),
+        ("wrong", [arrived(0), arrived(1), arrived(4, celsius=1)], 2),
+        ("twice", [arrived(0), arrived(1), arrived(1, "other"), arrived(4)], 2),
+        ("made_up", [arrived(0), arrived(1), arrived(4), arrived(5)], 2),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], 1),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], 3),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], 0),
+    ],
+)
+def test_each_fault_is_found_and_no_other_with_it(kind: str, records: list[Arrived], lost: int) -> None:
+    found = account(*records, lost=lost)
+    assert found.faults == getattr(found, kind)
+    assert len(found.faults) == 1
+    assert f"{kind}: 1" in str(found)
+
+
+def test_without_any_acknowledgement_there_is_nothing_to_compare() -> None:
+    with pytest.raises(ValueError, match="nothing to compare"):
+        settle(known_of("s1", "", SAMPLES), [arrived(0)], {})
+
+
+def test_records_are_read_exactly() -> None:
+    headers = {"ce_id": "a", "ce_deviceboot": BOOT, "ce_devicesequence": "3"}
+    (read,) = in_kafka([record(b"s1", b'{"celsius":21.47}', **headers)])
+    assert read == Arrived(Sample("s1", BOOT, 3), "a", 2147)
+
+
+def test_losses_are_added_up_and_repeated_records_count_once() -> None:
+    def loss(ce_id: str, count: int, reason: str = "sensor-ring-overflow") -> ConsumerRecord:
+        body = {"device": "s1", "device_boot": BOOT, "reason": reason, "count": count}
+        return record(b"gw1", json.dumps(body).encode(), ce_id=ce_id)
+
+    events = [loss("a", 2), loss("b", 3), loss("a", 2), loss("c", 9, "refused-qos0")]
+    assert lost_in(events) == Counter({RUN: 5})
