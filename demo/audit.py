@@ -232,7 +232,7 @@ def audit(ledgers: Iterable[Ledger], records: Iterable[KafkaReading], readings: 
 def run_findings(result: Audit, settings: DemoSettings, chronicle: Chronicle) -> tuple[str, ...]:
     """What is wrong with a run: with what was compared, with who took part, and with the outage."""
     found = list(result.findings)
-    started = settings.sensors + settings.serial_sensors
+    started = settings.sensors + settings.boards
     if result.ledgered < started:
         found.append(f"{started - result.ledgered:,} of {started:,} sensors left no ledger")
     peak = chronicle.outage_peak
@@ -302,13 +302,13 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join((name, *numbers))
 
 
-def shown_sensors(result: Audit, serial: Iterable[str], fleet_count: int = 5) -> list[SensorAudit]:
-    """For the screen: every serial sensor, then of the fleet those with findings, else the first few."""
-    on_lines = set(serial)
-    fleet = [sensor for sensor in result.sensors if sensor.device not in on_lines]
+def shown_sensors(result: Audit, boards: Iterable[str], fleet_count: int = 5) -> list[SensorAudit]:
+    """For the screen: every board, then of the fleet those with findings, else the first few."""
+    always = set(boards)
+    fleet = [sensor for sensor in result.sensors if sensor.device not in always]
     # A stable sort: sensors without a finding keep their order.
     fleet.sort(key=lambda sensor: sensor.missing + sensor.doubled, reverse=True)
-    return [sensor for sensor in result.sensors if sensor.device in on_lines] + fleet[:fleet_count]
+    return [sensor for sensor in result.sensors if sensor.device in always] + fleet[:fleet_count]
 
 
 def read_ledgers(path: Path) -> list[Ledger]:

@@ -25,8 +25,15 @@ class DemoSettings:
     """MQTT sensors of the fleet."""
     serial_sensors: int
     """AVR boards on serial lines."""
+    wifi_sensors: int
+    """AVR boards that speak MQTT through a modem."""
     kill: bool
     """Whether the daemon is ended by `kill -9` in the outage and started again."""
+
+    @property
+    def boards(self) -> int:
+        """AVR boards of both kinds."""
+        return self.serial_sensors + self.wifi_sensors
 
     @property
     def before_s(self) -> float:
@@ -37,7 +44,8 @@ class DemoSettings:
         """What is going to happen."""
         killed = ", with the gateway killed in it" if self.kill else ""
         return (
-            f"{self.serial_sensors} AVR boards and {self.sensors} MQTT sensors for {self.seconds} s, "
+            f"{self.serial_sensors} AVR boards on serial lines, {self.wifi_sensors} on MQTT and a fleet of "
+            f"{self.sensors} MQTT sensors for {self.seconds} s, "
             f"{self.outage_seconds} s of them without a path to Kafka{killed}"
         )
 
@@ -65,6 +73,7 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
     outage_seconds = number("DEMO_OUTAGE_SECONDS", outage_default, 1, 3_600)
     sensors = number("DEMO_SENSORS", 200, 0, 4_000)
     serial_sensors = number("DEMO_SERIAL_SENSORS", 4, 0, 64)
+    wifi_sensors = number("DEMO_WIFI_SENSORS", 2, 0, 64)
     kill = bool(number("DEMO_KILL", 0, 0, 1))
     if outage_seconds > seconds - 2 * BEFORE_S_MIN:
         wrong.append(
@@ -76,8 +85,11 @@ def demo_settings(environment: Mapping[str, str]) -> DemoSettings:
             f"DEMO_KILL=1 kills and restarts the daemon while the uplink is cut, which takes an outage of "
             f"{KILL_OUTAGE_S_MIN} s: write DEMO_OUTAGE_SECONDS={KILL_OUTAGE_S_MIN} or more."
         )
-    if sensors + serial_sensors == 0:
-        wrong.append("DEMO_SENSORS=0 and DEMO_SERIAL_SENSORS=0 leave nobody who measures: raise one of them.")
+    if sensors + serial_sensors + wifi_sensors == 0:
+        wrong.append(
+            "DEMO_SENSORS=0, DEMO_SERIAL_SENSORS=0 and DEMO_WIFI_SENSORS=0 leave nobody who measures: "
+            "raise one of them."
+        )
     if wrong:
         raise DemoSettingsError("\n".join(wrong))
-    return DemoSettings(seconds, outage_seconds, sensors, serial_sensors, kill)
+    return DemoSettings(seconds, outage_seconds, sensors, serial_sensors, wifi_sensors, kill)

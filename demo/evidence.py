@@ -29,7 +29,7 @@ from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.progress import Progress
 from demo.report import Story, report_page
-from demo.run import EXPORT_S_MAX, Folder, Run, board_ledgers
+from demo.run import EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ def publish(
     """Compare, write summary.json, audit.txt and report.html, and tell a person; whether all is well."""
     result = audit([*evidence.boards, *evidence.fleet], evidence.records, evidence.readings)
     findings = run_findings(result, settings, chronicle)
-    serial = frozenset(ledger.device for ledger in evidence.boards)
-    shown = shown_sensors(result, serial)
+    boards = {ledger.device: board_kind(ledger.device) for ledger in evidence.boards}
+    shown = shown_sensors(result, boards)
     summary = run_summary(result, chronicle.buffer_peak, progress.elapsed_s)
-    story = Story(settings, chronicle, result, findings, shown, serial, evidence.records, evidence.readings, summary)
+    story = Story(settings, chronicle, result, findings, shown, boards, evidence.records, evidence.readings, summary)
     folder.report.write_text(report_page(story), encoding="utf-8")
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     lines = [*audit_lines(result.sensors, result.total), "", *_notes(result), *findings, *result.examples]

@@ -17,7 +17,7 @@ WAITED_US = 2_000_000
 """A reading that took longer from the sensor to Kafka is drawn as one that waited."""
 DOTS_MAX = 3_000
 """Dots of the fleet in the arrival chart, about; of more readings only one in so many is drawn."""
-SERIES_SERIAL_MAX = 8
+SERIES_BOARDS_MAX = 8
 SERIES_FLEET_MAX = 4
 
 
@@ -32,8 +32,8 @@ class Story:
     """What is wrong with the run, in words; empty where all is well."""
     shown: Sequence[SensorAudit]
     """The sensors in the short table."""
-    serial: frozenset[str]
-    """Devices on serial lines."""
+    boards: Mapping[str, str]
+    """Of each device that is an AVR board, what it is in words."""
     records: Sequence[KafkaReading]
     readings: Sequence[TableReading]
     summary: Mapping[str, float]
@@ -139,8 +139,9 @@ def _circumstances(story: Story) -> str:
     settings = story.settings
     killed = " In the midst of it the gateway was ended by kill -9 and started again." if settings.kill else ""
     return escape(
-        f"{settings.serial_sensors} AVR boards on serial lines and {settings.sensors} MQTT sensors measured for "
-        f"{settings.seconds} s. For {settings.outage_seconds} s the gateway could not reach Kafka.{killed}"
+        f"{settings.serial_sensors} AVR boards on serial lines, {settings.wifi_sensors} on MQTT through modems and a "
+        f"fleet of {settings.sensors} MQTT sensors measured for {settings.seconds} s. For {settings.outage_seconds} s "
+        f"the gateway could not reach Kafka.{killed}"
     )
 
 
@@ -188,22 +189,22 @@ def _arrival_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> st
         "Each dot is a reading: to the right, its time in the table; upwards, when Kafka had it. What the gateway "
         "took in during the outage arrives in one go after it, the oldest with the most delay, and keeps its time."
     )
-    if settings.sensors:
+    if settings.sensors or settings.wifi_sensors:
         words += " The MQTT sensors have no clock: their time is that at which the gateway received the reading"
         words += ", after its restart where they had to wait for it." if settings.kill else "."
     stride = _stride(story, arrived)
-    return escape(words if stride == 1 else f"{words} Of the MQTT sensors one reading in {stride} is drawn.")
+    return escape(words if stride == 1 else f"{words} Of the fleet one reading in {stride} is drawn.")
 
 
 def _stride(story: Story, arrived: Mapping[Identity, KafkaReading]) -> int:
-    fleet = sum(1 for device, _, _ in arrived if device not in story.serial)
+    fleet = sum(1 for device, _, _ in arrived if device not in story.boards)
     return -(-fleet // DOTS_MAX) or 1
 
 
 def _arrival_chart(story: Story, arrived: Mapping[Identity, KafkaReading], time: Axis) -> str:
     ordered = sorted(arrived.values(), key=lambda record: (record.event_us, record.identity))
-    boards = [record for record in ordered if record.device in story.serial]
-    fleet = [record for record in ordered if record.device not in story.serial]
+    boards = [record for record in ordered if record.device in story.boards]
+    fleet = [record for record in ordered if record.device not in story.boards]
     dots: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for record in (*fleet[:: _stride(story, arrived)], *boards):
         place = (_seconds(story, record.event_us), _seconds(story, record.appended_us))
@@ -228,8 +229,8 @@ def _series_words(story: Story) -> str:
     if settings.kill:
         words += " While the gateway was dead the sensors kept their readings."
         if settings.serial_sensors:
-            words += " A board sends its own clock along: its readings stand where they were taken."
-        if settings.sensors:
+            words += " A board on a serial line sends its own clock along: its readings stand where they were taken."
+        if settings.sensors or settings.wifi_sensors:
             words += (
                 " An MQTT sensor has no clock: what it kept bears the time of receipt. It shows a hole from the kill "
                 "until it was connected again, and there a stack of dots: the readings of the hole."
@@ -242,9 +243,9 @@ def _series_charts(story: Story, arrived: Mapping[Identity, KafkaReading], time:
     for reading in story.readings:
         by_device.setdefault(reading.device, []).append(reading)
     names = [sensor.device for sensor in story.shown if sensor.device in by_device]
-    serial = [name for name in names if name in story.serial][:SERIES_SERIAL_MAX]
-    fleet = [name for name in names if name not in story.serial][:SERIES_FLEET_MAX]
-    return "".join(_series_chart(story, name, by_device[name], arrived, time) for name in (*serial, *fleet))
+    boards = [name for name in names if name in story.boards][:SERIES_BOARDS_MAX]
+    fleet = [name for name in names if name not in story.boards][:SERIES_FLEET_MAX]
+    return "".join(_series_chart(story, name, by_device[name], arrived, time) for name in (*boards, *fleet))
 
 
 def _series_chart(
@@ -264,7 +265,7 @@ def _series_chart(
     values = axis(
         (y for each in dots.values() for _, y in each), f"{metric}, {unit}" if unit else metric, unit, count=3
     )
-    kind = "serial line, ATmega328P" if device in story.serial else "MQTT"
+    kind = story.boards.get(device, "MQTT")
     marks = [Marks("dots", device, "prompt", dots[False]), Marks("dots", device, "waited", dots[True])]
     drawn = chart(time, values, marks, _bands(story), _moments(story))
     return f"<div><h3>{escape(device)} <small>{kind}, {len(readings)} readings</small></h3>{drawn}</div>"

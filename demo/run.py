@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,10 @@ from demo.uplink import Uplink
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import BufferStatus, read_status
 from sluice_sim import avr
+from sluice_sim.avr_faults import Build
 
 WATCH_INTERVAL_S = 0.5
+BOARD_NAMES: Mapping[Build, str] = {"serial": "board-", "mqtt": "wifi-"}
 KILLED_FOR_S = 3.0
 """How long the gateway stays dead after `kill -9`."""
 SAMPLE_INTERVAL_MS = 1_000
@@ -281,11 +283,16 @@ async def _launch_gateway(run: Run) -> None:
 async def _start_sensors(run: Run) -> Sensors:
     settings = run.settings
     sensors = Sensors([], None)
+    run.folder.boards.mkdir()
     if settings.serial_sensors:
         with run.progress.step(f"Switch on {settings.serial_sensors} AVR boards on serial lines") as step:
-            size = await asyncio.to_thread(build_firmware)
-            run.folder.boards.mkdir()
-            sensors.boards.extend(_start_board(run, number) for number in range(1, settings.serial_sensors + 1))
+            size = await asyncio.to_thread(build_firmware, "serial")
+            sensors.boards += [_start_board(run, "serial", number + 1) for number in range(settings.serial_sensors)]
+            step.result = f"real firmware, executed; {size}"
+    if settings.wifi_sensors:
+        with run.progress.step(f"Switch on {settings.wifi_sensors} AVR boards that speak MQTT by modem") as step:
+            size = await asyncio.to_thread(build_firmware, "mqtt")
+            sensors.boards += [_start_board(run, "mqtt", number + 1) for number in range(settings.wifi_sensors)]
             step.result = f"real firmware, executed; {size}"
     if settings.sensors:
         with run.progress.step(f"Switch on {settings.sensors} MQTT sensors"):
@@ -293,29 +300,36 @@ async def _start_sensors(run: Run) -> Sensors:
     return sensors
 
 
-def build_firmware() -> str:
-    """Build the boards' firmware and their runner where they are out of date; says the use of flash and RAM.
+def build_firmware(build: Build) -> str:
+    """Build one of the boards' firmwares and their runner where they are out of date; says the use of flash and RAM.
 
     Raises:
         DemoError: it cannot be built.
     """
     try:
-        avr.build_firmware()
+        avr.build_firmware(build)
     except avr.SimulationError as error:
         raise DemoError(
             str(error),
-            "Run `make demo`, which installs the compiler and simavr, or leave the boards out: DEMO_SERIAL_SENSORS=0.",
+            "Run `make demo`, which installs the compiler and simavr, or leave the boards out: DEMO_SERIAL_SENSORS=0 "
+            "DEMO_WIFI_SENSORS=0.",
         ) from error
-    return (avr.BUILD / "sensor.size").read_text().strip()
+    return (avr.BUILD / f"sensor-{build}.size").read_text().strip()
 
 
-def _start_board(run: Run, number: int) -> Child:
+def _start_board(run: Run, build: Build, number: int) -> Child:
     """Switch on one board, whose EEPROM, ledger and serial port are files in `folder.boards`."""
-    device, folder = f"board-{number}", run.folder.boards
-    eeprom = folder / f"{device}.eeprom"
-    avr.provision(eeprom, device, SAMPLE_INTERVAL_MS)
-    files = ("--link", run.folder.serial_port(device), "--eeprom", eeprom, "--ledger", folder / f"{device}.ledger")
-    return run.children.start(device, (avr.RUNNER, *files, "--seed", str(number), avr.FIRMWARE), INSTALL)
+    device, folder = f"{BOARD_NAMES[build]}{number}", run.folder.boards
+    network = avr.Network(port=run.mqtt_port) if build == "mqtt" else None
+    avr.provision(folder / f"{device}.eeprom", device, SAMPLE_INTERVAL_MS, network=network)
+    wiring = avr.Wiring(modem=build == "mqtt")
+    return run.children.start(device, avr.board_command(folder, device, number, avr.FIRMWARES[build], wiring), INSTALL)
+
+
+def board_kind(device: str) -> str:
+    """What a board is, in words."""
+    by_modem = device.startswith(BOARD_NAMES["mqtt"])
+    return "MQTT by modem, ATmega328P" if by_modem else "serial line, ATmega328P"
 
 
 def _start_fleet(run: Run) -> Child:

@@ -346,7 +346,7 @@ class Buffer:
         return await self._call(lambda: self._file.marks(prefix))
 
     async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """See `Intake.recent_sequences`. Raises BufferFileError."""
+        """See `SerialIntake.recent_sequences`. Raises BufferFileError."""
         return await self._call(lambda: self._file.recent_sequences(device, boot))
 
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:

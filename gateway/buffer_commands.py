@@ -50,6 +50,20 @@ UNKNOWN_NAME = "(unknown)"
 _REFUSED_AGAIN = (
     "What stands here would be refused again: keep a copy (sluice buffer export --quarantine), then drop it"
 )
+_UNREADABLE_LINES = {
+    "no-pairs": "no name with its separator; compare format in [[serial.text]] with what the sensor writes",
+    "column-count": "more or fewer values than columns in [[serial.text]]; correct columns, or delimiter",
+    "csv-quote": "a double quote that does not end; correct what the sensor writes",
+    "not-json": "no JSON on the line; compare format in [[serial.text]] with what the sensor writes",
+    "json-not-object": "JSON, but no object; compare format in [[serial.text]] with what the sensor writes",
+    "nmea-start": "no sentence of NMEA 0183; compare format and baud in [[serial.text]] with the instrument's",
+    "nmea-without-checksum": "a sentence without its checksum; switch that on in the instrument",
+    "nmea-checksum": "damaged on the way; look at wiring, ground and baud",
+    "repeated-name": "one name twice, and nobody knows which counts; correct it in the sensor",
+    "not-text": "control characters within the line; correct baud in [[serial.text]], or it is no text",
+    "line-too-long": "longer than line_bytes_max in [[serial.text]]; raise it, or correct baud",
+}
+"""What `text_formats` and `text_link` cannot read, and what to do about the next one."""
 _TO_MEND = {
     "no-route": "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to",
     "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
@@ -75,6 +89,7 @@ _TO_MEND = {
     TOPIC_FORBIDDEN: "the broker does not let this gateway write to the topic; allow it there (ACL Write): sluice "
     "status has the command",
     "broker-refused": "the broker does not take it; compare the topic's max.message.bytes, and see the broker's log",
+    **{reason: f"{words}. {_REFUSED_AGAIN}" for reason, words in _UNREADABLE_LINES.items()},
     "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
 }
 """What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
@@ -82,7 +97,13 @@ _OF_TOPICS = "topic-"
 """So begins what is wrong with a topic: what is kept for it is taken in again by the gateway itself."""
 
 _NEVER_TAKEN = frozenset(
-    {"device-name-invalid", "kafka-topic-name-invalid", "not-the-writers-device", "salvaged-without-series"}
+    {
+        "device-name-invalid",
+        "kafka-topic-name-invalid",
+        "not-the-writers-device",
+        "salvaged-without-series",
+        *_UNREADABLE_LINES,
+    }
 )
 """Reasons that nothing mends for what stands in the quarantine already."""
 

@@ -273,7 +273,7 @@ class BufferFile:
         )
 
     def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """See `Intake.recent_sequences`."""
+        """See `SerialIntake.recent_sequences`."""
         return self._runs.recent_sequences(device, boot)
 
     def insert_judged(self, entries: Iterable[Entry]) -> None:

@@ -4,14 +4,11 @@ It works without a network and changes nothing. No serial port is opened for it,
 """
 
 import errno
-import glob
-import grp
 import ipaddress
 import math
 import os
 import pwd
 import socket
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -32,22 +29,22 @@ from gateway.check_certificates import (
     read_certificates,
     read_names,
 )
+from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
 from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
+from gateway.processes import has_open, name_of, opened_by, processes, this_user
 from gateway.settings import (
     BrokerSettings,
     BufferSettings,
     GatewaySettings,
     KafkaSettings,
     ListenerSettings,
-    SerialSettings,
     Settings,
 )
 from gateway.terminal_text import size, span, utc
 from gateway.uplink_budget import DAY_S, UplinkBudget
 
-PORTS_TOLD_MAX: Final = 12
 NAMES_TOLD_MAX: Final = 12
 HEARTBEAT_BYTES: Final = 1_000
 """What a heartbeat of an idle gateway takes on the wire, both ways, with what goes beside it."""
@@ -81,7 +78,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from _kafka(settings.kafka, clock)
     yield from _quota(settings.kafka, settings.buffer.path, clock)
     if settings.serial is not None:
-        yield from _serial(settings.serial)
+        yield from check_serial(settings.serial, settings.buffer.path)
 
 
 def _wrong(subject: str, words: str) -> Finding:
@@ -94,14 +91,6 @@ def _well(subject: str, words: str) -> Finding:
 
 def _remark(subject: str, words: str) -> Remark:
     return Remark(subject, ok=True, words=words)
-
-
-def _user() -> str:
-    """Who looks, for messages: what root may, the daemon's user may not."""
-    try:
-        return f"this user ({pwd.getpwuid(os.geteuid()).pw_name})"
-    except KeyError:
-        return f"this user ({os.geteuid()})"
 
 
 def _unsynced(gateway: GatewaySettings) -> str:
@@ -208,7 +197,7 @@ def _not_writable(path: Path) -> str:
     except KeyError:
         name = str(owner)
     return (
-        f"{path} is {name}'s, and {_user()} may not write it; run this as the user that sluice runs as, "
+        f"{path} is {name}'s, and {this_user()} may not write it; run this as the user that sluice runs as, "
         "or give it to that user (chown)"
     )
 
@@ -232,7 +221,7 @@ def _room(settings: BufferSettings) -> Finding:
             f"{size(settings.bytes_max)}, and the disk of {path} has {size(most)} for it beyond buffer.free_bytes_min "
             f"({size(settings.free_bytes_min)}); lower it, or make room",
         )
-    return _well("buffer.path", f"{path} can be written by {_user()}; {size(free)} are free")
+    return _well("buffer.path", f"{path} can be written by {this_user()}; {size(free)} are free")
 
 
 # -- ports ----------------------------------------------------------------------------------------
@@ -282,7 +271,7 @@ def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, .
 
 def _port_trouble(subject: str, host: str, where: str, error: OSError) -> Finding:
     if error.errno == errno.EACCES:
-        return _wrong(subject, f"{where} may not be listened on by {_user()}; write a port from 1024 up")
+        return _wrong(subject, f"{where} may not be listened on by {this_user()}; write a port from 1024 up")
     if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or isinstance(error, socket.gaierror):
         return _wrong(
             "mqtt_listener.host",
@@ -291,15 +280,15 @@ def _port_trouble(subject: str, host: str, where: str, error: OSError) -> Findin
     return _wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
 
 
-def _taken(subject: str, where: str, processes: Sequence[int], buffer: Path) -> Finding:
+def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> Finding:
     """By whom a port is taken: by this gateway it is no mistake."""
     lock = buffer.with_name(buffer.name + ".lock")
-    others = [process for process in processes if not _has_open(process, lock)]
-    if processes and not others:
-        return _well(subject, f"{where} is served by the sluice that runs with this buffer (process {processes[0]})")
-    if not processes and is_running(buffer):
+    others = [process for process in listening if not has_open(process, lock)]
+    if listening and not others:
+        return _well(subject, f"{where} is served by the sluice that runs with this buffer (process {listening[0]})")
+    if not listening and is_running(buffer):
         return _well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
-    by = f"{_name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
+    by = f"{name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
     return _wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
 
 
@@ -326,8 +315,7 @@ def _processes_listening(address: str, port: int) -> list[int]:
                 wider.add(f"socket:[{columns[9]}]")
     # One that has the very address is it: a socket for all of IPv6 may or may not be one for all of IPv4 as well.
     sockets = exact or wider
-    processes = (int(process.name) for process in Path("/proc").iterdir() if process.name.isdecimal())
-    return [process for process in processes if any(opened in sockets for opened in _opened_by(process))]
+    return [process for process in processes() if any(opened in sockets for opened in opened_by(process))]
 
 
 def _kernels_address(told: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -338,26 +326,6 @@ def _kernels_address(told: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address
     address = ipaddress.ip_address(words)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _opened_by(process: int) -> Iterator[str]:
-    """What a process has open; nothing where this user is not told, or it has ended."""
-    try:
-        for name in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208 - names are enough, and there may be thousands
-            yield os.readlink(f"/proc/{process}/fd/{name}")  # noqa: PTH115 - the same
-    except OSError:
-        return
-
-
-def _has_open(process: int, path: Path) -> bool:
-    return str(path.resolve()) in _opened_by(process)
-
-
-def _name_of(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return "a program"
 
 
 # -- certificates and passwords -------------------------------------------------------------------
@@ -534,57 +502,3 @@ def _broker(section: str, broker: BrokerSettings, clock: WallClock) -> Iterator[
             yield _authority(f"{section}.tls.ca", broker.tls.ca, clock)
         if broker.tls.certificate is not None and broker.tls.key is not None:
             yield from _pair(f"{section}.tls", broker.tls.certificate, broker.tls.key, clock)
-
-
-# -- serial ports ---------------------------------------------------------------------------------
-
-
-def _serial(settings: SerialSettings) -> Iterator[Finding]:
-    """The ports that are there; a name that is not there is a mistake, a pattern that finds nothing may wait."""
-    if not settings.ports:
-        yield _remark("serial.ports", f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
-    for pattern in settings.ports:
-        names = sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes no absolute pattern
-        for name in names:
-            yield _serial_port(name)
-        if names:
-            continue
-        if glob.escape(pattern) == pattern:
-            yield _wrong("serial.ports", f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
-        else:
-            yield _remark("serial.ports", f"nothing is called {pattern} now; it may come later; {_ports_here()}")
-
-
-def _serial_port(name: str) -> Finding:
-    subject = "serial.ports"
-    try:
-        found = os.stat(name)  # noqa: PTH116 - a name of glob's
-    except OSError as error:
-        return _wrong(subject, f"{name} cannot be looked at: {error.strerror}; plug it in anew, or leave it out")
-    if not stat.S_ISCHR(found.st_mode):
-        return _wrong(subject, f"{name} is no serial port; leave it out, or write what matches ports only")
-    if os.access(name, os.R_OK | os.W_OK):
-        return _well(subject, f"{name} may be opened by {_user()}")
-    return _wrong(subject, f"{name} may not be opened by {_user()}; {_right_to(found)}")
-
-
-def _right_to(port: os.stat_result) -> str:
-    """How this user gets the right to open a port: mostly by a group, `dialout` on Debian."""
-    try:
-        group = grp.getgrgid(port.st_gid)
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return "let root give it to a group that the user that sluice runs as is in"
-    if ~port.st_mode & (stat.S_IRGRP | stat.S_IWGRP) or not port.st_gid:
-        return "only its owner may: let root give it to the group dialout (chgrp dialout, chmod g+rw)"
-    if user in group.gr_mem and port.st_gid not in os.getgroups():
-        return f"the user was put into its group {group.gr_name} since: log in again, or restart the service"
-    return f"put the user into its group: sudo usermod -aG {group.gr_name} {user}, then log in again"
-
-
-def _ports_here() -> str:
-    from serial.tools.list_ports import comports  # noqa: PLC0415 - only where there are serial lines
-
-    found = sorted(port.device for port in comports())
-    told = ", ".join(found[:PORTS_TOLD_MAX]) + (", ..." if len(found) > PORTS_TOLD_MAX else "")
-    return f"here now: {told}" if found else "there is none here now"

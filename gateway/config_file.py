@@ -15,6 +15,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway import mqtt_filters
+from gateway.config_serial import SERIAL_EXAMPLES, serial_mistakes
+from gateway.config_words import Place
+from gateway.config_words import show as _show
 from gateway.mqtt_access import CommandTopics
 from gateway.routes import (
     DEVICE_NAME,
@@ -161,14 +164,9 @@ _WENT_ON = ("Expected newline", "Unclosed")
 _ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
 _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
 _NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
-_SHOWN_MAX = 300
-"""Characters of a text that a message repeats: longer than Kafka's longest topic."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
 """Below these nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
 _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
-
-Place = tuple[str | int, ...]
-"""Where a setting stands: ('kafka', 'linger_ms'), ('routes', 0, 'topic')."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -372,9 +370,7 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     yield from _broker_mistakes(settings)
     yield from _size_mistakes(settings)
     if settings.serial is not None:
-        for variable in ("{device}", "{stream}"):
-            if settings.serial.topic.count(variable) != 1:
-                yield ("serial", "topic"), f"must hold {variable} once, as in 'device/{{device}}/{{stream}}'"
+        yield from serial_mistakes(settings.serial)
 
 
 def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
@@ -764,22 +760,6 @@ def _example(place: Place, name: str) -> str:
         ("kafka", "sasl", "user"): '; write user = "the name that the brokers know this gateway by"',
         ("kafka", "sasl", "password_file"): '; write password_file = "/etc/sluice/kafka.password", a file whose first '
         "line is the password, and that its owner alone may read (chmod 0400)",
+        **SERIAL_EXAMPLES,
     }
-    return examples.get((*(str(part) for part in place), name), "")
-
-
-def _show(value: object) -> str:
-    """A value in a message: on one line, short, and without what may be a password of an address."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        if "@" in value:
-            return "a text with an @ (not shown, for it may hold a password)"
-        # As JSON, so that no character of it acts on the terminal.
-        return msgspec.json.encode(value if len(value) <= _SHOWN_MAX else value[:_SHOWN_MAX] + "...").decode()
-    if isinstance(value, list):
-        inner = ["a list" if isinstance(element, list) else _show(element) for element in value[:3]]
-        return f"[{', '.join(inner)}{', ...' if len(value) > len(inner) else ''}]"
-    if isinstance(value, int) and value.bit_length() > 64:
-        return "a number of this size"
-    return "a section" if isinstance(value, dict) else repr(value)
+    return examples.get((*(part for part in place if isinstance(part, str)), name), "")

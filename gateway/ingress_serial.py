@@ -1,40 +1,80 @@
-"""Sensors on serial lines: opens ports as they come and go, and moves bytes between each and its SerialLink."""
+"""Sensors on serial lines: opens ports as they come and go, each for the kind of sensor that the settings name."""
 
 import asyncio
-import contextlib
-import errno
 import fnmatch
-import glob
-import os
 import termios
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
-import serial
 import structlog
 
-from gateway.reading import Intake
-from gateway.serial_link import HelloRefused, Identified, LinkEvent, Lost, Received, SerialLink
-from gateway.settings import SerialSettings
+from gateway.reading import SerialIntake
+from gateway.serial_line import FrameLine, PortLine
+from gateway.serial_link import SerialLink
+from gateway.serial_losses import RingLosses
+from gateway.serial_ports import ALL, LOOK_ALIKES, USB_PORTS, find, open_port, ports_of, why_not_opened
+from gateway.serial_rivals import brltty_words, rivals
+from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
 
 PORTS_MAX = 128
 """Ports open at once: a glob that matches a whole directory must not take every descriptor."""
-READ_BYTES_MAX = 4096
-"""What one line may put in before the others get their turn."""
 FAULT_REPORT_INTERVAL_US = 60_000_000
-
-_TIMER_S_MIN = 0.001
-_IN_USE = "another program has the port open: stop it, or take the port out of serial.ports"
-_HINTS = {
-    errno.EACCES: "put the user that sluice runs as into the group that owns the port (`dialout` on Debian)",
-    errno.EAGAIN: _IN_USE,
-    errno.EBUSY: _IN_USE,
-    errno.ENOTTY: "serial.ports must match serial ports only",
-}
+EXPLAINED_FOR_US = 60_000_000
+"""A port that cannot be opened is tried at every scan; why is looked into anew after this, at the latest."""
 
 log = structlog.get_logger()
+
+Purpose = SerialSettings | SerialTextSettings | SerialModbusSettings
+"""Whose sensors a port is for: the section that says it."""
+
+
+class Line(Protocol):
+    """One open port and what is at its other end."""
+
+    @property
+    def name(self) -> str:
+        """The port, as the settings found it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been given back."""
+
+    def state(self) -> Mapping[str, object]:
+        """What `sluice status` tells of it."""
+
+    def report_faults(self) -> None:
+        """Log what went wrong since the last report."""
+
+    def close(self, reason: str = "") -> None:
+        """Give the port back."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A port that is to be open, by the name that it was found by, and what for."""
+
+    name: str
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    line: Line
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class _Unopened:
+    """A port that is there and cannot be served."""
+
+    name: str
+    error: str
+    reason: str
+    """What the error means, in an installer's words."""
+    explained_us: int
+    told: str
+    """The reason that the log has of it."""
 
 
 class SerialIngress:
@@ -44,17 +84,19 @@ class SerialIngress:
     """
 
     def __init__(
-        self, settings: SerialSettings, intake: Intake, now_us: Callable[[], int], nonce: Callable[[], int]
+        self, settings: SerialSettings, intake: SerialIntake, now_us: Callable[[], int], nonce: Callable[[], int]
     ) -> None:
         self._settings = settings
         self._intake = intake
+        self._losses = RingLosses(intake)
         self._now_us = now_us
         self._nonce = nonce
         # By real path, for one port may have several names.
-        self._lines: dict[str, _Line] = {}
-        # By real path: a port's name and why it cannot be opened, so that this is said once and not at every scan.
-        self._unopened: dict[str, tuple[str, str]] = {}
-        # Of `serial.ports`: those that nothing is found for.
+        self._open: dict[str, _Open] = {}
+        self._unopened: dict[str, _Unopened] = {}
+        # By name: ports that are not opened because the settings do not say clearly what for.
+        self._conflicts: dict[str, str] = {}
+        # Of the settings: those that nothing is found for.
         self._missing: set[str] = set()
         self._shared_devices: dict[str, list[str]] = {}
         self._faults_reported_us = now_us()
@@ -66,76 +108,162 @@ class SerialIngress:
                 await self._scan()
                 await asyncio.sleep(self._settings.scan_interval_s)
         finally:
-            for line in self._lines.values():
-                line.close()
+            for each in self._open.values():
+                each.line.close()
 
     def state(self) -> dict[str, object]:
         """What `sluice status` tells of it."""
-        lines = [line for line in self._lines.values() if not line.closed]
+        ports: dict[str, object] = {}
+        for path, each in self._open.items():
+            if not each.line.closed:
+                # A link of /dev/serial/by-id may have led to another port when that one was opened.
+                ports[path if each.line.name in ports else each.line.name] = _state(each)
         return {
-            "ports": {line.name: {"device": line.device} for line in lines},
-            "unopened": dict(self._unopened.values()),
+            "ports": ports,
+            "unopened": self._conflicts | {each.name: each.reason for each in self._unopened.values()},
             "missing": sorted(self._missing),
         }
 
     async def _scan(self) -> None:
-        served = {line.name for line in self._lines.values()}
-        self._lines = {path: line for path, line in self._lines.items() if not line.closed}
-        found = _expand(self._settings.ports)
-        self._report_missing(found.by_pattern, served)
-        self._unopened = {path: told for path, told in self._unopened.items() if path in found.names}
-        for path, name in found.names.items():
-            if path not in self._lines:
-                await self._open(path, name)
+        served = {each.line.name for each in self._open.values()}
+        self._forget_closed()
+        sight = _look(self._settings)
+        await self._report_missing(sight.by_pattern, served)
+        self._report_conflicts(sight.conflicts)
+        self._unopened = {path: each for path, each in self._unopened.items() if path in sight.wanted}
+        self._hand_over(sight.wanted)
+        opened = [
+            path for path, each in sight.wanted.items() if path not in self._open and await self._serve(path, each)
+        ]
+        if opened:
+            self._report_rivals(await asyncio.to_thread(rivals, opened))
         self._report_shared_devices()
         if self._now_us() - self._faults_reported_us >= FAULT_REPORT_INTERVAL_US:
             self._faults_reported_us = self._now_us()
-            for line in self._lines.values():
-                line.report_faults()
+            for each in self._open.values():
+                each.line.report_faults()
 
-    def _report_missing(self, found: dict[str, list[str]], served: set[str]) -> None:
+    def _forget_closed(self) -> None:
+        self._open = {path: each for path, each in self._open.items() if not each.line.closed}
+
+    async def _report_missing(self, found: Mapping[str, Collection[str]], served: Collection[str]) -> None:
         """Say once what is not there; of a port that was served until now, its closing tells that."""
         missing = {pattern for pattern, names in found.items() if not names}
         for pattern in sorted(missing - self._missing):
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in served):
+            parts = USB_PORTS if pattern == ALL else (pattern,)
+            if not any(fnmatch.fnmatchcase(name, part) for name in served for part in parts):
+                brltty = await asyncio.to_thread(brltty_words)
                 log.warning(
-                    "no such serial port: it is opened when it is there; plug it in, or mend serial.ports "
+                    "no such serial port: it is opened when it is there; plug it in, or mend [serial] "
                     "(`sluice check` lists what is there)",
                     port=pattern,
+                    **({} if brltty is None else {"perhaps": brltty}),
                 )
         self._missing = missing
 
-    async def _open(self, path: str, name: str) -> None:
-        if len(self._lines) >= PORTS_MAX:
-            self._cannot_open(path, name, f"{PORTS_MAX} ports are open, which is the most that are served")
-            return
-        try:
-            # In a thread: a driver may wait for its adapter, and the other lines should not.
-            port = await asyncio.to_thread(open_port, name, self._settings.baud)
-        except (OSError, ValueError, termios.error) as error:
-            self._cannot_open(path, name, _explain(error))
-            return
-        self._unopened.pop(path, None)
-        log.info("serial port opened", port=name, baud=self._settings.baud)
-        link = SerialLink(name, self._settings, self._now_us())
-        self._lines[path] = _Line(port, link, self._intake, self._now_us, self._nonce)
+    def _report_conflicts(self, conflicts: Mapping[str, str]) -> None:
+        for name, reason in conflicts.items():
+            if self._conflicts.get(name) != reason:
+                log.warning("serial port is not opened", port=name, reason=reason)
+        self._conflicts = dict(conflicts)
 
-    def _cannot_open(self, path: str, name: str, reason: str) -> None:
-        if self._unopened.get(path) != (name, reason):
-            self._unopened[path] = (name, reason)
+    def _hand_over(self, wanted: Mapping[str, _Wanted]) -> None:
+        """Close what the settings want otherwise: a name may be there later than its port, or lead to another now."""
+        for path, each in self._open.items():
+            now = wanted.get(path)
+            if now is None:
+                moved = each.purpose is not self._settings and any(
+                    other.purpose is each.purpose for other in wanted.values()
+                )
+            else:
+                moved = now.purpose is not each.purpose
+            if moved:
+                log.info(
+                    "serial port closed: its name leads to another port now, or it is named for another sensor",
+                    port=each.line.name,
+                )
+                each.line.close()
+        self._forget_closed()
+
+    async def _serve(self, path: str, wanted: _Wanted) -> bool:
+        """Open a port for its purpose; False where that failed, which is then told and shown."""
+        try:
+            line = await self._line(wanted)
+        except (OSError, ValueError, termios.error) as error:
+            await self._cannot_open(path, wanted.name, error)
+            return False
+        self._unopened.pop(path, None)
+        self._open[path] = _Open(line, wanted.purpose)
+        return True
+
+    async def _line(self, wanted: _Wanted) -> Line:
+        """Open a port. Raises OSError, ValueError or termios.error."""
+        if len(self._open) >= PORTS_MAX:
+            raise OSError(f"{PORTS_MAX} ports are open, which is the most that are served")
+        name, purpose, settings = wanted.name, wanted.purpose, self._settings
+        line: Line
+        match purpose:
+            case SerialModbusSettings():
+                from gateway.modbus_line import ModbusLine  # noqa: PLC0415 - only where it is configured
+
+                polled = ModbusLine(name, purpose, settings.topic, self._intake, self._now_us)
+                await polled.open()
+                line = polled
+            case SerialTextSettings():
+                from gateway.text_line import TextLine  # noqa: PLC0415 - only where it is configured
+
+                port = await asyncio.to_thread(
+                    open_port,
+                    name,
+                    purpose.baud,
+                    data_bits=purpose.data_bits,
+                    parity=purpose.parity,
+                    stop_bits=purpose.stop_bits,
+                )
+                line = TextLine(port, purpose, settings.topic, self._intake, self._now_us)
+            case SerialSettings():
+                # In a thread: a driver may wait for its adapter, and the other lines should not.
+                port = await asyncio.to_thread(open_port, name, purpose.baud)
+                link = SerialLink(name, settings, self._now_us())
+                line = FrameLine(port, link, self._intake, self._losses, self._now_us, self._nonce)
+        log.info("serial port opened", port=name, baud=purpose.baud)
+        return line
+
+    async def _cannot_open(self, path: str, name: str, error: BaseException) -> None:
+        known, now_us = self._unopened.get(path), self._now_us()
+        if known is None or known.error != str(error) or now_us - known.explained_us >= EXPLAINED_FOR_US:
+            # In a thread, and not at every scan: it looks at the processes of this box.
+            reason, explained_us = await asyncio.to_thread(why_not_opened, error, name), now_us
+        else:
+            reason, explained_us = known.reason, known.explained_us
+        told = known.told if known is not None else ""
+        # Not at once: udev gives a new port to its group a moment after it has made it.
+        if known is not None and told != reason:
+            told = reason
             log.warning("serial port cannot be opened; it is tried at every scan", port=name, reason=reason)
+        self._unopened[path] = _Unopened(name, str(error), reason, explained_us, told)
+
+    def _report_rivals(self, found: Mapping[str, str]) -> None:
+        for path, reason in found.items():
+            log.warning(
+                "serial port is open in another program too: each gets a part of what comes",
+                port=self._open[path].line.name,
+                reason=reason,
+            )
 
     def _report_shared_devices(self) -> None:
-        """Two boards flashed with one name would mix their readings under one key: say so, once."""
-        ports_of: dict[str, list[str]] = {}
-        for line in self._lines.values():
-            if line.device is not None and not line.closed:
-                ports_of.setdefault(line.device, []).append(line.name)
-        shared = {device: sorted(ports) for device, ports in ports_of.items() if len(ports) > 1}
+        """Two sensors with one name would mix their readings under one key: say so, once."""
+        ports_of_device: dict[str, list[str]] = {}
+        for each in self._open.values():
+            if not each.line.closed:
+                for device in _devices(each):
+                    ports_of_device.setdefault(device, []).append(each.line.name)
+        shared = {device: sorted(ports) for device, ports in ports_of_device.items() if len(ports) > 1}
         for device, ports in shared.items():
             if self._shared_devices.get(device) != ports:
                 log.warning(
-                    "one device name on several serial ports: their readings mix; flash each with its own name",
+                    "one device name on several serial ports: their readings mix; give each its own name (by flashing, "
+                    "or in [serial])",
                     device=device,
                     ports=ports,
                 )
@@ -143,188 +271,52 @@ class SerialIngress:
         self._shared_devices = shared
 
 
-class _Line:
-    """One open port, from its opening to its closing."""
+class _Sight(NamedTuple):
+    """What the settings want of the ports that are there now."""
 
-    def __init__(
-        self,
-        port: serial.Serial,
-        link: SerialLink,
-        intake: Intake,
-        now_us: Callable[[], int],
-        nonce: Callable[[], int],
-    ) -> None:
-        self.name: str = port.name
-        self.closed = False
-        self._port = port
-        self._fd: int = port.fileno()
-        self._intake = intake
-        self._now_us = now_us
-        self._nonce = nonce
-        self._link = link
-        self._unsent = b""
-        self._reported: Counter[str] = Counter()
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop.add_reader(self._fd, self._read)
-        self._write()
-
-    @property
-    def device(self) -> str | None:
-        return self._link.device
-
-    def close(self, reason: str = "") -> None:
-        """Give the port back; `reason` is what it ended by, where we did not choose to."""
-        if self.closed:
-            return
-        self.closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop.remove_reader(self._fd)
-        self._loop.remove_writer(self._fd)
-        self.report_faults()
-        # Closing a terminal waits for its output, half a minute where nobody takes it.
-        with contextlib.suppress(termios.error):
-            termios.tcflush(self._fd, termios.TCOFLUSH)
-        self._port.close()
-        if reason:
-            log.warning(
-                "serial port closed; it is opened again when it is back",
-                port=self.name,
-                device=self.device,
-                reason=reason,
-            )
-
-    def report_faults(self) -> None:
-        """Log what could not be used since the last report. None of it is lost: the sensor sends it again."""
-        faults = self._link.faults
-        since = faults - self._reported
-        self._reported = faults
-        if since:
-            log.warning(
-                "serial frames could not be used: check wiring, ground and baud rate",
-                port=self.name,
-                device=self.device,
-                faults=dict(since),
-            )
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._fd, READ_BYTES_MAX)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.close(f"reading failed: {error.strerror}")
-            return
-        if not data:
-            self.close("it hung up")
-            return
-        self._handle(self._link.receive(data, self._now_us()))
-        self._write()
-
-    def _handle(self, events: Sequence[LinkEvent]) -> None:
-        for event in events:
-            match event:
-                case Received():
-                    self._intake.take(event.readings, partial(self._committed, event))
-                case Lost():
-                    count = event.last - event.first + 1
-                    self._intake.lost(
-                        event.device, "sensor-ring-overflow", count, (event.boot, event.first, event.last)
-                    )
-                case Identified():
-                    log.info("serial device appeared", port=self.name, device=event.device, boot=event.boot)
-                    self._intake.event(
-                        "device-appeared",
-                        event.device,
-                        port=self.name,
-                        firmware=event.firmware,
-                        reset_cause=event.reset_cause,
-                        boot=event.boot,
-                        oldest=event.oldest,
-                        next=event.next,
-                    )
-                case HelloRefused():
-                    log.warning("serial device refused", port=self.name, reason=event.reason)
-                    self._intake.event("device-refused", None, port=self.name, reason=event.reason)
-
-    def _committed(self, received: Received, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
-        settle = self._link.stored if stored else self._link.refused
-        self._handle(settle(received))
-        self._write()
-
-    def _write(self) -> None:
-        """Write what the link has to say as far as the port takes it; come back when it takes more, or is due."""
-        if self.closed:
-            return
-        while True:
-            if not self._unsent:
-                self._unsent = self._link.data_to_send(self._now_us(), self._nonce())
-            if not self._unsent:
-                break
-            try:
-                self._unsent = self._unsent[os.write(self._fd, self._unsent) :]
-            except BlockingIOError:
-                # One write's worth waits here. The link is asked again after it, and says then what holds then.
-                self._loop.add_writer(self._fd, self._write)
-                return
-            except OSError as error:
-                self.close(f"writing failed: {error.strerror}")
-                return
-        self._loop.remove_writer(self._fd)
-        if self._timer is not None:
-            self._timer.cancel()
-        delay_s = (self._link.due_us - self._now_us()) / 1e6
-        self._timer = self._loop.call_later(max(delay_s, _TIMER_S_MIN), self._write)
-
-
-def open_port(name: str, baud: int) -> serial.Serial:
-    """Open a port raw, for us alone, without blocking reads. Raises OSError, ValueError or termios.error."""
-    port = serial.Serial(name, baud, timeout=0, write_timeout=0, exclusive=True)
-    try:
-        attributes: list[Any] = termios.tcgetattr(port.fileno())
-        # With HUPCL, closing drops DTR, and the next opening resets an Arduino and what it holds unsent.
-        attributes[2] &= ~termios.HUPCL
-        # With pyserial's VMIN 0, an idle port reads as empty as one that hung up.
-        attributes[6][termios.VMIN] = 1
-        termios.tcsetattr(port.fileno(), termios.TCSANOW, attributes)
-    except BaseException:
-        port.close()
-        raise
-    return port
-
-
-class _Found(NamedTuple):
-    """What `serial.ports` finds now."""
-
-    names: dict[str, str]
-    """Real path to the name that it was found by first."""
+    wanted: dict[str, _Wanted]
+    """By real path."""
     by_pattern: dict[str, list[str]]
+    """What was found for each path or glob of the settings."""
+    conflicts: dict[str, str]
+    """Names for which no port can be chosen, and why."""
 
 
-def _expand(patterns: Sequence[str]) -> _Found:
-    found = _Found({}, {})
-    for pattern in patterns:
-        names = found.by_pattern[pattern] = sorted(glob.glob(pattern))  # noqa: PTH207 - Path.glob takes none absolute
-        for name in names:
-            found.names.setdefault(os.path.realpath(name), name)
-    return found
+def _look(settings: SerialSettings) -> _Sight:
+    """Find the ports of all sections: those of one sensor first, for what they name is not of `serial.ports`."""
+    sight = _Sight({}, {}, {})
+    named: set[str] = set()
+    sections: list[SerialTextSettings | SerialModbusSettings] = [*settings.text, *settings.modbus]
+    for section in sections:
+        ports = ports_of(section.port)
+        sight.by_pattern[section.port] = list(ports.values())
+        named |= ports.keys()
+        if len(ports) > 1:
+            sight.conflicts[section.port] = f"{len(ports)} ports are called so, and one sensor has one; {LOOK_ALIKES}"
+            continue
+        for path, name in ports.items():
+            if path in sight.wanted:
+                other = sight.wanted[path].name
+                sight.conflicts[name] = f"it leads to the same port as {other}, which is named for another sensor"
+            else:
+                sight.wanted[path] = _Wanted(name, section)
+    found = find(settings.ports)
+    sight.by_pattern.update(found.by_pattern)
+    for path, name in found.names.items():
+        if path not in named:
+            sight.wanted[path] = _Wanted(name, settings)
+    return sight
 
 
-def _explain(error: BaseException) -> str:
-    number = _errno(error)
-    cause = error.__context__
-    if number is None and cause is not None and str(cause) in str(error):
-        # pyserial puts some of the system's errors into a text, and raises that while it handles them.
-        number = _errno(cause)
-    if number is None:
-        return str(error)
-    hint = _HINTS.get(number)
-    return f"{os.strerror(number)}: {hint}" if hint else os.strerror(number)
+def _state(each: _Open) -> Mapping[str, object]:
+    if isinstance(each.purpose, SerialModbusSettings):
+        return {"units": each.line.state(), "acknowledges": False}
+    return each.line.state()
 
 
-def _errno(error: BaseException) -> int | None:
-    """The system's number of an error; termios.error is no OSError."""
-    if isinstance(error, termios.error):
-        return int(error.args[0])
-    return error.errno if isinstance(error, OSError) else None
+def _devices(each: _Open) -> Collection[str]:
+    """The devices whose readings come from a port, as far as they are known."""
+    if isinstance(each.purpose, SerialModbusSettings):
+        return [unit.device for unit in each.purpose.units]
+    device = each.line.device if isinstance(each.line, PortLine) else None
+    return () if device is None else (device,)

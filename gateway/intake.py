@@ -51,7 +51,7 @@ class RetryOutcome(msgspec.Struct, frozen=True):
 
 
 class FrontDoor:
-    """`Intake` as the pipeline wires it: everything that any ingress takes in passes here."""
+    """`Intake`, and `SerialIntake`, as the pipeline wires it: everything that any ingress takes in passes here."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class FrontDoor:
         self._buffer.append([self._entry(reading) for reading in readings], done, marks)
 
     async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """See `Intake.recent_sequences`."""
+        """See `SerialIntake.recent_sequences`."""
         return await self._buffer.recent_sequences(device, boot)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
@@ -103,7 +103,7 @@ class FrontDoor:
         )
 
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
-        """See `Intake.unreadable`."""
+        """See `SerialIntake.unreadable`."""
         if self.holding:
             self.lost(device, reason)
             return

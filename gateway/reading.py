@@ -70,13 +70,6 @@ class Intake(Protocol):
         was taken before them.
         """
 
-    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """Which sequences of one run (one boot) of a device are stored, of the last ones that were.
-
-        For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Raises
-        BufferFileError.
-        """
-
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """The marks that are kept, whose keys begin with `prefix`; for an ingress that starts."""
 
@@ -88,11 +81,22 @@ class Intake(Protocol):
         `sequences` are the sensor's boot, and the first and last of its sequences that are lost, where they are known.
         """
 
+    def event(self, kind: str, device: str | None, **details: object) -> None:
+        """Report something about a device on `gateway-events`: `device-appeared`, `device-died`, ..."""
+
+
+class SerialIntake(Intake, Protocol):
+    """What serial lines ask of the front door beyond that."""
+
+    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        """Which sequences of one run (one boot) of a device are stored, of the last ones that were.
+
+        For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Raises
+        BufferFileError.
+        """
+
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
         """Put input that is no reading into the quarantine, as it came; where that takes none, count it as lost.
 
         For sources that cannot send it again.
         """
-
-    def event(self, kind: str, device: str | None, **details: object) -> None:
-        """Report something about a device on `gateway-events`: `device-appeared`, `device-died`, ..."""

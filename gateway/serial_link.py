@@ -5,6 +5,7 @@ The rules are those of firmware-sim/FRAMES.md, "Who does what".
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import get_args
@@ -158,8 +159,8 @@ class SerialLink:
     def recall(self, identified: Identified, stored: frozenset[int]) -> list[LinkEvent]:
         """What the buffer holds of a run that was `Identified`, from an earlier link or start of the gateway.
 
-        `stored` are the last sequences of it. What the sensor dropped behind them is lost, and of what it still holds
-        nothing that is stored is waited for.
+        `stored` are the last sequences of it. What the sensor dropped behind them is lost. It is for telling losses
+        alone: a sensor whose boot counter failed has new samples under those sequences, so what it sends is stored.
         """
         losses: list[LinkEvent] = []
         last = max(stored, default=identified.oldest)
@@ -167,7 +168,7 @@ class SerialLink:
             losses.append(Lost(identified.device, identified.boot, last + 1, identified.oldest - 1))
         run = self._run
         if run is not None and run.boot == identified.boot and run.hello.device == identified.device:
-            losses += run.recall(stored)
+            run.recall(stored)
         return losses
 
     def data_to_send(self, now_us: int, nonce: int) -> bytes:
@@ -312,6 +313,7 @@ class _Run:
         "_device_topic",
         "_oldest",
         "_on_disk",
+        "_stored_before",
         "_topics",
         "_unsure_below",
         "boot",
@@ -331,6 +333,7 @@ class _Run:
         self.next = self._oldest = hello.oldest
         # So may it have what its bitmaps named, which the sensor then let go: that is not for us to call lost.
         self._unsure_below = min(hello.next, hello.oldest + 1 + BITMAP_BITS)
+        self._stored_before: frozenset[int] = frozenset()
         self._on_disk: set[int] = set()
         self.committing: set[int] = set()
 
@@ -342,15 +345,10 @@ class _Run:
         behind = max((self.next - 1, *self._on_disk, *self.committing))
         return _identity(hello) == _identity(self.hello) and hello.next > behind
 
-    def recall(self, stored: frozenset[int]) -> list[LinkEvent]:
-        """These are on disk, and no others that came before this link."""
+    def recall(self, stored: frozenset[int]) -> None:
+        """These are what earlier links stored, and no others: dropping them loses nothing."""
+        self._stored_before = stored
         self._unsure_below = 0
-        self._on_disk.update(
-            sequence
-            for sequence in stored - self.committing
-            if self.next <= sequence <= min(self.next + BITMAP_BITS, SEQUENCE_MAX)
-        )
-        return self._advance()
 
     def topic(self, stream: int) -> str:
         """The topic of a stream; one that HELLO did not name is called `stream-7`, by its number."""
@@ -391,13 +389,18 @@ class _Run:
                 self.next += 1
             elif self.next < self._oldest:
                 end = min((s for s in self._on_disk | self.committing if s < self._oldest), default=self._oldest)
-                first = max(self.next, self._unsure_below)
-                if first < end:
-                    losses.append(Lost(self.hello.device, self.boot, first, end - 1))
+                losses += self._lost(max(self.next, self._unsure_below), end)
                 self.next = end
             else:
                 break
         return losses
+
+    def _lost(self, first: int, end: int) -> Iterator[Lost]:
+        """The spans from `first` up to, and without, `end` that no earlier link stored."""
+        for stored in (*sorted(s for s in self._stored_before if first <= s < end), end):
+            if first < stored:
+                yield Lost(self.hello.device, self.boot, first, stored - 1)
+            first = stored + 1
 
 
 def _identity(hello: Hello) -> tuple[object, ...]:

@@ -175,16 +175,99 @@ class BrokerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The longest pause between two attempts. Each pause is a random share of its longest."""
 
 
+Baud = Literal[300, 600, 1200, 2400, 4800, 9600, 19200, 38400, 57600, 115200, 230400, 250000, 460800, 921600]
+"""Bits a second on a serial line, as adapters and sensors have them."""
+
+
+Parity = Literal["none", "even", "odd"]
+
+
+class SerialTextSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[serial.text]]`: a sensor that writes its readings as lines of text, and cannot be told that they arrived."""
+
+    port: str
+    """One port: its path, or a glob that matches one (`/dev/serial/by-path/...` where adapters have no number)."""
+    device: Name
+    """Whose readings these are: the line does not say it."""
+    format: Literal["key=value", "key:value", "csv", "json", "nmea"]
+    """`key=value`, `key:value`: pairs between spaces, commas or semicolons. `csv`: values in the order of `columns`.
+    `json`: an object on each line. `nmea`: NMEA 0183 sentences with their checksum."""
+    stream: Name = "text"
+    baud: Baud = 9600
+    data_bits: Literal[7, 8] = 8
+    parity: Parity = "none"
+    """Many balances leave the factory with 7 data bits and even parity."""
+    stop_bits: Literal[1, 2] = 1
+    columns: tuple[str, ...] = ()
+    """`csv`: a name for each value; an empty one leaves that value out."""
+    delimiter: Literal[",", ";", "tab", "space"] = ","
+    """`csv`: what stands between values."""
+    sentences: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """`nmea`: the types that are taken (`MTW`, or `WIMTW` of one talker alone), and names for their fields; an empty
+    name leaves that field out. Without any, all are taken; a type without names (`[]`) has its fields named `1`, `2`,
+    ..."""
+    line_bytes_max: Annotated[int, Meta(ge=16, le=65_536, description="bytes, 16 to 65536")] = 1_024
+    """A longer line is cut off, and counts as one that cannot be read."""
+
+
+class ModbusRegister(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[serial.modbus.units.registers]]`: one value that a unit has, and how its registers hold it."""
+
+    name: str
+    """The member of the payload that it becomes."""
+    address: Annotated[int, Meta(ge=0, le=65_535, description="a register's address, 0 to 65535")]
+    """As it stands in the request, from 0: what a manual calls 40001 or 30001 is 0."""
+    table: Literal["holding", "input", "coil", "discrete"] = "holding"
+    type: Literal["u16", "s16", "u32", "s32", "u64", "s64", "f32", "f64", "bit"] = "u16"
+    """`bit` with `coil` and `discrete` only. Above 16 bits: several registers, the first one at `address`."""
+    word_order: Literal["high-first", "low-first"] = "high-first"
+    """Which of several registers holds the most significant part."""
+    scale: Annotated[float, Meta(gt=0, le=1e12, description="a number, above 0 and at most 1e12")] = 1.0
+    """What the register's number is multiplied by: 0.1 where it counts tenths."""
+    offset: float = 0.0
+    """What is added after that."""
+
+
+class ModbusUnit(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[serial.modbus.units]]`: one unit on the line."""
+
+    unit: Annotated[int, Meta(ge=1, le=247, description="a unit's address, 1 to 247")]
+    device: Name
+    registers: tuple[ModbusRegister, ...]
+    stream: Name = "modbus"
+    interval_s: Annotated[float, Meta(ge=0.05, le=86_400, description="seconds, 0.05 to 86400")] = 10.0
+    """How often it is asked."""
+
+
+class SerialModbusSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[[serial.modbus]]`: units of Modbus RTU on one line (RS-485 holds several), asked one after another."""
+
+    port: str
+    """One port: its path, or a glob that matches one."""
+    units: tuple[ModbusUnit, ...]
+    baud: Baud = 9600
+    parity: Parity = "even"
+    """The standard's default is even, with one stop bit; many devices leave the factory with none."""
+    stop_bits: Literal[1, 2] = 1
+    timeout_s: Annotated[float, Meta(ge=0.02, le=60, description="seconds, 0.02 to 60")] = 0.5
+    """How long a unit's answer is awaited."""
+    retries: Annotated[int, Meta(ge=0, le=10, description="times, 0 to 10")] = 1
+    """How often it is asked again before it counts as silent until its next turn."""
+
+
 class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """`[serial]`: sensors on serial lines."""
+    """`[serial]`: sensors on serial lines. Ports that `text` or `modbus` name are not of `ports`, whatever matches."""
 
     ports: tuple[str, ...] = ()
-    """Paths or globs; looked at again every `scan_interval_s`, so that ports may come and go."""
-    baud: Literal[9600, 19200, 38400, 57600, 115200, 250000] = 38400
+    """Ports of sensors that speak our frames: paths, globs (`/dev/serial/by-id/*`, `/dev/serial/by-path/*`), or "all"
+    for every USB adapter; looked at again every `scan_interval_s`, so that ports may come and go."""
+    baud: Baud = 38400
     topic: str = "device/{device}/{stream}"
-    """The topic that the routes see, made from HELLO's device name and stream name."""
+    """The topic that the routes see, made from a sensor's device name and stream name."""
     probe_interval_s: Seconds = 10.0
     scan_interval_s: Seconds = 1.0
+    text: tuple[SerialTextSettings, ...] = ()
+    modbus: tuple[SerialModbusSettings, ...] = ()
 
 
 class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ _BEGUN_BEFORE_S = 60.0
 """Two readings of a clock that was not set in between agree within this."""
 _DAYS_FROM_S = 2 * 86_400.0
 _BESIDE = " " * INDENT
+_CANNOT_ACKNOWLEDGE = "cannot acknowledge: what comes while nothing can be stored is lost, and counted"
 _WHEN_FULL = {
     "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
@@ -287,14 +288,36 @@ def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
         yield f"listener    refused or ended since the start{_by_reason(refusals)}"
-    serial = daemon.get("serial", {})
+    yield from _serial_lines(daemon.get("serial", {}))
+
+
+def _serial_lines(serial: dict[str, Any]) -> Iterator[str]:
     for name, port in serial.get("ports", {}).items():
-        sensor = "no sensor has said its name yet" if port["device"] is None else f"sensor {escaped(port['device'])}"
-        yield f"serial      {escaped(name)}: {sensor}"
+        yield f"serial      {escaped(name)}: {_port_words(port)}"
+        for device, unit in port.get("units", {}).items():
+            fault = f": {escaped(unit['fault'])}" if unit["fault"] else ""
+            if unit["answers"]:
+                yield f"{_BESIDE}{escaped(device)} answers{fault}"
+            else:
+                yield f"{_BESIDE}{escaped(device)} {'DOES NOT ANSWER' if fault else 'has not answered yet'}{fault}"
     for name, reason in serial.get("unopened", {}).items():
         yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
     for name in serial.get("missing", []):
-        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend serial.ports (sluice check lists what is)"
+        settings = "serial.ports (or the section that names it; sluice check lists what is there)"
+        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend {settings}"
+
+
+def _port_words(port: dict[str, Any]) -> str:
+    """Who is at the other end; of an adapter, that what finds no room is lost."""
+    if "units" in port:
+        return f"Modbus, {counted(len(port['units']), 'unit')}; {_CANNOT_ACKNOWLEDGE}"
+    if port["device"] is None:
+        return "no sensor has said its name yet"
+    sensor = f"sensor {escaped(port['device'])}"
+    if port.get("acknowledges", True):
+        return sensor
+    silent = "" if port.get("heard", True) else "; NOTHING READ from it yet: check its wiring, baud and format"
+    return f"{sensor}, {_CANNOT_ACKNOWLEDGE}{silent}"
 
 
 def _by_reason(counts: dict[str, int]) -> str:

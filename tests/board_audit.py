@@ -8,7 +8,7 @@ import io
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -32,15 +32,18 @@ class Sample(NamedTuple):
 class Known:
     """What boards know: the value of each sample that they took, and what became of it."""
 
-    centi_celsius: dict[Sample, int]
-    acknowledged: set[Sample]
-    dropped: set[Sample]
+    centi_celsius: dict[Sample, int] = field(default_factory=dict)
+    acknowledged: set[Sample] = field(default_factory=set)
+    dropped: set[Sample] = field(default_factory=set)
+    ended: set[tuple[str, str]] = field(default_factory=set)
+    """Runs (device, boot) that a reset has ended: what they had not told yet of what they dropped went with it."""
 
     def add(self, other: "Known") -> None:
         """Take in another board's."""
         self.centi_celsius |= other.centi_celsius
         self.acknowledged |= other.acknowledged
         self.dropped |= other.dropped
+        self.ended |= other.ended
 
 
 class Arrived(NamedTuple):
@@ -81,15 +84,21 @@ class Account:
         return "\n".join(lines)
 
 
-def known_of(device: str, ledger: str, samples: str) -> Known:
+def known_of(ledger: str, samples: str) -> Known:
     """Read a board's ledger (a JSON line for each boot) and its samples (CSV: boot, sequence, centi_celsius)."""
-    known = Known({}, set(), set())
-    for row in csv.DictReader(io.StringIO(samples)):
-        known.centi_celsius[Sample(device, row["boot"], int(row["sequence"]))] = int(row["centi_celsius"])
-    for line in map(json.loads, ledger.splitlines()):
+    known = Known()
+    device_of: dict[str, str] = {}
+    *_, last = runs = [json.loads(line) for line in ledger.splitlines()]
+    for line in runs:
+        if line is not last:
+            known.ended.add((line["device"], line["boot"]))
+        device = device_of[line["boot"]] = line["device"]
         for name, kept in (("acknowledged", known.acknowledged), ("dropped", known.dropped)):
             for first, last in line[name]:
                 kept.update(Sample(device, line["boot"], sequence) for sequence in range(first, last + 1))
+    for row in csv.DictReader(io.StringIO(samples)):
+        sample = Sample(device_of[row["boot"]], row["boot"], int(row["sequence"]))
+        known.centi_celsius[sample] = int(row["centi_celsius"])
     return known
 
 
@@ -141,6 +150,6 @@ def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, st
         unexplained=tuple(
             f"of {run} {gone[run]} were dropped, and loss records tell of {lost.get(run, 0)}"
             for run in sorted(gone.keys() | lost.keys())
-            if gone[run] != lost.get(run, 0)
+            if lost.get(run, 0) > gone[run] or (lost.get(run, 0) < gone[run] and run not in known.ended)
         ),
     )

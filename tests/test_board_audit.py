@@ -20,7 +20,7 @@ def arrived(sequence: int, ce_id: str = "", celsius: int | None = None) -> Arriv
 
 
 def account(*records: Arrived, lost: int = 2) -> Account:
-    return settle(known_of("s1", LEDGER, SAMPLES), records, {RUN: lost} if lost else {})
+    return settle(known_of(LEDGER, SAMPLES), records, {RUN: lost} if lost else {})
 
 
 def record(key: bytes, value: bytes, **headers: str) -> ConsumerRecord:
@@ -58,9 +58,22 @@ def test_each_fault_is_found_and_no_other_with_it(kind: str, records: list[Arriv
     assert f"{kind}: 1" in str(found)
 
 
+def test_what_a_run_that_a_reset_ended_dropped_need_not_be_told_but_nothing_else_may_be() -> None:
+    later = json.dumps({"device": "s1", "boot": "8-1a2b3c4d", "acknowledged": [], "dropped": []})
+    known = known_of(f"{LEDGER}\n{later}", SAMPLES)
+    records = [arrived(0), arrived(1), arrived(4)]
+    assert settle(known, records, {}).faults == ()
+    assert settle(known, records, {RUN: 2}).faults == ()
+    assert len(settle(known, records, {RUN: 3}).unexplained) == 1
+
+
 def test_without_any_acknowledgement_there_is_nothing_to_compare() -> None:
     with pytest.raises(ValueError, match="nothing to compare"):
-        settle(known_of("s1", "", SAMPLES), [arrived(0)], {})
+        settle(
+            known_of(json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [], "dropped": []}), SAMPLES),
+            [arrived(0)],
+            {},
+        )
 
 
 def test_records_are_read_exactly() -> None:

@@ -691,3 +691,112 @@ topics = ["device/#"]
         load(path)
     (mistake,) = found.value.mistakes
     assert "more than half of buffer.bytes_max" in mistake.message
+
+
+# -- serial lines ---------------------------------------------------------------------------------
+
+SERIAL = """\
+[gateway]
+id = "gw1"
+[kafka]
+bootstrap = ["kafka.example:9092"]
+[serial]
+ports = ["all", "/dev/ttyS1"]
+[[serial.text]]
+port = "/dev/ttyUSB1"
+device = "scale"
+format = "csv"
+columns = ["grams", "", "state"]
+[[serial.text]]
+port = "/dev/ttyUSB2"
+device = "wind"
+format = "nmea"
+[serial.text.sentences]
+MWV = ["angle", "", "speed"]
+[[serial.modbus]]
+port = "/dev/ttyUSB3"
+parity = "none"
+[[serial.modbus.units]]
+unit = 1
+device = "meter"
+[[serial.modbus.units.registers]]
+name = "volts"
+address = 0
+table = "input"
+type = "f32"
+[[serial.modbus.units.registers]]
+name = "open"
+address = 3
+table = "coil"
+type = "bit"
+[[serial.modbus.units]]
+unit = 2
+device = "cellar"
+registers = [{name = "celsius", address = 1, type = "s16", scale = 0.1}]
+"""
+
+
+def test_sections_of_serial_lines() -> None:
+    serial = parse(SERIAL, PATH).serial
+    assert serial is not None
+    assert serial.text[1].sentences == {"MWV": ("angle", "", "speed")}
+    assert [(unit.unit, unit.device, len(unit.registers)) for unit in serial.modbus[0].units] == [
+        (1, "meter", 2),
+        (2, "cellar", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line", "words"),
+    [
+        ('"all", ', '"ttyUSB0", ', 6, '"ttyUSB0" is no path; write the whole path'),
+        ('"all", ', '"ALL", ', 6, 'or "all" for every USB adapter'),
+        ('port = "/dev/ttyUSB1"', 'port = "all"', 8, "names every adapter, and this is one line"),
+        ('port = "/dev/ttyUSB1"', 'port = "COM3"', 8, '"COM3" is no path'),
+        ('port = "/dev/ttyUSB1"\n', "", 7, 'serial.text[0].port is missing; write port = "/dev/ttyUSB0"'),
+        ("/dev/ttyUSB2", "/dev/ttyUSB1", 13, '"/dev/ttyUSB1" is serial.text[0].port too, and a port has one reader'),
+        ("/dev/ttyUSB3", "/dev/ttyUSB2", 19, '"/dev/ttyUSB2" is serial.text[1].port too'),
+        ('"wind"', '"scale"', 14, '"scale" is serial.text[0].device too'),
+        ('"cellar"', '"scale"', 36, "serial.modbus[0].units[1].device"),
+        ('"wind"', '"wi nd"', 14, '"wi nd" will not do'),
+        ('columns = ["grams", "", "state"]', "", 7, 'has format = "csv" and no columns'),
+        ('["grams", "", "state"]', '["", ""]', 11, "names none of the values"),
+        ('["grams", "", "state"]', '["grams", "grams"]', 11, '"grams" stands here twice'),
+        ('format = "csv"', 'format = "json"', 11, 'is for format = "csv", and this is "json"'),
+        ('format = "nmea"', 'format = "json"', 16, 'is for format = "nmea", and this is "json"'),
+        ('format = "nmea"', 'format = "nmea"\ndelimiter = ";"', 16, "delimiter: is for format = "),
+        ("MWV =", "mwv =", 17, '"mwv" is no type of a sentence'),
+        ('["angle", "", "speed"]', '["", ""]', 17, "write [] to number them all"),
+        ('["angle", "", "speed"]', '["sentence"]', 17, "says which sentence it was; write another name"),
+        ('["angle", "", "speed"]', '["angle", "angle"]', 17, '"angle" stands here twice'),
+        ("unit = 2", "unit = 1", 35, "1 is serial.modbus[0].units[0].unit too, and both would answer at once"),
+        ("unit = 2", "unit = 0", 35, "0 will not do; write a unit's address, 1 to 247"),
+        ("address = 0", "address = 65535", 26, '"f32" from 65535 would end at 65536'),
+        ('table = "input"', 'table = "coil"', 28, 'is "f32", and table "coil" holds bits; write type = "bit"'),
+        ('table = "coil"', 'table = "input"', 33, 'is "bit", and table "input" holds numbers'),
+        ('type = "bit"', 'type = "bit"\nscale = 0.1', 34, "is for numbers, and this is a bit"),
+        ('type = "bit"', 'type = "bit"\noffset = 1', 34, "is for numbers, and this is a bit"),
+        ('type = "f32"', 'type = "f32"\noffset = nan', 29, "nan is no number that can be added"),
+        ('name = "open"', 'name = "volts"', 30, '"volts" is another register of this unit too'),
+        ('name = "open"', 'name = ""', 30, "is empty; write what the register holds"),
+        ('name = "open"\n', "", 29, 'registers[1].name is missing; write name = "volts"'),
+        ("scale = 0.1", "scale = 0", 37, "0 will not do; write a number, above 0"),
+        ('[{name = "celsius", address = 1, type = "s16", scale = 0.1}]', "[]", 37, "so that nothing would be read"),
+        ("[[serial.modbus]]", "[serial.modbus]", 18, "write [[...]] sections"),
+    ],
+)
+def test_a_mistake_of_a_serial_line_has_its_line_and_what_to_write(
+    right: str, wrong: str, line: int, words: str
+) -> None:
+    assert SERIAL.count(right) >= 1
+    text = SERIAL.replace(right, wrong, 1)
+    found = mistakes(text)
+    assert any(words in message and line == at for at, message in found), found
+
+
+def test_a_line_without_units_asks_nobody() -> None:
+    text = SERIAL[: SERIAL.index("[[serial.modbus.units]]")]
+    ((line, words),) = mistakes(text)
+    assert line == 18
+    assert words.endswith("units is missing; write [[serial.modbus.units]] below it, with unit, device and registers")
+    assert mistakes(text + "units = []\n")[0][1].startswith("serial.modbus[0].units: is empty")

@@ -140,7 +140,7 @@ def outage(peak: int) -> Chronicle:
 def test_a_sensor_that_was_never_served_is_named_beside_a_healthy_fleet() -> None:
     result = whole([*served(3), Ledger("board-1", "0", 0, ())])
     assert result.findings == ("1 sensor had no reading acknowledged: board-1",)
-    assert run_findings(result, DemoSettings(24, 12, 3, 1, kill=False), outage(40)) == result.findings
+    assert run_findings(result, DemoSettings(24, 12, 3, 1, 0, kill=False), outage(40)) == result.findings
 
 
 def test_of_many_that_were_never_served_five_are_named() -> None:
@@ -153,26 +153,26 @@ def test_a_sensor_that_was_served_in_one_of_its_boots_was_served() -> None:
 
 
 def test_sensors_without_a_ledger_are_told() -> None:
-    found = run_findings(whole(served(3)), DemoSettings(24, 12, 3, 2, kill=False), outage(40))
+    found = run_findings(whole(served(3)), DemoSettings(24, 12, 3, 2, 0, kill=False), outage(40))
     assert found == ("2 of 5 sensors left no ledger",)
 
 
 def test_an_outage_that_made_nothing_late_is_told_once_it_is_longer_than_the_limit() -> None:
     result = whole(served(3), late=False)
-    assert run_findings(result, DemoSettings(24, 10, 3, 0, kill=False), outage(40)) == ()
-    found = run_findings(result, DemoSettings(24, 11, 3, 0, kill=False), outage(40))
+    assert run_findings(result, DemoSettings(24, 10, 3, 0, 0, kill=False), outage(40)) == ()
+    found = run_findings(result, DemoSettings(24, 11, 3, 0, 0, kill=False), outage(40))
     assert found == ("no reading waited out the outage: it cut nothing",)
 
 
 def test_an_outage_in_which_less_than_a_reading_a_sensor_waited_is_told() -> None:
-    settings = DemoSettings(24, 12, 3, 0, kill=False)
+    settings = DemoSettings(24, 12, 3, 0, 0, kill=False)
     assert run_findings(whole(served(3)), settings, outage(3)) == ()
     found = run_findings(whole(served(3)), settings, outage(2))
     assert found == ("the outage cut too little: at most 2 readings of 3 sensors waited",)
 
 
 def test_an_outage_of_a_moment_need_not_fill_the_buffer() -> None:
-    assert run_findings(whole(served(3), late=False), DemoSettings(24, 1, 3, 0, kill=False), outage(0)) == ()
+    assert run_findings(whole(served(3), late=False), DemoSettings(24, 1, 3, 0, 0, kill=False), outage(0)) == ()
 
 
 def test_the_verdict_says_what_its_numbers_do_not() -> None:
@@ -195,7 +195,7 @@ def test_missing_and_doubled_are_what_sets_and_counts_say(acknowledged: list[Ide
     assert result.total.doubled == sum(1 for times in Counter(table).values() if times > 1)
 
 
-def test_the_table_for_people_shows_serial_sensors_and_the_worst_of_the_fleet() -> None:
+def test_the_table_for_people_shows_boards_and_the_worst_of_the_fleet() -> None:
     ledgers = [ledger(f"fleet-{n}", (0, 0)) for n in range(12)] + [ledger("avr-0", (0, 0))]
     rows = [row(f"fleet-{n}", 0) for n in range(11)] + [row("avr-0", 0)]
     result = audit(ledgers, [], rows)

@@ -37,7 +37,7 @@ def published(
     ]
     evidence = Evidence(boards, fleet, records, rows)
     progress = Progress(Console(file=output, width=WIDTH))
-    good = publish(DemoSettings(15, 5, 1, len(boards), kill=False), Folder(folder), chronicle, progress, evidence)
+    good = publish(DemoSettings(15, 5, 1, len(boards), 0, kill=False), Folder(folder), chronicle, progress, evidence)
     return good, output.getvalue()
 
 

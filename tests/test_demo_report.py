@@ -42,12 +42,12 @@ def story(*, kill: bool = False, lost: bool = False) -> Story:
         samples=[Sample(NOON_US + at * 500_000, max(0, at - 20) if at < 40 else 0, None, None) for at in range(60)],
     )
     return Story(
-        DemoSettings(SECONDS, 10, 1, 1, kill),
+        DemoSettings(SECONDS, 10, 1, 1, 0, kill),
         chronicle,
         result,
         result.findings,
         shown_sensors(result, ["board-1"]),
-        frozenset(["board-1"]),
+        {"board-1": "serial line, ATmega328P"},
         records,
         readings,
         run_summary(result, chronicle.buffer_peak, 61.26),
@@ -105,14 +105,14 @@ def test_what_a_kill_does_to_sensors_without_a_clock_is_said_where_it_is_seen() 
 
     killed, plain = report_page(story(kill=True)), report_page(story())
     assert "a hole from the kill until it was connected again" in series_words(killed)
-    assert "A board sends its own clock along" in series_words(killed)
+    assert "A board on a serial line sends its own clock along" in series_words(killed)
     assert "hole from" not in series_words(plain)
     # Of the sensors that there are: nothing is said of others.
-    no_fleet = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 0, 1, kill=True)))
+    no_fleet = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 0, 1, 0, kill=True)))
     assert "MQTT sensor has no clock" not in no_fleet
     assert "MQTT sensors have no clock" not in no_fleet
-    no_boards = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 1, 0, kill=True)))
-    assert "A board sends" not in no_boards
+    no_boards = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 1, 0, 0, kill=True)))
+    assert "sends its own clock" not in no_boards
 
 
 @pytest.mark.parametrize("style", ["level", "moment"])
@@ -175,9 +175,7 @@ def test_names_are_text_and_not_markup() -> None:
     ledgers = [Ledger("<b>", "1-aa", 1, ((0, 0),))]
     readings = [TableReading("<b>", "1-aa", 0, "<i>", NOON_US, 1.0)]
     result = audit(ledgers, [], readings)
-    page = report_page(
-        Story(told.settings, told.chronicle, result, (), result.sensors, frozenset(), [], readings, told.summary)
-    )
+    page = report_page(Story(told.settings, told.chronicle, result, (), result.sensors, {}, [], readings, told.summary))
     assert "<td>&lt;b&gt;</td>" in page
     assert "<b>" not in page
     assert "<i>" not in page

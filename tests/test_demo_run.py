@@ -128,7 +128,7 @@ def test_the_gateway_finds_the_boards_ports_and_not_the_links_that_are_being_mad
 def test_firmware_that_cannot_be_built_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(avr, "PROJECT", tmp_path)  # here is no Makefile
     with pytest.raises(DemoError, match="The firmware could not be built") as error:
-        demo_run.build_firmware()
+        demo_run.build_firmware("mqtt")
     assert "DEMO_SERIAL_SENSORS=0" in error.value.advice
 
 
@@ -157,7 +157,7 @@ async def watched(folder: Path, kafka: KafkaEnds, monkeypatch: pytest.MonkeyPatc
     broker = broker_that_ended(folder / "kafka.log")
     progress = Progress(Console(file=io.StringIO()))
     async with Uplink() as uplink, Children(folder) as children:
-        settings = DemoSettings(60, 20, 1, 0, kill=False)
+        settings = DemoSettings(60, 20, 1, 0, 0, kill=False)
         yield Run(settings, Folder(folder), progress, children, uplink, broker, kafka, mqtt_port=1883)
 
 

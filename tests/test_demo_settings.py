@@ -14,7 +14,7 @@ from gateway.routes import Destination
 
 
 def test_without_a_word_it_is_the_demo_of_the_readme() -> None:
-    assert demo_settings({}) == DemoSettings(60, 20, 200, 4, kill=False)
+    assert demo_settings({}) == DemoSettings(60, 20, 200, 4, 2, kill=False)
 
 
 def test_a_shorter_run_has_a_shorter_outage() -> None:
@@ -27,10 +27,11 @@ def test_every_setting_is_read() -> None:
         "DEMO_OUTAGE_SECONDS": "12",
         "DEMO_SENSORS": "5",
         "DEMO_SERIAL_SENSORS": "1",
+        "DEMO_WIFI_SENSORS": "3",
         "DEMO_KILL": "1",
     }
     settings = demo_settings(environment)
-    assert settings == DemoSettings(40, 12, 5, 1, kill=True)
+    assert settings == DemoSettings(40, 12, 5, 1, 3, kill=True)
     assert settings.before_s == 14
 
 
@@ -42,7 +43,7 @@ def test_every_setting_is_read() -> None:
         ({"DEMO_KILL": "yes"}, "DEMO_KILL=yes: write a whole number from 0 to 1"),
         ({"DEMO_SECONDS": "20", "DEMO_OUTAGE_SECONDS": "15"}, "write at most 10, or DEMO_SECONDS=25"),
         ({"DEMO_SECONDS": "20", "DEMO_KILL": "1"}, "write DEMO_OUTAGE_SECONDS=8 or more"),
-        ({"DEMO_SENSORS": "0", "DEMO_SERIAL_SENSORS": "0"}, "nobody who measures"),
+        ({"DEMO_SENSORS": "0", "DEMO_SERIAL_SENSORS": "0", "DEMO_WIFI_SENSORS": "0"}, "nobody who measures"),
     ],
 )
 def test_a_wrong_setting_is_told_with_what_to_write(environment: dict[str, str], words: str) -> None:
@@ -55,7 +56,16 @@ def test_all_wrong_settings_are_told_at_once() -> None:
         demo_settings({"DEMO_SECONDS": "x", "DEMO_SENSORS": "y"})
 
 
-names = st.sampled_from(["DEMO_SECONDS", "DEMO_OUTAGE_SECONDS", "DEMO_SENSORS", "DEMO_SERIAL_SENSORS", "DEMO_KILL"])
+names = st.sampled_from(
+    [
+        "DEMO_SECONDS",
+        "DEMO_OUTAGE_SECONDS",
+        "DEMO_SENSORS",
+        "DEMO_SERIAL_SENSORS",
+        "DEMO_WIFI_SENSORS",
+        "DEMO_KILL",
+    ]
+)
 
 
 @given(st.dictionaries(names, st.one_of(st.text(max_size=6), st.integers(-5, 5_000).map(str))))
@@ -66,7 +76,7 @@ def test_whatever_is_accepted_can_be_run(environment: dict[str, str]) -> None:
         return
     assert settings.before_s >= BEFORE_S_MIN
     assert settings.outage_seconds > 0
-    assert settings.sensors + settings.serial_sensors > 0
+    assert settings.sensors + settings.boards > 0
 
 
 def test_a_wrong_setting_ends_the_command_with_2_before_anything_starts(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_nothing_acknowledged_is_missing_and_nothing_stands_twice() -> None:
         "DEMO_OUTAGE_SECONDS": "14",
         "DEMO_SENSORS": "30",
         "DEMO_SERIAL_SENSORS": "2",
+        "DEMO_WIFI_SENSORS": "2",
         "DEMO_KILL": "1",
     }
     ended = subprocess.run(
@@ -46,7 +47,7 @@ def test_nothing_acknowledged_is_missing_and_nothing_stands_twice() -> None:
     summary = json.loads((DEMO / "summary.json").read_text())
     assert set(summary) == KEYS
     assert (summary["missing"], summary["duplicates"]) == (0, 0)
-    # 30 s of 32 sensors at one reading a second, give or take the seconds of starting and being killed.
+    # 30 s of 34 sensors at one reading a second, give or take the seconds of starting and being killed.
     assert summary["acknowledged"] > 600
     assert summary["in_readings"] >= summary["acknowledged"]
     assert summary["buffer_peak"] > 200, "the outage was buffered"

@@ -14,11 +14,13 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gateway import config_file, settings
-from gateway.buffer_losses import OWN, _Reported
+from gateway.buffer_commands import _UNREADABLE_LINES
+from gateway.buffer_losses import OWN, SENSOR_DROPPED, _Reported
 from gateway.buffer_quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
 from gateway.kafka_record import DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import ADMIN_CONFIG
+from gateway.text_link import TOO_LONG
 from spark.cli import main as cloud
 
 ROOT = Path(__file__).parent.parent
@@ -147,7 +149,10 @@ def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
     verdicts = (ROOT / "gateway" / "kafka_topics.py").read_text() + (ROOT / "gateway" / "routes.py").read_text()
     reasons = set(re.findall(r"\"((?:topic|no|ambiguous|not-the|device-name|kafka-topic)-[a-z-]+)\"", verdicts))
     assert {"topic-compacted", "no-route"} <= reasons
-    assert not {reason for reason in reasons if f"`{reason}`" not in page}
+    lines = "".join((ROOT / "gateway" / name).read_text() for name in ("text_formats.py", "text_link.py"))
+    unreadable = {*re.findall(r"LineError\(\"([a-z-]+)\"\)", lines), TOO_LONG}
+    assert unreadable == set(_UNREADABLE_LINES)
+    assert not {reason for reason in reasons | unreadable if f"`{reason}`" not in page}
 
 
 def test_every_header_and_what_stands_in_it_is_in_the_page_about_them() -> None:
@@ -162,7 +167,8 @@ def test_every_header_and_what_stands_in_it_is_in_the_page_about_them() -> None:
 def test_every_reason_of_a_loss_is_in_the_page_about_them() -> None:
     code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
     reasons = set(re.findall(r"\.lost\(\s*[A-Za-z._]+,\s*\"([a-z0-9-]+)\"|_drop_front\(\"([a-z-]+)\"", code))
-    found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, DROPPED} | OWN
+    found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, DROPPED, SENSOR_DROPPED} | OWN
+    found |= set(_UNREADABLE_LINES)
     found |= {f"{what}-{how}" for what in ("buffer", "quarantine") for how in ("damaged", "unreadable")}
     assert {"refused-qos0", "sensor-ring-overflow", "will-not-reported", "too-old", "buffer-full"} <= found
     _, _, after = EVENTS.read_text().partition("### What is lost, and why")

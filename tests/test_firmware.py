@@ -1,21 +1,19 @@
-"""The sensor's firmware: its core and frames compiled for this machine, and all of it in simavr over a real pty."""
+"""The sensor's firmware in simavr: the serial build over a real pty, the MQTT build through a modem to the listener."""
 
-import ctypes
+import asyncio
+import contextlib
 import json
 import random
 import subprocess
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pytest
 import serial
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gateway.serial_frames import (
     Ack,
@@ -26,24 +24,29 @@ from gateway.serial_frames import (
     HelloRequest,
     Probe,
     Reply,
-    cobs_encode,
     encode_frame,
 )
 from sluice_sim.avr import (
     BUILD,
     FIRMWARE,
+    FIRMWARES,
     PROJECT,
     Board,
+    Network,
+    Wiring,
     build_firmware,
     inhibit_sampling,
     provision,
     start_board,
     stop_boards,
 )
+from sluice_sim.avr_faults import Build
+from tests.mqtt_peers import RecordingIntake, listening
 
 pytestmark = pytest.mark.avr
 
 SOURCES = PROJECT / "firmware-sim" / "firmware"
+SERIAL_MODULES = ("board", "core", "crc32", "frame", "identity", "link_serial", "text")
 FLASH_BYTES_MAX = 8192
 RAM_BYTES_MAX = 1400
 WINDOW = 8
@@ -156,8 +159,10 @@ def bitmap(following: int, stored: set[int]) -> int:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def firmware() -> Path:
-    return build_firmware()
+def firmwares() -> dict[Build, Path]:
+    for build in get_args(Build):
+        build_firmware(build)
+    return FIRMWARES
 
 
 @pytest.fixture
@@ -170,20 +175,32 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 # --- Size
 
 
-def test_flash_and_static_ram_stay_in_budget(firmware: Path) -> None:
-    listed = subprocess.run(["avr-size", "-A", str(firmware)], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("build", get_args(Build))
+def test_flash_and_static_ram_stay_in_budget(firmwares: dict[Build, Path], build: Build) -> None:
+    elf = firmwares[build]
+    listed = subprocess.run(["avr-size", "-A", str(elf)], capture_output=True, text=True, check=True).stdout
     sizes = {
         parts[0]: int(parts[1])
         for line in listed.splitlines()
         if len(parts := line.split()) == 3 and parts[1].isdigit()
     }
     flash = sizes[".text"] + sizes[".data"]
-    ram = sizes[".data"] + sizes[".bss"] + sizes[".noinit"]
+    ram = sizes[".data"] + sizes[".bss"] + sizes.get(".noinit", 0)
     assert flash <= FLASH_BYTES_MAX
     assert ram <= RAM_BYTES_MAX
-    assert (BUILD / "sensor.size").read_text() == (
-        f"flash {flash} of {FLASH_BYTES_MAX} bytes, static RAM {ram} of {RAM_BYTES_MAX} bytes\n"
+    assert (BUILD / f"sensor-{build}.size").read_text() == (
+        f"sensor-{build}: flash {flash} of {FLASH_BYTES_MAX} bytes, static RAM {ram} of {RAM_BYTES_MAX} bytes\n"
     )
+
+
+@pytest.mark.parametrize(("limit", "what"), [("FLASH_BYTES_MAX=5000", "flash"), ("RAM_BYTES_MAX=800", "static RAM")])
+def test_a_build_over_budget_fails_and_says_by_how_much(tmp_path: Path, limit: str, what: str) -> None:
+    make = ["make", "-C", str(PROJECT / "firmware-sim"), f"BUILD={tmp_path}", limit, "sensor-serial"]
+    made = subprocess.run(make, capture_output=True, text=True, check=False)
+    assert made.returncode != 0
+    assert f"of {limit.partition('=')[2]} bytes" in made.stdout
+    assert what in made.stdout
+    assert not (tmp_path / "sensor-serial.size").exists()
 
 
 # --- Identity
@@ -229,7 +246,7 @@ def test_a_main_loop_that_hangs_is_reset_by_the_watchdog_and_counts_as_a_new_boo
     main = bench.directory / "hanging_main.c"
     main.write_text(product.replace(loop, f"if (!(board_reset_cause() & {WATCHDOG})) for (;;);\n{loop}"))
     elf = bench.directory / "hanging.elf"
-    sources = [str(path) for path in sorted(SOURCES.glob("*.c")) if path.name != "main.c"]
+    sources = [str(SOURCES / f"{name}.c") for name in SERIAL_MODULES]
     flags = ["-mmcu=atmega328p", "-DF_CPU=16000000UL", "-std=gnu11", "-Os", "-fshort-enums", "-I", str(SOURCES)]
     subprocess.run(["avr-gcc", *flags, "-o", str(elf), str(main), *sources], check=True)
     line = bench.on(firmware=elf)
@@ -350,6 +367,7 @@ def test_full_ring_drops_the_oldest_and_says_so(bench: Bench) -> None:
     line.tick_ms(1)
     assert sorted(set(line.sequences())) == list(range(hello.oldest, hello.next))
     (account,) = bench.ledger()
+    assert 0 < account.pop("stack") < account.pop("stack_room")
     assert account == {
         "device": "s1",
         "boot": f"1-{hello.incarnation:08x}",
@@ -438,142 +456,114 @@ def test_what_nobody_listens_to_is_lost_and_the_board_goes_on(bench: Bench) -> N
         time.sleep(0.3)
 
 
-# --- The core and the frames, compiled for this machine
-
-SINK = """
-#include <stdint.h>
-void (*sink)(int event, uint32_t sequence);
-void ledger_boot(uint32_t boot, uint32_t incarnation) { (void)boot; (void)incarnation; }
-void ledger_taken(uint32_t sequence) { sink(2, sequence); }
-void ledger_sent(uint32_t sequence) { sink(3, sequence); }
-void ledger_acknowledged(uint32_t sequence) { sink(4, sequence); }
-void ledger_dropped(uint32_t sequence) { sink(5, sequence); }
-"""
-TAKEN, SENT, ACKNOWLEDGED, DROPPED = 2, 3, 4, 5
-Sink = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_uint32)
+def test_the_tick_wraps_while_frames_are_under_way(bench: Bench) -> None:
+    provision(bench.directory / "s1.eeprom", "s1", 50, clock_start_ms=2**32 - 1000)
+    line = bench.on_as_it_is()
+    line.introduce()
+    while len(line.of(Data)) < 60:
+        line.until_samples(len(line.of(Data)) + 1)
+        line.ack(line.of(Data)[-1].sequence + 1)
+    ticks = [each.tick_ms for each in line.of(Data)]
+    assert ticks[0] > 2**31 > ticks[-1]
+    assert all(abs((b - a) % 2**32 - 50) <= 1 for a, b in pairwise(ticks))
+    assert line.sequences() == list(range(len(ticks)))
 
 
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    directory = tmp_path_factory.mktemp("host")
-    (directory / "sink.c").write_text(SINK)
-    library = directory / "core.so"
-    sources = [str(SOURCES / "core.c"), str(SOURCES / "frame.c"), str(directory / "sink.c")]
-    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-O1"]
-    subprocess.run(["cc", *flags, "-I", str(SOURCES), "-o", str(library), *sources], check=True)
-    loaded = ctypes.CDLL(str(library))
-    loaded.core_due.restype = loaded.core_acknowledge.restype = ctypes.c_bool
-    loaded.core_oldest.restype = loaded.core_next.restype = ctypes.c_uint32
-    loaded.core_payload.restype = loaded.frame_encode.restype = ctypes.c_uint8
-    loaded.frame_receive.restype = ctypes.c_void_p
-    return loaded
+# --- Over MQTT, through the runner's modem and real TCP
 
 
-def wire(content: bytes) -> bytes:
-    return cobs_encode(content + zlib.crc32(content).to_bytes(4, "little")) + b"\0"
+@contextlib.asynccontextmanager
+async def mqtt_board(folder: Path, port: int, interval_ms: int = 100) -> AsyncIterator[Board]:
+    provision(folder / "m001.eeprom", "m001", interval_ms, network=Network(port=port))
+    board = start_board(folder, "m001", 5, FIRMWARES["mqtt"], Wiring(modem=True))
+    try:
+        yield board
+    finally:
+        await asyncio.to_thread(stop_boards, [board])
 
 
-def listen_to_ledger(host: ctypes.CDLL) -> tuple[list[tuple[int, int]], Any]:
-    events: list[tuple[int, int]] = []
-    sink = Sink(lambda event, sequence: events.append((event, sequence)))
-    ctypes.c_void_p.in_dll(host, "sink").value = ctypes.cast(sink, ctypes.c_void_p).value
-    return events, sink
+async def patience(condition: Callable[[], object], seconds: float = 60) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(("sample_ms", "commit_ms"), [(100, 150), (250, 300), (1000, 300)])
-def test_after_a_silence_that_filled_the_ring_a_slow_gateway_is_enough(
-    host: ctypes.CDLL, sample_ms: int, commit_ms: int
-) -> None:
-    """Each answer comes after the ring has dropped what it speaks of: it counts as a sign of life all the same."""
-    told, _sink = listen_to_ledger(host)
-    host.core_start()
-    answers: list[tuple[int, int]] = []
-    due = ctypes.c_uint32()
-    silent_until_ms, end_ms = 90_000, 150_000
-    acknowledged_before = 0
-    for now_ms in range(0, end_ms, 5):
-        if now_ms == silent_until_ms:
-            acknowledged_before = len(told)
-        if now_ms % sample_ms == 0:
-            host.core_take(now_ms, 2000)
-        while host.core_due(now_ms, ctypes.byref(due)):
-            host.core_sent(due.value, now_ms)
-            if now_ms >= silent_until_ms:
-                answers.append((now_ms + commit_ms, due.value + 1))
-        while answers and answers[0][0] <= now_ms:
-            host.core_acknowledge(answers.pop(0)[1], 0, now_ms)
-    acknowledged = [event for event in told[acknowledged_before:] if event[0] == ACKNOWLEDGED]
-    assert len(acknowledged) > 0.8 * (end_ms - silent_until_ms) / sample_ms
+def stored(intake: RecordingIntake) -> list[dict[str, Any]]:
+    return [json.loads(reading.payload) for reading in intake.stored]
 
 
-@given(st.integers(-32768, 32767))
-def test_payload_is_json_with_two_decimals(host: ctypes.CDLL, centi_celsius: int) -> None:
-    _, _sink = listen_to_ledger(host)
-    host.core_start()
-    host.core_take(0, ctypes.c_int16(centi_celsius))
-    payload = ctypes.create_string_buffer(24)
-    length = host.core_payload(0, payload)
-    assert payload.raw[:length] == b'{"celsius":%.2f}' % (centi_celsius / 100)
+def account(board: Board) -> list[dict[str, Any]]:
+    """The ledger: its boots."""
+    return [json.loads(line) for line in board.ledger.read_text().splitlines()]
 
 
-@given(st.binary(min_size=1, max_size=128))
-def test_frames_made_in_c_are_those_of_the_gateway(host: ctypes.CDLL, content: bytes) -> None:
-    frame = ctypes.create_string_buffer(b"\xaa" + content, 134)
-    length = host.frame_encode(frame, len(content))
-    assert frame.raw[:length] == wire(content)
+async def drained(board: Board) -> None:
+    """Stop sampling, and wait until the ledger's file says that nothing is held."""
+    inhibit_sampling([board])
+    # The file is written twice a second.
+    await asyncio.sleep(1)
+
+    def nothing_is_held() -> bool:
+        boot = account(board)[-1]
+        decided = sequences(boot["acknowledged"]) + sequences(boot["dropped"])
+        return len(decided) == int(boot["taken"])
+
+    await patience(nothing_is_held)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=48))))
-def test_c_receives_good_frames_of_32_bytes_at_most_and_nothing_else(
-    host: ctypes.CDLL, pieces: list[tuple[bool, bytes]]
-) -> None:
-    """A piece is a frame's content, or garbage that a zero ends."""
-    receiver = ctypes.create_string_buffer(64)
-    length = ctypes.c_uint8()
-    received = []
-    for is_frame, piece in pieces:
-        for byte in wire(piece) if is_frame else piece + b"\0":
-            content = host.frame_receive(receiver, byte, ctypes.byref(length))
-            if content:
-                received.append(ctypes.string_at(content, length.value))
-    assert received == [piece for is_frame, piece in pieces if is_frame and len(piece) <= 32]
+def sequences(ranges: list[list[int]]) -> list[int]:
+    return [n for first, last in ranges for n in range(first, last + 1)]
 
 
-@settings(max_examples=60)
-@given(st.randoms(use_true_random=False), st.integers(1, 150), st.sampled_from((0.0, 0.3, 0.9)))
-def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
-    host: ctypes.CDLL, chance: random.Random, samples: int, loss: float
-) -> None:
-    """The law of the ledger, against a gateway that keeps what it received and answers each frame."""
-    events, _sink = listen_to_ledger(host)
-    host.core_start()
-    stored: set[int] = set()
-    due = ctypes.c_uint32()
-    now_ms = 0
-    taken = 0
-    while taken < samples or host.core_oldest() < host.core_next():
-        now_ms += chance.choice((1, 20, 500))
-        assert now_ms < 10_000_000, "no progress"
-        if taken < samples:
-            host.core_take(now_ms, 0)
-            taken += 1
-        while host.core_due(now_ms, ctypes.byref(due)):
-            sequence = due.value
-            oldest = host.core_oldest()
-            assert oldest <= sequence < min(host.core_next(), oldest + WINDOW)
-            host.core_sent(sequence, now_ms)
-            if chance.random() < loss:
-                continue
-            stored.add(sequence)
-            if chance.random() < loss:
-                continue
-            following = next(n for n in range(oldest, samples + 1) if n not in stored)
-            assert host.core_acknowledge(following, bitmap(following, stored), now_ms)
+async def test_over_mqtt_samples_arrive_with_identity_value_and_tick(tmp_path: Path) -> None:
+    intake = RecordingIntake()
+    async with listening(intake) as listener, mqtt_board(tmp_path, listener.port) as board:
+        await patience(lambda: len(intake.stored) >= 50)
+        await drained(board)
+    (boot,) = account(board)
+    readings = stored(intake)
+    assert boot["acknowledged"] == [[0, boot["taken"] - 1]]
+    assert [reading["seq"] for reading in readings] == list(range(boot["taken"]))
+    assert {reading["boot"] for reading in readings} == {boot["boot"]}
+    assert all(abs(b["tick"] - a["tick"] - 100) <= 1 for a, b in pairwise(readings))
+    taken = [int(line.split(",")[-1]) for line in board.samples.read_text().splitlines() if line[0].isdigit()]
+    assert [round(100 * reading["celsius"]) for reading in readings] == taken
 
-    by_event = {kind: [n for event, n in events if event == kind] for kind in (TAKEN, SENT, ACKNOWLEDGED, DROPPED)}
-    assert by_event[TAKEN] == list(range(samples))
-    assert sorted(by_event[ACKNOWLEDGED] + by_event[DROPPED]) == list(range(samples))
-    assert set(by_event[ACKNOWLEDGED]) <= stored
-    assert len(by_event[SENT]) == len(set(by_event[SENT]))
-    assert set(by_event[ACKNOWLEDGED]) <= set(by_event[SENT])
-    assert loss or not by_event[DROPPED]
+
+async def test_over_mqtt_a_gateway_that_was_away_gets_what_the_ring_held_and_word_of_the_rest(tmp_path: Path) -> None:
+    intake = RecordingIntake()
+    async with contextlib.AsyncExitStack() as stack:
+        async with listening(intake) as listener:
+            board = await stack.enter_async_context(mqtt_board(tmp_path, listener.port, interval_ms=50))
+            await patience(lambda: len(intake.stored) >= 20)
+        await asyncio.sleep(5)
+        async with listening(intake, listener.port):
+            await patience(lambda: any("lost" in reading for reading in stored(intake)))
+            await drained(board)
+    (boot,) = account(board)
+    arrived = {reading["seq"] for reading in stored(intake)}
+    lost = sequences([reading["lost"] for reading in stored(intake) if "lost" in reading])
+    assert sorted(lost) == sequences(boot["dropped"])
+    assert lost
+    assert sorted(arrived) == sequences(boot["acknowledged"])
+    assert sorted([*arrived, *lost]) == list(range(boot["taken"]))
+
+
+@pytest.mark.parametrize("command", ["reset", "power-cycle 300", "modem-reset"])
+async def test_over_mqtt_after_a_reset_of_the_chip_or_of_the_modem_it_comes_back(tmp_path: Path, command: str) -> None:
+    """The chip's reset leaves the modem in transparent mode, in the middle of whatever was being sent."""
+    intake = RecordingIntake()
+    async with listening(intake) as listener, mqtt_board(tmp_path, listener.port) as board:
+        await patience(lambda: len(intake.stored) >= 20)
+        await asyncio.to_thread(board.do, command)
+        before = len(intake.stored)
+        await patience(lambda: len(intake.stored) >= before + 20)
+        await drained(board)
+    boots = account(board)
+    assert len(boots) == (1 if command == "modem-reset" else 2)
+    for boot in boots:
+        arrived = {reading["seq"] for reading in stored(intake) if reading["boot"] == boot["boot"]}
+        assert arrived >= set(sequences(boot["acknowledged"]))
+    assert sequences(boots[-1]["acknowledged"]) == [
+        n for n in range(boots[-1]["taken"]) if n not in sequences(boots[-1]["dropped"])
+    ]

@@ -21,7 +21,8 @@ from gateway.mqtt_protocol import Connect, Publish, ServerProtocol, acknowledgem
 from gateway.reading import Reading
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetOptions, Progress, run_fleet
-from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor, SequenceRanges
+from sluice_sim.fleet_ledger import SequenceRanges
+from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor
 from tests.gateways import free_port
 from tests.mqtt_peers import RecordingIntake, listening, until
 
@@ -47,6 +48,11 @@ def test_ranges_hold_what_was_added_closed_sorted_and_disjoint(numbers: list[int
     assert spread(pairs) == sorted(set(numbers))
     assert ranges.count == len(set(numbers))
     assert all(before[1] + 1 < after[0] for before, after in pairwise(pairs))
+    taken = []
+    while ranges:
+        taken.append(list(ranges.take_first()))
+    assert taken == pairs
+    assert ranges.count == 0
 
 
 # --- one sensor, with the gateway's parser as its peer ----------------------------------------------------
@@ -78,10 +84,10 @@ class Gateway:
 def test_a_sensor_publishes_json_with_its_boot_and_sequence() -> None:
     sensor = MqttSensor("m001", "3-1a2b3c4d")
     gateway = Gateway(sensor)
-    gateway.take(sensor.sample(21.529))
+    gateway.take(sensor.sample(21.529, 456_789))
     assert gateway.connect == Connect("m001", False, 60, None, None, None)
     assert gateway.publishes == [
-        Publish("device/m001/thermo", b'{"celsius":21.53,"boot":"3-1a2b3c4d","seq":0}', 1, 1, dup=False)
+        Publish("device/m001/thermo", b'{"celsius":21.53,"boot":"3-1a2b3c4d","seq":0,"tick":456789}', 1, 1, dup=False)
     ]
 
 
@@ -104,13 +110,18 @@ def test_a_sensor_has_few_unacknowledged_and_sends_them_again_with_dup() -> None
     again.acknowledge(WINDOW)
     assert [publish.dup for publish in again.publishes] == [False, False]
     again.acknowledge(2)
-    assert sensor.ledger() == {
+    assert sensor.boot.line() == {
         "device": "m001",
         "boot": "1-0",
+        "seed": 0,
+        "qos": 1,
         "taken": WINDOW + 2,
         "sent": WINDOW + 2,
         "acknowledged": [[0, WINDOW + 1]],
+        "handed_over": [],
         "dropped": [],
+        "reported": [],
+        "vanished": [],
     }
 
 
@@ -118,7 +129,7 @@ def test_a_sensor_without_a_gateway_drops_its_oldest_samples_and_says_so() -> No
     sensor = MqttSensor("m001", "1-0")
     for _ in range(RING_SAMPLES + 10):
         assert sensor.sample(20.0) == b""
-    assert sensor.ledger()["dropped"] == [[0, 9]]
+    assert sensor.boot.line()["dropped"] == [[0, 9]]
     assert sensor.waiting == RING_SAMPLES
 
 
@@ -138,10 +149,10 @@ def test_every_sample_is_acknowledged_dropped_or_held_whatever_happens(steps: li
             acknowledged |= {json.loads(publish.payload)["seq"] for publish in gateway.publishes[:count]}
             gateway.acknowledge(count)
         assert len(gateway.publishes) <= WINDOW
-    ledger = sensor.ledger()
+    ledger = sensor.boot.line()
     assert set(spread(ledger["acknowledged"])) == acknowledged
     assert acknowledged.isdisjoint(spread(ledger["dropped"]))
-    assert len(acknowledged) + len(spread(ledger["dropped"])) + sensor.waiting == ledger["taken"]
+    assert len(acknowledged) + len(spread(ledger["dropped"])) + sensor.waiting == sensor.boot.taken
 
 
 def test_packet_identifiers_begin_again_and_are_never_used_twice_at_a_time() -> None:
@@ -229,6 +240,7 @@ async def test_the_ledger_is_what_the_intake_took_although_the_listener_was_away
         assert listener.counts["disconnected"] == 20
     assert last.waiting == 0
     assert last.acknowledged + last.dropped == last.taken
+    assert last.reported == last.dropped
     assert last.reconnects >= 20
     assert of_the_ledger(ledger, "acknowledged") == of_the_intake(intake.stored)
     assert len(intake.stored) > last.acknowledged  # some came twice, and count once
@@ -259,17 +271,21 @@ async def test_a_fleet_ends_after_its_seconds_and_its_sensors_take_turns() -> No
         last = await run_fleet(options, asyncio.Event(), ignore)
     assert last.taken == 56
     assert last.acknowledged == 56
+    ticks = [json.loads(reading.payload)["tick"] for reading in intake.stored if "m001" in reading.topic]
+    assert ticks == sorted(set(ticks))
     first = next(reading for reading in intake.stored if json.loads(reading.payload)["seq"] == 1)
     assert first.topic == "device/m001/thermo"
 
 
 async def test_the_same_seed_repeats_a_run_and_no_seed_never_does() -> None:
+    """Ticks are what a sensor's clock showed, and so not repeated."""
+
     async def payloads(seed: int | None) -> set[bytes]:
         intake = RecordingIntake()
         async with listening(intake) as listener:
             options = FleetOptions("127.0.0.1", listener.port, 3, 50, seconds=0.2, seed=seed)
             await run_fleet(options, asyncio.Event(), ignore)
-        return {reading.payload for reading in intake.stored}
+        return {reading.payload.split(b',"tick"')[0] for reading in intake.stored}
 
     assert await payloads(7) == await payloads(7)
     assert not await payloads(None) & await payloads(None)

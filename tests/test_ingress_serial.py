@@ -5,11 +5,13 @@ import errno
 import json
 import os
 import secrets
+import subprocess
+import sys
 import termios
 import time
 import tty
-from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,11 +20,18 @@ import pytest
 import serial
 from structlog.testing import capture_logs
 
-from gateway import ingress_serial, serial_link
-from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress, open_port
+from gateway import ingress_serial, serial_line, serial_link
+from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress
 from gateway.reading import Mark, Reading
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
-from gateway.settings import SerialSettings
+from gateway.serial_ports import open_port
+from gateway.settings import (
+    ModbusRegister,
+    ModbusUnit,
+    SerialModbusSettings,
+    SerialSettings,
+    SerialTextSettings,
+)
 from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
 
 DEADLINE_S = 20.0
@@ -35,9 +44,11 @@ class RecordingIntake:
 
     taken: list[tuple[Sequence[Reading], Callable[[bool], None]]] = field(default_factory=list)
     losses: list[tuple[str | None, str, int]] = field(default_factory=list)
+    quarantined: list[tuple[str, str, bytes, str]] = field(default_factory=list)
     events: list[tuple[str, str | None, dict[str, object]]] = field(default_factory=list)
+    recent: dict[tuple[str, str], frozenset[int]] = field(default_factory=dict)
 
-    holding = False
+    holding: bool = False
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         assert not marks
@@ -46,12 +57,18 @@ class RecordingIntake:
     async def marks(self, prefix: str) -> dict[str, bytes]:
         raise NotImplementedError(prefix)
 
+    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        return self.recent.get((device, boot), frozenset())
+
     def lost(
         self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
     ) -> None:
-        assert sequences is not None
-        assert sequences[2] - sequences[1] + 1 == count
+        assert sequences is None or sequences[2] - sequences[1] + 1 == count
         self.losses.append((device, reason, count))
+
+    def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
+        assert received_us > 0
+        self.quarantined.append((device, subject, payload, reason))
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
         self.events.append((kind, device, details))
@@ -154,8 +171,10 @@ class Bench:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000 + self.skipped_us
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[SerialIngress]:
-        settings = SerialSettings(ports=(f"{self.ports}/ttyUSB*",), scan_interval_s=0.02)
+    async def serving(
+        self, text: tuple[SerialTextSettings, ...] = (), modbus: tuple[SerialModbusSettings, ...] = ()
+    ) -> AsyncIterator[SerialIngress]:
+        settings = SerialSettings(ports=(f"{self.ports}/ttyUSB*",), scan_interval_s=0.02, text=text, modbus=modbus)
         ingress = SerialIngress(settings, self.intake, self.now_us, lambda: 0xC0FFEE)
         async with running(ingress):
             yield ingress
@@ -296,6 +315,28 @@ async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:
     assert await sensor.expect(Probe) == Probe(0xC0FFEE)
 
 
+async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    drawn = 0
+
+    def nonce() -> int:
+        nonlocal drawn
+        drawn += 1
+        return drawn
+
+    settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), scan_interval_s=0.02)
+    async with plugged(bench, "ttyUSB0") as (sensor,):
+        async with running(SerialIngress(settings, bench.intake, bench.now_us, nonce)):
+            await sensor.hello()
+            for sequence in range(20):
+                await sensor.send(sensor.data(sequence))
+                _, done = await bench.intake.next()
+                done(True)
+                await sensor.expect(Ack)
+        sensor.listen()
+        assert drawn <= 1 + serial_link.PROBES_FIRST
+
+
 async def test_data_of_an_unknown_sensor_is_asked_about(bench: Bench) -> None:
     sensor = bench.plug()
     await sensor.opened()
@@ -388,7 +429,10 @@ async def test_a_file_that_is_no_port_is_reported_once_and_stops_nothing(bench: 
         sensor = bench.plug("ttyUSB6")
         await sensor.hello()
     (line,) = [line for line in logs if line["event"].startswith("serial port cannot")]
-    assert line["reason"] == "Inappropriate ioctl for device: serial.ports must match serial ports only"
+    assert line["reason"] == (
+        "Inappropriate ioctl for device: it is no serial port: leave it out of [serial], or write what matches serial "
+        "ports only"
+    )
 
 
 async def refused_with(bench: Bench, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> str:
@@ -459,7 +503,8 @@ async def test_when_it_ends_every_descriptor_is_given_back(tmp_path: Path) -> No
     async with bench.serving():
         await sensor.hello()
         assert open_descriptors() > before
-    assert open_descriptors() == before
+    # A thread that looks for other programs may still have a directory open.
+    await until(lambda: open_descriptors() == before)
     sensor.unplug()
 
 
@@ -474,6 +519,272 @@ def test_a_port_is_ours_alone(tmp_path: Path) -> None:
         os.read(port.fileno(), 1)
     port.close()
     sensor.unplug()
+
+
+# -- sensors that are not ours --------------------------------------------------------------------
+
+
+def scale(port: Path | str) -> SerialTextSettings:
+    return SerialTextSettings(port=str(port), device="scale", format="key=value")
+
+
+@asynccontextmanager
+async def plugged(bench: Bench, *names: str) -> AsyncIterator[list[PtySensor]]:
+    sensors = [bench.plug(name) for name in names]
+    try:
+        yield sensors
+    finally:
+        for sensor in bench.sensors:
+            sensor.unplug()
+
+
+async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (weight, attic):
+        async with bench.serving(text=(scale(weight.port),)) as ingress:
+            await weight.opened()
+            await attic.hello()
+            await weight.write(b"ams=99\ngrams=125\n")
+            (reading,), done = await bench.intake.next()
+            assert (reading.topic, reading.payload) == ("device/scale/text", b'{"grams":125}')
+            assert (reading.subject, reading.event_us) == (str(weight.port), None)
+            done(True)
+            assert ingress.state()["ports"] == {
+                str(weight.port): {"device": "scale", "acknowledges": False, "format": "key=value", "heard": True},
+                str(attic.port): {"device": "attic"},
+            }
+        assert ("device-appeared", "scale") in [(kind, device) for kind, device, _ in bench.intake.events]
+        assert not weight.listen()
+    (appeared,) = [details for kind, device, details in bench.intake.events if device == "scale"]
+    assert appeared == {"port": str(weight.port), "format": "key=value", "acknowledges": False}
+
+
+async def test_text_that_finds_no_room_is_lost_and_counted(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+        await weight.opened()
+        # What it was saying as the port was opened is no line.
+        await weight.write(b"ams=0\ngrams=1\n")
+        _, done = await bench.intake.next()
+        done(False)
+        assert bench.intake.losses == [("scale", "cannot-wait", 1)]
+        bench.intake.holding = True
+        await weight.write(b"grams=3\n")
+        await until(lambda: len(bench.intake.losses) == 2)
+        assert bench.intake.losses[1] == ("scale", "cannot-wait", 1)
+        assert bench.intake.taken == []
+
+
+async def test_a_line_that_cannot_be_read_goes_to_the_quarantine_and_is_told_once_a_minute(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+        await weight.opened()
+        with capture_logs() as logs:
+            await weight.write(b"grams=1\nERROR\ngrams=2\n")
+            await until(lambda: bool(bench.intake.quarantined))
+            ((device, subject, payload, _reason),) = bench.intake.quarantined
+            assert (device, subject, payload) == ("scale", str(weight.port), b"ERROR")
+            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            await until(lambda: any(line["event"].startswith("serial lines could not be read") for line in logs))
+            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            await asyncio.sleep(0.1)
+        assert sum(line["event"].startswith("serial lines could not be read") for line in logs) == 1
+
+
+async def test_a_name_that_comes_later_than_its_port_takes_the_port_over(tmp_path: Path) -> None:
+    """As udev does it: /dev/ttyUSB0 is there first, its link in by-path a moment after."""
+    bench = Bench(tmp_path, RecordingIntake())
+    link = tmp_path / "by-path-2"
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(link),)) as ingress:
+        await weight.opened()
+        await until(lambda: str(weight.port) in str(ingress.state()["ports"]))
+        link.symlink_to(os.path.realpath(weight.port))
+        await until(lambda: str(link) in str(ingress.state()["ports"]))
+        await weight.write(b"grams=1\ngrams=2\n")
+        (reading, *_), _ = await bench.intake.next()
+        assert reading.topic == "device/scale/text"
+        assert list(ingress.state()["ports"]) == [str(link)]  # type: ignore[call-overload]
+
+
+async def test_a_name_that_leads_to_another_port_now_is_followed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    link = tmp_path / "by-id-scale"
+    async with plugged(bench, "ttyACM0", "ttyACM1") as (first, second):
+        link.symlink_to(os.path.realpath(first.port))
+        async with bench.serving(text=(scale(link),)):
+            await first.opened()
+            link.unlink()
+            link.symlink_to(os.path.realpath(second.port))
+            await second.opened()
+            await first.write(b"grams=1\ngrams=1\n")
+            await second.write(b"grams=2\ngrams=2\n")
+            readings, _ = await bench.intake.next()
+            assert {reading.payload for reading in readings} == {b'{"grams":2}'}
+
+
+async def test_a_name_of_several_ports_opens_none_of_them(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        text = (scale(f"{tmp_path}/ttyUSB*"),)
+        async with plugged(bench, "ttyUSB0", "ttyUSB1"), bench.serving(text=text) as ingress:
+            await until(lambda: ingress.state()["unopened"] != {})
+            await asyncio.sleep(0.1)
+            assert ingress.state()["ports"] == {}
+            assert "2 ports are called so, and one sensor has one" in str(ingress.state()["unopened"])
+    assert sum(line["event"] == "serial port is not opened" for line in logs) == 1
+
+
+async def test_two_names_of_one_port_are_told_and_the_first_has_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyACM0") as (weight,):
+        link = tmp_path / "by-path-2"
+        link.symlink_to(os.path.realpath(weight.port))
+        other = SerialTextSettings(port=str(link), device="other", format="json")
+        async with bench.serving(text=(scale(weight.port), other)) as ingress:
+            await weight.opened()
+            await until(lambda: str(weight.port) in str(ingress.state()["ports"]))
+            assert "it leads to the same port as" in ingress.state()["unopened"][str(link)]  # type: ignore[index]
+
+
+async def test_units_of_modbus_are_asked_and_shown_by_device(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    unit = ModbusUnit(unit=17, device="meter", registers=(ModbusRegister(name="volts", address=0),), interval_s=0.1)
+    async with plugged(bench, "ttyUSB0") as (bus,):
+        line = SerialModbusSettings(port=str(bus.port), units=(unit,), parity="none", timeout_s=0.05, retries=0)
+        async with bench.serving(modbus=(line,)) as ingress:
+            heard = b""
+            while len(heard) < 8:
+                with suppress(BlockingIOError):
+                    heard += os.read(bus._master, 64)
+                await asyncio.sleep(0.002)
+            # Read Holding Registers of unit 17, one from 0 (MODBUS Application Protocol V1.1b3, section 6.3).
+            assert heard[:6] == bytes((17, 3, 0, 0, 0, 1))
+            port = ingress.state()["ports"][str(bus.port)]  # type: ignore[index]
+            assert port["acknowledges"] is False
+            assert list(port["units"]) == ["meter"]
+
+
+async def test_one_name_of_a_frame_sensor_and_an_adapter_is_reported(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (weight, other), bench.serving(text=(scale(weight.port),)):
+        await other.opened()
+        await other.send(Hello(7, 1, 2, 0, 0, "scale", "1.0", ("thermo",)))
+        await until(lambda: any(kind == "device-name-shared" for kind, _, _ in bench.intake.events))
+    ports = [str(weight.port), str(other.port)]
+    assert ("device-name-shared", "scale", {"ports": ports}) in bench.intake.events
+
+
+@contextmanager
+def rival(program: str, port: Path) -> Iterator[int]:
+    """Another process, which runs this Python program with a port for `sys.argv[1]`; it is there once it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    try:
+        yield process.pid
+    finally:
+        process.communicate()
+
+
+# -- neighbours -----------------------------------------------------------------------------------
+
+
+async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) -> None:
+    flooding, quiet = bench.plug("ttyUSB0", "flooding"), bench.plug("ttyUSB1", "quiet")
+    await flooding.opened()
+    await quiet.hello()
+    written = 0
+
+    async def flood() -> None:
+        nonlocal written
+        while True:
+            await flooding.write(b"\xff" * 4096)
+            written += 4096
+
+    begun = time.monotonic()
+    task = asyncio.create_task(flood())
+    for sequence in range(20):
+        await quiet.send(quiet.data(sequence))
+        _, done = await bench.intake.next()
+        done(True)
+        assert await quiet.expect(Ack) == Ack(7, sequence + 1, 0)
+        await asyncio.sleep(0.02)
+    task.cancel()
+    windows = (time.monotonic() - begun) * 1e6 / serial_line.FLOOD_WINDOW_US + 1
+    # What the kernel holds of a terminal comes on top.
+    assert written <= windows * (serial_line.FLOOD_BYTES_MAX + serial_line.READ_BYTES_MAX) + 65_536
+
+
+async def test_a_port_that_another_program_has_open_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    careless = "import sys; port = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,):
+            with rival(careless, sensor.port) as process:
+                async with bench.serving():
+                    await sensor.hello()
+                    await until(lambda: any("another program too" in line["event"] for line in logs))
+    (line,) = [line for line in logs if "another program too" in line["event"]]
+    assert f"(process {process}) has it open: stop it" in line["reason"]
+
+
+async def test_a_port_that_another_gateway_serves_is_told_once_and_opened_when_it_is_free(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    locking = (
+        "import sys; from gateway.serial_ports import open_port; port = open_port(sys.argv[1], 9600); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+            with rival(locking, sensor.port) as process:
+                await until(lambda: ingress.state()["unopened"] != {})
+                await asyncio.sleep(0.2)
+                (reason,) = ingress.state()["unopened"].values()  # type: ignore[attr-defined]
+                assert f"(process {process}) has it open" in reason
+            await until(lambda: ingress.state()["unopened"] == {})
+            await sensor.hello()
+    assert sum(line["event"].startswith("serial port cannot") for line in logs) == 1
+
+
+async def test_a_right_that_comes_a_moment_after_the_port_is_no_trouble_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until udev has given a new port to its group, it is root's alone."""
+    bench = Bench(tmp_path, RecordingIntake())
+    attempts = 0
+
+    def open_late(name: str, baud: int) -> serial.Serial:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise PermissionError(errno.EACCES, "")
+        return open_port(name, baud)
+
+    monkeypatch.setattr(ingress_serial, "open_port", open_late)
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving():
+            await sensor.hello()
+    assert attempts == 2
+    assert not any(line["event"].startswith("serial port cannot") for line in logs)
+
+
+async def test_more_ports_than_are_served_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress_serial, "PORTS_MAX", 1)
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (first, second), bench.serving() as ingress:
+        await first.hello()
+        unopened = {str(second.port): "1 ports are open, which is the most that are served"}
+        await until(lambda: ingress.state()["unopened"] == unopened)
+
+
+def test_what_is_not_configured_is_not_imported() -> None:
+    program = "import sys, gateway.ingress_serial; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(ended.stdout.split())
+    assert "serial" in loaded
+    assert not loaded & {"gateway.text_line", "gateway.text_link", "gateway.modbus_line", "pymodbus"}
 
 
 class CommittingIntake(RecordingIntake):

@@ -7,7 +7,8 @@
 #include <avr/wdt.h>
 #include <util/atomic.h>
 
-#include "frame.h"
+#include "crc32.h"
+#include "eeprom_layout.h"
 #include "ledger.h"
 
 #ifndef BAUD
@@ -17,9 +18,9 @@
 #include <util/setbaud.h>
 
 enum {
-	/* Timer 0 counts 4 us steps (16 MHz / 64) and starts again every millisecond. */
+	/* Timer 0 counts steps of 4 us (16 MHz / 64) and starts again every millisecond. */
 	TIMER_STEPS_PER_MS = F_CPU / 64 / 1000,
-	TIMER_STEP_US = 4,
+	TIMER_STEP_US = 1000 / TIMER_STEPS_PER_MS,
 	RECEIVE_QUEUE_BYTES = 64, /* a power of two: 16 ms at 38400 baud */
 	/* A sum of 16 conversions: two bits more than the converter has, thanks to the noise. The first ones, while the
 	 * reference settles, do not count. */
@@ -29,7 +30,8 @@ enum {
 	CHANNEL_FLOATING = 7,
 	CONVERSIONS_FOR_RANDOM = 256,
 };
-_Static_assert(TIMER_STEPS_PER_MS <= 256, "timer 0 is 8 bits wide");
+_Static_assert(TIMER_STEPS_PER_MS <= 256 && F_CPU % 64000 == 0 && 1000 % TIMER_STEPS_PER_MS == 0,
+	"timer 0 is 8 bits wide, and a millisecond a whole number of its steps, a step of microseconds");
 
 static volatile uint32_t clock_ms;
 static volatile bool something_new;
@@ -61,8 +63,17 @@ uint8_t board_reset_cause(void)
 	return reset_cause;
 }
 
+/* For tests of the wrap after 49.7 days: nobody wants to wait for it. */
+static uint32_t clock_at_start(void)
+{
+	struct clock_start start;
+	board_eeprom_read(EEPROM_CLOCK_START, &start, sizeof start);
+	return start.crc == crc32((const uint8_t *)&start, sizeof start - sizeof start.crc) ? start.ms : 0;
+}
+
 void board_start(void)
 {
+	clock_ms = clock_at_start();
 	PRR = _BV(PRTWI) | _BV(PRTIM2) | _BV(PRTIM1) | _BV(PRSPI);
 	PORTD |= _BV(PD2);
 	DIDR0 = _BV(ADC0D);
@@ -285,9 +296,11 @@ static void tell(enum ledger_event event, uint32_t sequence)
 	GPIOR0 = event;
 }
 
-void ledger_taken(uint32_t sequence)
+void ledger_taken(uint32_t sequence, int16_t centi_celsius)
 {
-	tell(LEDGER_TAKEN, sequence);
+	through_gpior1(sequence);
+	through_gpior1((uint32_t)(int32_t)centi_celsius);
+	GPIOR0 = LEDGER_TAKEN;
 }
 
 void ledger_sent(uint32_t sequence)

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 struct instant {
-	uint32_t ms; /* since the start; wraps after 49.7 days */
+	uint32_t ms; /* since the start, unless the EEPROM says otherwise (struct clock_start); wraps after 49.7 days */
 	uint16_t us; /* 0 to 999 */
 };
 

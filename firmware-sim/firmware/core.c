@@ -1,20 +1,24 @@
 #include "core.h"
 
-#include "ledger.h"
+#include <string.h>
 
-_Static_assert(RING_SAMPLES > WINDOW_SAMPLES && (RING_SAMPLES & (RING_SAMPLES - 1)) == 0,
-	"RING_SAMPLES is a power of two above the window");
+#include "ledger.h"
+#include "text.h"
+
+_Static_assert(RING_SAMPLES > SPAN_SAMPLES && (RING_SAMPLES & (RING_SAMPLES - 1)) == 0,
+	"RING_SAMPLES is a power of two above the span");
 
 enum {
 	ACKNOWLEDGED = 1,
-	AGAIN = 2,    /* lost, as far as we know: to be sent again */
-	REPEATED = 4, /* sent again because a later one arrived; from now on only the time-out repeats it */
+	UNDER_WAY = 2, /* sent, and nothing shows that it was lost */
+	AGAIN = 4,     /* lost, as far as we know: to be sent again */
 };
 
 struct sample {
 	uint32_t tick_ms;
 	int16_t centi_celsius;
 	uint8_t state;
+	uint8_t order; /* counts transmissions: what was sent before one that arrived, and did not arrive, was lost */
 };
 
 static struct {
@@ -23,9 +27,15 @@ static struct {
 	uint32_t unsent; /* lowest sequence that was never sent; oldest <= unsent <= next */
 	uint32_t next;
 	uint32_t answered; /* the highest `next` that an acknowledgement named */
-	uint32_t resend_at_ms;
-	uint16_t resend_ms;
-	bool silent; /* a time-out passed without an answer: the oldest sample alone tests the line */
+	uint8_t under_way, again; /* how many samples are so */
+	uint8_t order;            /* of the last transmission */
+	uint8_t expired;          /* time-outs since the last answer */
+	bool probe;               /* nobody answers, and the oldest sample is due to try the line */
+	bool timing;              /* how long `timed` takes, sent once, at timed_at_ms, is being measured */
+	uint32_t timed, timed_at_ms;
+	uint32_t expires_at_ms;
+	uint16_t patience_ms;
+	uint16_t round_trip_ms; /* smoothed; 0 before the first */
 } core;
 
 static struct sample *held(uint32_t sequence)
@@ -35,9 +45,42 @@ static struct sample *held(uint32_t sequence)
 
 void core_start(void)
 {
-	core.oldest = core.unsent = core.next = core.answered = 0;
-	core.resend_ms = RESEND_MS_FIRST;
-	core.silent = false;
+	memset(&core, 0, sizeof core);
+	core.patience_ms = PATIENCE_MS_FIRST;
+}
+
+static bool silent(void)
+{
+	return core.expired >= EXPIRED_SILENT;
+}
+
+/* Take a sample out of the counts of what is under way, and of what is to go again. */
+static void uncount(struct sample *sample)
+{
+	if (sample->state & UNDER_WAY)
+		core.under_way--;
+	if (sample->state & AGAIN)
+		core.again--;
+	sample->state &= (uint8_t)~(UNDER_WAY | AGAIN);
+}
+
+static void send_again(struct sample *sample)
+{
+	uncount(sample);
+	sample->state |= AGAIN;
+	core.again++;
+}
+
+static void be_patient_from(uint32_t now_ms)
+{
+	uint32_t patience_ms = core.round_trip_ms ? 2UL * core.round_trip_ms + PATIENCE_MS_MIN : PATIENCE_MS_FIRST;
+	core.patience_ms = patience_ms < PATIENCE_MS_MAX ? (uint16_t)patience_ms : PATIENCE_MS_MAX;
+	core.expires_at_ms = now_ms + core.patience_ms;
+}
+
+static void wait_from(uint32_t now_ms)
+{
+	core.expires_at_ms = now_ms + core.patience_ms;
 }
 
 static void advance_oldest(void)
@@ -52,11 +95,12 @@ void core_take(uint32_t tick_ms, int16_t centi_celsius)
 {
 	if (core.next - core.oldest == RING_SAMPLES) {
 		ledger_dropped(core.oldest);
+		uncount(held(core.oldest));
 		core.oldest++;
 		advance_oldest();
 	}
-	*held(core.next) = (struct sample){tick_ms, centi_celsius, 0};
-	ledger_taken(core.next);
+	*held(core.next) = (struct sample){tick_ms, centi_celsius, 0, 0};
+	ledger_taken(core.next, centi_celsius);
 	core.next++;
 }
 
@@ -70,40 +114,70 @@ uint32_t core_next(void)
 	return core.next;
 }
 
+static void expire(uint32_t now_ms)
+{
+	if (!silent())
+		core.expired++;
+	if (silent()) {
+		core.probe = true;
+		core.patience_ms = core.patience_ms < PATIENCE_MS_MAX / 2 ? core.patience_ms * 2 : PATIENCE_MS_MAX;
+	} else {
+		send_again(held(core.oldest));
+	}
+	wait_from(now_ms);
+}
+
 bool core_due(uint32_t now_ms, uint32_t *sequence)
 {
 	if (core.oldest == core.next)
 		return false;
-	if (core.silent || core.oldest < core.unsent) {
-		bool expired = (int32_t)(now_ms - core.resend_at_ms) >= 0;
-		if (expired)
-			core.silent = true;
-		if (core.silent) {
-			*sequence = core.oldest;
-			return expired;
-		}
-	}
-	for (uint32_t at = core.oldest; at < core.unsent; at++) {
-		if ((held(at)->state & (AGAIN | ACKNOWLEDGED)) == AGAIN) {
-			*sequence = at;
-			return true;
-		}
+	if ((core.under_way || silent()) && (int32_t)(now_ms - core.expires_at_ms) >= 0)
+		expire(now_ms);
+	*sequence = core.oldest;
+	if (silent())
+		return core.probe;
+	if (core.again) {
+		while (!(held(*sequence)->state & AGAIN))
+			(*sequence)++;
+		return true;
 	}
 	*sequence = core.unsent;
-	return core.unsent < core.next && core.unsent - core.oldest < WINDOW_SAMPLES;
+	return core.unsent < core.next && core.under_way < WINDOW_SAMPLES && core.unsent - core.oldest < SPAN_SAMPLES;
 }
 
 void core_sent(uint32_t sequence, uint32_t now_ms)
 {
-	held(sequence)->state &= (uint8_t)~AGAIN;
+	struct sample *sample = held(sequence);
 	if (sequence == core.unsent) {
 		core.unsent++;
 		ledger_sent(sequence);
+		if (!core.timing) {
+			core.timing = true;
+			core.timed = sequence;
+			core.timed_at_ms = now_ms;
+		}
+	} else if (sequence == core.timed) {
+		/* Its answer may be one to the first transmission, or to this one. */
+		core.timing = false;
 	}
-	if (core.silent && core.resend_ms < RESEND_MS_MAX)
-		core.resend_ms *= 2;
-	if (sequence == core.oldest)
-		core.resend_at_ms = now_ms + core.resend_ms;
+	uncount(sample);
+	sample->state |= UNDER_WAY;
+	sample->order = ++core.order;
+	if (core.under_way++ == 0 && !silent())
+		wait_from(now_ms);
+	core.probe = false;
+}
+
+bool core_hand_over(struct reading *reading)
+{
+	if (core.oldest == core.next)
+		return false;
+	const struct sample *sample = held(core.oldest);
+	*reading = (struct reading){core.oldest, sample->tick_ms, sample->centi_celsius};
+	ledger_sent(core.oldest);
+	core.oldest++;
+	core.unsent = core.oldest;
+	return true;
 }
 
 uint32_t core_tick_ms(uint32_t sequence)
@@ -113,41 +187,33 @@ uint32_t core_tick_ms(uint32_t sequence)
 
 uint8_t core_payload(uint32_t sequence, uint8_t *payload)
 {
-	static const char key[] = "{\"celsius\":";
-	uint8_t *at = payload;
-	for (const char *from = key; *from; from++)
-		*at++ = (uint8_t)*from;
-	int16_t value = held(sequence)->centi_celsius;
-	uint16_t magnitude = value < 0 ? (uint16_t)-(uint16_t)value : (uint16_t)value;
-	if (value < 0)
-		*at++ = '-';
-	uint8_t digits[5];
-	uint8_t count = 0;
-	/* At least three digits, so that there is always one in front of the point. */
-	while (magnitude || count < 3) {
-		digits[count++] = '0' + magnitude % 10;
-		magnitude /= 10;
-	}
-	while (count) {
-		if (count == 2)
-			*at++ = '.';
-		*at++ = digits[--count];
-	}
-	*at++ = '}';
-	return (uint8_t)(at - payload);
+	uint8_t *end = text_put(payload, "{\"celsius\":");
+	end = text_put_hundredths(end, held(sequence)->centi_celsius);
+	*end++ = '}';
+	return (uint8_t)(end - payload);
 }
 
-static void restart_time_out(uint32_t now_ms)
+static void measure_round_trip(uint32_t now_ms)
 {
-	core.resend_ms = RESEND_MS_FIRST;
-	core.resend_at_ms = now_ms + RESEND_MS_FIRST;
+	uint32_t took_ms = now_ms - core.timed_at_ms;
+	core.timing = false;
+	if (took_ms > PATIENCE_MS_MAX)
+		took_ms = PATIENCE_MS_MAX;
+	core.round_trip_ms =
+		core.round_trip_ms ? (uint16_t)((7UL * core.round_trip_ms + took_ms + 4) / 8) : (uint16_t)took_ms;
 }
 
-static bool acknowledge_one(uint32_t sequence)
+static bool acknowledge_one(uint32_t sequence, uint32_t now_ms, uint8_t *arrived)
 {
-	if (sequence < core.oldest || sequence >= core.unsent || (held(sequence)->state & ACKNOWLEDGED))
+	struct sample *sample = held(sequence);
+	if (sequence < core.oldest || sequence >= core.unsent || (sample->state & ACKNOWLEDGED))
 		return false;
-	held(sequence)->state |= ACKNOWLEDGED;
+	if (core.timing && sequence == core.timed)
+		measure_round_trip(now_ms);
+	if ((int8_t)(sample->order - *arrived) > 0)
+		*arrived = sample->order;
+	uncount(sample);
+	sample->state |= ACKNOWLEDGED;
 	ledger_acknowledged(sequence);
 	return true;
 }
@@ -160,34 +226,36 @@ bool core_acknowledge(uint32_t next, uint32_t bitmap, uint32_t now_ms)
 	bool news = next > core.answered;
 	if (news)
 		core.answered = next;
+	uint8_t arrived = core.order - INT8_MAX;
 	for (uint32_t at = core.oldest; at < next; at++)
-		news |= acknowledge_one(at);
-	uint32_t arrived = next;
-	for (uint8_t bit = 0; bitmap; bit++, bitmap >>= 1) {
-		if ((bitmap & 1) && next + 1 + bit < core.unsent) {
-			arrived = next + 1 + bit;
-			news |= acknowledge_one(arrived);
-		}
-	}
+		news |= acknowledge_one(at, now_ms, &arrived);
+	for (uint8_t bit = 0; bitmap; bit++, bitmap >>= 1)
+		if (bitmap & 1)
+			news |= acknowledge_one(next + 1 + bit, now_ms, &arrived);
 	advance_oldest();
-	/* A serial line keeps the order: what lies below one that arrived, and did not arrive, was lost. */
-	for (uint32_t at = core.oldest; at < arrived; at++) {
+	if (!news)
+		return true;
+	if (silent()) {
+		core_resend(now_ms);
+		return true;
+	}
+	/* A serial line keeps the order: what was sent before one that arrived, and did not arrive, was lost. */
+	for (uint32_t at = core.oldest; at < core.unsent; at++) {
 		struct sample *sample = held(at);
-		if (!(sample->state & (ACKNOWLEDGED | REPEATED)))
-			sample->state |= AGAIN | REPEATED;
+		if ((sample->state & UNDER_WAY) && (int8_t)(arrived - sample->order) > 0)
+			send_again(sample);
 	}
-	if (news) {
-		if (core.silent)
-			core_resend(now_ms);
-		restart_time_out(now_ms);
-	}
+	core.expired = 0;
+	be_patient_from(now_ms);
 	return true;
 }
 
 void core_resend(uint32_t now_ms)
 {
-	core.silent = false;
-	restart_time_out(now_ms);
+	core.expired = 0;
+	core.timing = false;
+	be_patient_from(now_ms);
 	for (uint32_t at = core.oldest; at < core.unsent; at++)
-		held(at)->state |= AGAIN;
+		if (!(held(at)->state & ACKNOWLEDGED))
+			send_again(held(at));
 }

@@ -11,16 +11,22 @@
 #endif
 
 enum {
-	WINDOW_SAMPLES = 8,
-	RESEND_MS_FIRST = 1000,
-	RESEND_MS_MAX = 8000,
+	WINDOW_SAMPLES = 8, /* under way at once: sent, and neither acknowledged nor known to be lost */
+	SPAN_SAMPLES = 32,  /* from the oldest unacknowledged one on: as far as an ACK's bitmap reaches */
+	/* How long an answer is awaited: before a round trip was measured; twice one and so much more; at the most. */
+	PATIENCE_MS_FIRST = 1000,
+	PATIENCE_MS_MIN = 150,
+	PATIENCE_MS_MAX = 8000,
+	/* So many time-outs in a row, and nobody is there: the oldest sample alone tries the line, ever more rarely. */
+	EXPIRED_SILENT = 3,
 	PAYLOAD_BYTES_MAX = 24,
 };
 
 /* Start with an empty ring at sequence 0. */
 void core_start(void);
 
-/* Put a sample into the ring; a full ring drops its oldest one. Hundredths of a degree Celsius. */
+/* Put a sample into the ring; a full ring drops its oldest one, sent or not: FRAMES.md's `oldest` moves on, and the
+ * gateway, which knows what it has stored, counts as lost what it has not. Hundredths of a degree Celsius. */
 void core_take(uint32_t tick_ms, int16_t centi_celsius);
 
 /* The oldest sequence held, or the next one to come where none is held. */
@@ -32,6 +38,17 @@ uint32_t core_next(void);
 /* Whether a sample is due to be sent now, and which. Sending it is reported by core_sent. */
 bool core_due(uint32_t now_ms, uint32_t *sequence);
 void core_sent(uint32_t sequence, uint32_t now_ms);
+
+struct reading {
+	uint32_t sequence;
+	uint32_t tick_ms;
+	int16_t centi_celsius; /* hundredths of a degree */
+};
+
+/* Take the oldest sample out of the ring, for a link that keeps what is under way itself, and does so until it is
+ * acknowledged: the ring then drops only what was never sent, and that a sample is lost is certain. Such a link uses
+ * none of core_due, core_sent, core_acknowledge and core_resend. False where the ring is empty. */
+bool core_hand_over(struct reading *reading);
 
 /* The tick of a held sample. */
 uint32_t core_tick_ms(uint32_t sequence);

@@ -11,6 +11,9 @@ enum {
 	EEPROM_CONFIGURATION = 32,
 	CONFIGURATION_VERSION = 1,
 	DEVICE_BYTES_MAX = 32,
+	EEPROM_CLOCK_START = 80,
+	EEPROM_NETWORK = 96,
+	NETWORK_VERSION = 1,
 };
 
 struct boot_slot {
@@ -25,6 +28,23 @@ struct configuration {
 	char device[DEVICE_BYTES_MAX];
 	uint32_t sample_interval_ms;
 	uint32_t crc; /* CRC-32 of what stands before it */
+} __attribute__((packed));
+
+/* What the millisecond clock starts at, for tests of its wrap; 0 where this was never written. */
+struct clock_start {
+	uint32_t ms;
+	uint32_t crc; /* CRC-32 of what stands before it */
+} __attribute__((packed));
+
+/* Where the MQTT build finds its gateway. Each text ends with a zero byte. */
+struct network {
+	uint8_t version;
+	uint16_t port;
+	char host[64];
+	char ssid[33];       /* empty: the modem joins by itself */
+	char passphrase[64]; /* empty: an open network */
+	char secret[48];     /* the device's password; empty: it has none */
+	uint32_t crc;        /* CRC-32 of what stands before it */
 } __attribute__((packed));
 
 #endif

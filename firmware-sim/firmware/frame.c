@@ -2,22 +2,7 @@
 
 #include <stddef.h>
 
-/* Bit by bit: a table would cost 64 bytes of flash at least, and a frame takes 0.3 ms as it is. */
-uint32_t crc32_update(uint32_t crc, uint8_t byte)
-{
-	crc ^= byte;
-	for (uint8_t bit = 0; bit < 8; bit++)
-		crc = (crc & 1) ? (crc >> 1) ^ 0xEDB88320UL : crc >> 1;
-	return crc;
-}
-
-uint32_t crc32(const uint8_t *bytes, uint8_t length)
-{
-	uint32_t crc = 0xFFFFFFFFUL;
-	while (length--)
-		crc = crc32_update(crc, *bytes++);
-	return ~crc;
-}
+#include "crc32.h"
 
 uint8_t *put_u16(uint8_t *to, uint16_t value)
 {

@@ -14,12 +14,6 @@ enum {
 	FRAME_RECEIVED_BYTES_MAX = 1 + FRAME_RECEIVED_CONTENT_MAX + FRAME_CRC_BYTES,
 };
 
-/* The CRC-32 of zlib and Ethernet (reflected 0x04C11DB7, start and final inversion 0xFFFFFFFF). */
-uint32_t crc32(const uint8_t *bytes, uint8_t length);
-
-/* One step of it, without the inversions: for mixing in what does not stand in one place. */
-uint32_t crc32_update(uint32_t crc, uint8_t byte);
-
 /* Turn the content that stands in frame[1 .. length] into a frame, in place. Returns the bytes to send, zero included. */
 uint8_t frame_encode(uint8_t *frame, uint8_t length);
 

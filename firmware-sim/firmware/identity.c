@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "board.h"
-#include "frame.h"
+#include "crc32.h"
 
 #ifndef SAMPLE_INTERVAL_MS
 #define SAMPLE_INTERVAL_MS 1000

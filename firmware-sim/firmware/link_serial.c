@@ -46,6 +46,7 @@ static struct {
 
 void link_start(const struct identity *identity)
 {
+	memset(&link, 0, sizeof link);
 	link.identity = identity;
 	link.hello_at_ms = board_now_ms();
 	link.hello_sent_ms = link.hello_at_ms - HELLO_INTERVAL_MS_MIN;

@@ -20,9 +20,11 @@ static struct {
 	char *path, *path_new;
 	char *earlier; /* the finished lines, as they stand in the file */
 	size_t earlier_length;
-	char boot_label[32];
+	char boot[24];
+	FILE *samples;
 	char device[64];
 	uint32_t taken, sent;
+	unsigned stack_used, stack_room;
 	struct ranges acknowledged, dropped;
 	bool begun, changed;
 } ledger;
@@ -72,11 +74,11 @@ static void write_ranges(FILE *file, const char *name, const struct ranges *rang
 
 static void write_current(FILE *file)
 {
-	fprintf(file, "{\"device\":\"%s\",%s,\"taken\":%" PRIu32 ",\"sent\":%" PRIu32, ledger.device,
-		ledger.boot_label, ledger.taken, ledger.sent);
+	fprintf(file, "{\"device\":\"%s\",\"boot\":\"%s\",\"taken\":%" PRIu32 ",\"sent\":%" PRIu32, ledger.device,
+		ledger.boot, ledger.taken, ledger.sent);
 	write_ranges(file, "acknowledged", &ledger.acknowledged);
 	write_ranges(file, "dropped", &ledger.dropped);
-	fputs("}\n", file);
+	fprintf(file, ",\"stack\":%u,\"stack_room\":%u}\n", ledger.stack_used, ledger.stack_room);
 }
 
 bool ledger_file_open(const char *path)
@@ -100,6 +102,14 @@ bool ledger_file_open(const char *path)
 	return read_all;
 }
 
+bool ledger_file_open_samples(const char *path)
+{
+	ledger.samples = fopen(path, "ae");
+	if (ledger.samples && ftell(ledger.samples) == 0)
+		fputs("boot,sequence,centi_celsius\n", ledger.samples);
+	return ledger.samples != NULL;
+}
+
 /* A reset within this process ends the account of the boot before it: it joins the finished lines. */
 static void finish_current(void)
 {
@@ -120,17 +130,20 @@ bool ledger_file_boot(const char *device, uint32_t boot, uint32_t incarnation)
 	if (ledger.begun)
 		finish_current();
 	snprintf(ledger.device, sizeof ledger.device, "%s", device);
-	snprintf(ledger.boot_label, sizeof ledger.boot_label, "\"boot\":\"%" PRIu32 "-%08" PRIx32 "\"", boot,
-		 incarnation);
+	snprintf(ledger.boot, sizeof ledger.boot, "%" PRIu32 "-%08" PRIx32, boot, incarnation);
+	char label[40];
+	snprintf(label, sizeof label, "\"boot\":\"%s\"", ledger.boot);
 	ledger.taken = ledger.sent = 0;
 	ledger.acknowledged.count = ledger.dropped.count = 0;
 	ledger.begun = ledger.changed = true;
-	return !ledger.earlier || !strstr(ledger.earlier, ledger.boot_label);
+	return !ledger.earlier || !strstr(ledger.earlier, label);
 }
 
-void ledger_file_taken(void)
+void ledger_file_taken(uint32_t sequence, int32_t centi_celsius)
 {
 	ledger.taken++;
+	if (ledger.samples)
+		fprintf(ledger.samples, "%s,%" PRIu32 ",%" PRId32 "\n", ledger.boot, sequence, centi_celsius);
 	ledger.changed = true;
 }
 
@@ -152,8 +165,17 @@ void ledger_file_dropped(uint32_t sequence)
 	ledger.changed = true;
 }
 
+void ledger_file_stack(unsigned used, unsigned room)
+{
+	ledger.changed |= used != ledger.stack_used;
+	ledger.stack_used = used;
+	ledger.stack_room = room;
+}
+
 bool ledger_file_save(void)
 {
+	if (ledger.samples && fflush(ledger.samples) != 0)
+		return false;
 	if (!ledger.path || !ledger.begun || !ledger.changed)
 		return true;
 	FILE *file = fopen(ledger.path_new, "w");

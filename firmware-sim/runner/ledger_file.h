@@ -8,13 +8,20 @@
 /* Start the account. Lines of earlier boots that `path` holds are kept. False, with errno, when it cannot be read. */
 bool ledger_file_open(const char *path);
 
+/* Append each sample to a file of its own, `boot,sequence,centi_celsius` with a header. False, with errno, when that fails. */
+bool ledger_file_open_samples(const char *path);
+
 /* A new boot of `device` begins. False when the file has a line of that very boot: its account cannot go on. */
 bool ledger_file_boot(const char *device, uint32_t boot, uint32_t incarnation);
 
-void ledger_file_taken(void);
+/* A sample was taken: its value in hundredths of a degree. */
+void ledger_file_taken(uint32_t sequence, int32_t centi_celsius);
 void ledger_file_sent(void);
 void ledger_file_acknowledged(uint32_t sequence);
 void ledger_file_dropped(uint32_t sequence);
+
+/* How far the stack of this board ever reached, and its room, in bytes. */
+void ledger_file_stack(unsigned used, unsigned room);
 
 /* Write the file anew, by temporary file and rename, if anything changed. False, with errno, when that failed. */
 bool ledger_file_save(void);

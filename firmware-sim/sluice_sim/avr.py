@@ -1,58 +1,86 @@
-"""8-bit sensors: build the firmware, provision EEPROM images, and run boards in simavr, one process each."""
+"""8-bit sensors: build the firmware, and run several boards in simavr with faults on a schedule, one process each."""
 
 import fcntl
+import json
 import signal
-import struct
 import subprocess
 import time
-import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-PROJECT: Final = Path(__file__).resolve().parents[2]
-BUILD: Final = PROJECT / "build" / "firmware"
-FIRMWARE: Final = BUILD / "sensor.elf"
-RUNNER: Final = BUILD / "avr-runner"
+from sluice_sim.avr_board import (
+    BUILD,
+    FIRMWARE,
+    FIRMWARES,
+    PROJECT,
+    RUNNER,
+    Board,
+    SimulationError,
+    Wiring,
+    board_command,
+    give_command,
+    inhibit_sampling,
+    start_board,
+    stop_boards,
+)
+from sluice_sim.avr_faults import Build, Fault, FaultRate, schedule
+from sluice_sim.provision import SAMPLE_INTERVAL_MS_MAX, SAMPLE_INTERVAL_MS_MIN, Network, provision
 
-EEPROM_BYTES: Final = 1024
-DEVICE_BYTES_MAX: Final = 32
-SAMPLE_INTERVAL_MS_MIN: Final = 10
-SAMPLE_INTERVAL_MS_MAX: Final = 86_400_000
+__all__ = [
+    "BUILD",
+    "FIRMWARE",
+    "FIRMWARES",
+    "PROJECT",
+    "RUNNER",
+    "SAMPLE_INTERVAL_MS_MAX",
+    "SAMPLE_INTERVAL_MS_MIN",
+    "AvrOptions",
+    "Board",
+    "Network",
+    "SimulationError",
+    "Wiring",
+    "board_command",
+    "build_firmware",
+    "give_command",
+    "inhibit_sampling",
+    "main_avr",
+    "provision",
+    "start_board",
+    "start_boards",
+    "stop_boards",
+    "summary",
+]
 
-# Offset and layout as in firmware/eeprom_layout.h: version, length and text of the device's name, interval.
-_CONFIGURATION_OFFSET: Final = 32
-_CONFIGURATION: Final = struct.Struct(f"<BB{DEVICE_BYTES_MAX}sI")
-_CONFIGURATION_VERSION: Final = 1
-
-_START_SECONDS_MAX: Final = 10.0
-_STOP_SECONDS_MAX: Final = 5.0
-
-
-class SimulationError(Exception):
-    """The firmware could not be built or a board not be started; the message says what to do."""
+_LOOK_INTERVAL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
-    """One simulated board that is switched on. Its files outlive it: the same board starts again from them."""
+class AvrOptions:
+    """What several boards have in common."""
 
-    device: str
-    link: Path
-    """Symbolic link to the serial port, to be opened as a USB adapter's would be. Gone when the board is off."""
-    eeprom: Path
-    ledger: Path
-    """JSON lines, one for each boot: what the firmware took, sent, saw acknowledged and dropped."""
-    process: subprocess.Popen[bytes]
+    build: Build = "serial"
+    network: Network = field(default_factory=Network)
+    """Where the boards of the MQTT build find their gateway."""
+    noise: float = 0.0
+    ppm: float = 0.0
+    auto_reset: bool = False
+    clock_start_ms: int | None = None
+    faults: FaultRate | None = None
+    as_json: bool = False
+    """Print JSON lines instead of a table."""
 
 
-def build_firmware() -> Path:
-    """Build firmware and runner where they are out of date; give the firmware's ELF file.
+_PLAIN: Final = AvrOptions()
 
-    The runner is `RUNNER`, flash and RAM use stand in `sensor.size` beside it. Raises SimulationError.
+
+def build_firmware(build: Build = "serial") -> Path:
+    """Build one of the firmwares, and the runner, where they are out of date; give the firmware's ELF file.
+
+    The runner is `RUNNER`, flash and RAM use stand in `sensor-BUILD.size` beside it. Raises SimulationError.
     """
     BUILD.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -60,7 +88,7 @@ def build_firmware() -> Path:
         with BUILD.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             made = subprocess.run(
-                ["make", "--silent", "-C", str(PROJECT / "firmware-sim"), f"BUILD={BUILD}"],
+                ["make", "--silent", "-C", str(PROJECT / "firmware-sim"), f"BUILD={BUILD}", f"sensor-{build}", RUNNER],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -72,143 +100,149 @@ def build_firmware() -> Path:
             "The firmware could not be built. It needs Debian's packages gcc-avr, avr-libc, libsimavr-dev,"
             f" libelf-dev and gcc. The compiler said:\n{made.stderr.strip()}"
         )
-    return FIRMWARE
+    return FIRMWARES[build]
 
 
-def provision(eeprom: Path, device: str, sample_interval_ms: int = 1000) -> None:
-    """Write the device's name and its sampling interval into an EEPROM image (1024 bytes, made if missing).
-
-    The boot counter in an existing image stays. The image can go to a real board with `avrdude -U eeprom`.
-    Raises ValueError where the name (1 to 32 bytes of UTF-8) or the interval (10 ms to a day) does not fit.
-    """
-    name = device.encode()
-    if not 1 <= len(name) <= DEVICE_BYTES_MAX:
-        raise ValueError(f"device name {device!r} has {len(name)} bytes; 1 to {DEVICE_BYTES_MAX} fit the EEPROM")
-    if not SAMPLE_INTERVAL_MS_MIN <= sample_interval_ms <= SAMPLE_INTERVAL_MS_MAX:
-        raise ValueError(
-            f"sample_interval_ms is {sample_interval_ms};"
-            f" {SAMPLE_INTERVAL_MS_MIN} to {SAMPLE_INTERVAL_MS_MAX} is possible"
-        )
-    image = bytearray(eeprom.read_bytes()) if eeprom.exists() else bytearray(b"\xff" * EEPROM_BYTES)
-    if len(image) != EEPROM_BYTES:
-        raise ValueError(f"{eeprom.name} has {len(image)} bytes; an ATmega328P's EEPROM has {EEPROM_BYTES}")
-    configuration = _CONFIGURATION.pack(_CONFIGURATION_VERSION, len(name), name, sample_interval_ms)
-    configuration += zlib.crc32(configuration).to_bytes(4, "little")
-    image[_CONFIGURATION_OFFSET : _CONFIGURATION_OFFSET + len(configuration)] = configuration
-    written = eeprom.with_name(eeprom.name + ".new")
-    written.write_bytes(image)
-    written.replace(eeprom)
-
-
-def board_command(directory: Path, device: str, seed: int = 0, firmware: Path = FIRMWARE) -> tuple[str, ...]:
-    """The command that runs one board: tty-NAME (its port), NAME.eeprom and NAME.ledger in `directory`.
-
-    `seed` chooses the temperatures. The process ends by itself when its parent is gone.
-    """
-    return (
-        str(RUNNER),
-        "--with-parent",
-        *("--link", str(directory / f"tty-{device}")),
-        *("--eeprom", str(directory / f"{device}.eeprom")),
-        *("--ledger", str(directory / f"{device}.ledger")),
-        *("--seed", str(seed)),
-        str(firmware),
-    )
-
-
-def start_board(directory: Path, device: str, seed: int = 0, firmware: Path = FIRMWARE) -> Board:
-    """Switch a board on, by `board_command`, and wait for its serial port. Raises SimulationError.
-
-    The firmware has to be built and the EEPROM provisioned; without an image the board starts with an erased one.
-    """
-    link = directory / f"tty-{device}"
-    # A link that a killed runner left behind may by now lead to somebody else's terminal.
-    link.unlink(missing_ok=True)
-    process = subprocess.Popen(
-        board_command(directory, device, seed, firmware),
-        stdin=subprocess.DEVNULL,
-        # A terminal's Ctrl-C is for us to pass on: the boards go when the gateway has answered.
-        start_new_session=True,
-    )
-    board = Board(device, link, directory / f"{device}.eeprom", directory / f"{device}.ledger", process)
-    deadline = time.monotonic() + _START_SECONDS_MAX
-    while not link.is_symlink():
-        if process.poll() is not None:
-            raise SimulationError(
-                f"board {device} ended at once (exit code {process.returncode}); its message is above"
-            )
-        if time.monotonic() > deadline:
-            stop_boards([board])
-            raise SimulationError(f"board {device} offered no serial port within {_START_SECONDS_MAX:.0f} s")
-        time.sleep(0.01)
-    return board
-
-
-def start_boards(
-    directory: Path, count: int, *, interval_ms: int = 1000, seed: int = 0, prefix: str = "s"
+def start_boards(  # noqa: PLR0913 - one for each thing to choose
+    directory: Path,
+    count: int,
+    *,
+    interval_ms: int = 1000,
+    seed: int = 0,
+    prefix: str = "s",
+    options: AvrOptions = _PLAIN,
 ) -> list[Board]:
     """Build, provision and switch on boards s1, s2, ... in `directory`. Raises SimulationError, ValueError."""
-    build_firmware()
+    firmware = build_firmware(options.build)
+    modem = options.build == "mqtt"
+    wiring = Wiring(modem, options.noise, options.ppm, options.auto_reset)
     directory.mkdir(parents=True, exist_ok=True)
     boards: list[Board] = []
     try:
         for number in range(1, count + 1):
             device = f"{prefix}{number}"
-            provision(directory / f"{device}.eeprom", device, interval_ms)
-            boards.append(start_board(directory, device, seed + number))
+            provision(
+                directory / f"{device}.eeprom",
+                device,
+                interval_ms,
+                network=options.network if modem else None,
+                clock_start_ms=options.clock_start_ms,
+            )
+            boards.append(start_board(directory, device, seed + number, firmware, wiring))
     except BaseException:
         stop_boards(boards)
         raise
     return boards
 
 
-def inhibit_sampling(boards: Iterable[Board]) -> None:
-    """Set each board's jumper that stops sampling, so that what is outstanding can still be acknowledged."""
-    for board in boards:
-        board.process.send_signal(signal.SIGUSR1)
+def summary(board: Board) -> dict[str, Any]:
+    """What a board's ledger says of all its boots: counts of samples, and the stack's use in bytes."""
+    lines = board.ledger.read_text(encoding="utf-8").splitlines() if board.ledger.exists() else []
+    boots = [json.loads(line) for line in lines]
+    return {
+        "device": board.device,
+        "boots": len(boots),
+        "taken": sum(boot["taken"] for boot in boots),
+        "sent": sum(boot["sent"] for boot in boots),
+        "acknowledged": sum(last - first + 1 for boot in boots for first, last in boot["acknowledged"]),
+        "dropped": sum(last - first + 1 for boot in boots for first, last in boot["dropped"]),
+        "stack": max((boot["stack"] for boot in boots), default=0),
+        "stack_room": max((boot["stack_room"] for boot in boots), default=0),
+    }
 
 
-def stop_boards(boards: Sequence[Board]) -> None:
-    """Switch boards off, without telling their firmware: as pulling the plug. EEPROM and ledger are written."""
-    for board in boards:
-        board.process.terminate()
-    for board in boards:
-        try:
-            board.process.wait(_STOP_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            board.process.kill()
-            board.process.wait()
-            board.link.unlink(missing_ok=True)
-
-
-def main_avr(count: int, directory: Path, interval_ms: int = 1000, seconds: float = 0.0, seed: int = 0) -> int:
+def main_avr(  # noqa: PLR0913, PLR0917 - one for each thing to choose
+    count: int,
+    directory: Path,
+    interval_ms: int = 1000,
+    seconds: float = 0.0,
+    seed: int = 0,
+    options: AvrOptions = _PLAIN,
+) -> int:
     """Run boards until SIGINT or SIGTERM, or for so many seconds (0: without end). Gives the exit code.
 
     1 means that a board ended before its time. Raises SimulationError, ValueError. For the main thread only.
     """
-    stopping = False
+    boards: list[Board] = []
+    with _stop_signals() as stop_asked:
+        try:
+            boards = start_boards(directory, count, interval_ms=interval_ms, seed=seed, options=options)
+            _show_start(boards, options)
+            ended = _run(boards, seconds, options, stop_asked)
+        finally:
+            with suppress(KeyboardInterrupt):
+                stop_boards(boards)
+        _show_end(boards, options)
+    if ended:
+        print(f"Ended before their time, each with a message above: {', '.join(ended)}.")
+    return 1 if ended else 0
 
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        nonlocal stopping
-        stopping = True
+
+@contextmanager
+def _stop_signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list."""
+    asked: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
 
     former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    boards: list[Board] = []
     try:
-        boards = start_boards(directory, count, interval_ms=interval_ms, seed=seed)
-        print((BUILD / "sensor.size").read_text(encoding="utf-8").strip())
-        for board in boards:
-            print(f"{board.device} on {board.link}")
-        deadline = time.monotonic() + seconds
-        while not stopping and (seconds == 0 or time.monotonic() < deadline):
-            time.sleep(0.1)
-            ended = [board.device for board in boards if board.process.poll() is not None]
-            if ended:
-                print(f"Ended before their time, each with a message above: {', '.join(ended)}.")
-                return 1
+        yield asked
     finally:
-        with suppress(KeyboardInterrupt):
-            stop_boards(boards)
         for number, handler in former.items():
             signal.signal(number, handler)
-    return 0
+
+
+def _run(boards: Sequence[Board], seconds: float, options: AvrOptions, stop_asked: Sequence[int]) -> list[str]:
+    """Let the boards run, and do to them what the schedule says. Gives those that ended before their time."""
+    by_name = {board.device: board for board in boards}
+    faults: Iterator[Fault] = iter(())
+    if options.faults is not None:
+        faults = schedule(options.faults, list(by_name), options.build, noise=options.noise, ppm=options.ppm)
+    following = next(faults, None)
+    began = time.monotonic()
+    while not stop_asked:
+        at_s = time.monotonic() - began
+        if seconds and at_s >= seconds:
+            break
+        ended = [board.device for board in boards if board.process.poll() is not None]
+        if ended:
+            return ended
+        if following is not None and following.at_s <= at_s:
+            by_name[following.device].do(following.command)
+            _show_fault(following, options)
+            following = next(faults, None)
+            continue
+        time.sleep(_LOOK_INTERVAL_S)
+    return []
+
+
+def _show_start(boards: Sequence[Board], options: AvrOptions) -> None:
+    size = (BUILD / f"sensor-{options.build}.size").read_text(encoding="utf-8").strip()
+    broker = f"{options.network.host}:{options.network.port}"
+    where = {board.device: broker if options.build == "mqtt" else str(board.link) for board in boards}
+    if options.as_json:
+        print(json.dumps({"build": options.build, "size": size, "boards": where}), flush=True)
+        return
+    print(size)
+    for device, place in where.items():
+        print(f"{device} {'to' if options.build == 'mqtt' else 'on'} {place}", flush=True)
+
+
+def _show_fault(fault: Fault, options: AvrOptions) -> None:
+    if options.as_json:
+        print(json.dumps({"at_s": fault.at_s, "device": fault.device, "fault": fault.command}), flush=True)
+    else:
+        print(f"{fault.at_s:8.1f} s  {fault.device}  {fault.command}", flush=True)
+
+
+def _show_end(boards: Sequence[Board], options: AvrOptions) -> None:
+    summaries = [summary(board) for board in boards]
+    if options.as_json:
+        print(json.dumps({"summary": summaries}), flush=True)
+        return
+    heads = ("board", "boots", "taken", "sent", "acknowledged", "dropped", "stack", "of bytes")
+    print("  ".join(f"{head:>12}" for head in heads))
+    for one in summaries:
+        print("  ".join(f"{value:>12}" for value in one.values()))

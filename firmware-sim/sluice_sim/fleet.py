@@ -2,31 +2,37 @@
 
 import asyncio
 import contextlib
-import json
 import math
 import os
 import random
 import resource
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sluice_sim.mqtt_sensor import DISCONNECT, PINGREQ, LinkError, MqttSensor
+from sluice_sim.fleet_faults import NONE, FaultRates, boot_of, faults_of, traits_of
+from sluice_sim.fleet_ledger import BootLedger, write_ledger
+from sluice_sim.fleet_link import Address, SensorLink
+from sluice_sim.mqtt_sensor import MqttSensor
 
 LEDGER_INTERVAL_S: Final = 2.0
+LEDGER_SHARE: Final = 20.0
+"""A ledger that takes long is written less often: at most a twentieth of the time goes into it."""
 REPORT_INTERVAL_S: Final = 1.0
 DRAIN_S_MAX: Final = 10.0
 """How long the end waits for outstanding acknowledgements."""
-CONNECT_TIMEOUT_S: Final = 5.0
-BACKOFF_S_MIN: Final = 0.25
-BACKOFF_S_MAX: Final = 5.0
-SILENCE_S_MAX: Final = 20.0
-"""How long a sensor waits for a PUBACK or PINGRESP before it takes the connection for dead."""
 CONNECTS_PER_S: Final = 500.0
 """How fast the fleet starts."""
 TICK_S: Final = 0.005
 """How finely samples are spread."""
+SPARE_FILES: Final = 64
+"""Open files beside the sensors' connections."""
+
+
+class FleetError(Exception):
+    """The fleet cannot run on this machine as it was asked for; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,191 +47,102 @@ class FleetOptions:
     """How long samples are taken; 0 means until told to stop."""
     ledger: Path | None = None
     seed: int | None = None
-    """The same seed gives the same boots, values and pauses; None gives boots that never were before."""
+    """The same seed gives the same boots, values and faults; None gives boots that never were before."""
     secret: str | None = None
     """Where given, each sensor's password; its name is the user name."""
+    rates: FaultRates = NONE
+    time_scale: float = 1.0
+    """So many seconds of the faults' time pass in a second: their rates and durations are compressed, sampling is
+    not."""
+    roam: Address | None = None
+    """The other gateway, where sensors roam."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the fleet looks like at one moment."""
+    """What the fleet looks like at one moment. Counts are samples where they say nothing else."""
 
     seconds: float
     sensors: int
     connected: int
     taken: int
+    """With `acknowledged`, `handed_over`, `dropped`, `vanished` and `waiting` it adds up."""
     sent: int
     acknowledged: int
+    handed_over: int
+    """Sent with QoS 0: not acknowledged, and not held any more."""
     dropped: int
+    reported: int
+    """Dropped, and told to the gateway."""
+    vanished: int
+    """Lost to reboots."""
     waiting: int
     """Samples held by the sensors."""
+    sent_per_s: float
     acknowledged_per_s: float
+    connections: int
     reconnects: int
+    duplicates: int
+    """PUBLISH packets that repeated a sample under another packet identifier."""
+    seed: int
     last_error: str | None
     """Why a sensor was last without a connection."""
-
-
-class SensorLink(asyncio.Protocol):
-    """A sensor and its connection: connects, sends, notices that the gateway is gone, connects again."""
-
-    def __init__(self, sensor: MqttSensor, rng: random.Random) -> None:
-        self.sensor = sensor
-        self.connections = 0
-        self.last_error: str | None = None
-        self._rng = rng
-        self._base = rng.uniform(16.0, 24.0)
-        self._swing = rng.uniform(1.0, 5.0)
-        self._phase = rng.uniform(0.0, math.tau)
-        self._period = rng.uniform(300.0, 900.0)
-        self._transport: asyncio.Transport | None = None
-        self._closed: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._heard = False
-        self._pinged = False
-
-    def sample(self) -> None:
-        """Take a sample: a slow sine of the sensor's own, and noise."""
-        angle = math.tau * self.sensor.taken / self._period + self._phase
-        self._send(self.sensor.sample(self._base + self._swing * math.sin(angle) + self._rng.gauss(0.0, 0.05)))
-
-    async def keep_connected(self, host: str, port: int, delay_s: float) -> None:
-        """Connect after `delay_s`, and again whenever the connection is gone, with jittered back-off."""
-        loop = asyncio.get_running_loop()
-        backoff_s = BACKOFF_S_MIN
-        await asyncio.sleep(delay_s)
-        while True:
-            closed = self._closed = loop.create_future()
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await loop.create_connection(lambda: self, host, port)
-            except TimeoutError:
-                self.last_error = f"no answer from {host}:{port} within {CONNECT_TIMEOUT_S:.0f} s"
-            except OSError as error:
-                # asyncio's own text repeats the address; a name that is not known has no errno of the system.
-                number = error.errno or 0
-                self.last_error = f"{host}:{port}: {os.strerror(number) if number > 0 else error}"
-            else:
-                before = self.connections
-                await closed
-                if self.connections > before:
-                    backoff_s = BACKOFF_S_MIN
-            await asyncio.sleep(self._rng.uniform(0.5, 1.0) * backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_S_MAX)
-
-    async def disconnect(self) -> None:
-        """End the present connection as the standard wants it, with DISCONNECT."""
-        if self._transport is None:
-            return
-        self._closed = asyncio.get_running_loop().create_future()
-        self._send(DISCONNECT)
-        self.sensor.disconnected()
-        self._transport.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._closed
-        self.cut()
-
-    def cut(self) -> None:
-        """End the present connection at once, as a power cut would."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - what create_connection makes
-        self._transport = transport
-        self._heard = self._pinged = False
-        transport.write(self.sensor.connect())
-        self._timer = asyncio.get_running_loop().call_later(SILENCE_S_MAX, self._check_silence)
-
-    def data_received(self, data: bytes) -> None:
-        self._heard = True
-        was_accepted = self.sensor.accepted
-        try:
-            answer = self.sensor.receive(data)
-        except LinkError as error:
-            self._give_up(str(error))
-            return
-        if self.sensor.accepted and not was_accepted:
-            self.connections += 1
-            self.last_error = None
-        self._send(answer)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.sensor.accepted:
-            self.last_error = "the gateway closed the connection" if exc is None else str(exc)
-        self.sensor.disconnected()
-        self._transport = None
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._closed is not None and not self._closed.done():
-            self._closed.set_result(None)
-
-    def _send(self, packets: bytes) -> None:
-        if packets and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(packets)
-
-    def _check_silence(self) -> None:
-        """Ask a silent gateway for a sign of life; leave one that owes an answer."""
-        if not self._heard and (self._pinged or self.sensor.unacknowledged or not self.sensor.accepted):
-            self._give_up(f"nothing from the gateway for {SILENCE_S_MAX:.0f} s")
-            return
-        self._pinged = not self._heard
-        if self._pinged:
-            self._send(PINGREQ)
-        self._heard = False
-        self._timer = asyncio.get_running_loop().call_later(SILENCE_S_MAX, self._check_silence)
-
-    def _give_up(self, why: str) -> None:
-        self.last_error = why
-        self.sensor.disconnected()
-        self.cut()
+    faults: dict[str, int] = field(default_factory=dict)
+    """How often each kind has struck."""
 
 
 async def run_fleet(options: FleetOptions, stopping: asyncio.Event, report: Callable[[Progress], None]) -> Progress:
     """Run the fleet until `options.seconds` are over or `stopping` is set; give its last state.
 
     Then no more samples are taken, and outstanding acknowledgements are waited for. The ledger is written
-    at the start, every two seconds and at the end, whatever ends it. Raises OSError where it cannot be written
-    at the start or the end.
+    at the start, every two seconds and at the end, whatever ends it. Raises FleetError, and OSError where the ledger
+    cannot be written at the start or the end.
     """
     loop = asyncio.get_running_loop()
-    _allow_open_files(options.sensors + 64)
-    links = _make_links(options)
+    _allow_open_files(options)
+    seed = int.from_bytes(os.urandom(6), "big") if options.seed is None else options.seed
+    struck: Counter[str] = Counter()
+    links = _make_links(options, seed, struck)
     started = loop.time()
-    stand = _Stand(links, started)
+    stand = _Stand(links, started, seed, struck)
     _write_ledger(options.ledger, links)
     spread_s = max(options.interval_ms / 1000, options.sensors / CONNECTS_PER_S)
     try:
         async with asyncio.TaskGroup() as group:
             background = [
-                group.create_task(
-                    link.keep_connected(options.host, options.port, spread_s * index / len(links)),
-                    name=link.sensor.name,
-                )
+                group.create_task(link.keep_connected(spread_s * index / len(links)), name=link.sensor.name)
                 for index, link in enumerate(links)
             ]
             background.append(group.create_task(_report(stand, report), name="report"))
             background.append(group.create_task(_keep_ledger(options.ledger, links), name="ledger"))
+            for link in links:
+                link.expect_faults(started, options.time_scale)
             await _sample(links, options, stopping)
+            for link in links:
+                link.settle()
             await _drain(links)
             for task in background:
                 task.cancel()
             await asyncio.gather(*(link.disconnect() for link in links))
     finally:
         for link in links:
-            link.cut()
+            link.close()
         _write_ledger(options.ledger, links)
-    return stand.progress(loop.time())
+    return stand.summary(loop.time())
 
 
-def _make_links(options: FleetOptions) -> list[SensorLink]:
-    seed = int.from_bytes(os.urandom(8), "big") if options.seed is None else options.seed
+def _make_links(options: FleetOptions, seed: int, struck: Counter[str]) -> list[SensorLink]:
+    gateways: list[Address] = [(options.host, options.port)]
+    if options.roam is not None:
+        gateways.append(options.roam)
     rng = random.Random(seed)
     links = []
     for number in range(1, options.sensors + 1):
-        own = random.Random(rng.getrandbits(64))
-        boot = f"1-{own.getrandbits(32):08x}"
-        links.append(SensorLink(MqttSensor(f"m{number:03d}", boot, options.secret), own))
+        name = f"m{number:03d}"
+        traits = traits_of(seed, name, options.rates)
+        sensor = MqttSensor(name, boot_of(seed, name, 1), options.secret, traits, seed)
+        faults = faults_of(seed, name, options.rates, can_roam=len(gateways) > 1)
+        links.append(SensorLink(sensor, gateways, seed, faults, struck, rng))
     return links
 
 
@@ -253,7 +170,7 @@ async def _sample(links: Sequence[SensorLink], options: FleetOptions, stopping: 
 async def _drain(links: Sequence[SensorLink]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S_MAX):
-            while any(link.sensor.waiting for link in links):  # noqa: ASYNC110 - once, at the end
+            while any(link.sensor.waiting or link.sensor.unfinished for link in links):  # noqa: ASYNC110 - once, at the end
                 await asyncio.sleep(0.05)
 
 
@@ -264,61 +181,92 @@ async def _report(stand: "_Stand", report: Callable[[Progress], None]) -> None:
 
 
 async def _keep_ledger(path: Path | None, links: Sequence[SensorLink]) -> None:
+    loop = asyncio.get_running_loop()
+    took_s = 0.0
     while True:
-        await asyncio.sleep(LEDGER_INTERVAL_S)
+        await asyncio.sleep(max(LEDGER_INTERVAL_S, LEDGER_SHARE * took_s))
+        began_s = loop.time()
         # The sensors go on; the write at the end says so if the trouble lasts.
         with contextlib.suppress(OSError):
             _write_ledger(path, links)
+        took_s = loop.time() - began_s
 
 
 def _write_ledger(path: Path | None, links: Sequence[SensorLink]) -> None:
-    """Write one JSON line for each sensor, to a file beside and renamed, so that a reader sees whole ones."""
-    if path is None:
-        return
-    beside = path.with_name(f"{path.name}.new")
-    with beside.open("w", encoding="utf-8") as file:
-        for link in links:
-            file.write(json.dumps(link.sensor.ledger(), separators=(",", ":")) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    if path is not None:
+        write_ledger(path, _boots(links))
+
+
+def _boots(links: Sequence[SensorLink]) -> Iterator[BootLedger]:
+    return (boot for link in links for boot in link.sensor.boots)
 
 
 class _Stand:
     """Sums up the fleet, and remembers when it last did so."""
 
-    def __init__(self, links: Sequence[SensorLink], started: float) -> None:
+    def __init__(self, links: Sequence[SensorLink], started: float, seed: int, struck: Counter[str]) -> None:
         self._links = links
         self._started = started
+        self._seed = seed
+        self._struck = struck
         self._last = started
         self._last_acknowledged = 0
+        self._last_sent = 0
+
+    def summary(self, now: float) -> Progress:
+        """Sum up the whole run: the rates are averages."""
+        self._last, self._last_acknowledged, self._last_sent = self._started, 0, 0
+        return self.progress(now)
 
     def progress(self, now: float) -> Progress:
+        """Sum up what there is now: the rates are those since the last time."""
+        sums: Counter[str] = Counter()
+        for boot in _boots(self._links):
+            sums["taken"] += boot.taken
+            sums["sent"] += boot.sent
+            sums["acknowledged"] += boot.acknowledged.count
+            sums["handed_over"] += boot.handed_over.count
+            sums["dropped"] += boot.dropped.count
+            sums["reported"] += boot.reported.count
+            sums["vanished"] += boot.vanished.count
         sensors = [link.sensor for link in self._links]
-        acknowledged = sum(sensor.acknowledged.count for sensor in sensors)
-        rate = (acknowledged - self._last_acknowledged) / max(now - self._last, 0.001)
-        self._last, self._last_acknowledged = now, acknowledged
+        passed_s = max(now - self._last, 0.001)
+        acknowledged_per_s = (sums["acknowledged"] - self._last_acknowledged) / passed_s
+        sent_per_s = (sums["sent"] - self._last_sent) / passed_s
+        self._last, self._last_acknowledged, self._last_sent = now, sums["acknowledged"], sums["sent"]
         return Progress(
             seconds=round(now - self._started, 1),
             sensors=len(sensors),
             connected=sum(sensor.accepted for sensor in sensors),
-            taken=sum(sensor.taken for sensor in sensors),
-            sent=sum(sensor.sent for sensor in sensors),
-            acknowledged=acknowledged,
-            dropped=sum(sensor.dropped.count for sensor in sensors),
+            **sums,
             waiting=sum(sensor.waiting for sensor in sensors),
-            acknowledged_per_s=round(rate, 1),
+            sent_per_s=round(sent_per_s, 1),
+            acknowledged_per_s=round(acknowledged_per_s, 1),
+            connections=sum(link.connections for link in self._links),
             reconnects=sum(max(link.connections - 1, 0) for link in self._links),
+            duplicates=sum(sensor.duplicates for sensor in sensors),
+            seed=self._seed,
             last_error=next(
                 (link.last_error for link in self._links if link.last_error and not link.sensor.accepted), None
             ),
+            faults=dict(self._struck),
         )
 
 
-def _allow_open_files(needed: int) -> None:
-    """Raise the soft limit of open files, mostly 1024, as far as this fleet needs and the hard limit allows."""
+def _allow_open_files(options: FleetOptions) -> None:
+    """Raise the soft limit of open files, mostly 1024, as far as this fleet needs and the hard limit allows.
+
+    Raises FleetError where the hard limit does not even allow a connection for each sensor.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    least = options.sensors + SPARE_FILES
+    # A sensor that vanishes leaves a connection behind, which stays open for a while.
+    wanted = 2 * options.sensors + SPARE_FILES
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise FleetError(
+            f"{options.sensors} sensors need {least} open files, and this process may have {hard}: raise the hard "
+            f"limit (`ulimit -Hn`), or use --sensors {max(hard - SPARE_FILES, 1)} and several fleets"
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

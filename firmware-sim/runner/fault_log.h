@@ -1,0 +1,16 @@
+/* What was done to the board and when: a file of JSON lines, appended to. */
+#ifndef FAULT_LOG_H
+#define FAULT_LOG_H
+
+#include <stdbool.h>
+
+/* Without a call of this nothing is written. False, with errno, when the file cannot be opened. */
+bool fault_log_open(const char *path);
+
+/* `{"time_us":1700000000000000,"fault":"power-cycle 50"}`, on disk at once; the words must need no escape in JSON. */
+void fault_log(const char *words);
+
+/* The same for a command that changes nothing because it is wrong: `{"time_us":1700000000000000,"refused":"noise 2"}`. */
+void fault_log_refused(const char *command);
+
+#endif

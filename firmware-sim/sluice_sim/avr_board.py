@@ -1,0 +1,212 @@
+"""One simulated board: the process that runs it, its files, and the commands that are given to it."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sluice_sim.avr_faults import COMMANDS, Build
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+BUILD: Final = PROJECT / "build" / "firmware"
+FIRMWARES: Final[dict[Build, Path]] = {"serial": BUILD / "sensor-serial.elf", "mqtt": BUILD / "sensor-mqtt.elf"}
+FIRMWARE: Final = FIRMWARES["serial"]
+RUNNER: Final = BUILD / "avr-runner"
+
+_START_SECONDS_MAX: Final = 10.0
+_STOP_SECONDS_MAX: Final = 5.0
+_OBEY_SECONDS_MAX: Final = 5.0
+
+
+class SimulationError(Exception):
+    """The firmware could not be built, or a board not be started or told something; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How a board is built and what is wrong with it from the start."""
+
+    modem: bool = False
+    """An ESP-AT module at the chip's UART, as the MQTT build needs it, and no serial port."""
+    noise: float = 0.0
+    """Share of the bytes with one flipped bit, each way."""
+    ppm: float = 0.0
+    """By how many parts in a million the oscillator is too fast."""
+    auto_reset: bool = False
+    """Opening the port resets the chip."""
+
+
+_PLAIN_WIRING: Final = Wiring()
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """One simulated board that is switched on. Its files outlive it: the same board starts again from them."""
+
+    device: str
+    link: Path
+    """Symbolic link to the serial port, to be opened as a USB adapter's would be. Gone when the board is off, or
+    unplugged. A board with a modem has none."""
+    eeprom: Path
+    ledger: Path
+    """JSON lines, one for each boot: what the firmware took, sent, saw acknowledged and dropped, and its stack."""
+    process: subprocess.Popen[bytes]
+
+    @property
+    def samples(self) -> Path:
+        """Every sample: `boot,sequence,centi_celsius`."""
+        return self.ledger.with_suffix(".samples")
+
+    def port(self) -> Path | None:
+        """Give the link under which the adapter is plugged in now; none while it is unplugged."""
+        replugged = self.link.parent.glob(f"{self.link.name}@*")
+        return next((link for link in (self.link, *replugged) if link.is_symlink()), None)
+
+    def do(self, command: str) -> None:
+        """Give the board a command (`COMMANDS`) and wait until it is carried out. Raises SimulationError."""
+        give_command(self.ledger.with_suffix(""), command)
+
+    def faults(self) -> list[dict[str, Any]]:
+        """What was done to the board: `time_us` since 1970, and `fault`."""
+        return read_faults(self.ledger.with_suffix(".faults"))
+
+
+def board_command(
+    directory: Path, device: str, seed: int = 0, firmware: Path = FIRMWARE, wiring: Wiring = _PLAIN_WIRING
+) -> tuple[str, ...]:
+    """The command that runs one board: in `directory` tty-NAME (its port) and NAME with a suffix for each file.
+
+    The files are .eeprom, .ledger, .samples, .faults (what was done to the board) and .control (a pipe for commands).
+    `seed` chooses the temperatures, and the bytes that noise hits. The process ends by itself when its parent is gone.
+    """
+    at_uart = ("--modem",) if wiring.modem else ("--link", str(directory / f"tty-{device}"))
+    files = (
+        argument
+        for name in ("eeprom", "ledger", "samples", "control", "faults")
+        for argument in (f"--{name}", str(directory / f"{device}.{name}"))
+    )
+    return (
+        str(RUNNER),
+        "--with-parent",
+        *at_uart,
+        *files,
+        *("--seed", str(seed), "--noise", str(wiring.noise), "--ppm", str(wiring.ppm)),
+        *(("--auto-reset",) if wiring.auto_reset and not wiring.modem else ()),
+        str(firmware),
+    )
+
+
+def start_board(
+    directory: Path, device: str, seed: int = 0, firmware: Path = FIRMWARE, wiring: Wiring = _PLAIN_WIRING
+) -> Board:
+    """Switch a board on, by `board_command`, and wait for its serial port. Raises SimulationError.
+
+    The firmware has to be built and the EEPROM provisioned; without an image the board starts with an erased one.
+    """
+    link, control = directory / f"tty-{device}", directory / f"{device}.control"
+    # A link that a killed runner left behind may by now lead to somebody else's terminal.
+    for left_behind in (link, control, *directory.glob(f"{link.name}@*")):
+        left_behind.unlink(missing_ok=True)
+    process = subprocess.Popen(
+        board_command(directory, device, seed, firmware, wiring),
+        stdin=subprocess.DEVNULL,
+        # A terminal's Ctrl-C is for us to pass on: the boards go when the gateway has answered.
+        start_new_session=True,
+    )
+    board = Board(device, link, directory / f"{device}.eeprom", directory / f"{device}.ledger", process)
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while not control.exists():
+        if process.poll() is not None:
+            raise SimulationError(
+                f"board {device} ended at once (exit code {process.returncode}); its message is above"
+            )
+        if time.monotonic() > deadline:
+            stop_boards([board])
+            raise SimulationError(f"board {device} was not ready within {_START_SECONDS_MAX:.0f} s")
+        time.sleep(0.01)
+    return board
+
+
+def inhibit_sampling(boards: Iterable[Board]) -> None:
+    """Set each board's jumper that stops sampling, so that what is outstanding can still be acknowledged."""
+    for board in boards:
+        board.process.send_signal(signal.SIGUSR1)
+
+
+def stop_boards(boards: Sequence[Board]) -> None:
+    """Switch boards off, without telling their firmware: as pulling the plug. EEPROM and ledger are written."""
+    for board in boards:
+        board.process.terminate()
+    for board in boards:
+        try:
+            board.process.wait(_STOP_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            board.process.kill()
+            board.process.wait()
+            board.link.unlink(missing_ok=True)
+
+
+def give_command(board: Path, command: str) -> None:
+    """Give a running board a command and wait until it is carried out.
+
+    `board` is its folder and its name, `DIR/s1`. Raises SimulationError, in words, where there is no such board or no
+    such command, or where the board refused it.
+    """
+    words = " ".join(command.split())
+    name = words.split(" ")[0]
+    if name not in COMMANDS:
+        raise SimulationError(f"there is no fault {name!r}; there are: {', '.join(COMMANDS)}")
+    log = board.with_name(f"{board.name}.faults")
+    done_before = len(_read_log(log))
+    _write_to_pipe(board, words)
+    deadline = time.monotonic() + _OBEY_SECONDS_MAX
+    while True:
+        for entry in _read_log(log)[done_before:]:
+            if entry.get("fault") == words:
+                return
+            if entry.get("refused") == words:
+                raise SimulationError(f"board {board.name} refused {words!r} and did nothing; it is: {_usage(name)}")
+        if time.monotonic() > deadline:
+            raise SimulationError(f"board {board.name} did not do {words!r} within {_OBEY_SECONDS_MAX:.0f} s")
+        time.sleep(0.005)
+
+
+def _usage(name: str) -> str:
+    command = COMMANDS[name]
+    return f"{name} {command.arguments}".strip() + f" (boards of the {' or '.join(command.builds)} build)"
+
+
+def _write_to_pipe(board: Path, command: str) -> None:
+    control = board.with_name(f"{board.name}.control")
+    try:
+        pipe = os.open(control, os.O_WRONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise SimulationError(
+            f"no board runs as {board}: there is no {control}. Start boards with `sluice-sim avr --dir {board.parent}`"
+        ) from None
+    except OSError as error:
+        # A pipe whose reader was killed stays, but cannot be opened.
+        why = "the board that made it was killed" if error.errno == errno.ENXIO else error.strerror
+        raise SimulationError(f"cannot give a command through {control}: {why}") from None
+    try:
+        os.write(pipe, f"{command}\n".encode())
+    finally:
+        os.close(pipe)
+
+
+def read_faults(path: Path) -> list[dict[str, Any]]:
+    """Read from a board's .faults file what was done to it; empty where there is no file."""
+    return [entry for entry in _read_log(path) if "fault" in entry]
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    # A line that is just being written is left out.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line[-1] == "\n"]

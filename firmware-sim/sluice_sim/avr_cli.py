@@ -1,0 +1,146 @@
+"""The commands `sluice-sim avr` and `sluice-sim fault`."""
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from sluice_sim.avr import AvrOptions, main_avr
+from sluice_sim.avr_board import SimulationError, give_command
+from sluice_sim.avr_faults import COMMANDS, FAULTS_PER_MINUTE, Build, FaultRate, parse_fault_rate
+from sluice_sim.provision import CLOCK_MS_MAX, PORT_MAX, SAMPLE_INTERVAL_MS_MAX, SAMPLE_INTERVAL_MS_MIN, Network
+
+BOARDS_MAX = 200
+
+
+def _parse_broker(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= PORT_MAX:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT, for example 127.0.0.1:1883")
+    return host.strip("[]"), int(port)
+
+
+def _parse_faults(_context: click.Context, _parameter: click.Parameter, text: str | None) -> FaultRate | None:
+    try:
+        return None if text is None else parse_fault_rate(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.option("--count", "--sensors", "count", default=4, show_default=True, type=click.IntRange(1, BOARDS_MAX))
+@click.option(
+    "--dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where each board's port (tty-NAME), EEPROM image, ledger and other files are; what is there is used again.",
+)
+@click.option(
+    "--build",
+    default="serial",
+    show_default=True,
+    type=click.Choice(["serial", "mqtt"]),
+    help="The firmware: frames on a serial port, or MQTT through a simulated ESP-AT modem.",
+)
+@click.option(
+    "--broker",
+    default="127.0.0.1:1883",
+    show_default=True,
+    metavar="HOST:PORT",
+    callback=_parse_broker,
+    help="Where the MQTT build finds the gateway's listener.",
+)
+@click.option(
+    "--user-secret",
+    default="",
+    envvar="SLUICE_SIM_USER_SECRET",
+    show_envvar=True,
+    help="Every MQTT sensor's password; its user name is its device name.",
+)
+@click.option(
+    "--interval-ms",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(SAMPLE_INTERVAL_MS_MIN, SAMPLE_INTERVAL_MS_MAX),
+    help="Time between two samples of one sensor.",
+)
+@click.option(
+    "--seconds",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="How long the boards run; 0 means until SIGTERM or Ctrl-C.",
+)
+@click.option("--seed", default=0, show_default=True, type=int, help="Chooses temperatures, and what noise hits.")
+@click.option(
+    "--faults",
+    metavar="SEED[:PER_MINUTE]",
+    callback=_parse_faults,
+    help=f"Faults on a schedule that SEED decides, {FAULTS_PER_MINUTE:g} a minute for each board if nothing is said.",
+)
+@click.option(
+    "--noise", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Share of bytes with a wrong bit."
+)
+@click.option(
+    "--ppm",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(-100_000, 100_000),
+    help="By how much the boards' oscillators are too fast.",
+)
+@click.option("--auto-reset", is_flag=True, help="Opening a board's port resets it, as an Arduino.")
+@click.option(
+    "--clock-start",
+    "clock_start_ms",
+    metavar="MS",
+    type=click.IntRange(0, CLOCK_MS_MAX),
+    help="What the boards' millisecond counters start at: 4294957296 is 10 s before the wrap.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines: the boards, each fault, the summary.")
+def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int, **others: Any) -> None:
+    """Run 8-bit sensors s1, s2, ...: the real firmware on simulated ATmega328Ps.
+
+    Builds the firmware if need be. The gateway opens DIR/tty-s1 and so on as it would open USB adapters: set
+    serial.ports = ["DIR/tty-*"] in gateway.toml. With --build mqtt the boards dial the gateway's MQTT listener instead.
+    A board starts again with the boot counter of its EEPROM. For each board DIR has NAME.ledger (what its firmware
+    knows of its samples), NAME.samples (every value) and NAME.faults (what was done to it, and when).
+    """
+    host, port = others["broker"]
+    options = AvrOptions(
+        build=cast("Build", others["build"]),
+        network=Network(host, port, secret=others["user_secret"]),
+        noise=others["noise"],
+        ppm=others["ppm"],
+        auto_reset=others["auto_reset"],
+        clock_start_ms=others["clock_start_ms"],
+        faults=others["faults"],
+        as_json=others["as_json"],
+    )
+    try:
+        code = main_avr(count, directory, interval_ms, seconds, seed, options)
+    except (SimulationError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"cannot use {directory}: {error.strerror or error}") from None
+    sys.exit(code)
+
+
+class _FaultCommand(click.Command):
+    """Lists the faults in the help text, from where the schedule and the check have them."""
+
+    def format_epilog(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Faults"):
+            formatter.write_dl([(f"{name} {one.arguments}".strip(), one.meaning) for name, one in COMMANDS.items()])
+
+
+@click.command(cls=_FaultCommand, context_settings={"ignore_unknown_options": True})
+@click.argument("board", type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, required=True, metavar="FAULT...")
+def fault(board: Path, words: tuple[str, ...]) -> None:
+    """Do something to a board that `sluice-sim avr` runs: `sluice-sim fault DIR/s1 reset`."""
+    try:
+        give_command(board, " ".join(words))
+    except SimulationError as error:
+        raise click.ClickException(str(error)) from None

@@ -1,0 +1,158 @@
+"""What can be done to a simulated board: the commands its runner obeys, and a schedule of them from a seed. No I/O."""
+
+import heapq
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Build = Literal["serial", "mqtt"]
+"""The firmware's two builds: frames on a serial port, or MQTT through a modem."""
+
+FAULTS_PER_MINUTE: Final = 4.0
+FIRST_FAULT_S_MIN: Final = 2.0
+"""A board gets to say hello before the first fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the runner (control.c), as a person may give it."""
+
+    arguments: str
+    meaning: str
+    builds: tuple[Build, ...] = ("serial", "mqtt")
+
+
+COMMANDS: Final = {
+    "reset": Command("", "pull the reset pin"),
+    "power-cycle": Command("[MS]", "off, and on after 50 ms or so long; the modem too"),
+    "brown-out": Command("[MS]", "the supply fails for 5 ms or so long"),
+    "brown-out-in-write": Command(
+        "[MS [BYTES]]", "off and on, and a brown-out while the boot is counted in EEPROM, after 2 or so many bytes"
+    ),
+    "unplug": Command("[in-frame]", "take the serial adapter out, or wait with it for a frame's middle", ("serial",)),
+    "plug": Command("[same]", "plug it in again, under another link, or under the first one", ("serial",)),
+    "noise": Command("SHARE", "of so many of the bytes (0 to 1) one bit is flipped, each way"),
+    "overrun": Command("BYTES", "so many of the next bytes from the chip are lost"),
+    "baud": Command("BAUD|auto", "the other end's speed, whatever it sets; auto: what it sets"),
+    "ppm": Command("PPM", "the oscillator is so much too fast"),
+    "auto-reset": Command("on|off", "whether opening the port resets the chip, as an Arduino's DTR does", ("serial",)),
+    "inhibit": Command("on|off", "the jumper that stops sampling"),
+    "erase-eeprom": Command("[counter]", "a chip erase, or as if the chip was provisioned again after it"),
+    "wifi": Command("on|off", "the access point goes out of reach, or comes back", ("mqtt",)),
+    "modem-reset": Command("", "the modem alone starts anew", ("mqtt",)),
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    """A command, its board and its time in seconds after the start."""
+
+    at_s: float
+    device: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultRate:
+    """A schedule: its seed, and how often a board is hit."""
+
+    seed: str
+    per_minute: float = FAULTS_PER_MINUTE
+
+
+def parse_fault_rate(text: str) -> FaultRate:
+    """Read `SEED` or `SEED:PER_MINUTE`. Raises ValueError."""
+    seed, colon, rate = text.partition(":")
+    try:
+        per_minute = float(rate) if colon else FAULTS_PER_MINUTE
+    except ValueError:
+        per_minute = 0.0
+    if not seed or not 0 < per_minute <= 600:
+        raise ValueError(
+            f"{text!r} is no schedule of faults: write a seed, or SEED:PER_MINUTE with a rate above 0, up to 600"
+        )
+    return FaultRate(seed, per_minute)
+
+
+def schedule(
+    rate: FaultRate, devices: Sequence[str], build: Build, *, noise: float = 0.0, ppm: float = 0.0
+) -> Iterator[Fault]:
+    """Give the faults of all boards in their order, without end: the same for the same arguments.
+
+    A board's faults depend on seed and device alone, not on the other boards. What begins also ends (`unplug`, `plug`)
+    before the board's next one; `noise` and `ppm` are what then holds again. Faults that no check could notice are not
+    among them: an MQTT build has no checksum on its UART, so that noise would change values without a trace.
+    """
+    return heapq.merge(*(_faults_of(rate, device, build, noise, ppm) for device in devices))
+
+
+def _faults_of(rate: FaultRate, device: str, build: Build, noise: float, ppm: float) -> Iterator[Fault]:
+    draw = random.Random(f"{rate.seed} {device}")
+    kinds = (*_EVERY_BOARD, *(_SERIAL if build == "serial" else _MQTT))
+    at_s = FIRST_FAULT_S_MIN
+    while True:
+        at_s += draw.expovariate(rate.per_minute / 60)
+        begin, lasts_s, end = draw.choice(kinds)(draw)
+        yield Fault(round(at_s, 3), device, begin)
+        if end:
+            at_s += lasts_s
+            yield Fault(round(at_s, 3), device, end.format(noise=noise, ppm=ppm))
+
+
+_Kind = Callable[[random.Random], tuple[str, float, str]]
+"""Draws what begins, how many seconds it lasts, and what ends it ("" where nothing has to)."""
+
+
+def _once(command: str) -> _Kind:
+    return lambda _draw: (command, 0.0, "")
+
+
+def _power(command: str, most_ms: int) -> _Kind:
+    return lambda draw: (f"{command} {draw.randint(1, most_ms)}", 0.0, "")
+
+
+def _brown_out_in_write(draw: random.Random) -> tuple[str, float, str]:
+    # A boot changes a byte of the counter and mostly all four of the CRC.
+    return f"brown-out-in-write {draw.randint(1, 100)} {draw.randint(0, 3)}", 0.0, ""
+
+
+def _oscillator(draw: random.Random) -> tuple[str, float, str]:
+    # What an RC oscillator is wrong by.
+    return f"ppm {draw.randint(-10_000, 10_000)}", draw.uniform(5, 30), "ppm {ppm:g}"
+
+
+def _unplug(draw: random.Random) -> tuple[str, float, str]:
+    return draw.choice(("unplug", "unplug in-frame")), draw.uniform(0.2, 5), draw.choice(("plug", "plug same"))
+
+
+def _noise(draw: random.Random) -> tuple[str, float, str]:
+    return f"noise {10 ** draw.uniform(-3, -1):.6f}", draw.uniform(2, 10), "noise {noise:g}"
+
+
+def _baud(draw: random.Random) -> tuple[str, float, str]:
+    return f"baud {draw.choice((9600, 19200, 57600, 115200))}", draw.uniform(1, 5), "baud auto"
+
+
+def _wifi(draw: random.Random) -> tuple[str, float, str]:
+    return "wifi off", draw.uniform(1, 15), "wifi on"
+
+
+_EVERY_BOARD: Final[tuple[_Kind, ...]] = (
+    _once("reset"),
+    _power("power-cycle", 1000),
+    _power("brown-out", 100),
+    _brown_out_in_write,
+    _oscillator,
+    _once("erase-eeprom counter"),
+)
+_SERIAL: Final[tuple[_Kind, ...]] = (
+    _unplug,
+    _unplug,
+    _noise,
+    _noise,
+    lambda draw: (f"overrun {draw.randint(1, 300)}", 0.0, ""),
+    _baud,
+    lambda draw: ("auto-reset on", draw.uniform(1, 20), "auto-reset off"),
+)
+_MQTT: Final[tuple[_Kind, ...]] = (_wifi, _wifi, _once("modem-reset"))

@@ -1,0 +1,256 @@
+"""What `sluice check` looks at of `[serial]`: are the ports there, may they be opened, and who else wants them.
+
+It works without a network and changes nothing. No port is opened for it, which would reset an Arduino.
+"""
+
+import glob
+import os
+import stat
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.check import Finding, Remark
+from gateway.modbus_registers import requests
+from gateway.processes import has_open, running, this_user
+from gateway.serial_ports import ALL, LOOK_ALIKES, USB_PORTS, how_to_be_let_in, names_of, ports_of
+from gateway.serial_rivals import (
+    MODEM_MANAGER,
+    Adapter,
+    Holder,
+    adapters,
+    brltty_words,
+    holders,
+    is_console,
+    is_spared_by_modem_manager,
+    login_words,
+    modem_manager_words,
+    who_words,
+)
+from gateway.settings import SerialModbusSettings, SerialSettings
+
+PORTS_TOLD_MAX: Final = 12
+ANSWER_S: Final = 0.01
+"""What a Modbus unit may take to begin its answer; many take less, some ten times as much."""
+_PORTS = "serial.ports"
+_CANNOT_ACKNOWLEDGE = (
+    "its readings cannot be acknowledged, so that what comes while nothing can be stored is lost, and counted"
+)
+_LINKS = ("/dev/serial/by-id", "/dev/serial/by-path")
+"""Names that udev makes for USB adapters, the first by what they are, the second by where they are plugged in."""
+_REQUEST_CHARACTERS = 8
+_ANSWER_CHARACTERS = 5
+"""Beside its data (unit, function, byte count, CRC). A silence of 3.5 characters stands between two frames (MODBUS over
+Serial Line V1.02, section 2.5.1.1)."""
+_SILENCE_CHARACTERS = 3.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """What was found on this box, once for all ports."""
+
+    adapters: Collection[Adapter]
+    held: Mapping[str, Collection[Holder]]
+    """By real path, without the gateway that runs with this buffer."""
+
+
+def check_serial(settings: SerialSettings, buffer: Path) -> Iterator[Finding]:
+    """Look at what the sections name; `buffer` tells the gateway that runs already. Each finding as it is made."""
+    sections = [(f"serial.text[{index}].port", text.port) for index, text in enumerate(settings.text)]
+    sections += [(f"serial.modbus[{index}].port", line.port) for index, line in enumerate(settings.modbus)]
+    patterns = [*settings.ports, *(port for _, port in sections)]
+    if not patterns:
+        yield _remark(_PORTS, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
+        return
+    ports = {path for pattern in patterns for path in _real_ports(pattern)}
+    lock = buffer.with_name(buffer.name + ".lock")
+    held = {
+        port: others
+        for port, found in holders(ports).items()
+        if (others := [holder for holder in found if not has_open(holder.process, lock)])
+    }
+    box = _Box(adapters(), held)
+    named: dict[str, str] = {}
+    for subject, pattern in sections:
+        yield from _one_port(subject, pattern, named, box)
+    for pattern in settings.ports:
+        yield from _many_ports(pattern, named, box)
+    yield from _rivals(patterns, ports, box)
+    yield from _look_alikes(patterns, box)
+    for index, line in enumerate(settings.modbus):
+        yield from _poll_load(f"serial.modbus[{index}]", line)
+
+
+def _wrong(subject: str, words: str) -> Finding:
+    return Finding(subject, ok=False, words=words)
+
+
+def _remark(subject: str, words: str) -> Remark:
+    return Remark(subject, ok=True, words=words)
+
+
+# -- ports ----------------------------------------------------------------------------------------
+
+
+def _one_port(subject: str, pattern: str, named: dict[str, str], box: _Box) -> Iterator[Finding]:
+    """The port of one sensor that is not ours, or of a Modbus line; `named` grows by it."""
+    ports = ports_of(pattern)
+    if not ports:
+        yield _missing(subject, pattern)
+    elif len(ports) > 1:
+        yield _wrong(subject, f"{pattern} means {len(ports)} ports now ({', '.join(ports)}): write one; {LOOK_ALIKES}")
+    for path, name in ports.items():
+        other = named.setdefault(path, subject)
+        if other != subject:
+            yield _wrong(subject, f"{name} is the port of {other} too, and a port has one reader; write another")
+        elif len(ports) == 1:
+            found = _port(subject, name, path, box)
+            yield found if not found.ok else Finding(subject, ok=True, words=f"{found.words}; {_CANNOT_ACKNOWLEDGE}")
+            yield from _may_swap(subject, name, path, box)
+
+
+def _may_swap(subject: str, name: str, path: str, box: _Box) -> Iterator[Finding]:
+    """Adapters are numbered as they come: where the name is the only tell, readings would come under a wrong device."""
+    if name == path and len(box.adapters) > 1 and any(adapter.port == path for adapter in box.adapters):
+        link = next((link for link in _links_to(path) if not _is_ambiguous(link, path, box)), None)
+        instead = f"write {link}" if link else "write its name in /dev/serial/by-path"
+        yield _remark(
+            subject,
+            f"{name} may be another adapter after a restart, and its readings come under the wrong device then: "
+            f"{instead}",
+        )
+
+
+def _links_to(path: str) -> list[str]:
+    return [
+        link
+        for folder in _LINKS
+        for link in sorted(glob.glob(f"{folder}/*"))  # noqa: PTH207 - names as the settings have them
+        if os.path.realpath(link) == path
+    ]
+
+
+def _is_ambiguous(link: str, path: str, box: _Box) -> bool:
+    """Whether a link goes by what an adapter is, and another one looks the same."""
+    return link.startswith(_LINKS[0]) and path in _ports_that_look_alike(box)
+
+
+def _many_ports(pattern: str, named: Mapping[str, str], box: _Box) -> Iterator[Finding]:
+    """A path, a glob or `all` of `serial.ports`; what another section names is not of it."""
+    names = names_of(pattern)
+    if not names:
+        yield _missing(_PORTS, pattern)
+    for name in names:
+        path = os.path.realpath(name)
+        if path not in named:
+            yield _port(_PORTS, name, path, box)
+
+
+def _missing(subject: str, pattern: str) -> Finding:
+    """A name that is not there is a mistake, a pattern that finds nothing may wait."""
+    if pattern == ALL:
+        return _remark(subject, "no USB adapter is plugged in now; it may come later")
+    if glob.escape(pattern) == pattern:
+        return _wrong(subject, f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
+    return _remark(subject, f"nothing is called {pattern} now; it may come later; {_ports_here()}")
+
+
+def _port(subject: str, name: str, path: str, box: _Box) -> Finding:
+    try:
+        found = os.stat(name)  # noqa: PTH116 - a name of glob's
+    except OSError as error:
+        return _wrong(subject, f"{name} cannot be looked at: {error.strerror}; plug it in anew, or leave it out")
+    if not stat.S_ISCHR(found.st_mode):
+        return _wrong(subject, f"{name} is no serial port; leave it out, or write what matches ports only")
+    if is_console(path):
+        return _wrong(subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}")
+    if path in box.held:
+        return _wrong(subject, f"{name}: {who_words(box.held[path], path)}")
+    if not os.access(name, os.R_OK | os.W_OK):
+        return _wrong(subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}")
+    return Finding(subject, ok=True, words=f"{name} may be opened by {this_user()}")
+
+
+def _real_ports(pattern: str) -> set[str]:
+    return {os.path.realpath(name) for name in names_of(pattern)}
+
+
+def _ports_here() -> str:
+    from serial.tools.list_ports import comports  # noqa: PLC0415 - only where there are serial lines
+
+    found = sorted(port.device for port in comports())
+    told = ", ".join(found[:PORTS_TOLD_MAX]) + (", ..." if len(found) > PORTS_TOLD_MAX else "")
+    return f"here now: {told}" if found else "there is none here now"
+
+
+# -- who else wants them --------------------------------------------------------------------------
+
+
+def _rivals(patterns: Collection[str], ports: Collection[str], box: _Box) -> Iterator[Finding]:
+    """Programs that take USB adapters as these are plugged in, whoever has them now."""
+    if not any(map(_means_usb, patterns)):
+        return
+    manager = running(MODEM_MANAGER)
+    mine = [each for each in box.adapters if each.port in ports]
+    if manager is not None and not mine:
+        yield _remark("serial", f"ModemManager runs: {modem_manager_words('')}")
+    elif manager is not None:
+        one_of_each = {
+            (each.vendor, each.product): each.port for each in mine if not is_spared_by_modem_manager(each.port)
+        }
+        for port in one_of_each.values():
+            yield _remark("serial", f"ModemManager runs, and may take {port}: {modem_manager_words(port)}")
+    brltty = brltty_words()
+    if brltty is not None:
+        yield _remark("serial", brltty)
+
+
+def _means_usb(pattern: str) -> bool:
+    beginnings = (*(usb.removesuffix("*") for usb in USB_PORTS), *_LINKS)
+    return pattern == ALL or pattern.startswith(beginnings)
+
+
+def _look_alikes(patterns: Collection[str], box: _Box) -> Iterator[Finding]:
+    """Adapters that by-id cannot tell apart, where it is to."""
+    alike = _ports_that_look_alike(box)
+    if alike and any(pattern.startswith(_LINKS[0]) for pattern in patterns):
+        yield _remark(
+            "serial",
+            f"{', '.join(sorted(alike))} look alike, and {_LINKS[0]} shows one of them, now this and now that: "
+            f"{LOOK_ALIKES}; sensors with our frames say their names, and need none for their port: write "
+            'ports = ["all"]',
+        )
+
+
+def _ports_that_look_alike(box: _Box) -> list[str]:
+    """Ports of adapters of one make that have no serial number (CH340, PL2303), or all the same (some CP2102)."""
+    # One with several ports is one adapter, and its ports have names of their own.
+    makes = {(each.vendor, each.product, each.serial_number, each.socket) for each in box.adapters}
+    counts = Counter(make[:-1] for make in makes)
+    return [each.port for each in box.adapters if counts[each.vendor, each.product, each.serial_number] > 1]
+
+
+# -- Modbus ---------------------------------------------------------------------------------------
+
+
+def _poll_load(subject: str, line: SerialModbusSettings) -> Iterator[Finding]:
+    """Whether there is time enough on a line for what its units are to be asked."""
+    share = sum(
+        sum(_request_s(line, request.data_bytes) for request in requests(unit.registers)) / unit.interval_s
+        for unit in line.units
+    )
+    if share > 1:
+        yield _remark(
+            subject,
+            f"asking its units as often as interval_s says takes some {share:.1f} s of each second, so that they are "
+            "asked less often: raise interval_s or baud, name registers that lie side by side, or give some units a "
+            "line of their own",
+        )
+
+
+def _request_s(line: SerialModbusSettings, data_bytes: int) -> float:
+    bits = 9 + (line.parity != "none") + line.stop_bits
+    characters = _REQUEST_CHARACTERS + _ANSWER_CHARACTERS + data_bytes + 2 * _SILENCE_CHARACTERS
+    return characters * bits / line.baud + ANSWER_S

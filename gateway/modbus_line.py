@@ -1,0 +1,442 @@
+"""One line of Modbus RTU: asks its units for their registers in turn, and hands over what they answer.
+
+Requests and their check come from pymodbus, its client does not: that takes an answer which comes late, to a request
+that was given up, for the answer to the next one. RTU numbers neither. Here every answer that can come is to what was
+asked last: a request that found no answer is asked again before the unit is asked anything else, and answers to earlier
+attempts that may still come are shut out by a fence: a request of which the answer has another length than all others.
+
+Sections are those of "MODBUS over Serial Line, Specification and Implementation Guide V1.02", or, with "protocol", of
+"MODBUS Application Protocol Specification V1.1b3".
+"""
+
+import asyncio
+import contextlib
+import os
+import termios
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+from pymodbus.framer import FramerRTU
+from pymodbus.pdu import DecodePDU, ModbusPDU
+from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
+from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
+
+from gateway.modbus_registers import Request, decode, fence, halves, payload, requests
+from gateway.reading import Intake, Reading
+from gateway.serial_ports import close_port, open_port
+from gateway.settings import ModbusUnit, SerialModbusSettings
+
+if TYPE_CHECKING:
+    import serial
+
+SILENT_TURNS_MAX = 3
+"""Turns in a row without any answer, after which a unit counts as gone: noise must not make it come and go."""
+IGNORED_TURNS_MAX = 2
+"""Turns in a row in which one request finds no answer, before the unit's others go first: some units do not refuse
+addresses that they have not, but say nothing."""
+PAUSE_S_MAX = 60.0
+"""The longest pause between two attempts at a unit that is gone, or its interval where that is longer."""
+LATE_S_MAX = 5.0
+"""How long after it was given up a request may still be answered."""
+BUSY_PAUSE_S = 0.2
+
+_RECEIVED_BYTES_MAX = 1_024
+"""What is kept of what came since a request: its echo, a late answer of another unit, noise, and the answer."""
+_READ_BYTES_MAX = 4_096
+_NOT_IN_TIME = frozenset((5, 6))
+_WRONG_REGISTER = frozenset((2, 3))
+_DEVICE_FAILURE = 4
+_NOT_REACHED = frozenset((10, 11))
+_EXCEPTIONS = {
+    1: "illegal function: it has no such table",
+    2: "illegal data address: it has no such register",
+    3: "illegal data value: it does not take this request",
+    4: "device failure",
+    5: "acknowledged, but it needs longer",
+    6: "busy",
+    7: "negative acknowledge: it cannot do this",
+    8: "memory parity error",
+    10: "gateway path unavailable",
+    11: "gateway target failed to respond",
+}
+"""Exception codes in words (protocol, section 7)."""
+_REQUESTS: dict[str, type[ModbusPDU]] = {
+    "coil": ReadCoilsRequest,
+    "discrete": ReadDiscreteInputsRequest,
+    "holding": ReadHoldingRegistersRequest,
+    "input": ReadInputRegistersRequest,
+}
+_FRAMER = FramerRTU(DecodePDU(is_server=False))
+
+log = structlog.get_logger()
+
+
+class Answer(NamedTuple):
+    """What a unit says to a request: data, or a refusal."""
+
+    data: bytes
+    exception: int = 0
+    """Its exception code; 0 where it gives data."""
+
+
+class _Unit:
+    """One unit's turns: what it is asked, when, and what came of it."""
+
+    def __init__(self, settings: ModbusUnit, topic: str, due_s: float) -> None:
+        self.settings = settings
+        self.device: str = settings.device
+        self.topic = topic.replace("{device}", settings.device).replace("{stream}", settings.stream)
+        self.plan = list(requests(settings.registers))
+        self.due_s = due_s
+        self.answers = False
+        self.silent_turns = 0
+        self.fault: str | None = None
+        """What went wrong last in its last turn."""
+        self.turn_fault: str | None = None
+        self.faults: Counter[str] = Counter()
+        """What went wrong since the last report."""
+        self.ignored: Counter[Request] = Counter()
+        """Turns in a row in which a request found no answer."""
+        self.refusals: Counter[Request] = Counter()
+        """Turns in a row in which a request was refused."""
+        self.asked: Request | None = None
+        """What it was asked last."""
+        self.owing_until_s = 0.0
+        """Until when it may still answer an earlier attempt at that."""
+        self.resting_until_s = 0.0
+        """Until when it is asked nothing, for that reason."""
+
+    def note(self, fault: str) -> None:
+        self.turn_fault = fault
+        self.faults[fault] += 1
+
+    def postpone(self, request: Request) -> None:
+        """Begin the next turn with a request that is not through; or end it with one that never finds an answer."""
+        at = self.plan.index(request)
+        if self.ignored[request] >= IGNORED_TURNS_MAX:
+            at += 1
+        self.plan = self.plan[at:] + self.plan[:at]
+
+    def split(self, request: Request, exception: int) -> tuple[Request, ...]:
+        """Ask in parts, from now on, for what is refused as a whole; the parts, none where that would not help."""
+        self.refusals[request] += 1
+        # Some units say "device failure" of a register that they have not; others while they start.
+        lasting = exception == _DEVICE_FAILURE and self.refusals[request] >= IGNORED_TURNS_MAX
+        parts = halves(request) if lasting or exception in _WRONG_REGISTER else ()
+        if parts:
+            at = self.plan.index(request)
+            self.plan[at : at + 1] = parts
+        return parts
+
+    def schedule(self, now_s: float) -> None:
+        """Set when it is asked next: in step with its interval, later and later once it is gone."""
+        interval_s = self.settings.interval_s
+        if self.silent_turns >= SILENT_TURNS_MAX:
+            pause_s = interval_s * 2.0 ** min(self.silent_turns - SILENT_TURNS_MAX + 1, 30)
+            self.due_s = now_s + min(pause_s, max(PAUSE_S_MAX, interval_s))
+        else:
+            # Turns that the line had no time for are left out, not made up for.
+            self.due_s = max(self.due_s + interval_s, now_s)
+        self.due_s = max(self.due_s, self.resting_until_s)
+
+
+class ModbusLine:
+    """An open line, from `open` to `close`.
+
+    `topic` is `serial.topic`, with `{device}` and `{stream}`; `now_us` gives CLOCK_BOOTTIME in microseconds.
+    """
+
+    device: None = None
+
+    def __init__(
+        self, port: str, settings: SerialModbusSettings, topic: str, intake: Intake, now_us: Callable[[], int]
+    ) -> None:
+        self.name = port
+        self.closed = False
+        self._settings = settings
+        self._intake = intake
+        self._now_us = now_us
+        self._loop = asyncio.get_running_loop()
+        # Whoever had the port before may have asked, and the answer be under way.
+        begin_s = self._loop.time() + min(settings.timeout_s, LATE_S_MAX)
+        self._units = [_Unit(unit, topic, begin_s) for unit in settings.units]
+        # A start bit, eight of data, parity where there is one, stop bits (section 2.5.1).
+        self._character_s = (9 + (settings.parity != "none") + settings.stop_bits) / settings.baud
+        # Between two frames; above 19200 baud it is fixed (section 2.5.1.1).
+        self._silence_s = 3.5 * self._character_s if settings.baud <= 19_200 else 0.001_75
+        self._port: serial.Serial | None = None
+        self._fd = -1
+        self._received = b""
+        self._arrived = asyncio.Event()
+        # When the last byte was on the line, ours or another's.
+        self._active_s = self._loop.time()
+        self._poll_task: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the port and begin to poll. Raises OSError, ValueError or termios.error."""
+        settings = self._settings
+        # In a thread: a driver may wait for its adapter, and the other lines should not.
+        port = await asyncio.to_thread(
+            open_port, self.name, settings.baud, parity=settings.parity, stop_bits=settings.stop_bits
+        )
+        self._port = port
+        self._fd = port.fileno()
+        self._loop.add_reader(self._fd, self._read)
+        self._poll_task = self._loop.create_task(self._poll(), name=f"modbus {self.name}")
+        self._poll_task.add_done_callback(self._ended)
+
+    def close(self, reason: str = "") -> None:
+        """Give the port back; `reason` is what it ended by, where we did not choose to."""
+        if self.closed:
+            return
+        self.closed = True
+        self.report_faults()
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+        if self._port is not None:
+            self._loop.remove_reader(self._fd)
+            close_port(self._port)
+        if reason:
+            log.warning(
+                "serial port closed; it is opened again when it is back",
+                port=self.name,
+                devices=[unit.device for unit in self._units],
+                reason=reason,
+            )
+
+    def state(self) -> dict[str, object]:
+        """What `sluice status` tells of its units, by device."""
+        return {
+            unit.device: {"unit": unit.settings.unit, "answers": unit.answers, "fault": unit.fault}
+            for unit in self._units
+        }
+
+    def report_faults(self) -> None:
+        """Log what units did not answer, or not well, since the last report."""
+        faults = {unit.device: dict(unit.faults) for unit in self._units if unit.faults}
+        for unit in self._units:
+            unit.faults.clear()
+        if faults:
+            log.warning(
+                "modbus units could not be read as configured: where there is no answer, check their power, A and B, "
+                "baud, parity and unit number; where damaged, termination and cable; where refused, the registers in "
+                "their manual",
+                port=self.name,
+                faults=faults,
+            )
+
+    async def _poll(self) -> None:
+        """Ask each unit when it is due, the one that is due for longest first, until cancelled or the port fails."""
+        try:
+            while True:
+                unit = min(self._units, key=lambda each: each.due_s)
+                await asyncio.sleep(unit.due_s - self._loop.time())
+                await self._turn(unit)
+                unit.schedule(self._loop.time())
+        except termios.error as error:
+            self.close(f"writing failed: {os.strerror(error.args[0])}")
+        except OSError as error:
+            self.close(f"writing failed: {error.strerror}")
+
+    def _ended(self, poll_task: asyncio.Task[None]) -> None:
+        if not poll_task.cancelled() and (defect := poll_task.exception()) is not None:
+            # The event loop reports it; the port is opened anew.
+            self.close("polling failed")
+            raise defect
+
+    async def _turn(self, unit: _Unit) -> None:
+        """Ask a unit for all of its registers, and hand over those that it gives."""
+        if self._intake.holding:
+            self._intake.lost(unit.device, "cannot-wait")
+            return
+        unit.turn_fault = None
+        if self._loop.time() > unit.due_s + unit.settings.interval_s:
+            unit.note("asked late: the line is too slow for all intervals, or waits for units that do not answer")
+        values: dict[str, str] = {}
+        received_us = 0
+        answered = False
+        pending = list(unit.plan)
+        while pending:
+            request = pending.pop(0)
+            answer = await self._ask(unit, request)
+            if answer is None:
+                unit.postpone(request)
+                break
+            answered = True
+            self._answered(unit, request)
+            if not answer.exception:
+                values |= decode(request, answer.data)
+                received_us = self._now_us()
+                unit.refusals.pop(request, None)
+            else:
+                # One of its registers may not be there: that must not cost the others.
+                pending[:0] = unit.split(request, answer.exception)
+        unit.fault = unit.turn_fault
+        if not answered:
+            self._silent(unit)
+        if values:
+            self._take(unit, values, received_us)
+
+    async def _ask(self, unit: _Unit, request: Request) -> Answer | None:
+        """What a unit answers to a request, asked again where needed; None where nothing came of it."""
+        if unit.asked != request and not await self._fenced(unit):
+            unit.resting_until_s = unit.owing_until_s
+            return None
+        unit.asked = request
+        frame = _frame(unit.settings.unit, request)
+        answer = None
+        for _attempt in range(1 if unit.ignored[request] >= IGNORED_TURNS_MAX else 1 + self._settings.retries):
+            if answer is not None:
+                await asyncio.sleep(BUSY_PAUSE_S)
+            answer = await self._exchange(unit, frame, request)
+            if answer is None:
+                unit.owing_until_s = self._loop.time() + LATE_S_MAX
+                continue
+            if answer.exception:
+                words = _EXCEPTIONS.get(answer.exception, "refused for a reason of its own")
+                unit.note(f"{request}: {words} (exception {answer.exception})")
+            if answer.exception not in _NOT_IN_TIME:
+                break
+        if answer is None or answer.exception in _NOT_REACHED:
+            unit.ignored[request] += 1
+            return None
+        return answer
+
+    async def _fenced(self, unit: _Unit) -> bool:
+        """Make sure that a unit answers nothing any more that it was asked before; False where it may."""
+        if unit.asked is None or self._loop.time() >= unit.owing_until_s:
+            return True
+        between = fence(unit.asked, unit.plan)
+        if between is not None:
+            answer = await self._exchange(unit, _frame(unit.settings.unit, between), between)
+            # A unit that says "busy" may be at work on what it was asked before.
+            if answer is not None and answer.exception not in _NOT_IN_TIME | _NOT_REACHED:
+                unit.owing_until_s = 0.0
+                return True
+        # The answer to the fence may be late itself: only time helps.
+        unit.owing_until_s = self._loop.time() + LATE_S_MAX
+        return False
+
+    async def _exchange(self, unit: _Unit, frame: bytes, request: Request) -> Answer | None:
+        """Send a request and wait for its answer. Raises OSError or termios.error where the port fails."""
+        if not await self._line_is_silent():
+            unit.note("the line is never silent: something else sends on it")
+            return None
+        termios.tcflush(self._fd, termios.TCIFLUSH)
+        self._received = b""
+        try:
+            written = os.write(self._fd, frame)
+        except BlockingIOError:
+            written = 0
+        if written < len(frame):
+            termios.tcflush(self._fd, termios.TCOFLUSH)
+            unit.note("the adapter takes no output")
+            return None
+        self._active_s = self._loop.time() + len(frame) * self._character_s
+        # What the answer itself takes comes on top, and so that of its echo.
+        answer_s = (len(frame) + 5 + request.data_bytes) * self._character_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._active_s + self._settings.timeout_s + answer_s):
+                while (answer := find_answer(self._received, frame, request)) is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                return answer
+        heard = self._received.removeprefix(frame)
+        unit.note(f"{request}: " + ("its answer was damaged" if heard else "no answer"))
+        return None
+
+    async def _line_is_silent(self) -> bool:
+        """Wait until nobody has sent for as long as separates two frames; False where that does not come."""
+        give_up_s = self._loop.time() + self._silence_s + self._settings.timeout_s
+        while (wait_s := self._active_s + self._silence_s - self._loop.time()) > 0:
+            if self._loop.time() > give_up_s:
+                return False
+            await asyncio.sleep(wait_s)
+        return True
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, _READ_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(f"reading failed: {error.strerror}")
+            return
+        if not data:
+            self.close("it hung up")
+            return
+        self._active_s = max(self._active_s, self._loop.time())
+        room = _RECEIVED_BYTES_MAX - len(self._received)
+        if room > 0:
+            self._received += data[:room]
+            self._arrived.set()
+
+    def _take(self, unit: _Unit, values: dict[str, str], received_us: int) -> None:
+        reading = Reading(unit.topic, self.name, payload(unit.settings.registers, values), received_us)
+        self._intake.take([reading], lambda stored: None if stored else self._intake.lost(unit.device, "cannot-wait"))
+
+    def _answered(self, unit: _Unit, request: Request) -> None:
+        unit.silent_turns = 0
+        unit.ignored.pop(request, None)
+        if unit.answers:
+            return
+        unit.answers = True
+        log.info("modbus unit answers", port=self.name, unit=unit.settings.unit, device=unit.device)
+        self._intake.event(
+            "device-appeared",
+            unit.device,
+            source="modbus",
+            port=self.name,
+            unit=unit.settings.unit,
+            acknowledges=False,
+        )
+
+    def _silent(self, unit: _Unit) -> None:
+        unit.silent_turns += 1
+        if unit.silent_turns != SILENT_TURNS_MAX:
+            return
+        log.warning(
+            "modbus unit does not answer; it is asked less often until it does",
+            port=self.name,
+            unit=unit.settings.unit,
+            device=unit.device,
+            fault=unit.fault,
+        )
+        if unit.answers:
+            unit.answers = False
+            self._intake.event(
+                "device-died", unit.device, source="modbus", port=self.name, unit=unit.settings.unit, cause=unit.fault
+            )
+
+
+def find_answer(received: bytes, asked: bytes, request: Request) -> Answer | None:
+    """The answer to a request in what came after it; None where it is not there, or not whole, or damaged.
+
+    `asked` is the request's frame. What else stands in `received` is passed over: the frame's echo by an adapter that
+    hears itself, the noise of a line that turns around, a late answer of another unit.
+    """
+    before, echo, after = received.partition(asked)
+    heard = after if echo else before
+    unit, function = asked[0], asked[1]
+    # The answer's first bytes are known, and so is its length (protocol, sections 6.1 to 6.4 and 7).
+    beginnings = (
+        (bytes((unit, function, request.data_bytes)), 5 + request.data_bytes),
+        (bytes((unit, function | 0x80)), 5),
+    )
+    for beginning, length in beginnings:
+        at = heard.find(beginning)
+        while 0 <= at <= len(heard) - length:
+            frame = heard[at : at + length]
+            # Some requests begin as an answer, check and all (unit 4, holding 688); in part of an echo it is none.
+            if frame != asked[:length] and FramerRTU.check_CRC(frame[:-2], int.from_bytes(frame[-2:], "big")):
+                return Answer(frame[3:-2]) if length > 5 else Answer(b"", frame[2])
+            at = heard.find(beginning, at + 1)
+    return None
+
+
+def _frame(unit: int, request: Request) -> bytes:
+    message = _REQUESTS[request.table](dev_id=unit, address=request.address, count=request.count)
+    frame: bytes = _FRAMER.buildFrame(message)
+    return frame

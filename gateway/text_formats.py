@@ -1,0 +1,379 @@
+"""Lines of sensors that write text, made into JSON objects: pairs, CSV, JSON lines and NMEA 0183.
+
+Pure functions. Digits are kept as they came, and nothing is guessed: a value that can be read in two ways stays a
+text, and a line that can makes no reading.
+"""
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import xor
+from typing import Final, NamedTuple, NoReturn
+
+import msgspec
+
+from gateway.settings import SerialTextSettings
+
+LineReader = Callable[[bytes], bytes | None]
+"""Makes a line, without its end, into a payload: a JSON object in UTF-8. None says that it is no reading, and no loss
+either. Takes any bytes; raises LineError."""
+NUMBER_CHARACTERS_MAX = 64
+"""A longer number is kept as a text: readers of JSON, the cloud's tables among them, refuse such numbers."""
+QUANTITY_CHARACTERS_MAX = 128
+"""A longer value is a text, without being looked into."""
+NAME_WORDS_MAX = 4
+"""Words that a name in front of a colon may have."""
+SENTENCE_MEMBER: Final = "sentence"
+"""The member of an NMEA reading that says which sentence it was."""
+
+_DELIMITERS: Final = {",": ",", ";": ";", "tab": "\t", "space": " "}
+_NUMBER_PATTERN = r"([+-]?) *(?:([0-9]+)(?:[.]([0-9]*))?|[.]([0-9]+))([eE][+-]?[0-9]{1,3})?"
+_NUMBER: Final = re.compile(_NUMBER_PATTERN)
+_COMMA_NUMBER: Final = re.compile(r"([+-]? *[0-9]*),([0-9]+)")
+# Degree signs go by many codes: a character display's (223) and code page 437's (248) are ß and ø in Latin-1.
+_UNIT_SIGNS = "%‰°º˚*ßøµμΩ"
+_QUANTITY: Final = re.compile(
+    rf"{_NUMBER_PATTERN}(?:(\s*)((?:deg(?:rees)?\s+|%\s*)?[^\W\d_{_UNIT_SIGNS}][^\s\d,;|()]*[23]?"
+    rf"|[{_UNIT_SIGNS}]\s?[^\s\d,;|()]*[23]?))?[\s,;|/()]*"
+)
+# What may be glued to a number, for `id=12ab` is not 12. A, C and F only to a fraction: `3F` may be hexadecimal.
+_GLUED_UNIT: Final = re.compile(
+    r"[numckhMG]?(?:V|A|VA|W|Wh|Hz|Ohm|Pa|bar|g|m|s|l|L|J|N)|[CFK]|deg[CF]|RH|psi|in|ft|t|lb|oz|ppm|ppb|lx|lux|lm|dBm?"
+    r"|min|h|rpm|m/s|km/h|kn|kt|mph|[um]?g/m3|m3(?:/h)?|[lL]/(?:min|h)|pH|NTU|[um]S/cm"
+)
+_TEMPERATURE_UNIT: Final = re.compile(rf"(?:[{_UNIT_SIGNS}]|deg(?:rees)?)?\s*([CFK])")
+_UNIT_GROUP: Final = 7
+"""Of a quantity's groups: five are the number's, then comes the space between."""
+_HEXADECIMAL_UNITS: Final = frozenset("ACF")
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_TOKENS: Final = {
+    separator: re.compile(
+        rf'(?P<quoted>(?<![^\s,;|{separator}])"[^"]*")|(?P<separator>{separator})|(?P<gap>[\s,;|]+)'
+        rf'|(?P<word>[^\s,;|{separator}"]+|")'
+    )
+    for separator in "=:"
+}
+_EDGES: Final = " \t\xa0,;|"
+_HEX_DIGITS: Final = re.compile(rb"[0-9A-Fa-f]{2}")
+_TAG_BLOCK: Final = re.compile(rb"\\[^\\]*\\")
+
+
+_Members = Sequence[tuple[str, str]]
+"""Names, and values that are JSON already."""
+
+
+class LineError(ValueError):
+    """A line that cannot be read; `reason` is short, for counters and the quarantine."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Name(NamedTuple):
+    """A name that a line holds, and where it stands; its value begins behind the separator."""
+
+    text: str
+    start: int
+    value_start: int
+
+
+def line_reader(settings: SerialTextSettings) -> LineReader:
+    """What reads a sensor's lines."""
+    match settings.format:
+        case "key=value":
+            return lambda line: _read_pairs(line, "=")
+        case "key:value":
+            return lambda line: _read_pairs(line, ":")
+        case "csv":
+            return _csv_reader(settings.columns, _DELIMITERS[settings.delimiter])
+        case "json":
+            return _read_json
+        case "nmea":
+            return _nmea_reader(settings.sentences)
+
+
+def proves_itself(settings: SerialTextSettings) -> bool:
+    """Whether a line of this format that was cut off in front can never be read as a whole one."""
+    return settings.format in {"json", "nmea"}
+
+
+def json_value(text: str, *, decimal_comma: bool = False) -> str:
+    """A value as JSON: a number, with or without a unit behind it, with its own digits; null if empty; else a string.
+
+    A unit is left out. Of one temperature in several units (`21.50 °C 70.70 °F`) the first number counts.
+    `decimal_comma`: a comma in a number is its decimal point.
+    """
+    if not text:
+        return "null"
+    if len(text) <= QUANTITY_CHARACTERS_MAX:
+        number = _quantity(_COMMA_NUMBER.sub(r"\1.\2", text, count=1) if decimal_comma else text)
+        if number is not None:
+            return number
+    return _json_string(text)
+
+
+def nmea_checksum(content: bytes) -> int:
+    """Exclusive or of all bytes between `$` or `!` and `*` (NMEA 0183 and IEC 61162-1: the checksum field)."""
+    return reduce(xor, content, 0)
+
+
+def _text(line: bytes) -> str:
+    """Most sensors write ASCII or UTF-8; what others write beyond ASCII is nearly always a degree sign, in Latin-1."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        text = line.decode("latin-1")
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    # At the wrong baud rate lines are full of these.
+    if _CONTROLS.search(text):
+        raise LineError("not-text")
+    return text
+
+
+def _read_pairs(line: bytes, separator: str) -> bytes:
+    members = _pairs(_text(line), separator)
+    if not members:
+        raise LineError("no-pairs")
+    names = {name for name, _ in members}
+    if len(names) < len(members):
+        raise LineError("repeated-name")
+    # Noise has letters of Latin-1 in plenty, sensors have none in names: noise must not make up new metrics.
+    if not all(name.isascii() for name in names) and not _is_utf8(line):
+        raise LineError("not-text")
+    return _object(members)
+
+
+def _pairs(text: str, separator: str) -> _Members:
+    """Every name with what stands between its separator and the next name; what stands before the first is left out."""
+    tokens = list(_TOKENS[separator].finditer(text))
+    names: list[_Name] = []
+    for index, token in enumerate(tokens):
+        if token.lastgroup == "separator" and (name := _name_before(tokens, index, text, names)) is not None:
+            names.append(name)
+    ends = [*(name.start for name in names[1:]), len(text)]
+    return [
+        (name.text, json_value(_unquoted(text[name.value_start : end].strip(_EDGES))))
+        for name, end in zip(names, ends, strict=False)
+    ]
+
+
+def _name_before(tokens: Sequence[re.Match[str]], index: int, text: str, names: Sequence[_Name]) -> _Name | None:
+    """The name that the separator at `index` ends; None where it is part of a value."""
+    separator = tokens[index]
+    glued_in_front = index > 0 and tokens[index - 1].lastgroup == "word"
+    at = index - 1 if glued_in_front or index == 0 else index - 2
+    if at < 0 or tokens[at].lastgroup != "word" or text[tokens[at].end() : separator.start()].strip():
+        return None
+    # In `time=a=b` and `mac:a4:c1` only the first separator ends a name.
+    if at > 0 and tokens[at - 1].lastgroup == "separator":
+        return None
+    if separator[0] == "=":
+        start = tokens[at - 2 if _needs_another(tokens, at) else at].start()
+        return _Name(text[start : tokens[at].end()], start, separator.end())
+    if glued_in_front and index + 1 < len(tokens) and tokens[index + 1].lastgroup != "gap":
+        # `Time: 10:32:05`, `MAC: a4:c1:38:00:11:22`: a name that waits for its value has it here. And a bare `10:32`.
+        waiting = at > 1 and bool(names) and names[-1].value_start == tokens[at - 2].end()
+        if waiting or not _has_letter(tokens[at][0]):
+            return None
+    start = _first_word(tokens, at)
+    return _Name(text[start : tokens[at].end()], start, separator.end())
+
+
+def _first_word(tokens: Sequence[re.Match[str]], last: int) -> int:
+    """Where the name begins whose last word is `last`: `Heat index` where it cannot be taken for a unit and a name.
+
+    That is at the beginning of the line, and behind a comma, semicolon, tab or two spaces. Elsewhere a name is one
+    word, or two where the last says nothing alone (`Channel 2`, `Humidity (rel)`).
+    """
+    first = last
+    for _ in range(NAME_WORDS_MAX):
+        if first == 0 or (tokens[first - 1].lastgroup == "gap" and (first == 1 or tokens[first - 1][0] != " ")):
+            return tokens[first].start()
+        if not _is_word_before(tokens, first):
+            break
+        first -= 2
+    return tokens[last - 2 if _needs_another(tokens, last) else last].start()
+
+
+def _is_word_before(tokens: Sequence[re.Match[str]], at: int) -> bool:
+    """Whether a name may go on to the left, over a space."""
+    return at > 1 and tokens[at - 1][0] == " " and tokens[at - 2].lastgroup == "word" and tokens[at - 2][0][0].isalpha()
+
+
+def _needs_another(tokens: Sequence[re.Match[str]], last: int) -> bool:
+    word = tokens[last][0]
+    return (
+        (not _has_letter(word) or word[0] in "([")
+        and _is_word_before(tokens, last)
+        and _GLUED_UNIT.fullmatch(tokens[last - 2][0]) is None
+    )
+
+
+def _has_letter(word: str) -> bool:
+    return any(character.isalpha() for character in word)
+
+
+def _unquoted(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' and '"' not in value[1:-1] else value
+
+
+def _csv_reader(columns: Sequence[str], delimiter: str) -> LineReader:
+    heading = [column.casefold() for column in columns]
+    # Where a comma stands between values it cannot stand in a number.
+    decimal_comma = delimiter != ","
+
+    def read(line: bytes) -> bytes | None:
+        values = _csv_values(_text(line), delimiter)
+        if len(values) == len(columns) + 1 and not values[-1]:
+            # Many sensors end each value with the delimiter, the last one too.
+            values.pop()
+        if len(values) != len(columns):
+            raise LineError("column-count")
+        if all(not name or name == value.casefold() for name, value in zip(heading, values, strict=True)):
+            return None
+        return _object(
+            [
+                (name, json_value(value, decimal_comma=decimal_comma))
+                for name, value in zip(columns, values, strict=True)
+                if name
+            ]
+        )
+
+    return read
+
+
+def _csv_values(text: str, delimiter: str) -> list[str]:
+    try:
+        # RFC 4180, with spaces around values.
+        (values,) = csv.reader([text], delimiter=delimiter, strict=True, skipinitialspace=delimiter != " ")
+    except csv.Error as error:
+        raise LineError("csv-quote") from error
+    values = [value.strip() for value in values]
+    # Spaces align columns: several in a row hold no empty values between them.
+    return [value for value in values if value] if delimiter == " " else values
+
+
+def _read_json(line: bytes) -> bytes:
+    """One JSON object (RFC 8259), byte for byte."""
+    try:
+        # As text, or the library would guess at UTF-16 and UTF-32. Numbers are not converted, for they may be long.
+        members = json.loads(
+            line.decode(),
+            object_pairs_hook=_distinct,
+            parse_int=str,
+            parse_float=str,
+            parse_constant=_no_json,
+        )
+    except LineError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise LineError("not-json") from error
+    if not isinstance(members, dict):
+        raise LineError("json-not-object")
+    return line
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise LineError("repeated-name")
+    return members
+
+
+def _no_json(constant: str) -> NoReturn:
+    """NaN and the infinities, which Python's reader would take."""
+    raise ValueError(constant)
+
+
+def _nmea_reader(sentences: dict[str, tuple[str, ...]]) -> LineReader:
+    def read(line: bytes) -> bytes | None:
+        # Since version 4 a block of tags may stand in front, between backslashes: when and where it was received.
+        sentence = _TAG_BLOCK.sub(b"", line, count=1) if line.startswith(b"\\") else line
+        if sentence[:1] not in {b"$", b"!"}:
+            raise LineError("nmea-start")
+        content, star, checksum = sentence[1:].rstrip().partition(b"*")
+        if not star:
+            raise LineError("nmea-without-checksum")
+        if _HEX_DIGITS.fullmatch(checksum) is None or int(checksum, 16) != nmea_checksum(content):
+            raise LineError("nmea-checksum")
+        address, *fields = _text(content).split(",")
+        names: Sequence[str] | None = ()
+        if sentences:
+            # `P` begins a maker's own sentence, which has no talker.
+            names = sentences.get(address, None if address.startswith("P") else sentences.get(address[2:]))
+        if names is None:
+            return None
+        names = names or [str(number) for number in range(1, len(fields) + 1)]
+        fields += [""] * (len(names) - len(fields))
+        members = [(name, _field(value)) for name, value in zip(names, fields, strict=False) if name]
+        return _object([(SENTENCE_MEMBER, _json_string(address)), *members])
+
+    return read
+
+
+def _field(value: str) -> str:
+    """An NMEA field has its unit in a field of its own, and encoded ones are full of what looks like one."""
+    if not value:
+        return "null"
+    number = _NUMBER.fullmatch(value) if len(value) <= NUMBER_CHARACTERS_MAX else None
+    return (_json_number(number) if number is not None else None) or _json_string(value)
+
+
+def _quantity(text: str) -> str | None:
+    """The number, where the text is one, with its unit or without, or one temperature in several units."""
+    found: list[re.Match[str]] = []
+    position = 0
+    while position < len(text):
+        quantity = _QUANTITY.match(text, position)
+        if quantity is None:
+            return None
+        found.append(quantity)
+        position = quantity.end()
+    if not _has_own_unit(found[0]) or (len(found) > 1 and not _is_one_temperature(found)):
+        return None
+    return _json_number(found[0])
+
+
+def _is_one_temperature(found: Sequence[re.Match[str]]) -> bool:
+    """`21.50 °C 70.70 °F` is one value; `0.1 g 0.2 g` and `3.3 V 0.5 A` are several."""
+    units = [_TEMPERATURE_UNIT.fullmatch(quantity[_UNIT_GROUP] or "") for quantity in found]
+    return all(units) and len({unit[1] for unit in units if unit is not None}) == len(found)
+
+
+def _has_own_unit(found: re.Match[str]) -> bool:
+    unit = found[_UNIT_GROUP]
+    if unit is None or found[_UNIT_GROUP - 1] or unit[0] in _UNIT_SIGNS:
+        return True
+    return _GLUED_UNIT.fullmatch(unit) is not None and (unit not in _HEXADECIMAL_UNITS or "." in found[0])
+
+
+def _json_number(found: re.Match[str]) -> str | None:
+    """As JSON writes it (RFC 8259, section 6), with the digits as they came; None where no reader could hold it."""
+    sign, whole, fraction, bare_fraction, exponent = found.groups()[:5]
+    fraction = fraction or bare_fraction
+    number = (
+        sign.strip("+") + ((whole or "").lstrip("0") or "0") + (f".{fraction}" if fraction else "") + (exponent or "")
+    )
+    return number if len(number) <= NUMBER_CHARACTERS_MAX and math.isfinite(float(number)) else None
+
+
+def _json_string(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _object(members: _Members) -> bytes:
+    return ("{" + ",".join(f"{_json_string(name)}:{value}" for name, value in members) + "}").encode()
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

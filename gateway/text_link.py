@@ -1,0 +1,169 @@
+"""The gateway's side of a sensor that writes lines of text, without I/O: bytes and time in, readings out.
+
+Such a sensor cannot be told that its readings arrived, and does not send them again.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.reading import Reading
+from gateway.settings import SerialTextSettings
+from gateway.text_formats import LineError, line_reader, proves_itself
+
+UNREADABLE_INTERVAL_US = 1_000_000
+"""Between two lines that are kept for the quarantine: noise must not fill it, nor wear out the card."""
+UNREADABLE_FIRST = 10
+UNREADABLE_LATER_INTERVAL_US = 60_000_000
+"""The same once so many were kept: they have shown what is wrong, and each is reported over the uplink too."""
+TOO_LONG = "line-too-long"
+
+# Devices end their lines with padding, NULs of breaks on the line, or STX and ETX around them.
+_AROUND_LINES = bytes((*range(9), 11, 12, *range(14, 27), *range(28, 32), 127))
+_BLANK = _AROUND_LINES + b" \t"
+
+
+@dataclass(frozen=True, slots=True)
+class TextReadings:
+    """Readings to be stored, in the order of their lines."""
+
+    readings: tuple[Reading, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A line that is to be kept in the quarantine, as it came."""
+
+    payload: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncollected:
+    """Lines that could not be read either, so soon after one that was kept that they are only counted."""
+
+    reason: str
+    count: int
+
+
+TextEvent = TextReadings | Unreadable | Uncollected
+
+
+class TextLink:
+    """One line from the opening of its port to its closing.
+
+    Holds `line_bytes_max` bytes at the most. All times are CLOCK_BOOTTIME in microseconds. No input raises.
+    """
+
+    __slots__ = (
+        "_device",
+        "_faults",
+        "_joined",
+        "_kept",
+        "_line_bytes_max",
+        "_partial",
+        "_port",
+        "_proves_itself",
+        "_read_line",
+        "_skipping",
+        "_topic",
+        "_unreadable_due_us",
+    )
+
+    def __init__(self, port: str, settings: SerialTextSettings, topic: str) -> None:
+        """`topic` is `serial.topic`: the template with `{device}` and `{stream}`."""
+        self._port = port
+        self._device = settings.device
+        self._topic = topic.replace("{device}", settings.device).replace("{stream}", settings.stream)
+        self._line_bytes_max = settings.line_bytes_max
+        self._read_line = line_reader(settings)
+        self._proves_itself = proves_itself(settings)
+        self._partial = bytearray()
+        self._joined = False
+        self._skipping = False
+        self._kept = 0
+        self._unreadable_due_us = 0
+        self._faults: Counter[str] = Counter()
+
+    @property
+    def device(self) -> str:
+        """Whose readings these are."""
+        return self._device
+
+    @property
+    def faults(self) -> Counter[str]:
+        """How many lines could not be read since the opening, by reason. None of them comes again."""
+        return self._faults.copy()
+
+    def receive(self, data: bytes, now_us: int) -> list[TextEvent]:
+        """Take in the next bytes, split anywhere."""
+        readings: list[Reading] = []
+        unreadable: list[Unreadable] = []
+        uncollected: Counter[str] = Counter()
+        for cut in self._cut(data):
+            try:
+                payload = self._payload(cut)
+            except LineError as error:
+                self._faults[error.reason] += 1
+                if now_us >= self._unreadable_due_us:
+                    self._kept += 1
+                    often = self._kept < UNREADABLE_FIRST
+                    pause_us = UNREADABLE_INTERVAL_US if often else UNREADABLE_LATER_INTERVAL_US
+                    self._unreadable_due_us = now_us + pause_us
+                    unreadable.append(Unreadable(cut.line, error.reason))
+                else:
+                    uncollected[error.reason] += 1
+                continue
+            if payload is not None:
+                readings.append(Reading(self._topic, self._port, payload, now_us))
+        taken: list[TextEvent] = [TextReadings(tuple(readings))] if readings else []
+        return taken + unreadable + [Uncollected(reason, count) for reason, count in uncollected.items()]
+
+    def _payload(self, cut: "_Cut") -> bytes | None:
+        if cut.too_long:
+            raise LineError(TOO_LONG)
+        line = cut.line.strip(_AROUND_LINES)
+        if not cut.first:
+            return self._read_line(line)
+        # We joined in the middle of this one, as far as anybody knows: what is missing in front was never ours.
+        if not self._proves_itself:
+            return None
+        with suppress(LineError):
+            return self._read_line(line)
+        return None
+
+    def _cut(self, data: bytes) -> Iterator["_Cut"]:
+        """The lines that end in these bytes, without blank ones, and the one that becomes too long in them."""
+        *ended, begun = data.replace(b"\r", b"\n").split(b"\n")
+        for piece in ended:
+            yield from self._extend(piece)
+            line = bytes(self._partial)
+            first, self._joined = not self._joined, True
+            self._partial.clear()
+            self._skipping = False
+            if line.strip(_BLANK):
+                yield _Cut(line, first=first)
+        yield from self._extend(begun)
+
+    def _extend(self, piece: bytes) -> Iterator["_Cut"]:
+        if self._skipping:
+            return
+        room = self._line_bytes_max - len(self._partial)
+        self._partial += piece[:room]
+        if len(piece) > room:
+            # Told now rather than at the line's end, so that a line that never ends is seen to be wrong.
+            yield _Cut(bytes(self._partial), too_long=True)
+            self._skipping = True
+            self._partial.clear()
+
+
+class _Cut(NamedTuple):
+    """What was cut out of the stream."""
+
+    line: bytes
+    """Without its end; of one that is too long, its beginning."""
+    first: bool = False
+    """It may have begun before the port was opened."""
+    too_long: bool = False

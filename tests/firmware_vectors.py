@@ -1,0 +1,170 @@
+"""Vectors for the firmware's frames and packets, made in Python; `python -m tests.firmware_vectors` writes the files.
+
+The C code is held against the files (firmware-sim/host/check_vectors.c), and the files against this (the tests).
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from gateway.mqtt_protocol import PINGRESP, ConnectReturnCode, acknowledgements, connack, publish
+from gateway.serial_frames import (
+    GATEWAY_CONTENT_BYTES_MAX,
+    SENSOR_CONTENT_BYTES_MAX,
+    Ack,
+    Data,
+    Hello,
+    HelloRequest,
+    Probe,
+    Reply,
+    encode_frame,
+)
+from tests.firmware_host import VECTORS
+
+U32_MAX: Final = 2**32 - 1
+SENT: Final = (
+    Hello(1, 0xDEADBEEF, 9, 0, 0, "s1", "sluice-avr 0.1.0", ("thermo",)),
+    Hello(U32_MAX, 0, 0xFF, U32_MAX, U32_MAX, "ä" * 16, "f", ("thermo",)),
+    Data(1, 0, 0, 0, 0, b'{"celsius":21.53}'),
+    Data(U32_MAX, U32_MAX, U32_MAX, U32_MAX, 255, bytes(64)),
+    Data(0x01000100, 256, 1, 65536, 0, b""),
+    Reply(U32_MAX, 0, 999),
+)
+RECEIVED: Final = (Ack(1, 0, 0), Ack(U32_MAX, U32_MAX, U32_MAX), Ack(256, 65536, 1 << 31), Probe(0), HelloRequest())
+NAMES: Final = ("s1", "d" * 32)
+
+
+class Sample(NamedTuple):
+    """`lost` samples before this one were dropped."""
+
+    boot: int
+    incarnation: int
+    sequence: int
+    tick_ms: int
+    lost: int
+    hundredths: int
+
+    def payload(self) -> bytes:
+        """JSON, as the gateway is to find it."""
+        text = f'{{"celsius":{self.hundredths / 100:.2f},"boot":"{self.boot}-{self.incarnation:08x}"'
+        text += f',"seq":{self.sequence},"tick":{self.tick_ms}'
+        if self.lost:
+            text += f',"lost":[{self.sequence - self.lost},{self.sequence - 1}]'
+        return f"{text}}}".encode()
+
+
+SAMPLES: Final = (
+    Sample(7, 0x1A2B3C4D, 123, 456789, 0, 2153),
+    Sample(1, 0, 0, 0, 0, -5),
+    Sample(2, 1, 58, 1, 46, 0),
+    Sample(4, 0xFFFFFFFF, 16382, U32_MAX, 1, -32768),
+    Sample(U32_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX, 32767),
+)
+RUN_IDS: Final = 2**14 - 1
+
+
+def frames() -> str:
+    """`sensor CONTENT FRAME` and `gateway CONTENT BYTES`: what the firmware must make, and take or (-) not take."""
+    lines = ["# sensor CONTENT FRAME | gateway CONTENT BYTES; - is nothing. Written by tests/firmware_vectors.py"]
+    lines += [f"sensor {each.to_bytes().hex()} {encode_frame(each).hex()}" for each in SENT]
+    lines += [f"gateway {each.to_bytes().hex()} {encode_frame(each).hex()}" for each in RECEIVED]
+    ack = encode_frame(RECEIVED[2])
+    # Joined in the middle; damaged; cut; two frames without the zero between them; longer than the firmware's room.
+    lines.append(f"gateway {RECEIVED[2].to_bytes().hex()} {(ack[5:] + ack).hex()}")
+    lines += [f"gateway - {damaged.hex()}" for damaged in damages(ack)]
+    lines += [f"gateway - {(ack[:-1] + ack).hex()}", f"gateway - {encode_frame(SENT[0]).hex()}", "gateway - 000000"]
+    assert len(SENT[0].to_bytes()) > GATEWAY_CONTENT_BYTES_MAX
+    assert all(len(each.to_bytes()) <= SENSOR_CONTENT_BYTES_MAX for each in SENT)
+    return "\n".join(lines) + "\n"
+
+
+def damages(frame: bytes) -> Iterator[bytes]:
+    """Every frame with one flipped bit, and cut after each byte; a flipped bit may not make two frames of it."""
+    for bit in range(8 * (len(frame) - 1)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+    for length in range(1, len(frame) - 1):
+        yield frame[:length] + b"\0"
+
+
+def field(data: bytes) -> bytes:
+    return struct.pack("!H", len(data)) + data
+
+
+def connect_packet(name: str, secret: str) -> bytes:
+    """CONNECT as section 3.1 has it, with the will and the session that the firmware asks for."""
+    flags = 0x0C | (0xC0 if secret else 0)
+    body = field(b"MQTT") + bytes((4, flags)) + struct.pack("!H", 30) + field(name.encode())
+    body += field(f"device/{name}/status".encode()) + field(b'{"status":"lost"}')
+    if secret:
+        body += field(name.encode()) + field(secret.encode())
+    return bytes((0x10, *_remaining(len(body)))) + body
+
+
+def _remaining(length: int) -> tuple[int, ...]:
+    return (length,) if length < 128 else (length % 128 | 128, length // 128)
+
+
+def publish_packet(name: str, sample: Sample, *, dup: bool) -> bytes:
+    """PUBLISH; the packet identifier has the boot counter's lowest bits in front."""
+    packet_id = sample.boot % 4 << 14 | sample.sequence % RUN_IDS + 1
+    return publish(f"device/{name}/thermo", sample.payload(), 1, packet_id, dup=dup)
+
+
+def mqtt() -> str:
+    """`connect`, `publish` and `received` lines, as the first of the file says."""
+    lines = [
+        (
+            "# connect PACKET NAME SECRET | publish PACKET NAME BOOT INCARNATION DUP SEQUENCE TICK LOST HUNDREDTHS"
+            " | received BYTES EVENT NUMBER. Written by tests/firmware_vectors.py"
+        )
+    ]
+    for name in NAMES:
+        lines += [
+            f"connect {connect_packet(name, secret).hex()} {name.encode().hex()} {secret.encode().hex() or '-'}"
+            for secret in ("", "Zx81", "s" * 47)
+        ]
+        lines += [
+            f"publish {publish_packet(name, sample, dup=dup).hex()} {name.encode().hex()} {sample.boot}"
+            f" {sample.incarnation} {dup:d} {sample.sequence} {sample.tick_ms} {sample.lost} {sample.hundredths}"
+            for sample in SAMPLES
+            for dup in (False, True)
+        ]
+    lines += [
+        f"received {data.hex()} {event} {number}"
+        for data, event, number in (
+            (connack(ConnectReturnCode.ACCEPTED), "connack", 0),
+            (connack(ConnectReturnCode.ACCEPTED, session_present=True), "connack", 0),
+            (connack(ConnectReturnCode.NOT_AUTHORIZED), "connack", 5),
+            (acknowledgements([1]), "puback", 1),
+            (acknowledgements([1, 65535]), "puback", 65535),
+            (PINGRESP, "pingresp", 0),
+            # Of no interest, but no reason to give the connection up; the second goes on for 256 MB.
+            (publish("x", bytes(300), 0, 0, dup=False), "nothing", 0),
+            (b"\x30\xff\xff\xff\x7f" + bytes(20), "nothing", 0),
+            (publish("x", bytes(300), 0, 0, dup=False) + acknowledgements([258]), "puback", 258),
+            (b"\x30\x00" + PINGRESP, "pingresp", 0),
+            (b"\x30\xff\xff\xff\xff", "malformed", 0),
+            (b"\x20\x02\x02\x00", "malformed", 0),
+            (b"\x20\x03", "malformed", 0),
+            (b"\x40\x00", "malformed", 0),
+            (b"\x41\x02", "malformed", 0),
+            (b"\xd0\x01", "malformed", 0),
+            (b"\x90\x03", "malformed", 0),
+            (b"ready", "malformed", 0),
+            (b"HTTP/1.1 400 Bad Request\r\n", "malformed", 0),
+        )
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path = VECTORS) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "frames.txt").write_text(frames(), encoding="utf-8")
+    (folder / "mqtt.txt").write_text(mqtt(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

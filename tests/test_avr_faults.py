@@ -1,0 +1,140 @@
+"""What is done to simulated boards: the schedule from a seed, and commands with their mistakes in words."""
+
+import itertools
+import os
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sluice_sim.avr_board import PROJECT
+from sluice_sim.avr_faults import COMMANDS, Build, Fault, FaultRate, parse_fault_rate, schedule
+from sluice_sim.cli import main
+
+BUILDS: tuple[Build, ...] = ("serial", "mqtt")
+ENDS = {"unplug": "plug", "noise": "noise", "baud": "baud", "wifi": "wifi", "ppm": "ppm", "auto-reset": "auto-reset"}
+
+
+def first(count: int, build: Build = "serial", seed: str = "7", devices: tuple[str, ...] = ("s1", "s2")) -> list[Fault]:
+    return list(itertools.islice(schedule(FaultRate(seed), devices, build, noise=0.001, ppm=50), count))
+
+
+def name(fault: Fault) -> str:
+    return fault.command.split()[0]
+
+
+# --- Schedule
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_one_seed_gives_one_schedule_and_another_seed_another_one(build: Build) -> None:
+    assert first(500, build) == first(500, build)
+    assert first(500, build) != first(500, build, seed="8")
+    assert first(500, build) == sorted(first(500, build))
+
+
+def test_a_boards_faults_do_not_depend_on_the_other_boards() -> None:
+    together = [fault for fault in first(500) if fault.device == "s1"]
+    assert together == first(len(together), devices=("s1",))
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_every_kind_comes_with_words_that_the_build_knows(build: Build) -> None:
+    seen = {name(fault) for fault in first(2000, build)}
+    assert all(build in COMMANDS[kind].builds for kind in seen)
+    not_scheduled = {"inhibit"} if build == "serial" else {"inhibit", "noise", "overrun", "baud"}
+    assert seen == {kind for kind, command in COMMANDS.items() if build in command.builds} - not_scheduled
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_what_begins_ends_before_the_boards_next_fault(build: Build) -> None:
+    faults = iter(first(2001, build, devices=("s1",))[:-1])
+    for fault in faults:
+        if name(fault) in ENDS:
+            end = next(faults, None)
+            assert end is None or name(end) == ENDS[name(fault)]
+            assert end is None or name(end) != "noise" or end.command == "noise 0.001"
+            assert end is None or name(end) != "ppm" or end.command == "ppm 50"
+
+
+def test_the_rate_is_that_of_beginnings_in_quiet_time() -> None:
+    rate = FaultRate("7", 60.0)
+    faults = list(itertools.islice(schedule(rate, ("s1",), "mqtt"), 4000))
+    quiet_s = sum(
+        later.at_s - earlier.at_s
+        for earlier, later in itertools.pairwise(faults)
+        if earlier.command != "wifi off" and not (name(earlier) == "ppm" and earlier.command != "ppm 0")
+    )
+    beginnings = sum(fault.command not in {"wifi on", "ppm 0"} for fault in faults)
+    assert 0.9 < beginnings / quiet_s < 1.1
+
+
+@pytest.mark.parametrize(("text", "rate"), [("abc", FaultRate("abc")), ("1:0.5", FaultRate("1", 0.5))])
+def test_a_seed_and_its_rate(text: str, rate: FaultRate) -> None:
+    assert parse_fault_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", ":3", "1:", "1:0", "1:-1", "1:x", "1:nan", "1:601"])
+def test_what_is_no_schedule_is_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="SEED:PER_MINUTE"):
+        parse_fault_rate(text)
+
+
+# --- Commands
+
+
+def test_the_runner_has_the_same_commands() -> None:
+    source = (PROJECT / "firmware-sim" / "runner" / "control.c").read_text()
+    known = dict(
+        re.findall(r'^\t\{"([a-z-]+)", .*?(EVERY_BOARD|WITH_PORT|WITH_MODEM)', source, re.MULTILINE | re.DOTALL)
+    )
+    where = {("serial", "mqtt"): "EVERY_BOARD", ("serial",): "WITH_PORT", ("mqtt",): "WITH_MODEM"}
+    assert known == {kind: where[command.builds] for kind, command in COMMANDS.items()}
+
+
+def fault(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["fault", *words])
+    return result.exit_code, result.output
+
+
+def test_a_fault_that_is_none_names_those_there_are(tmp_path: Path) -> None:
+    code, said = fault(str(tmp_path / "s1"), "explode")
+    assert code == 1
+    assert "no fault 'explode'" in said
+    assert all(kind in said for kind in COMMANDS)
+
+
+def test_a_board_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    code, said = fault(str(tmp_path / "s1"), "reset")
+    assert code == 1
+    assert f"sluice-sim avr --dir {tmp_path}" in said
+
+
+def test_a_board_that_was_killed_is_explained(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s1.control")
+    code, said = fault(str(tmp_path / "s1"), "reset")
+    assert code == 1
+    assert "was killed" in said
+
+
+def test_help_says_what_each_fault_does() -> None:
+    code, said = fault("--help")
+    assert code == 0
+    assert all(kind in said for kind in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--broker", "nowhere"), "HOST:PORT"),
+        (("--broker", "host:0"), "HOST:PORT"),
+        (("--faults", "1:fast"), "SEED:PER_MINUTE"),
+        (("--clock-start", "4294967296"), "4294967295"),
+        (("--noise", "2"), "--noise"),
+    ],
+)
+def test_wrong_options_are_refused_in_words(tmp_path: Path, option: tuple[str, str], words: str) -> None:
+    result = CliRunner().invoke(main, ["avr", "--dir", str(tmp_path), *option])
+    assert result.exit_code == 2
+    assert words in result.output

@@ -1,0 +1,605 @@
+"""The simulated board: each fault on the real firmware in simavr, and what the runner writes about it."""
+
+import csv
+import ctypes
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import serial
+
+from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, encode_frame
+from sluice_sim.avr import AvrOptions, build_firmware, main_avr, start_boards
+from sluice_sim.avr_board import PROJECT, RUNNER, Board, SimulationError, Wiring, start_board, stop_boards
+from sluice_sim.avr_faults import FaultRate, schedule
+from sluice_sim.provision import Network, provision
+from tests.mosquitto import Mosquitto
+
+pytestmark = pytest.mark.avr
+
+SOURCES = PROJECT / "firmware-sim" / "runner"
+PATIENCE_S = 20.0
+FAULTS_S = 12.0
+POWER_ON, EXTERNAL, BROWN_OUT = 1, 2, 4
+BOOT_SLOT_B = 16
+
+
+@dataclass
+class Listener:
+    """A gateway's end of the line that acknowledges all it gets."""
+
+    port: serial.Serial
+    decoder: FrameDecoder = field(default_factory=FrameDecoder)
+    hellos: list[Hello] = field(default_factory=list)
+    stored: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    """Payloads by boot and sequence."""
+    samples: dict[int, bytes] = field(default_factory=dict)
+    """Those of the present boot."""
+    ticks: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def hello(self) -> Hello | None:
+        return self.hellos[-1] if self.hellos else None
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"waited in vain; hello {self.hello}, samples {list(self.samples)}"
+            self.read()
+
+    def read(self) -> None:
+        for frame in self.decoder.feed(self.port.read(256)):
+            self._answer(frame)
+
+    def _answer(self, frame: Frame) -> None:
+        if isinstance(frame, Hello):
+            if self.hello is None or (frame.boot, frame.incarnation) != (self.hello.boot, self.hello.incarnation):
+                self.samples, self.ticks = self.stored.setdefault(_boot(frame), {}), {}
+            self.hellos.append(frame)
+            self.port.write(encode_frame(Ack(frame.boot, self._following(frame.oldest), 0)))
+        elif isinstance(frame, Data) and self.hello is not None and frame.boot == self.hello.boot:
+            self.samples[frame.sequence] = frame.payload
+            self.ticks[frame.sequence] = frame.tick_ms
+            self.port.write(encode_frame(Ack(frame.boot, self._following(frame.oldest), 0)))
+        elif isinstance(frame, Data):
+            self.port.write(encode_frame(HelloRequest()))
+
+    def _following(self, oldest: int) -> int:
+        while oldest in self.samples:
+            oldest += 1
+        return oldest
+
+    def until_hello(self) -> Hello:
+        """Wait for another one than there has been."""
+        before = len(self.hellos)
+        self.until(lambda: len(self.hellos) > before)
+        return self.hellos[-1]
+
+    def until_samples(self, count: int) -> None:
+        """Wait for so many more than there are."""
+        wanted = len(self.samples) + count
+        self.until(lambda: len(self.samples) >= wanted)
+
+
+def _boot(hello: Hello) -> str:
+    return f"{hello.boot}-{hello.incarnation:08x}"
+
+
+class Bench:
+    def __init__(self, directory: Path, firmware: Path) -> None:
+        self.directory = directory
+        self.firmware = firmware
+        self.boards: list[Board] = []
+        self.ports: list[serial.Serial] = []
+
+    def on(self, wiring: Wiring | None = None, interval_ms: int = 50, clock_start_ms: int | None = None) -> Board:
+        provision(self.directory / "s1.eeprom", "s1", interval_ms, clock_start_ms=clock_start_ms)
+        board = start_board(self.directory, "s1", 7, self.firmware, wiring or Wiring())
+        self.boards.append(board)
+        return board
+
+    def listen(self, board: Board, baud: int = 38400) -> Listener:
+        port = serial.Serial(str(board.port()), baud, timeout=0.01)
+        self.ports.append(port)
+        return Listener(port)
+
+    def off(self) -> None:
+        for port in self.ports:
+            port.close()
+        stop_boards(self.boards)
+        self.boards.clear()
+
+
+@pytest.fixture(scope="module")
+def firmware() -> Path:
+    return build_firmware("serial")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, firmware: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path, firmware)
+    yield made
+    made.off()
+
+
+def check(board: Board, stored: dict[str, dict[int, bytes]]) -> None:
+    """Hold what the firmware saw acknowledged, and each value, against what the listener has."""
+    with board.samples.open(newline="") as file:
+        taken = {(row["boot"], int(row["sequence"])): int(row["centi_celsius"]) for row in csv.DictReader(file)}
+    for boot in (json.loads(entry) for entry in board.ledger.read_text().splitlines()):
+        name = boot["boot"]
+        acknowledged = {number for first, last in boot["acknowledged"] for number in range(first, last + 1)}
+        assert acknowledged <= set(stored.get(name, {})), f"boot {name}: acknowledged, and not there"
+        for sequence, payload in stored.get(name, {}).items():
+            assert payload == b'{"celsius":%.2f}' % (taken[name, sequence] / 100)
+
+
+def faults(board: Board) -> list[str]:
+    return [str(fault["fault"]) for fault in board.faults()]
+
+
+# --- Resets and power
+
+
+def test_each_kind_of_reset_has_its_cause_and_counts_a_boot(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    causes = {"reset": EXTERNAL, "power-cycle 20": POWER_ON, "brown-out": BROWN_OUT}
+    assert line.until_hello().reset_cause == POWER_ON
+    for boot, (command, cause) in enumerate(causes.items(), start=2):
+        board.do(command)
+        hello = line.until_hello()
+        assert (hello.boot, hello.reset_cause) == (boot, cause)
+    line.until_samples(3)
+    assert faults(board) == list(causes)
+
+
+def test_a_board_that_is_off_says_nothing(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_hello()
+    board.do("power-cycle 3600000")
+    time.sleep(0.1)
+    line.port.reset_input_buffer()
+    time.sleep(0.3)
+    assert line.port.in_waiting == 0
+    board.do("power-cycle 1")
+    assert line.until_hello().boot == 2
+
+
+@pytest.mark.parametrize("written_well", range(4))
+def test_a_brown_out_in_the_middle_of_an_eeprom_write_spoils_one_slot_only(bench: Bench, written_well: int) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    first = line.until_hello()
+    board.do("power-cycle 10")
+    assert line.until_hello().boot == 2, "both slots hold a boot"
+    before = board.eeprom.read_bytes()
+    board.do(f"brown-out-in-write 10 {written_well}")
+    after = line.until_hello()
+    assert (after.boot, after.incarnation, after.reset_cause) == (3, first.incarnation, BROWN_OUT)
+    assert faults(board)[-1] == "brown-out in the middle of an EEPROM write"
+    line.until_samples(1)
+    image = board.eeprom.read_bytes()
+    assert image[BOOT_SLOT_B:] == before[BOOT_SLOT_B:], "boot 2 stood in slot B, and there it stays"
+
+
+def test_an_erased_eeprom_starts_a_new_count_and_another_incarnation(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    first = line.until_hello()
+    board.do("reset")
+    assert line.until_hello().boot == 2
+    board.do("erase-eeprom counter")
+    provisioned = line.until_hello()
+    assert (provisioned.device, provisioned.boot) == ("s1", 1)
+    line.until_samples(3)
+    board.do("erase-eeprom")
+    erased = line.until_hello()
+    assert (erased.device, erased.boot) == ("unprovisioned", 1)
+    assert len({first.incarnation, provisioned.incarnation, erased.incarnation}) == 3
+
+
+def test_resets_one_after_the_other_lose_nothing_that_was_acknowledged(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    draw = random.Random(12)  # noqa: S311 - repeatable is the point
+    for boot in range(1, 13):
+        line.until(lambda boot=boot: line.hellos and line.hellos[-1].boot == boot and len(line.samples) > 8)  # type: ignore[misc]
+        board.do(draw.choice(("reset", "power-cycle 5", "brown-out")))
+    line.until_hello()
+    bench.off()
+    boots = [json.loads(entry) for entry in board.ledger.read_text().splitlines()]
+    assert [int(boot["boot"].split("-")[0]) for boot in boots] == list(range(1, 14))
+    assert all(boot["acknowledged"] for boot in boots[:-1])
+    check(board, line.stored)
+
+
+# --- The adapter
+
+
+def test_unplugged_and_plugged_in_it_is_another_port_and_nothing_is_lost(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_samples(2)
+    terminal = board.link.readlink()
+    board.do("unplug")
+    assert board.port() is None
+    with pytest.raises((serial.SerialException, OSError)):
+        line.until(lambda: False)
+    board.do("plug")
+    port = board.port()
+    assert port == board.link.with_name("tty-s1@2")
+    assert port.readlink() != terminal
+    again = bench.listen(board)
+    again.samples = line.samples
+    again.hellos = line.hellos
+    again.until_samples(10)
+    assert again.hello is not None
+    assert again.hello.boot == 1, "the board has a supply of its own"
+    bench.off()
+    (boot,) = [json.loads(entry) for entry in board.ledger.read_text().splitlines()]
+    assert boot["dropped"] == []
+    assert not list(bench.directory.glob("tty-*")), "the links go with the board"
+
+
+def test_plugged_in_as_the_same_port(bench: Bench) -> None:
+    board = bench.on()
+    board.do("unplug")
+    board.do("plug same")
+    assert board.port() == board.link
+    bench.listen(board).until_samples(1)
+
+
+def test_unplugged_in_the_middle_of_a_frame(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_samples(1)
+    board.do("unplug in-frame")
+    with pytest.raises((serial.SerialException, OSError)):
+        line.until(lambda: False)
+    assert faults(board)[-1] == "unplugged in the middle of a frame"
+    board.do("plug")
+    bench.listen(board).until_samples(5)
+
+
+def test_opening_the_port_resets_a_board_that_is_wired_like_an_arduino(bench: Bench) -> None:
+    board = bench.on(Wiring(auto_reset=True))
+    deadline = time.monotonic() + PATIENCE_S
+    while not board.ledger.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for boot in (2, 3):
+        line = bench.listen(board)
+        hello = line.until_hello()
+        assert (hello.boot, hello.reset_cause) == (boot, EXTERNAL)
+        line.port.close()
+        time.sleep(0.05)
+    board.do("auto-reset off")
+    assert bench.listen(board).until_hello().boot == 3
+
+
+# --- The line
+
+
+def test_noise_damages_frames_and_all_samples_come_when_it_ends(bench: Bench) -> None:
+    board = bench.on(Wiring(noise=1.0))
+    line = bench.listen(board)
+    deadline = time.monotonic() + 2.5
+    while time.monotonic() < deadline:
+        line.read()
+    assert not line.hellos, "a bit of every byte is wrong"
+    board.do("noise 0")
+    line.until_samples(5)
+    board.do("noise 0.01")
+    line.until_samples(50)
+    bench.off()
+    check(board, line.stored)
+
+
+def test_an_overrun_takes_that_many_bytes(bench: Bench) -> None:
+    board = bench.on()
+    board.do("inhibit on")
+    line = bench.listen(board)
+    line.until_hello()
+    line.port.timeout = PATIENCE_S
+    line.port.write(encode_frame(HelloRequest()))
+    whole = line.port.read_until(b"\0")
+    board.do("overrun 10")
+    # It says hello once a second; one may have been on its way.
+    following = (line.port.read_until(b"\0") for _ in range(5))
+    assert next(got for got in following if got != whole) == whole[10:], "the same HELLO without its beginning"
+
+
+@pytest.mark.parametrize("baud", [9600, 19200, 115200])
+def test_at_another_speed_bytes_come_and_nothing_is_understood(bench: Bench, baud: int) -> None:
+    board = bench.on()
+    line = bench.listen(board, baud)
+    deadline = time.monotonic() + 1.5
+    got = b""
+    while not got or time.monotonic() < deadline:
+        got += line.port.read(256)
+    assert not [frame for frame in FrameDecoder().feed(got) if isinstance(frame, (Hello, Data))]
+    line.port.baudrate = 38400
+    line.until_samples(2)
+
+
+def test_an_adapter_at_a_wrong_speed_by_command(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_samples(1)
+    board.do("baud 9600")
+    time.sleep(0.1)
+    line.port.reset_input_buffer()
+    line.samples.clear()
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        line.read()
+    assert not line.samples
+    board.do("baud auto")
+    line.until_samples(10)
+
+
+def test_the_clock_can_start_just_before_its_wrap(bench: Bench) -> None:
+    board = bench.on(clock_start_ms=2**32 - 1000)
+    line = bench.listen(board)
+    line.until(lambda: any(tick < 1000 for tick in line.ticks.values()))
+    line.until_samples(10)
+    ticks = [line.ticks[sequence] for sequence in sorted(line.ticks)]
+    assert ticks[0] > 2**32 - 1000
+    steps = [(later - earlier) % 2**32 for earlier, later in itertools.pairwise(ticks)]
+    assert all(step < 1000 for step in steps), "time goes on through the wrap"
+
+
+# --- What it writes
+
+
+def test_samples_and_stack_are_written_down(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_samples(10)
+    board.do("inhibit on")
+    bench.off()
+    assert len(line.samples) >= 10
+    check(board, line.stored)
+    rows = board.samples.read_text().splitlines()[1:]
+    (boot,) = [json.loads(entry) for entry in board.ledger.read_text().splitlines()]
+    assert boot["taken"] == len(rows)
+    assert 32 < boot["stack"] < boot["stack_room"] < 2048
+
+
+def test_a_wrong_command_is_told_and_changes_nothing(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_samples(1)
+    control = board.ledger.with_suffix(".control")
+    with control.open("w") as pipe:
+        pipe.write('noise 2\nexplode\nwifi off\nreset now\npower-cycle 0\nbaud fast\nunplug "\n\n')
+    line.until_samples(10)
+    assert line.hello is not None
+    assert line.hello.boot == 1
+    assert board.faults() == []
+    said = capfd.readouterr().err
+    assert 'wrong arguments in "noise 2"; it is: noise SHARE (0 to 1)' in said
+    assert 'no command "explode"; there are: reset' in said
+    assert '"wifi" is for boards with a modem' in said
+    assert said.count("wrong arguments") == 5
+
+
+# --- Pure parts, compiled for this machine
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("parts") / "parts.so"
+    sources = [str(SOURCES / "pace.c"), str(SOURCES / "uart_bits.c")]
+    subprocess.run(["gcc", "-shared", "-fPIC", "-std=gnu11", "-o", str(library), *sources], check=True)
+    made = ctypes.CDLL(str(library))
+    made.pace_start.argtypes = made.pace_due.argtypes = made.pace_ran.argtypes = [ctypes.c_uint64]
+    made.pace_due.restype = ctypes.c_uint64
+    made.pace_set_ppm.argtypes = [ctypes.c_double]
+    size, buffer = ctypes.c_size_t, ctypes.c_char_p
+    made.uart_hear.argtypes = [buffer, size, ctypes.c_double, ctypes.c_double, ctypes.c_char_p, size]
+    made.uart_hear.restype = size
+    return made
+
+
+@pytest.mark.parametrize("ppm", [0, 50, -10_000, 10_000])
+def test_an_oscillator_runs_wrong_by_its_ppm_and_no_cycle_is_forgotten(parts: ctypes.CDLL, ppm: int) -> None:
+    now_us, ran = 1_000_000, 0
+    parts.pace_start(now_us)
+    parts.pace_ran(parts.pace_due(now_us))
+    parts.pace_set_ppm(ppm)
+    draw = random.Random(ppm)  # noqa: S311 - repeatable is the point
+    while now_us < 101_000_000:
+        now_us += draw.randint(1000, 5000)
+        cycles = parts.pace_due(now_us) + draw.randint(0, 4)
+        parts.pace_ran(cycles)
+        ran += cycles
+    exact = (now_us - 1_000_000) * 16 * (1_000_000 + ppm) // 1_000_000
+    assert abs(ran - exact) <= 8
+
+
+def test_after_a_standstill_the_chip_does_not_hurry(parts: ctypes.CDLL) -> None:
+    parts.pace_set_ppm(0)
+    parts.pace_start(0)
+    assert parts.pace_due(3_600_000_000) == 0
+    assert abs(parts.pace_due(3_600_001_000) - 16_000) <= 8
+
+
+def heard(parts: ctypes.CDLL, sent: bytes, sent_baud: float, own_baud: float) -> bytes:
+    room = ctypes.create_string_buffer(10_000)
+    count: int = parts.uart_hear(sent, len(sent), sent_baud, own_baud, room, len(room))
+    return room.raw[:count]
+
+
+def test_at_nearly_one_speed_every_byte_is_heard(parts: ctypes.CDLL) -> None:
+    every = bytes(range(256))
+    for own_baud in (38400, 37000, 39800):
+        assert heard(parts, every, 38400, own_baud) == every
+
+
+def test_at_another_speed_a_uart_hears_what_it_samples(parts: ctypes.CDLL) -> None:
+    # 0x00 at half the listener's speed: 18 bits low, so a start bit and eight zeros, then the line is low, then idle.
+    assert heard(parts, b"\x00", 19200, 38400) == b"\x00"
+    # 0x55 alternates: start 0, 1 0 1 0 1 0 1 0, stop 1. Sampled twice a bit that is 00 11 00 11 ...
+    assert heard(parts, b"\x55", 19200, 38400) == bytes([0b01100110, 0b11100110])
+    # Four times as fast as the listener: it sees bits 6, 10, 14 ... 34 of the four bytes as one.
+    assert heard(parts, b"\x00\xff\xff\xff", 38400, 9600) == bytes([0b10111100])
+
+
+# --- A schedule
+
+
+def test_on_a_schedule_of_faults_what_was_acknowledged_is_there_with_its_value(bench: Bench) -> None:
+    board = bench.on(interval_ms=20)
+    stored: dict[str, dict[int, bytes]] = {}
+    plan = list(itertools.islice(schedule(FaultRate("h", 120.0), ("s1",), "serial"), 40))
+    line: Listener | None = None
+    began = time.monotonic()
+    for fault in plan:
+        if fault.at_s > FAULTS_S:
+            break
+        while time.monotonic() < began + fault.at_s:
+            line = line or _try_to_listen(bench, board, stored)
+            try:
+                if line is not None:
+                    line.read()
+            except (serial.SerialException, OSError):
+                line = None
+        board.do(fault.command)
+    bench.off()
+    check(board, stored)
+    assert sum(len(samples) for samples in stored.values()) > 50, "in quiet times samples came"
+
+
+def _try_to_listen(bench: Bench, board: Board, stored: dict[str, dict[int, bytes]]) -> Listener | None:
+    try:
+        line = bench.listen(board)
+    except serial.SerialException:
+        # Unplugged, perhaps since one looked.
+        time.sleep(0.01)
+        return None
+    line.stored = stored
+    return line
+
+
+# --- Several boards
+
+
+def test_a_run_by_schedule_does_what_the_schedule_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rate = FaultRate("tests", 60.0)
+    options = AvrOptions(faults=rate, as_json=True, noise=0.001)
+    assert main_avr(2, tmp_path, 100, 6.0, 1, options) == 0
+    start, *done, end = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert start["boards"] == {"s1": str(tmp_path / "tty-s1"), "s2": str(tmp_path / "tty-s2")}
+    expected = list(itertools.islice(schedule(rate, ("s1", "s2"), "serial", noise=0.001), len(done)))
+    assert [(one["at_s"], one["device"], one["fault"]) for one in done] == [
+        (one.at_s, one.device, one.command) for one in expected
+    ]
+    assert done
+    assert [one["device"] for one in end["summary"]] == ["s1", "s2"]
+    assert all(0 < one["stack"] < one["stack_room"] and one["taken"] for one in end["summary"])
+    for device in ("s1", "s2"):
+        written = [json.loads(line)["fault"] for line in (tmp_path / f"{device}.faults").read_text().splitlines()]
+        assert set(written) >= {one["fault"] for one in done if one["device"] == device}
+
+
+def test_the_command_runs_boards_until_it_is_stopped_and_a_second_one_can_hit_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sluice_sim", "avr", "--count", "1", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("sensor-serial: flash")
+        assert running.stdout.readline() == f"s1 on {tmp_path}/tty-s1\n"
+        hit = [sys.executable, "-m", "sluice_sim", "fault", str(tmp_path / "s1"), "power-cycle", "5"]
+        subprocess.run(hit, check=True)
+        wrong = subprocess.run([*hit[:-1], "soon"], capture_output=True, text=True, check=False)
+        assert wrong.returncode == 1
+        assert "board s1 refused 'power-cycle soon' and did nothing; it is: power-cycle [MS]" in wrong.stderr
+        time.sleep(1)
+        running.send_signal(signal.SIGINT)
+        table = running.stdout.read().splitlines()
+        assert table[-1].split()[:2] == ["s1", "2"], "a board and its boots"
+    assert running.returncode == 0
+
+
+def test_a_board_that_cannot_start_says_why(bench: Bench) -> None:
+    (bench.directory / "s1.eeprom").write_bytes(b"short")
+    with pytest.raises(SimulationError, match="ended at once"):
+        start_board(bench.directory, "s1", 0, bench.firmware)
+
+
+def test_wrong_arguments_of_the_runner_are_told(tmp_path: Path, firmware: Path) -> None:
+    image = str(tmp_path / "s1.eeprom")
+    for arguments in (
+        (),
+        ("--eeprom", image),
+        ("--eeprom", image, "--modem", "--link", str(tmp_path / "tty")),
+        ("--eeprom", image, "--modem", "--noise", "2"),
+        ("--eeprom", image, "--modem", "--ppm", "x"),
+    ):
+        ended = subprocess.run([RUNNER, *arguments, firmware], capture_output=True, text=True, check=False)
+        assert ended.returncode == 2
+        assert "usage: avr-runner" in ended.stderr
+
+
+# --- Through the modem
+
+
+def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path / "broker")
+    broker.start()
+    boards: list[Board] = []
+    heard_by_peer = (tmp_path / "heard").open("w+")
+    subscription = ("mosquitto_sub", "-p", str(broker.port), "-q", "1", "-t", "device/+/thermo", "-v")
+    peer = subprocess.Popen(subscription, stdout=heard_by_peer)
+
+    def came() -> int:
+        return len((tmp_path / "heard").read_text().splitlines())
+
+    def until_more(count: int) -> None:
+        wanted, deadline = came() + count, time.monotonic() + 2 * PATIENCE_S
+        while came() < wanted:
+            assert time.monotonic() < deadline, f"only {came()} of {wanted} messages came"
+            time.sleep(0.05)
+
+    try:
+        options = AvrOptions("mqtt", Network(port=broker.port))
+        boards = start_boards(tmp_path / "boards", 2, interval_ms=200, options=options)
+        assert boards[0].port() is None
+        until_more(10)
+        boards[0].do("wifi off")
+        time.sleep(2)
+        boards[0].do("wifi on")
+        boards[1].do("modem-reset")
+        until_more(40)
+        boards[1].do("power-cycle 100")
+        with pytest.raises(SimulationError, match="boards of the serial build"):
+            boards[1].do("unplug")
+        until_more(20)
+    finally:
+        stop_boards(boards)
+        peer.terminate()
+        peer.wait()
+        broker.stop()
+        heard_by_peer.close()
+    samples = {(line.split("/")[1], *_identity(line)) for line in (tmp_path / "heard").read_text().splitlines()}
+    for board in boards:
+        for boot in (json.loads(entry) for entry in board.ledger.read_text().splitlines()):
+            for first, last in boot["acknowledged"]:
+                wanted = {(board.device, boot["boot"], sequence) for sequence in range(first, last + 1)}
+                assert wanted <= samples, "what the firmware saw acknowledged had arrived"
+    assert {sample[0] for sample in samples} == {"s1", "s2"}
+
+
+def _identity(line: str) -> tuple[str, int]:
+    payload = json.loads(line.split(" ", 1)[1])
+    return payload["boot"], payload["seq"]

@@ -1,0 +1,190 @@
+"""What the gateway promises, against real firmware with 2 KB of RAM on bad lines: the firmware's ledger against Kafka.
+
+In every scene: nothing acknowledged is missing, no value is another than the one that was measured, nothing stands
+under two ids, and what a ring dropped is a loss record.
+"""
+
+import asyncio
+import json
+import random
+from datetime import datetime
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from demo.kafka_broker import Broker
+from sluice_sim.avr import AvrOptions, Board
+from sluice_sim.avr_faults import Build, FaultRate, schedule
+from tests.board_scene import known, scene
+from tests.gateways import header
+
+pytestmark = [pytest.mark.avr, pytest.mark.kafka, pytest.mark.timeout(300)]
+
+RESETS = 50
+KILLS = 8
+WRAP_MS = 2**32
+RESET_KINDS = ("reset", "power-cycle", "brown-out", "brown-out-in-write 20 2")
+
+
+def boots(board: Board) -> list[str]:
+    return [json.loads(line)["boot"] for line in board.ledger.read_text().splitlines()]
+
+
+async def do(board: Board, command: str) -> None:
+    await asyncio.to_thread(board.do, command)
+
+
+@pytest.mark.parametrize(("rate", "least"), [(1e-3, 200), (1e-2, 150)])
+async def test_byte_errors_on_the_line_lose_nothing_and_make_nothing_wrong(
+    tmp_path: Path, kafka: Broker, rate: float, least: int
+) -> None:
+    async with scene(tmp_path, kafka, f"noise-{rate}") as bench:
+        await bench.switch_on(4, "s", options=AvrOptions(noise=rate))
+        await bench.until_acknowledged(least)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+        assert all(not known(board).dropped for board in bench.boards), "the line is fast enough for its resends"
+
+
+async def test_unplugged_in_the_middle_of_frames_and_plugged_in_as_another_port(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "unplug") as bench:
+        boards = await bench.switch_on(2, "s")
+        await bench.until_acknowledged(10)
+        for number in range(10):
+            board = boards[number % 2]
+            await do(board, "unplug in-frame")
+            await asyncio.sleep(0.2)
+            await do(board, "plug" if number % 3 else "plug same")
+            await asyncio.sleep(0.6)
+        # Longer than a ring lasts: what it drops meanwhile is a loss record.
+        await do(boards[0], "unplug")
+        await asyncio.sleep(5)
+        await do(boards[0], "plug")
+        await bench.until_acknowledged(200)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+        assert known(boards[0]).dropped
+
+
+async def test_fifty_resets(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "resets") as bench:
+        boards = [*await bench.switch_on(1, "s"), *await bench.switch_on(1, "w", options=bench.on_mqtt())]
+        await bench.until_acknowledged(5)
+        draw = random.Random(50)  # noqa: S311 - repeatable
+        for kind in (kind for kind, _ in zip(cycle(RESET_KINDS), range(RESETS), strict=False)):
+            await asyncio.gather(*(do(board, kind) for board in boards))
+            await asyncio.sleep(draw.uniform(0.05, 0.8))
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+        for board in boards:
+            assert len(set(boots(board))) > RESETS, "every reset is a boot of its own"
+
+
+async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "kills") as bench:
+        await bench.switch_on(3, "s", options=AvrOptions(noise=1e-3))
+        await bench.switch_on(2, "w", options=bench.on_mqtt())
+        await bench.until_acknowledged(5)
+        draw = random.Random(9)  # noqa: S311 - repeatable
+        for _ in range(KILLS):
+            await asyncio.sleep(draw.uniform(0.3, 1.5))
+            bench.kill_gateway()
+            await bench.start_gateway()
+        await bench.until_acknowledged(60)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+
+
+async def test_what_rings_drop_while_the_gateway_is_away_is_told_when_it_is_back(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "away") as bench:
+        await bench.switch_on(2, "s")
+        await bench.switch_on(1, "w", options=bench.on_mqtt())
+        await bench.until_acknowledged(20)
+        bench.kill_gateway()
+        await asyncio.sleep(6)
+        await bench.start_gateway()
+        await bench.until_acknowledged(60)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+        for board in bench.boards:
+            assert len(known(board).dropped) > 10
+
+
+async def test_the_tick_wraps_in_the_midst(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "wrap") as bench:
+        boards = await bench.switch_on(2, "s", options=AvrOptions(clock_start_ms=WRAP_MS - 4_000))
+        await bench.until_acknowledged(160)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+        for board in boards:
+            of_board = [record for record in await bench.records() if record.key == board.device.encode()]
+            of_board.sort(key=lambda record: int(header(record, "ce_devicesequence")))
+            times = [datetime.fromisoformat(header(record, "ce_time")) for record in of_board]
+            received = [datetime.fromisoformat(header(record, "ce_receivedtime")) for record in of_board]
+            assert times == sorted(times)
+            lateness_s = [(came - at).total_seconds() for at, came in zip(times, received, strict=True)]
+            assert all(0 <= late < 3 for late in lateness_s), "no jump of 49.7 days"
+            assert {header(record, "ce_timequality") for record in of_board[-50:]} == {"estimated"}
+
+
+async def test_an_erased_eeprom_in_the_midst(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "erased") as bench:
+        boards = [*await bench.switch_on(1, "s"), *await bench.switch_on(1, "w", options=bench.on_mqtt())]
+        await bench.until_acknowledged(40)
+        for _ in range(2):
+            # The counter begins again; what keeps its boots apart is the random part.
+            for board in boards:
+                await do(board, "erase-eeprom counter")
+                await do(board, "reset")
+            await asyncio.sleep(3)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+        for board in boards:
+            assert len(boots(board)) == 3
+            assert {boot.partition("-")[0] for boot in boots(board)} == {"1"}
+            assert len(set(boots(board))) == 3
+
+
+async def test_the_way_of_mqtt_breaks_again_and_again(tmp_path: Path, kafka: Broker) -> None:
+    async with scene(tmp_path, kafka, "wifi") as bench:
+        boards = await bench.switch_on(3, "w", options=bench.on_mqtt())
+        await bench.until_acknowledged(10)
+        for number in range(6):
+            board = boards[number % 3]
+            await do(board, "wifi off")
+            await asyncio.sleep(0.5 + number % 2 * 5)
+            await do(board, "wifi on")
+            await do(boards[(number + 1) % 3], "modem-reset")
+        await bench.until_acknowledged(60)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+
+
+@pytest.mark.parametrize("build", ["serial", "mqtt"])
+async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Broker, build: Build) -> None:
+    async with scene(tmp_path, kafka, f"random-{build}") as bench:
+        boards = await bench.switch_on(4, "b", options=bench.on_mqtt() if build == "mqtt" else AvrOptions())
+        await bench.until_acknowledged(5)
+        await run_schedule(boards, build)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+
+
+async def run_schedule(
+    boards: list[Board], build: Build, *, seed: str = "sluice", per_minute: float = 20, seconds: float = 25
+) -> None:
+    """Do to the boards what a schedule says, and what ends the faults that it has begun."""
+    by_name = {board.device: board for board in boards}
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    faults = schedule(FaultRate(seed, per_minute), list(by_name), build)
+    for fault in faults:
+        if fault.at_s > seconds:
+            break
+        await asyncio.sleep(max(0.0, began + fault.at_s - loop.time()))
+        await do(by_name[fault.device], fault.command)
+    for board in boards:
+        ends = ("wifi on",) if build == "mqtt" else ("plug same", "noise 0", "baud auto")
+        for command in (*ends, "ppm 0"):
+            await do(board, command)

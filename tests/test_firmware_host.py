@@ -1,0 +1,239 @@
+"""The firmware's portable part compiled for this machine: vectors both ways, the core's laws, and the fuzzer."""
+
+import ctypes
+import random
+import subprocess
+import zlib
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.serial_frames import Ack, Data, FrameDecoder, Hello, HelloRequest, Probe, Reply, cobs_encode, encode_frame
+from sluice_sim.avr import provision
+from tests import firmware_vectors
+from tests.firmware_host import ACKNOWLEDGED, DROPPED, FIRMWARE_SIM, SENT, TAKEN, VECTORS, HostBoard, build, load
+
+pytestmark = pytest.mark.avr
+
+RING = 64
+SPAN = 32
+"""As far as an ACK's bitmap reaches."""
+FRAMES, MQTT = VECTORS / "frames.txt", VECTORS / "mqtt.txt"
+
+
+@pytest.fixture(scope="module")
+def host() -> ctypes.CDLL:
+    return load("serial")
+
+
+def bitmap(following: int, stored: set[int]) -> int:
+    return sum(1 << (n - following - 1) for n in stored if following < n <= following + 32)
+
+
+# --- Vectors
+
+
+def test_the_files_of_vectors_are_what_python_makes() -> None:
+    assert FRAMES.read_text() == firmware_vectors.frames()
+    assert MQTT.read_text() == firmware_vectors.mqtt()
+
+
+def test_the_c_code_makes_and_takes_what_the_vectors_say() -> None:
+    command = [str(build() / "check-vectors"), str(FRAMES), str(MQTT)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    count = sum(not line.startswith("#") for path in (FRAMES, MQTT) for line in path.read_text().splitlines())
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, f"{count} vectors, 0 wrong\n", "")
+
+
+def test_a_vector_that_the_c_code_does_not_meet_is_named(tmp_path: Path) -> None:
+    wrong = tmp_path / "mqtt.txt"
+    wrong.write_text(MQTT.read_text().replace("received d000 pingresp", "received d000 puback"))
+    command = [str(build() / "check-vectors"), str(FRAMES), str(wrong)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert f"{wrong} line " in checked.stderr
+
+
+def test_what_the_serial_link_sends_is_what_the_gateway_reads(host: ctypes.CDLL, tmp_path: Path) -> None:
+    provision(tmp_path / "s1.eeprom", "boiler-ä", 1000)
+    board = HostBoard(host)
+    board.write_eeprom((tmp_path / "s1.eeprom").read_bytes())
+    board.start(seed=99, now_ms=2**32 - 100)
+    decoder = FrameDecoder()
+    frames = decoder.feed(board.turn(2**32 - 99))
+    ((boot, incarnation),) = board.boots
+    assert frames == [Hello(boot, incarnation, 1, 0, 0, "boiler-ä", "sluice-avr 0.1.0", ("thermo",))]
+    # HELLO is still leaving for a while.
+    board.turn(2**32 - 40, encode_frame(Ack(boot, 0, 0)))
+    board.take(-5)
+    sent = board.turn(2**32 + 10, encode_frame(Probe(0xFFFFFFFF)))
+    sent += board.turn(2**32 + 50) + board.turn(2**32 + 100, encode_frame(HelloRequest())) + board.turn(2**32 + 200)
+    frames = decoder.feed(sent)
+    assert Data(boot, 0, 0, 2**32 - 40, 0, b'{"celsius":-0.05}') in frames
+    assert Reply(0xFFFFFFFF, 2**32 - 40, 0) in frames
+    assert sum(isinstance(each, Hello) for each in frames) == 1
+    assert not decoder.defects
+
+
+# --- Under damaged input
+
+
+@pytest.mark.parametrize("seed", [1, 20_000])
+def test_the_fuzzer_finds_nothing_in_a_few_seconds(seed: int) -> None:
+    command = [
+        "make",
+        "--silent",
+        "-C",
+        str(FIRMWARE_SIM),
+        f"BUILD={build().parent}",
+        f"SEED={seed}",
+        "SECONDS=3",
+        "fuzz",
+    ]
+    fuzzed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert fuzzed.returncode == 0, fuzzed.stderr
+    assert fuzzed.stdout.count(f"cases from seed {seed}, ") == 2
+
+
+# --- The core and the frames
+
+
+def wire(content: bytes) -> bytes:
+    return cobs_encode(content + zlib.crc32(content).to_bytes(4, "little")) + b"\0"
+
+
+@pytest.mark.parametrize(("sample_ms", "commit_ms"), [(100, 150), (250, 300), (1000, 300)])
+def test_after_a_silence_that_filled_the_ring_a_slow_gateway_is_enough(
+    host: ctypes.CDLL, sample_ms: int, commit_ms: int
+) -> None:
+    """Each answer comes after the ring has dropped what it speaks of: it counts as a sign of life all the same."""
+    board = HostBoard(host)
+    host.core_start()
+    answers: list[tuple[int, int]] = []
+    due = ctypes.c_uint32()
+    silent_until_ms, end_ms = 90_000, 150_000
+    acknowledged_before = 0
+    for now_ms in range(0, end_ms, 5):
+        if now_ms == silent_until_ms:
+            acknowledged_before = len(board.events)
+        if now_ms % sample_ms == 0:
+            host.core_take(now_ms, 2000)
+        while host.core_due(now_ms, ctypes.byref(due)):
+            host.core_sent(due.value, now_ms)
+            if now_ms >= silent_until_ms:
+                answers.append((now_ms + commit_ms, due.value + 1))
+        while answers and answers[0][0] <= now_ms:
+            host.core_acknowledge(answers.pop(0)[1], 0, now_ms)
+    acknowledged = [event for event in board.events[acknowledged_before:] if event[0] == ACKNOWLEDGED]
+    assert len(acknowledged) > 0.8 * (end_ms - silent_until_ms) / sample_ms
+
+
+@given(st.integers(-32768, 32767))
+def test_payload_is_json_with_two_decimals(host: ctypes.CDLL, centi_celsius: int) -> None:
+    _board = HostBoard(host)
+    host.core_start()
+    host.core_take(0, ctypes.c_int16(centi_celsius))
+    payload = ctypes.create_string_buffer(24)
+    length = host.core_payload(0, payload)
+    assert payload.raw[:length] == b'{"celsius":%.2f}' % (centi_celsius / 100)
+
+
+@given(st.binary(min_size=1, max_size=128))
+def test_frames_made_in_c_are_those_of_the_gateway(host: ctypes.CDLL, content: bytes) -> None:
+    frame = ctypes.create_string_buffer(b"\xaa" + content, 134)
+    length = host.frame_encode(frame, len(content))
+    assert frame.raw[:length] == wire(content)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(min_size=1, max_size=48))))
+def test_c_receives_good_frames_of_32_bytes_at_most_and_nothing_else(
+    host: ctypes.CDLL, pieces: list[tuple[bool, bytes]]
+) -> None:
+    """A piece is a frame's content, or garbage that a zero ends."""
+    receiver = ctypes.create_string_buffer(64)
+    length = ctypes.c_uint8()
+    received = []
+    for is_frame, piece in pieces:
+        for byte in wire(piece) if is_frame else piece + b"\0":
+            content = host.frame_receive(receiver, byte, ctypes.byref(length))
+            if content:
+                received.append(ctypes.string_at(content, length.value))
+    assert received == [piece for is_frame, piece in pieces if is_frame and len(piece) <= 32]
+
+
+@settings(max_examples=60)
+@given(st.randoms(use_true_random=False), st.integers(1, 150), st.sampled_from((0.0, 0.3, 0.9)))
+def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
+    host: ctypes.CDLL, chance: random.Random, samples: int, loss: float
+) -> None:
+    """The law of the ledger, against a gateway that keeps what it received and answers each frame."""
+    board = HostBoard(host)
+    host.core_start()
+    stored: set[int] = set()
+    due = ctypes.c_uint32()
+    now_ms = 0
+    taken = 0
+    while taken < samples or host.core_oldest() < host.core_next():
+        now_ms += chance.choice((1, 20, 500))
+        assert now_ms < 10_000_000, "no progress"
+        if taken < samples:
+            host.core_take(now_ms, 0)
+            taken += 1
+        while host.core_due(now_ms, ctypes.byref(due)):
+            sequence = due.value
+            oldest = host.core_oldest()
+            assert oldest <= sequence < min(host.core_next(), oldest + SPAN)
+            host.core_sent(sequence, now_ms)
+            if chance.random() < loss:
+                continue
+            stored.add(sequence)
+            if chance.random() < loss:
+                continue
+            following = next(n for n in range(oldest, samples + 1) if n not in stored)
+            assert host.core_acknowledge(following, bitmap(following, stored), now_ms)
+
+    taken_ones, sent, acknowledged, dropped = (board.of(kind) for kind in (TAKEN, SENT, ACKNOWLEDGED, DROPPED))
+    assert taken_ones == list(range(samples))
+    assert sorted(acknowledged + dropped) == list(range(samples))
+    assert set(acknowledged) <= stored
+    assert len(sent) == len(set(sent))
+    assert set(acknowledged) <= set(sent)
+    assert loss or not dropped
+
+
+def due_now(host: ctypes.CDLL, now_ms: int) -> list[int]:
+    """Everything that is due to be sent, and is sent."""
+    due = ctypes.c_uint32()
+    sequences = []
+    while host.core_due(now_ms, ctypes.byref(due)):
+        host.core_sent(due.value, now_ms)
+        sequences.append(due.value)
+    return sequences
+
+
+def test_what_is_lost_again_is_sent_again_as_soon_as_a_later_one_arrives(host: ctypes.CDLL) -> None:
+    HostBoard(host)
+    host.core_start()
+    for sequence in range(RING):
+        host.core_take(sequence, 0)
+    sent = due_now(host, 0)
+    assert sent == list(range(8))
+    stored: set[int] = set()
+    arriving = deque(sequence for sequence in sent if sequence)
+    transmissions = 1
+    # No time passes. The line keeps the order and loses nothing but 0, however often that is sent.
+    while arriving:
+        stored.add(arriving.popleft())
+        assert host.core_acknowledge(0, bitmap(0, stored), 0)
+        sent = due_now(host, 0)
+        transmissions += sent.count(0)
+        arriving.extend(sequence for sequence in sent if sequence)
+    assert stored == set(range(1, SPAN)), "it does not stop at the first that is missing"
+    assert SPAN // 8 < transmissions <= SPAN // 4, (
+        "about once for each window that arrives behind it, and not for each ACK"
+    )
+    assert host.core_acknowledge(SPAN, 0, 0)
+    assert due_now(host, 0) == list(range(SPAN, SPAN + 8))

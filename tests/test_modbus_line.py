@@ -1,0 +1,884 @@
+"""Modbus RTU on pseudo-terminals, against pymodbus' server: several units, silence, noise, late answers."""
+
+import asyncio
+import os
+import random
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tty
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import serial
+from hypothesis import given
+from hypothesis import strategies as st
+from pymodbus.constants import ExcCodes
+from pymodbus.framer import FramerRTU
+from pymodbus.server import ModbusSerialServer
+from pymodbus.simulator import DataType, SimData, SimDevice
+from structlog.testing import capture_logs
+
+from gateway import modbus_line
+from gateway.modbus_line import Answer, ModbusLine, find_answer
+from gateway.modbus_registers import REGISTERS_MAX, requests
+from gateway.reading import Mark, Reading
+from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
+from tests.gateways import SLUICE, daemon, free_port, write_config
+from tests.test_imports import imported_by
+
+DEADLINE_S = 30.0
+
+
+@dataclass
+class RecordingIntake:
+    """Stands for the buffer: what is taken is committed at once, unless the test says otherwise."""
+
+    readings: list[Reading] = field(default_factory=list)
+    losses: Counter[tuple[str | None, str]] = field(default_factory=Counter)
+    events: list[tuple[str, str | None]] = field(default_factory=list)
+    details: list[dict[str, object]] = field(default_factory=list)
+    holding: bool = False
+    stores: bool = True
+
+    def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
+        assert not marks
+        assert not self.holding
+        self.readings += readings
+        done(self.stores)
+
+    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+        raise NotImplementedError(device, boot)
+
+    async def marks(self, prefix: str) -> dict[str, bytes]:
+        raise NotImplementedError(prefix)
+
+    def lost(
+        self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
+    ) -> None:
+        assert sequences is None
+        self.losses[device, reason] += count
+
+    def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
+        raise NotImplementedError(device, subject, payload, received_us, reason)
+
+    def event(self, kind: str, device: str | None, **details: object) -> None:
+        self.events.append((kind, device))
+        self.details.append(details)
+
+    def of(self, device: str) -> list[dict[str, Any]]:
+        """What a device's readings say, in order."""
+        return [msgspec.json.decode(each.payload) for each in self.readings if each.topic == f"device/{device}/modbus"]
+
+    async def next_of(self, device: str, count: int = 1) -> list[dict[str, Any]]:
+        """So many of its readings that come from now on."""
+        before = len(self.of(device))
+        await until(lambda: len(self.of(device)) >= before + count)
+        return self.of(device)[before:]
+
+
+class Wire:
+    """One end of a line: a pseudo-terminal that a program opens as `port`, and whose far end is here."""
+
+    def __init__(self, port: Path) -> None:
+        self.port = port
+        self.hear: Callable[[bytes], object] = bytes
+        self._master, self._slave = os.openpty()
+        tty.setraw(self._slave)
+        os.set_blocking(self._master, False)
+        port.symlink_to(os.ttyname(self._slave))
+        asyncio.get_running_loop().add_reader(self._master, self._read)
+
+    def send(self, data: bytes) -> None:
+        with suppress(OSError):
+            os.write(self._master, data)
+
+    def unplug(self) -> None:
+        self.port.unlink(missing_ok=True)
+        if self._master >= 0:
+            asyncio.get_running_loop().remove_reader(self._master)
+            os.close(self._master)
+            os.close(self._slave)
+        self._master = -1
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            self.hear(os.read(self._master, 4096))
+
+
+class Puppet:
+    """Units as no server is: they answer late, twice, half, or not at all. A holding register holds its address."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.asked: list[tuple[int, int]] = []
+        """Unit and address of each request."""
+        self.counts: list[int] = []
+        """Registers of each request."""
+        self.answer: Callable[[bytes], None] = self.send
+        """What becomes of each answer's frame."""
+        self.silent: set[tuple[int, int]] = set()
+        """Unit and address of requests that find no answer."""
+        self.send_raw = wire.send
+        wire.hear = self._hear
+
+    def send(self, frame: bytes) -> None:
+        self.send_raw(frame)
+
+    def _hear(self, request: bytes) -> None:
+        assert len(request) == 8
+        assert sealed(request[:-2]) == request
+        unit, function, address, count = struct.unpack(">BBHH", request[:-2])
+        self.asked.append((unit, address))
+        self.counts.append(count)
+        if (unit, address) not in self.silent:
+            data = struct.pack(f">{count}H", *range(address, address + count))
+            self.answer(sealed(bytes((unit, function, len(data))) + data))
+
+
+def sealed(frame: bytes) -> bytes:
+    return frame + FramerRTU.compute_CRC(frame).to_bytes(2, "big")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for it; a test that waits in vain fails here."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def now_us() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+def registers(*addresses: int, **members: Any) -> tuple[ModbusRegister, ...]:
+    return tuple(ModbusRegister(f"at-{address}", address, **members) for address in addresses)
+
+
+def unit(number: int, device: str, *values: ModbusRegister, interval_s: float = 0.05) -> ModbusUnit:
+    return ModbusUnit(number, device, values or registers(0), interval_s=interval_s)
+
+
+@dataclass
+class Bench:
+    """A line's near end, and what the gateway that polls it has handed over."""
+
+    wire: Wire
+    intake: RecordingIntake
+
+    @asynccontextmanager
+    async def polling(
+        self, *units: ModbusUnit, timeout_s: float = 0.5, retries: int = 1, baud: Baud = 115_200
+    ) -> AsyncIterator[ModbusLine]:
+        settings = SerialModbusSettings(
+            str(self.wire.port), units, baud, parity="none", timeout_s=timeout_s, retries=retries
+        )
+        line = ModbusLine(settings.port, settings, "device/{device}/{stream}", self.intake, now_us)
+        # The wait for whoever had the port before is the length of a timeout.
+        await line.open()
+        try:
+            yield line
+        finally:
+            line.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(Wire(tmp_path / "ttyUSB0"), RecordingIntake())
+    yield bench
+    bench.wire.unplug()
+
+
+@pytest.fixture
+def puppet(bench: Bench) -> Puppet:
+    return Puppet(bench.wire)
+
+
+@asynccontextmanager
+async def server(
+    bench: Bench,
+    *devices: SimDevice,
+    to_units: Callable[[bytes], bytes] = bytes,
+    to_gateway: Callable[[bytes], bytes] = bytes,
+) -> AsyncIterator[None]:
+    """pymodbus' server at the far end of the line, and what the line does to bytes on their way."""
+    far = Wire(bench.wire.port.with_name("units"))
+    units = {device.id for device in devices}
+    # The server answers for units that it has not, too; on a line nobody does.
+    bench.wire.hear = lambda data: far.send(to_units(data)) if data[0] in units else None
+    far.hear = lambda data: bench.wire.send(to_gateway(data))
+    serving = ModbusSerialServer(list(devices), port=str(far.port), baudrate=115_200)
+    await serving.serve_forever(background=True)
+    try:
+        yield
+    finally:
+        await serving.shutdown()  # type: ignore[no-untyped-call]
+        far.unplug()
+
+
+def holding(number: int, *blocks: SimData, **members: Any) -> SimDevice:
+    return SimDevice(number, list(blocks), **members)
+
+
+def block(address: int, *words: int) -> SimData:
+    return SimData(address, values=list(words), datatype=DataType.REGISTERS)
+
+
+@contextmanager
+def open_descriptors_stay() -> Iterator[None]:
+    def count() -> int:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+    before = count()
+    yield
+    assert count() == before
+
+
+def words_of(kind: str, number: float, word_order: str) -> list[int]:
+    formats = {"u16": ">H", "s16": ">h", "u32": ">I", "s32": ">i", "u64": ">Q", "s64": ">q", "f32": ">f", "f64": ">d"}
+    raw = struct.pack(formats[kind], number)
+    words = list(struct.unpack(f">{len(raw) // 2}H", raw))
+    return words if word_order == "high-first" else words[::-1]
+
+
+async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> None:
+    volts, amps = struct.unpack(">2H", struct.pack(">f", 230.2)), struct.unpack(">2H", struct.pack(">f", 0.35))
+    meter = unit(
+        1,
+        "meter",
+        ModbusRegister("volts", 0, "input", "f32"),
+        ModbusRegister("amps", 6, "input", "f32"),
+    )
+    climate = unit(
+        2,
+        "climate",
+        ModbusRegister("celsius", 1, "input", "s16", scale=0.1),
+        ModbusRegister("humidity", 2, "input", "u16", scale=0.1),
+    )
+    with open_descriptors_stay():
+        async with (
+            server(bench, holding(1, block(0, *volts, 0, 0, 0, 0, *amps)), holding(2, block(1, 0xFFC7, 481))),
+            bench.polling(meter, climate) as line,
+        ):
+            await bench.intake.next_of("meter")
+            await bench.intake.next_of("climate")
+            state = line.state()
+    assert bench.intake.of("meter")[0] == {"volts": 230.2, "amps": 0.35}
+    (first, *_) = (each for each in bench.intake.readings if each.topic == "device/climate/modbus")
+    assert first.payload == b'{"celsius":-5.7,"humidity":48.1}'
+    assert first.subject == str(bench.wire.port)
+    assert 0 <= now_us() - first.received_us < DEADLINE_S * 1e6
+    assert bench.intake.events == [("device-appeared", "meter"), ("device-appeared", "climate")]
+    assert bench.intake.details[1] == {
+        "source": "modbus",
+        "port": str(bench.wire.port),
+        "unit": 2,
+        "acknowledges": False,
+    }
+    assert state["climate"] == {"unit": 2, "answers": True, "fault": None}
+    assert line.closed
+
+
+async def test_every_type_in_both_word_orders(bench: Bench) -> None:
+    numbers: dict[str, float] = {
+        "u16": 65_000,
+        "s16": -12_345,
+        "u32": 4_000_000_001,
+        "s32": -2_000_000_003,
+        "u64": 2**63 + 12_345,
+        "s64": -(2**62) - 77,
+        "f32": 21.53,
+        "f64": -1.000000000000001e-200,
+    }
+    values: list[ModbusRegister] = []
+    blocks: list[SimData] = []
+    address = 100
+    for kind, number in numbers.items():
+        for order in ("high-first", "low-first"):
+            values.append(
+                msgspec.convert(
+                    {"name": f"{kind} {order}", "address": address, "type": kind, "word_order": order}, ModbusRegister
+                )
+            )
+            blocks.append(block(address, *words_of(kind, number, order)))
+            address += len(blocks[-1].build_registers(block_bits=False))
+    async with server(bench, holding(7, *blocks)), bench.polling(unit(7, "all", *values)):
+        (said,) = await bench.intake.next_of("all")
+    assert said == {
+        f"{kind} {order}": number for kind, number in numbers.items() for order in ("high-first", "low-first")
+    }
+
+
+async def test_more_registers_than_one_request_holds_and_bits(bench: Bench) -> None:
+    bits = [at % 3 == 0 for at in range(320)]
+    device = SimDevice(
+        3,
+        (
+            [SimData(0, values=bits, datatype=DataType.BITS)],
+            [SimData(0, values=bits, datatype=DataType.BITS)],
+            [block(0, *range(1_000, 1_300))],
+            [block(0, 0)],
+        ),
+    )
+    values = registers(*range(2 * REGISTERS_MAX + 1))
+    coils = tuple(ModbusRegister(f"coil-{at}", at, "coil", "bit") for at in range(5, 300))
+    async with server(bench, device), bench.polling(unit(3, "wide", *values, *coils)):
+        (said,) = await bench.intake.next_of("wide")
+    assert said == {f"at-{at}": 1_000 + at for at in range(251)} | {f"coil-{at}": bits[at] for at in range(5, 300)}
+
+
+async def test_a_unit_that_is_not_there_costs_the_others_nothing_but_its_timeouts(bench: Bench) -> None:
+    with capture_logs() as logs:
+        async with (
+            server(bench, holding(1, block(0, 11))),
+            bench.polling(unit(1, "here"), unit(9, "absent"), timeout_s=0.1) as line,
+        ):
+            await until(lambda: any(entry.get("device") == "absent" for entry in logs))
+            await bench.intake.next_of("here", 3)
+            line.report_faults()
+            assert line.state()["absent"] == {"unit": 9, "answers": False, "fault": "holding 0: no answer"}
+    assert bench.intake.of("here")[-1] == {"at-0": 11}
+    assert bench.intake.events == [("device-appeared", "here")]
+    (told,) = (entry for entry in logs if entry.get("unit") == 9)
+    assert told["event"] == "modbus unit does not answer; it is asked less often until it does"
+    assert any("absent" in entry.get("faults", {}) for entry in logs)
+
+
+async def test_a_register_that_is_refused_does_not_cost_its_neighbours(bench: Bench) -> None:
+    # 20 to 22 are read together; 21 is not there.
+    device = holding(1, block(20, 5), SimData(21, datatype=DataType.INVALID), block(22, 7))
+    with capture_logs() as logs:
+        async with server(bench, device), bench.polling(unit(1, "meter", *registers(20, 21, 22))) as line:
+            said = await bench.intake.next_of("meter", 3)
+            line.report_faults()
+            state = line.state()
+    assert said == [{"at-20": 5, "at-22": 7}] * 3
+    (faults,) = (entry["faults"]["meter"] for entry in logs if "faults" in entry)
+    words = "illegal data address: it has no such register (exception 2)"
+    # Together once; from then on it is asked for alone.
+    assert faults[f"holding 20 to 22: {words}"] == 1
+    assert faults[f"holding 21: {words}"] >= 3
+    assert state["meter"] == {"unit": 1, "answers": True, "fault": f"holding 21: {words}"}
+
+
+async def test_a_unit_that_says_device_failure_of_a_register_that_it_has_not(bench: Bench) -> None:
+    async def fail_at_21(_function: int, _start: int, address: int, count: int, *_: object) -> ExcCodes | None:
+        return ExcCodes.DEVICE_FAILURE if address <= 21 < address + count else None
+
+    async with (
+        server(bench, holding(1, block(20, 5, 6, 7), action=fail_at_21)),
+        bench.polling(unit(1, "meter", *registers(20, 21, 22))),
+    ):
+        await until(lambda: {"at-20": 5, "at-22": 7} in bench.intake.of("meter"))
+
+
+async def test_a_unit_that_fails_for_once_is_asked_for_all_at_once_again(bench: Bench, puppet: Puppet) -> None:
+    failure = sealed(bytes((1, 0x83, 4)))
+    puppet.answer = lambda frame: puppet.send(failure if len(puppet.asked) == 1 else frame)
+    async with bench.polling(unit(1, "meter", *registers(0, 1))):
+        await bench.intake.next_of("meter", 2)
+    assert set(puppet.counts) == {2}
+
+
+async def test_a_busy_unit_is_asked_again(bench: Bench) -> None:
+    refusals = [ExcCodes.DEVICE_BUSY, ExcCodes.ACKNOWLEDGE]
+
+    async def busy_at_first(*_request: object) -> ExcCodes | None:
+        return refusals.pop() if refusals else None
+
+    async with (
+        server(bench, holding(1, block(0, 3), action=busy_at_first)),
+        bench.polling(unit(1, "meter", interval_s=600), retries=2),
+    ):
+        assert await bench.intake.next_of("meter") == [{"at-0": 3}]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (ExcCodes.ILLEGAL_FUNCTION, "illegal function: it has no such table (exception 1)"),
+        (ExcCodes.ILLEGAL_VALUE, "illegal data value: it does not take this request (exception 3)"),
+        (ExcCodes.DEVICE_FAILURE, "device failure (exception 4)"),
+    ],
+)
+async def test_a_refusal_is_told_in_words_and_the_unit_is_there(bench: Bench, code: ExcCodes, words: str) -> None:
+    async def refuse(*_request: object) -> ExcCodes | None:
+        return code
+
+    async with (
+        server(bench, holding(1, block(0, 3), action=refuse)),
+        bench.polling(unit(1, "meter")) as line,
+    ):
+        await until(lambda: line.state()["meter"] == {"unit": 1, "answers": True, "fault": f"holding 0: {words}"})
+    assert bench.intake.readings == []
+
+
+async def test_a_gateway_that_answers_for_a_unit_that_does_not(bench: Bench) -> None:
+    reached = True
+
+    async def not_reached(*_request: object) -> ExcCodes | None:
+        return None if reached else ExcCodes.GATEWAY_NO_RESPONSE
+
+    async with (
+        server(bench, holding(1, block(0, 3), action=not_reached)),
+        bench.polling(unit(1, "meter")),
+    ):
+        await bench.intake.next_of("meter")
+        reached = False
+        await until(lambda: ("device-died", "meter") in bench.intake.events)
+    assert bench.intake.details[-1]["cause"] == "holding 0: gateway target failed to respond (exception 11)"
+
+
+async def test_noise_makes_no_reading_that_was_not_there(bench: Bench) -> None:
+    seed = 20_261
+    dice = random.Random(seed)  # noqa: S311 - a seed replays it
+    flipped = 0
+
+    def noisy(data: bytes) -> bytes:
+        nonlocal flipped
+        noised = bytearray(data)
+        for at in range(len(noised)):
+            if dice.random() < 0.02:
+                noised[at] ^= 1 << dice.randrange(8)
+                flipped += 1
+        return bytes(noised)
+
+    words = [0x1234, 0xABCD, 0, 0xFFFF]
+    async with (
+        server(bench, holding(1, block(0, *words)), holding(2, block(0, 9)), to_units=noisy, to_gateway=noisy),
+        bench.polling(unit(1, "meter", *registers(0, 1, 2, 3)), unit(2, "other"), timeout_s=0.1),
+    ):
+        await bench.intake.next_of("meter", 60)
+    assert flipped > 10, seed
+    assert bench.intake.of("meter") == [{f"at-{at}": word for at, word in enumerate(words)}] * len(
+        bench.intake.of("meter")
+    ), seed
+    assert {said["at-0"] for said in bench.intake.of("other")} == {9}, seed
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_late_answer_is_never_taken_for_the_next_request(
+    bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(modbus_line, "LATE_S_MAX", 0.4)
+    # Three requests of one form to one unit: nothing in their answers tells which one is answered.
+    dice = random.Random(seed)  # noqa: S311 - a seed replays it
+    loop = asyncio.get_running_loop()
+    free_s = 0.0
+
+    def late(frame: bytes) -> None:
+        nonlocal free_s
+        # In order, as units answer; at times later than is waited for.
+        free_s = max(free_s + 0.001, loop.time() + dice.choice((0.0, 0.0, 0.15, 0.25)))
+        loop.call_at(free_s, puppet.send, frame)
+
+    puppet.answer = late
+    values = registers(0, 100, 200)
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "slow", *values), unit(2, "quick"), timeout_s=0.1, retries=2) as line:
+            await until(lambda: sum(len(said) for said in bench.intake.of("slow")) >= 20)
+            line.report_faults()
+    for said in bench.intake.of("slow"):
+        assert all(name == f"at-{value}" for name, value in said.items()), seed
+    assert any("no answer" in str(entry.get("faults")) for entry in logs), seed
+    assert {value for said in bench.intake.of("quick") for value in said.values()} == {0}
+
+
+async def test_a_request_that_finds_no_answer_is_asked_again_before_another(bench: Bench, puppet: Puppet) -> None:
+    dropped = 0
+
+    def drop_twice(frame: bytes) -> None:
+        nonlocal dropped
+        if frame[3:-2] == bytes((0, 100)) and dropped < 2:
+            dropped += 1
+        else:
+            puppet.send(frame)
+
+    puppet.answer = drop_twice
+    async with bench.polling(unit(1, "meter", *registers(0, 100)), timeout_s=0.1, retries=0):
+        await until(lambda: {"at-0": 0, "at-100": 100} in bench.intake.of("meter"))
+    assert puppet.asked[:4] == [(1, 0), (1, 100), (1, 100), (1, 100)]
+    assert bench.intake.of("meter")[0] == {"at-0": 0}
+
+
+async def test_a_fence_parts_an_answer_that_may_still_come_from_the_next_request(bench: Bench, puppet: Puppet) -> None:
+    loop = asyncio.get_running_loop()
+    free_s = 0.0
+
+    def first_is_late(frame: bytes) -> None:
+        nonlocal free_s
+        free_s = max(free_s + 0.001, loop.time() + (0 if free_s else 0.3))
+        loop.call_at(free_s, puppet.send, frame)
+
+    puppet.answer = first_is_late
+    async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=600), timeout_s=0.2, retries=3):
+        assert await bench.intake.next_of("meter") == [{"at-0": 0, "at-100": 100}]
+    assert puppet.asked[-3:] == [(1, 0), (1, 0), (1, 100)]
+    # All that is asked for has one register: the fence's answer, with two, cannot be taken for any of it.
+    assert puppet.counts[-3:] == [1, 2, 1]
+
+
+@pytest.mark.parametrize(("code", "says"), [(6, [{"at-0": 0}]), (2, [{"at-0": 0, "at-100": 100}])])
+async def test_a_fence_that_is_refused_is_one_but_a_busy_unit_may_yet_answer_what_was_asked_before(
+    bench: Bench, puppet: Puppet, code: int, says: list[dict[str, int]]
+) -> None:
+    answers = 0
+
+    def drop_the_first_and_refuse_the_fence(frame: bytes) -> None:
+        nonlocal answers
+        answers += 1
+        if answers == 3:
+            assert puppet.counts[-1] == 2
+            puppet.send(sealed(bytes((1, 0x83, code))))
+        elif answers > 1:
+            puppet.send(frame)
+
+    puppet.answer = drop_the_first_and_refuse_the_fence
+    async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=600), timeout_s=0.1):
+        assert await bench.intake.next_of("meter") == says
+
+
+async def test_an_adapter_that_hears_itself(bench: Bench, puppet: Puppet) -> None:
+    hear = bench.wire.hear
+
+    def echo(request: bytes) -> None:
+        bench.wire.send(request)
+        hear(request)
+
+    bench.wire.hear = echo
+    puppet.silent.add((2, 0))
+    async with bench.polling(unit(1, "meter", *registers(0, 1)), unit(2, "silent"), timeout_s=0.1) as line:
+        assert await bench.intake.next_of("meter", 3) == [{"at-0": 0, "at-1": 1}] * 3
+        await until(lambda: line.state()["silent"] == {"unit": 2, "answers": False, "fault": "holding 0: no answer"})
+
+
+async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: Bench, puppet: Puppet) -> None:
+    other = sealed(bytes((9, 3, 2, 0, 77)))
+    puppet.answer = lambda frame: puppet.send(b"\x00\xff" + other + frame + b"\x00")
+    async with bench.polling(unit(1, "meter")):
+        assert await bench.intake.next_of("meter", 2) == [{"at-0": 0}] * 2
+
+
+async def test_unplugged_in_the_middle_of_an_answer(bench: Bench, puppet: Puppet) -> None:
+    puppet.answer = lambda frame: puppet.send(frame[:4])
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter", *registers(0, 1))) as line:
+            await until(lambda: bool(puppet.asked))
+            await asyncio.sleep(0.02)
+            bench.wire.unplug()
+            await until(lambda: line.closed)
+            line.report_faults()
+            line.close("twice")
+    assert bench.intake.readings == []
+    assert [entry["event"] for entry in logs] == ["serial port closed; it is opened again when it is back"]
+
+
+async def test_a_port_that_fails_as_it_is_written_to_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_fd: int, _queue: int) -> None:
+        raise termios.error(5, "Input/output error")
+
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter"), timeout_s=0.1) as line:
+            monkeypatch.setattr(termios, "tcflush", fail)
+            await until(lambda: line.closed)
+    assert [entry["reason"] for entry in logs] == ["writing failed: Input/output error"]
+
+
+async def test_a_defect_is_reported_and_gives_the_port_back(
+    bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_details: object) -> None:
+        raise ZeroDivisionError
+
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, report: reports.append(report))
+    monkeypatch.setattr(bench.intake, "event", fail)
+    async with bench.polling(unit(1, "meter"), timeout_s=0.1) as line:
+        await until(lambda: line.closed)
+    assert puppet.asked == [(1, 0)]
+    await until(lambda: bool(reports))
+    assert isinstance(reports[0]["exception"], ZeroDivisionError)
+
+
+async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> None:
+    async with bench.polling(unit(1, "meter"), timeout_s=0.05, retries=0) as line:
+        await bench.intake.next_of("meter")
+        puppet.silent.add((1, 0))
+        await until(lambda: ("device-died", "meter") in bench.intake.events)
+        assert line.state()["meter"] == {"unit": 1, "answers": False, "fault": "holding 0: no answer"}
+        readings = len(bench.intake.readings)
+        puppet.silent.clear()
+        await until(lambda: len(bench.intake.events) == 3)
+        await until(lambda: len(bench.intake.readings) > readings)
+    kinds = ["device-appeared", "device-died", "device-appeared"]
+    assert bench.intake.events == [(kind, "meter") for kind in kinds]
+    assert bench.intake.losses == Counter()
+
+
+async def test_a_unit_that_misses_a_turn_is_not_gone(bench: Bench, puppet: Puppet) -> None:
+    answers = 0
+
+    def miss_some(frame: bytes) -> None:
+        nonlocal answers
+        answers += 1
+        if answers % 3 == 0:
+            puppet.send(frame)
+
+    puppet.answer = miss_some
+    async with bench.polling(unit(1, "meter"), timeout_s=0.1, retries=0):
+        await bench.intake.next_of("meter", 4)
+    assert bench.intake.events == [("device-appeared", "meter")]
+
+
+async def test_a_silent_unit_is_asked_less_and_less_and_starves_nobody(bench: Bench, puppet: Puppet) -> None:
+    puppet.silent |= {(1, 0), (2, 0)}
+    async with bench.polling(unit(1, "a"), unit(2, "b"), unit(3, "c"), timeout_s=0.05):
+        await bench.intake.next_of("c", 80)
+    asked = Counter(number for number, _ in puppet.asked)
+    # Turn by turn it would be asked twice for each time that the other is.
+    assert asked[1] < asked[3] / 2
+    assert asked[2] < asked[3] / 2
+    # Between the turns of silent ones the other has its own.
+    turns = [number for number, _ in puppet.asked]
+    gaps = [at for at, number in enumerate(turns) if number == 3]
+    assert max(after - before for before, after in pairwise(gaps)) <= 5
+
+
+async def test_a_quick_unit_does_not_keep_a_slow_one_from_its_turn(bench: Bench, puppet: Puppet) -> None:
+    # Its answers take longer than its interval: it is always due.
+    loop = asyncio.get_running_loop()
+
+    def answer(frame: bytes) -> None:
+        loop.call_later(0.1 if frame[0] == 1 else 0, puppet.send, frame)
+
+    puppet.answer = answer
+    async with bench.polling(unit(1, "greedy"), unit(2, "modest", interval_s=0.3)):
+        await bench.intake.next_of("modest", 5)
+    assert len(bench.intake.of("greedy")) > 5
+
+
+async def test_a_request_that_is_ignored_does_not_cost_the_others(
+    bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modbus_line, "LATE_S_MAX", 0.2)
+    puppet.silent.add((1, 0))
+    async with bench.polling(unit(1, "meter", *registers(0, 100, 200)), timeout_s=0.05) as line:
+        said = await bench.intake.next_of("meter", 3)
+        assert line.state()["meter"] == {"unit": 1, "answers": True, "fault": "holding 0: no answer"}
+    assert said == [{"at-100": 100, "at-200": 200}] * 3
+    assert bench.intake.events == [("device-appeared", "meter")]
+
+
+async def test_while_the_buffer_takes_nothing_nobody_is_asked(bench: Bench, puppet: Puppet) -> None:
+    async with bench.polling(unit(1, "meter"), timeout_s=0.2):
+        await bench.intake.next_of("meter")
+        bench.intake.holding = True
+        await until(lambda: bench.intake.losses["meter", "cannot-wait"] >= 3)
+        asked = len(puppet.asked)
+        await until(lambda: bench.intake.losses["meter", "cannot-wait"] >= 6)
+        assert len(puppet.asked) == asked
+        bench.intake.holding = False
+        await bench.intake.next_of("meter")
+        assert puppet.asked[asked:]
+
+
+async def test_a_reading_that_is_not_stored_is_counted(bench: Bench, puppet: Puppet) -> None:
+    bench.intake.stores = False
+    async with bench.polling(unit(1, "meter"), timeout_s=0.2):
+        await bench.intake.next_of("meter", 2)
+    assert bench.intake.losses == {("meter", "cannot-wait"): len(puppet.asked)}
+
+
+async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet: Puppet) -> None:
+    babbling = True
+
+    async def babble() -> None:
+        while babbling:
+            bench.wire.send(b"\x55" * 64)
+            await asyncio.sleep(0.002)
+
+    task = asyncio.create_task(babble())
+    async with bench.polling(unit(1, "meter"), timeout_s=0.1, baud=300) as line:
+        fault = "the line is never silent: something else sends on it"
+        await until(lambda: line.state()["meter"] == {"unit": 1, "answers": False, "fault": fault})
+        assert puppet.asked == []
+        babbling = False
+        await task
+        assert await bench.intake.next_of("meter") == [{"at-0": 0}]
+
+
+@pytest.mark.parametrize(("parity", "letter"), [("none", "N"), ("even", "E"), ("odd", "O")])
+async def test_the_port_is_opened_as_configured(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, parity: str, letter: str
+) -> None:
+    def opens(*arguments: object) -> serial.Serial:
+        assert arguments == (str(bench.wire.port), 19_200, letter, 2)
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(modbus_line, "open_port", opens)
+    described = {
+        "port": str(bench.wire.port),
+        "units": [{"unit": 1, "device": "meter", "registers": []}],
+        "baud": 19_200,
+        "parity": parity,
+        "stop_bits": 2,
+    }
+    settings = msgspec.convert(described, SerialModbusSettings)
+    line = ModbusLine(settings.port, settings, "device/{device}/{stream}", bench.intake, now_us)
+    with pytest.raises(PermissionError):
+        await line.open()
+    line.close()
+
+
+METER = """
+[serial]
+scan_interval_s = 0.05
+
+[[serial.modbus]]
+port = "{port}"
+baud = 9600
+parity = "none"
+
+[[serial.modbus.units]]
+unit = 1
+device = "meter"
+interval_s = 0.1
+registers = [
+  {{ name = "volts", address = 0, table = "input", type = "f32" }},
+  {{ name = "amps", address = 6, table = "input", type = "f32" }},
+]
+
+[[serial.modbus.units]]
+unit = 2
+device = "climate"
+stream = "air"
+interval_s = 0.1
+registers = [
+  {{ name = "celsius", address = 1, table = "input", type = "s16", scale = 0.1 }},
+  {{ name = "humidity", address = 2, table = "input", scale = 0.1 }},
+]
+"""
+
+
+def test_a_gateway_without_modbus_does_not_load_its_library() -> None:
+    assert "pymodbus" not in imported_by("gateway.ingress_serial", "gateway.pipeline", "gateway.check")
+
+
+def test_of_the_library_neither_client_nor_server_is_loaded() -> None:
+    program = "import sys, gateway.modbus_line; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program]).decode().split()
+    assert not {"pymodbus.client", "pymodbus.server"} & set(loaded)
+
+
+async def test_through_a_real_gateway_into_its_buffer(bench: Bench, tmp_path: Path) -> None:
+    mqtt_port = free_port()
+    config = write_config(tmp_path, "127.0.0.1:1", mqtt_port, "test", METER.format(port=bench.wire.port))
+
+    async def sluice(*command: str) -> str:
+        words: list[str | Path] = [SLUICE, *command, "--config", config]
+        # In a thread: the units answer on this loop.
+        return await asyncio.to_thread(lambda: subprocess.check_output(words, timeout=DEADLINE_S).decode())
+
+    async def stored() -> dict[str, list[dict[str, Any]]]:
+        found: dict[str, list[dict[str, Any]]] = {"meter": [], "climate": []}
+        for row in map(msgspec.json.decode, (await sluice("buffer", "export")).splitlines()):
+            if row["type"] == "sluice.reading":
+                found[row["device"]].append(row)
+        return found
+
+    async def wait_for(count: int) -> dict[str, list[dict[str, Any]]]:
+        async with asyncio.timeout(DEADLINE_S):
+            while min(map(len, (found := await stored()).values())) < count:
+                await asyncio.sleep(0.1)
+        return found
+
+    volts, amps = words_of("f32", 230.2, "high-first"), words_of("f32", 0.35, "high-first")
+    meter = holding(1, block(0, *volts, 0, 0, 0, 0, *amps))
+    async with server(bench, meter, holding(2, block(1, 0xFFC7, 481))):
+        with daemon(config, mqtt_port):
+            found = await wait_for(3)
+            status = msgspec.json.decode(await sluice("status", "--json"))
+            # Gone, and back as another port of the same name.
+            hear, port = bench.wire.hear, bench.wire.port
+            bench.wire.unplug()
+            bench.wire = Wire(port)
+            bench.wire.hear = hear
+            await wait_for(1 + max(map(len, (await stored()).values())))
+    assert {row["payload"] for row in found["meter"]} == {'{"volts":230.2,"amps":0.35}'}
+    assert {row["payload"] for row in found["climate"]} == {'{"celsius":-5.7,"humidity":48.1}'}
+    assert {row["subject"] for rows in found.values() for row in rows} == {str(port)}
+    (told,) = status["daemon"]["serial"]["ports"].values()
+    assert told["units"] == {
+        "meter": {"unit": 1, "answers": True, "fault": None},
+        "climate": {"unit": 2, "answers": True, "fault": None},
+    }
+    assert told["acknowledges"] is False
+
+
+ASKED = sealed(struct.pack(">BBHH", 17, 3, 0x0200, 2))
+(REQUEST,) = requests(registers(0x0200, 0x0201))
+
+
+@given(st.binary(min_size=4, max_size=4), st.sampled_from([b"", ASKED]), st.binary(max_size=20), st.binary(max_size=20))
+def test_an_answer_is_found_among_other_bytes(data: bytes, echo: bytes, before: bytes, after: bytes) -> None:
+    frame = sealed(bytes((17, 3, 4)) + data)
+    assert find_answer(echo + before + frame + after, ASKED, REQUEST) == Answer(data)
+
+
+@given(st.binary(min_size=4, max_size=4), st.integers(0, 9 * 8 - 1))
+def test_no_answer_with_one_wrong_bit_is_taken(data: bytes, bit: int) -> None:
+    frame = bytearray(sealed(bytes((17, 3, 4)) + data))
+    frame[bit // 8] ^= 1 << bit % 8
+    assert find_answer(bytes(frame), ASKED, REQUEST) is None
+
+
+@given(st.binary(min_size=4, max_size=4), st.integers(0, 8))
+def test_no_part_of_an_answer_is_taken(data: bytes, length: int) -> None:
+    assert find_answer(sealed(bytes((17, 3, 4)) + data)[:length], ASKED, REQUEST) is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        ASKED,
+        sealed(bytes((18, 3, 4, 0, 1, 0, 2))),
+        sealed(bytes((17, 4, 4, 0, 1, 0, 2))),
+        sealed(bytes((17, 3, 2, 0, 1))),
+        sealed(bytes((17, 0x84, 2))),
+        sealed(bytes((0, 3, 4, 0, 1, 0, 2))),
+    ],
+    ids=["echo", "other-unit", "other-function", "other-length", "refusal-of-another-function", "broadcast"],
+)
+def test_what_is_no_answer_to_this_request(frame: bytes) -> None:
+    assert find_answer(frame, ASKED, REQUEST) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "table", "address"), [(4, "holding", 688), (17, "input", 673), (84, "coil", 499), (169, "discrete", 354)]
+)
+def test_an_echo_that_reads_as_an_answer_is_none(number: int, table: str, address: int) -> None:
+    value = {"name": "x", "address": address, "table": table, "type": "u16" if table in ("holding", "input") else "bit"}
+    (request,) = requests([msgspec.convert(value, ModbusRegister)])
+    asked = sealed(struct.pack(">BBHH", number, request.function, address, 1))
+    # Its first bytes are an answer in every other respect.
+    length = 5 + request.data_bytes
+    assert sealed(asked[: length - 2]) == asked[:length]
+    for noise in (b"", b"\x00", b"\xff\x00"):
+        for heard in range(len(asked) + 1):
+            assert find_answer(noise + asked[:heard], asked, request) is None
+        assert find_answer(noise + asked[:-1] + b"\x00", asked, request) is None
+        data = b"\x00" * request.data_bytes
+        answer = sealed(bytes((number, request.function, len(data))) + data)
+        assert find_answer(noise + asked + answer, asked, request) == Answer(data)
+
+
+def test_a_refusal_is_an_answer() -> None:
+    assert find_answer(sealed(bytes((17, 0x83, 2))), ASKED, REQUEST) == Answer(b"", 2)

@@ -1,0 +1,262 @@
+"""A text sensor's stream of bytes cut into lines: split anywhere, noisy, endless, joined in the middle."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.settings import SerialTextSettings
+from gateway.text_formats import nmea_checksum
+from gateway.text_link import (
+    UNREADABLE_FIRST,
+    UNREADABLE_INTERVAL_US,
+    TextEvent,
+    TextLink,
+    TextReadings,
+    Uncollected,
+    Unreadable,
+)
+
+LINE_BYTES_MAX = 64
+
+
+def link(line_format: str = "key=value", **rest: object) -> TextLink:
+    settings = SerialTextSettings(
+        port="/dev/ttyUSB*",
+        device="attic",
+        format=line_format,  # type: ignore[arg-type]
+        line_bytes_max=LINE_BYTES_MAX,
+        **rest,  # type: ignore[arg-type]
+    )
+    return TextLink("/dev/ttyUSB0", settings, "device/{device}/{stream}")
+
+
+def joined(line_format: str = "key=value", **rest: object) -> TextLink:
+    """A link that has seen the end of a line."""
+    joined = link(line_format, **rest)
+    assert joined.receive(b"\n", 0) == []
+    return joined
+
+
+def payloads(events: Iterable[TextEvent]) -> list[str]:
+    return [
+        reading.payload.decode() for event in events if isinstance(event, TextReadings) for reading in event.readings
+    ]
+
+
+def unread(events: Iterable[TextEvent]) -> Counter[str]:
+    """Lines that were no readings, kept or only counted, by reason."""
+    counted: Counter[str] = Counter()
+    for event in events:
+        match event:
+            case Unreadable():
+                counted[event.reason] += 1
+            case Uncollected():
+                counted[event.reason] += event.count
+    return counted
+
+
+def sentence(content: bytes) -> bytes:
+    return b"$%b*%02X" % (content, nmea_checksum(content))
+
+
+def test_a_reading_has_its_topic_its_port_and_the_time_of_the_bytes_that_ended_its_line() -> None:
+    sensor = joined()
+    assert sensor.device == "attic"
+    assert sensor.receive(b"t=21.50 h=", 1_000) == []
+    (event,) = sensor.receive(b"40\r\nt=", 2_000)
+    assert isinstance(event, TextReadings)
+    (reading,) = event.readings
+    assert (reading.topic, reading.subject, reading.received_us) == ("device/attic/text", "/dev/ttyUSB0", 2_000)
+    assert reading.payload == b'{"t":21.50,"h":40}'
+    assert (reading.device_boot, reading.device_sequence, reading.tick_ms, reading.event_us) == (None, None, None, None)
+
+
+def test_lines_end_in_any_way_and_blank_ones_are_nothing() -> None:
+    sensor = joined()
+    assert payloads(sensor.receive(b"a=1\nb=2\rc=3\r\n\r\n  \n\0\0d=4\0\r\n\x02e=5\x03\r", 0)) == [
+        '{"a":1}',
+        '{"b":2}',
+        '{"c":3}',
+        '{"d":4}',
+        '{"e":5}',
+    ]
+    assert not sensor.faults
+
+
+def test_the_line_that_was_joined_in_the_middle_is_no_fault() -> None:
+    sensor = link()
+    assert payloads(sensor.receive(b"emp=21.5\nt=21.6\n", 0)) == ['{"t":21.6}']
+    assert not sensor.faults
+
+
+def test_where_a_line_proves_that_it_is_whole_the_first_one_counts() -> None:
+    assert payloads(link("json").receive(b'{"t":1}\n', 0)) == ['{"t":1}']
+    assert payloads(link("nmea").receive(sentence(b"WIMTW,17.5") + b"\n", 0)) == ['{"sentence":"WIMTW","1":17.5}']
+    for line_format, half in (("json", b'"t":1}\n'), ("nmea", sentence(b"WIMTW,17.5")[4:] + b"\n")):
+        sensor = link(line_format)
+        assert sensor.receive(half, 0) == []
+        assert not sensor.faults
+
+
+def test_unreadable_lines_are_kept_once_a_second_and_counted_beyond() -> None:
+    sensor = joined("key:value")
+    banner = b"DHTxx test!\r\nready\r\nT: 21.5\r\n"
+    assert sensor.receive(banner, 0) == [
+        *[event for event in sensor_events(banner) if isinstance(event, TextReadings)],
+        Unreadable(b"DHTxx test!", "no-pairs"),
+        Uncollected("no-pairs", 1),
+    ]
+    assert sensor.receive(b"T:1 T:2\nready\nready\n", UNREADABLE_INTERVAL_US - 1) == [
+        Uncollected("repeated-name", 1),
+        Uncollected("no-pairs", 2),
+    ]
+    assert sensor.receive(b"ready\n", UNREADABLE_INTERVAL_US) == [Unreadable(b"ready", "no-pairs")]
+    assert sensor.faults == {"no-pairs": 5, "repeated-name": 1}
+
+
+def test_a_sensor_that_writes_what_nobody_can_read_fills_neither_the_quarantine_nor_the_uplink() -> None:
+    sensor = joined("key:value")
+    day_s = 24 * 60 * 60
+    kept = 0
+    for second in range(0, day_s, 1):
+        kept += sum(isinstance(event, Unreadable) for event in sensor.receive(b"ready\n", second * 1_000_000))
+    assert sensor.faults == {"no-pairs": day_s}
+    assert UNREADABLE_FIRST < kept <= UNREADABLE_FIRST + day_s // 60
+
+
+def sensor_events(data: bytes) -> list[TextEvent]:
+    return joined("key:value").receive(data, 0)
+
+
+def test_a_line_of_the_longest_length_is_read_and_a_longer_one_told_before_its_end() -> None:
+    sensor = joined()
+    longest = b"t=" + b"9" * (LINE_BYTES_MAX - 2)
+    assert len(payloads(sensor.receive(longest + b"\n", 0))) == 1
+    assert sensor.receive(longest, 0) == []
+    assert sensor.receive(b"99", 0) == [Unreadable(longest, "line-too-long")]
+    # What follows is part of it, up to its end.
+    assert sensor.receive(b" t=5" * 1000, 0) == []
+    assert payloads(sensor.receive(b" t=5\nt=6\n", 0)) == ['{"t":6}']
+    assert sensor.faults == {"line-too-long": 1}
+
+
+def test_a_flood_without_a_line_s_end_is_one_fault_even_as_the_first_thing_heard() -> None:
+    sensor = link()
+    events = [event for _ in range(1000) for event in sensor.receive(bytes(range(32, 96)) * 100, 0)]
+    assert [type(event) for event in events] == [Unreadable]
+    assert sensor.faults == {"line-too-long": 1}
+
+
+@pytest.mark.parametrize(
+    ("line_format", "readings_max"), [("json", 0), ("nmea", 0), ("key=value", 5), ("key:value", 5)]
+)
+def test_a_megabyte_of_noise_is_next_to_nothing_where_lines_carry_no_checksum(
+    line_format: str, readings_max: int
+) -> None:
+    sensor = joined(line_format)
+    events = sensor.receive(random.Random(20_26).randbytes(1_000_000), 0)  # noqa: S311 - a seed, not a secret
+    assert len(payloads(events)) <= readings_max
+    assert sensor.faults.total() > 1000
+    assert sum(isinstance(event, Unreadable) for event in events) == 1
+
+
+def heard_at(sent_baud: int, heard_baud: int, data: bytes) -> bytes:
+    """What a UART makes of bytes (8N1) that come at another speed: it samples each bit in its middle."""
+    bits = [1] * 20 + [bit for byte in data for bit in (0, *((byte >> place) & 1 for place in range(8)), 1)] + [1] * 20
+
+    def level(time_s: float) -> int:
+        position = int(time_s * sent_baud)
+        return bits[position] if position < len(bits) else 1
+
+    heard = bytearray()
+    bit_s = 1 / heard_baud
+    now_s = 0.0
+    while now_s * sent_baud < len(bits):
+        if level(now_s):
+            now_s += bit_s / 16
+            continue
+        heard.append(sum(level(now_s + (place + 1.5) * bit_s) << place for place in range(8)))
+        now_s += 9.5 * bit_s
+    return bytes(heard)
+
+
+@pytest.mark.parametrize("line_format", ["key=value", "key:value", "json", "nmea"])
+@pytest.mark.parametrize("heard_baud", [2400, 4800, 19200, 38400, 115_200])
+def test_the_wrong_baud_rate_makes_no_readings(line_format: str, heard_baud: int) -> None:
+    sent = b"t=21.50 h=40\r\nT: 21.50 H: 40\r\n" + b'{"t":1}\r\n' + sentence(b"WIMTW,17.5") + b"\r\n"
+    assert len(payloads(joined(line_format).receive(heard_at(9600, 9600, sent), 0))) == 1
+    sensor = joined(line_format)
+    events = sensor.receive(heard_at(9600, heard_baud, sent * 30), 0)
+    assert payloads(events) == []
+    assert sensor.faults
+
+
+def test_gps_bursts_with_wrong_checksums_lose_what_is_damaged_and_no_more() -> None:
+    sensor = joined("nmea", sentences={"RMC": ("time", "valid", "latitude", "", "longitude")})
+    good = sentence(b"GPRMC,123519,A,4807.038,N,01131.000,E")
+    other = sentence(b"GPGSV,1,1,00")
+    damaged = good.replace(b"4807", b"4808")
+    events = sensor.receive(b"\r\n".join((good, other, damaged, good[:20], other[:9] + good, good, b"")), 0)
+    assert len(payloads(events)) == 2
+    assert json.loads(payloads(events)[0]) == {
+        "sentence": "GPRMC",
+        "time": 123519,
+        "valid": "A",
+        "latitude": 4807.038,
+        "longitude": 1131.0,
+    }
+    assert unread(events) == {"nmea-checksum": 2, "nmea-without-checksum": 1}
+
+
+FORMATS = [
+    ("key=value", {}),
+    ("key:value", {}),
+    ("json", {}),
+    ("nmea", {}),
+    ("csv", {"columns": ("a", "", "b"), "delimiter": ";"}),
+]
+STREAMS = st.lists(
+    st.binary(max_size=30)
+    | st.sampled_from(
+        [
+            b"\n",
+            b"\r",
+            b"\r\n",
+            b"\0",
+            b"t=1 h=2",
+            b"t: 1 \xb0C",
+            b'{"t":1}',
+            b"1;2;3",
+            sentence(b"WIMTW,1"),
+            b"x" * LINE_BYTES_MAX,
+        ]
+    ),
+    max_size=30,
+).map(b"".join)
+
+
+@given(st.sampled_from(FORMATS), STREAMS, st.lists(st.integers(0, 1000), max_size=20))
+def test_any_bytes_in_any_split_give_the_same(
+    line_format: tuple[str, dict[str, object]], stream: bytes, cuts: Sequence[int]
+) -> None:
+    name, rest = line_format
+    whole = link(name, **rest)
+    expected = whole.receive(stream, 0)
+    split = link(name, **rest)
+    positions = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
+    events: list[TextEvent] = []
+    for start, end in pairwise(positions):
+        events += split.receive(stream[start:end], 0)
+        # Bounded: nothing but the line that has not ended is held.
+        assert len(split._partial) <= LINE_BYTES_MAX
+    assert payloads(events) == payloads(expected)
+    assert unread(events) == unread(expected) == whole.faults == split.faults
+    assert [event for event in events if isinstance(event, Unreadable)] == [
+        event for event in expected if isinstance(event, Unreadable)
+    ]
