@@ -61,6 +61,11 @@ class Hello:
     firmware: str
     streams: tuple[str, ...]
 
+    @property
+    def run(self) -> int:
+        """What names this run in DATA and ACK: the boot counter alone begins again in an erased EEPROM."""
+        return self.boot ^ self.incarnation
+
     def to_bytes(self) -> bytes:
         """The content, without CRC. Raises ValueError where a field does not fit."""
         head = _pack(
@@ -97,7 +102,8 @@ class Data:
     """One sample. `tick_ms` is the sensor's clock when it was taken."""
 
     TYPE: ClassVar[int] = 0x02
-    boot: int
+    run: int
+    """See `Hello.run`."""
     sequence: int
     oldest: int
     tick_ms: int
@@ -108,7 +114,7 @@ class Data:
         """The content, without CRC. Raises ValueError where a field does not fit."""
         if len(self.payload) > PAYLOAD_BYTES_MAX:
             raise ValueError(f"a payload of {len(self.payload)} bytes; at most {PAYLOAD_BYTES_MAX} fit")
-        head = _pack(_DATA, self.TYPE, self.boot, self.sequence, self.oldest, self.tick_ms, self.stream)
+        head = _pack(_DATA, self.TYPE, self.run, self.sequence, self.oldest, self.tick_ms, self.stream)
         return head + self.payload
 
     @classmethod
@@ -116,8 +122,8 @@ class Data:
         """Parse the content. Raises FrameError."""
         if not _DATA.size <= len(content) <= _DATA.size + PAYLOAD_BYTES_MAX:
             raise FrameError(Defect.BAD_FIELDS)
-        _, boot, sequence, oldest, tick_ms, stream = _DATA.unpack_from(content)
-        return cls(boot, sequence, oldest, tick_ms, stream, content[_DATA.size :])
+        _, run, sequence, oldest, tick_ms, stream = _DATA.unpack_from(content)
+        return cls(run, sequence, oldest, tick_ms, stream, content[_DATA.size :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +131,20 @@ class Ack:
     """Every sequence below `next` is on disk or known to be lost; bit i: so is `next + 1 + i` on disk."""
 
     TYPE: ClassVar[int] = 0x03
-    boot: int
+    run: int
+    """See `Hello.run`."""
     next: int
     bitmap: int
 
     def to_bytes(self) -> bytes:
         """The content, without CRC. Raises ValueError where a field does not fit."""
-        return _pack(_ACK, self.TYPE, self.boot, self.next, self.bitmap)
+        return _pack(_ACK, self.TYPE, self.run, self.next, self.bitmap)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Parse the content. Raises FrameError."""
-        _, boot, following, bitmap = _unpack(_ACK, content)
-        return cls(boot, following, bitmap)
+        _, run, following, bitmap = _unpack(_ACK, content)
+        return cls(run, following, bitmap)
 
 
 @dataclass(frozen=True, slots=True)

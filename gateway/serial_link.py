@@ -250,9 +250,9 @@ class SerialLink:
 
     def _receive_data(self, data: Data, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
         run = self._run
-        if run is None or data.boot != run.hello.boot:
+        if run is None or data.run != run.hello.run:
             refused = self._refused_hello
-            if refused is None or data.boot != refused.boot:
+            if refused is None or data.run != refused.run:
                 self._hello_wanted = True
             return []
         # A sensor that sends a sequence still held it, whatever it says of the oldest.
@@ -378,7 +378,7 @@ class _Run:
 
     def ack(self) -> Ack:
         bitmap = sum(1 << (sequence - self.next - 1) for sequence in self._on_disk)
-        return Ack(self.hello.boot, self.next, bitmap)
+        return Ack(self.hello.run, self.next, bitmap)
 
     def _advance(self) -> list[LinkEvent]:
         """Move `next` past what is on disk or lost; give what is found lost. In steps of ranges, not of ones."""

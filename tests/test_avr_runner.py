@@ -64,11 +64,11 @@ class Listener:
             if self.hello is None or (frame.boot, frame.incarnation) != (self.hello.boot, self.hello.incarnation):
                 self.samples, self.ticks = self.stored.setdefault(_boot(frame), {}), {}
             self.hellos.append(frame)
-            self.port.write(encode_frame(Ack(frame.boot, self._following(frame.oldest), 0)))
-        elif isinstance(frame, Data) and self.hello is not None and frame.boot == self.hello.boot:
+            self.port.write(encode_frame(Ack(frame.run, self._following(frame.oldest), 0)))
+        elif isinstance(frame, Data) and self.hello is not None and frame.run == self.hello.run:
             self.samples[frame.sequence] = frame.payload
             self.ticks[frame.sequence] = frame.tick_ms
-            self.port.write(encode_frame(Ack(frame.boot, self._following(frame.oldest), 0)))
+            self.port.write(encode_frame(Ack(frame.run, self._following(frame.oldest), 0)))
         elif isinstance(frame, Data):
             self.port.write(encode_frame(HelloRequest()))
 

@@ -65,7 +65,7 @@ class GatewayEnd:
     port: serial.Serial
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
     frames: list[Frame] = field(default_factory=list)
-    boot: int = 0
+    run: int = 0
     received: set[int] = field(default_factory=set)
     """Every sequence that ever came."""
 
@@ -73,7 +73,7 @@ class GatewayEnd:
         self.port.write(encode_frame(frame))
 
     def ack(self, following: int, bitmap: int = 0) -> None:
-        self.send(Ack(self.boot, following, bitmap))
+        self.send(Ack(self.run, following, bitmap))
 
     def of(self, kind: type[F]) -> list[F]:
         return [frame for frame in self.frames if isinstance(frame, kind)]
@@ -109,7 +109,7 @@ class GatewayEnd:
         self.until(lambda: self.of(Hello))
         hello = self.of(Hello)[0]
         self.frames.clear()
-        self.boot = hello.boot
+        self.run = hello.run
         self.ack(hello.oldest)
         return hello
 
@@ -260,7 +260,7 @@ def test_hello_is_repeated_until_acknowledged_and_given_when_asked_for(bench: Be
     line = bench.on()
     line.until(lambda: len(line.of(Hello)) >= 3)
     assert not line.of(Data), "nothing but HELLO before the gateway has answered"
-    line.boot = line.of(Hello)[0].boot
+    line.run = line.of(Hello)[0].run
     line.ack(0)
     line.until_samples(1)
     greetings = len(line.of(Hello))
@@ -280,7 +280,7 @@ def test_samples_come_in_order_with_tick_and_json(bench: Bench) -> None:
         line.ack(line.of(Data)[-1].sequence + 1)
     data = line.of(Data)
     assert [each.sequence for each in data] == list(range(len(data)))
-    assert {each.boot for each in data} == {line.boot}
+    assert {each.run for each in data} == {line.run}
     assert all(abs(b.tick_ms - a.tick_ms - 50) <= 1 for a, b in pairwise(data))
     for each in data:
         assert 10 < json.loads(each.payload)["celsius"] < 30
@@ -328,7 +328,7 @@ def test_answers_for_another_run_are_ignored(bench: Bench) -> None:
     line = bench.on()
     line.introduce()
     line.until_samples(2)
-    line.send(Ack(line.boot + 1, 2, 0))
+    line.send(Ack(line.run + 1, 2, 0))
     line.ack(1000)
     line.tick_ms(1)
     line.frames.clear()
@@ -426,7 +426,7 @@ def test_garbage_and_frames_that_are_too_long_do_no_harm(bench: Bench) -> None:
     noise = random.Random(11)  # noqa: S311 - repeatable
     line = bench.on()
     line.introduce()
-    wrong_crc = bytearray(encode_frame(Ack(line.boot, 3, 0)))
+    wrong_crc = bytearray(encode_frame(Ack(line.run, 3, 0)))
     wrong_crc[5] ^= 0x10
     nonces = range(10)
     for nonce in nonces:

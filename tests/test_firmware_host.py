@@ -63,16 +63,16 @@ def test_what_the_serial_link_sends_is_what_the_gateway_reads(host: ctypes.CDLL,
     board.write_eeprom((tmp_path / "s1.eeprom").read_bytes())
     board.start(seed=99, now_ms=2**32 - 100)
     decoder = FrameDecoder()
-    frames = decoder.feed(board.turn(2**32 - 99))
+    frames = decoder.feed(board.turn(2**32 - 99) + board.turn(2**32 - 90))
     ((boot, incarnation),) = board.boots
     assert frames == [Hello(boot, incarnation, 1, 0, 0, "boiler-ä", "sluice-avr 0.1.0", ("thermo",))]
     # HELLO is still leaving for a while.
-    board.turn(2**32 - 40, encode_frame(Ack(boot, 0, 0)))
+    board.turn(2**32 - 40, encode_frame(Ack(boot ^ incarnation, 0, 0)))
     board.take(-5)
     sent = board.turn(2**32 + 10, encode_frame(Probe(0xFFFFFFFF)))
     sent += board.turn(2**32 + 50) + board.turn(2**32 + 100, encode_frame(HelloRequest())) + board.turn(2**32 + 200)
     frames = decoder.feed(sent)
-    assert Data(boot, 0, 0, 2**32 - 40, 0, b'{"celsius":-0.05}') in frames
+    assert Data(boot ^ incarnation, 0, 0, 2**32 - 40, 0, b'{"celsius":-0.05}') in frames
     assert Reply(0xFFFFFFFF, 2**32 - 40, 0) in frames
     assert sum(isinstance(each, Hello) for each in frames) == 1
     assert not decoder.defects

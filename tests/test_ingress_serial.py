@@ -34,6 +34,7 @@ from gateway.settings import (
 )
 from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
 
+INCARNATION = 0x1A2B3C4D
 DEADLINE_S = 20.0
 FrameType = TypeVar("FrameType", bound=Frame)
 
@@ -85,6 +86,7 @@ class PtySensor:
         self.port = port
         self.device = device
         self.boot = boot
+        self.run = boot ^ INCARNATION
         self.heard: list[Frame] = []
         self._decoder = FrameDecoder()
         self._master, self._slave = os.openpty()
@@ -124,11 +126,11 @@ class PtySensor:
 
     async def hello(self, oldest: int = 0) -> None:
         await self.opened()
-        await self.send(Hello(self.boot, 0x1A2B3C4D, 2, oldest, oldest, self.device, "1.0", ("thermo",)))
-        assert await self.expect(Ack) == Ack(self.boot, oldest, 0)
+        await self.send(Hello(self.boot, INCARNATION, 2, oldest, oldest, self.device, "1.0", ("thermo",)))
+        assert await self.expect(Ack) == Ack(self.run, oldest, 0)
 
     def data(self, sequence: int, oldest: int = 0) -> Data:
-        return Data(self.boot, sequence, oldest, 1000 * sequence, 0, b"%d" % sequence)
+        return Data(self.run, sequence, oldest, 1000 * sequence, 0, b"%d" % sequence)
 
     async def jam(self) -> None:
         """Fill the line from the gateway to here, with zeros that end no frame."""
@@ -219,10 +221,10 @@ async def test_a_reading_is_acknowledged_after_its_commit_and_not_before(bench: 
     assert (reading.topic, reading.subject) == ("device/attic/thermo", str(sensor.port))
     assert (reading.device_boot, reading.device_sequence, reading.payload) == ("7-1a2b3c4d", 0, b"0")
     # A later HELLO is answered at once, and that ACK still does not cover the reading.
-    await sensor.send(Hello(7, 0x1A2B3C4D, 2, 0, 1, "attic", "1.0", ("thermo",)))
-    assert await sensor.expect(Ack) == Ack(7, 0, 0)
+    await sensor.send(Hello(7, INCARNATION, 2, 0, 1, "attic", "1.0", ("thermo",)))
+    assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 0, 0)
     done(True)
-    assert await sensor.expect(Ack) == Ack(7, 1, 0)
+    assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
 
 
 async def test_a_commit_that_failed_is_not_acknowledged_and_the_repetition_is_taken(bench: Bench) -> None:
@@ -234,7 +236,7 @@ async def test_a_commit_that_failed_is_not_acknowledged_and_the_repetition_is_ta
     await sensor.send(sensor.data(0))
     _, done = await bench.intake.next()
     done(True)
-    assert await sensor.expect(Ack) == Ack(7, 1, 0)
+    assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
 
 
 async def test_a_hello_is_reported_with_the_reason_of_the_reset(bench: Bench) -> None:
@@ -267,7 +269,7 @@ async def test_two_sensors_and_one_that_comes_later(bench: Bench) -> None:
         (reading,), done = await bench.intake.next()
         assert reading.topic == f"device/{sensor.device}/thermo"
         done(True)
-        assert await sensor.expect(Ack) == Ack(sensor.boot, 1, 0)
+        assert await sensor.expect(Ack) == Ack(sensor.run, 1, 0)
 
 
 async def test_unplugged_in_the_middle_of_a_frame_and_plugged_in_again(bench: Bench) -> None:
@@ -288,7 +290,7 @@ async def test_unplugged_in_the_middle_of_a_frame_and_plugged_in_again(bench: Be
         readings, done = await bench.intake.next()
         assert [reading.device_sequence for reading in readings] == [0, 1]
         done(True)
-        assert await sensor.expect(Ack) == Ack(7, 2, 0)
+        assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 2, 0)
     assert len([line for line in logs if line["event"].startswith("serial port closed")]) == 1
     assert bench.intake.losses == []
 
@@ -304,7 +306,7 @@ async def test_what_the_sensors_ring_dropped_is_reported_as_lost(bench: Bench) -
 async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:
     sensor = bench.plug()
     await sensor.opened()
-    await sensor.send(Hello(7, 0x1A2B3C4D, 2, 0, 0, "attic", "1.0", ("thermo",)))
+    await sensor.send(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
     assert await sensor.expect(Probe) == Probe(0xC0FFEE)
     await sensor.send(Reply(0xC0FFEE, 0, 500), sensor.data(0))
     (reading,), _ = await bench.intake.next()
@@ -378,7 +380,7 @@ async def test_garbage_costs_nothing_and_is_reported_once_a_minute(bench: Bench)
         await sensor.send(sensor.data(0))
         _, done = await bench.intake.next()
         done(True)
-        assert await sensor.expect(Ack) == Ack(7, 1, 0)
+        assert await sensor.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
 
         def reports() -> list[object]:
             return [line["faults"] for line in logs if line["event"].startswith("serial frames")]
@@ -408,14 +410,14 @@ async def test_a_sensor_that_does_not_read_holds_up_nobody(bench: Bench, monkeyp
     (reading,), done = await bench.intake.next()
     done(True)
     assert reading.topic == "device/other/thermo"
-    assert await other.expect(Ack) == Ack(7, 1, 0)
+    assert await other.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
 
     # What waited is sent when the line takes it again.
-    assert await deaf.expect(Ack) == Ack(7, 1, 0)
+    assert await deaf.expect(Ack) == Ack(7 ^ INCARNATION, 1, 0)
     await deaf.send(deaf.data(1))
     _, done = await bench.intake.next()
     done(True)
-    assert await deaf.expect(Ack) == Ack(7, 2, 0)
+    assert await deaf.expect(Ack) == Ack(7 ^ INCARNATION, 2, 0)
     # And nothing is left going round: an idle ingress looks at the clock at its scans only.
     looked = bench.looked
     await asyncio.sleep(0.1)
@@ -709,7 +711,7 @@ async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) ->
         await quiet.send(quiet.data(sequence))
         _, done = await bench.intake.next()
         done(True)
-        assert await quiet.expect(Ack) == Ack(7, sequence + 1, 0)
+        assert await quiet.expect(Ack) == Ack(7 ^ INCARNATION, sequence + 1, 0)
         await asyncio.sleep(0.02)
     task.cancel()
     windows = (time.monotonic() - begun) * 1e6 / serial_line.FLOOD_WINDOW_US + 1

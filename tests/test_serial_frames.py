@@ -36,7 +36,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Reply, U32, U32, st.integers(0, 999)),
     st.builds(HelloRequest),
 )
-DATA = Data(boot=7, sequence=1, oldest=0, tick_ms=1234, stream=0, payload=b'{"t":21.5}')
+DATA = Data(run=7, sequence=1, oldest=0, tick_ms=1234, stream=0, payload=b'{"t":21.5}')
 
 
 def wire(content: bytes) -> bytes:

@@ -48,6 +48,7 @@ HELLO = Hello(
     firmware="1.0",
     streams=("thermo", "door"),
 )
+RUN = HELLO.run
 START_US = 1_000_000
 NONCE = 0xC0FFEE
 
@@ -67,12 +68,12 @@ def answers(link: SerialLink, now_us: int = START_US) -> list[Frame]:
 def known_link(hello: Hello = HELLO) -> SerialLink:
     link = new_link()
     send(link, hello)
-    assert answers(link) == [Probe(NONCE), Ack(hello.boot, hello.oldest, 0)]
+    assert answers(link) == [Probe(NONCE), Ack(hello.run, hello.oldest, 0)]
     return link
 
 
 def data(sequence: int, oldest: int = 0, *, boot: int = 7, stream: int = 0) -> Data:
-    return Data(boot, sequence, oldest, 1000 + sequence % 1000, stream, b'{"t":%d}' % sequence)
+    return Data(boot ^ HELLO.incarnation, sequence, oldest, 1000 + sequence % 1000, stream, b'{"t":%d}' % sequence)
 
 
 def only(events: list[LinkEvent]) -> Received:
@@ -85,7 +86,7 @@ def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     link = new_link()
     hello = Identified("attic", "7-1a2b3c4d", "1.0", 1, ("thermo", "door"), HELLO.oldest, HELLO.next)
     assert send(link, HELLO) == [hello]
-    assert answers(link) == [Probe(NONCE), Ack(7, 0, 0)]
+    assert answers(link) == [Probe(NONCE), Ack(RUN, 0, 0)]
 
     received = only(send(link, data(0), data(1, stream=1), now_us=START_US + 5))
     first, second = received.readings
@@ -98,18 +99,18 @@ def test_a_reading_is_acknowledged_after_its_commit_and_not_before() -> None:
     assert answers(link) == []
 
     assert link.stored(received) == []
-    assert answers(link) == [Ack(7, 2, 0)]
+    assert answers(link) == [Ack(RUN, 2, 0)]
     assert answers(link) == []
 
 
 def test_what_arrives_out_of_order_is_acknowledged_by_the_bitmap() -> None:
     link = known_link()
     link.stored(only(send(link, data(1), data(3))))
-    assert answers(link) == [Ack(7, 0, 0b101)]
+    assert answers(link) == [Ack(RUN, 0, 0b101)]
     link.stored(only(send(link, data(0))))
-    assert answers(link) == [Ack(7, 2, 0b1)]
+    assert answers(link) == [Ack(RUN, 2, 0b1)]
     link.stored(only(send(link, data(2))))
-    assert answers(link) == [Ack(7, 4, 0)]
+    assert answers(link) == [Ack(RUN, 4, 0)]
 
 
 def test_what_is_on_disk_is_acknowledged_again_and_not_stored_again() -> None:
@@ -117,7 +118,7 @@ def test_what_is_on_disk_is_acknowledged_again_and_not_stored_again() -> None:
     link.stored(only(send(link, data(0), data(2))))
     answers(link)
     assert send(link, data(0), data(2)) == []
-    assert answers(link) == [Ack(7, 1, 0b1)]
+    assert answers(link) == [Ack(RUN, 1, 0b1)]
 
 
 def test_what_is_being_committed_is_not_handed_over_twice() -> None:
@@ -127,7 +128,7 @@ def test_what_is_being_committed_is_not_handed_over_twice() -> None:
     assert send(link, data(0)) == []
     assert answers(link) == []
     link.stored(received)
-    assert answers(link) == [Ack(7, 1, 0)]
+    assert answers(link) == [Ack(RUN, 1, 0)]
 
 
 def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_taken() -> None:
@@ -135,7 +136,7 @@ def test_a_refused_commit_is_not_acknowledged_and_the_sensors_repetition_is_take
     assert link.refused(only(send(link, data(0)))) == []
     assert answers(link) == []
     link.stored(only(send(link, data(0))))
-    assert answers(link) == [Ack(7, 1, 0)]
+    assert answers(link) == [Ack(RUN, 1, 0)]
 
 
 def test_data_of_another_boot_is_not_stored_but_asked_about_once_for_a_burst() -> None:
@@ -159,7 +160,7 @@ def test_a_restarted_sensor_is_a_new_run_and_the_old_ones_commit_acknowledges_no
     (identified,) = send(link, replace(HELLO, boot=8))
     assert isinstance(identified, Identified)
     assert identified.boot == "8-1a2b3c4d"
-    assert answers(link) == [Probe(NONCE), Ack(8, 0, 0)]
+    assert answers(link) == [Probe(NONCE), Ack(8 ^ HELLO.incarnation, 0, 0)]
     assert link.stored(old) == []
     assert answers(link) == []
 
@@ -174,7 +175,7 @@ def test_data_before_a_hello_in_the_same_bytes_belongs_to_the_run_before() -> No
     assert second.readings[0].device_boot == "8-1a2b3c4d"
     link.stored(first)
     link.stored(second)
-    assert Ack(8, 1, 0) in answers(link)
+    assert Ack(8 ^ HELLO.incarnation, 1, 0) in answers(link)
 
 
 def test_a_hello_of_the_same_run_keeps_what_is_known() -> None:
@@ -182,7 +183,7 @@ def test_a_hello_of_the_same_run_keeps_what_is_known() -> None:
     link.stored(only(send(link, data(0))))
     answers(link)
     assert send(link, replace(HELLO, oldest=1, next=1)) == []
-    assert answers(link) == [Ack(7, 1, 0)]
+    assert answers(link) == [Ack(RUN, 1, 0)]
 
 
 def test_a_boot_counter_that_failed_does_not_make_new_samples_pass_for_stored_ones() -> None:
@@ -196,7 +197,7 @@ def test_a_boot_counter_that_failed_does_not_make_new_samples_pass_for_stored_on
 def test_after_a_restart_of_the_gateway_it_begins_at_what_the_sensor_holds() -> None:
     link = known_link(replace(HELLO, oldest=41, next=45))
     link.stored(only(send(link, data(41, 41))))
-    assert answers(link) == [Ack(7, 42, 0)]
+    assert answers(link) == [Ack(RUN, 42, 0)]
 
 
 def test_what_an_earlier_link_may_have_stored_is_not_called_lost() -> None:
@@ -205,7 +206,7 @@ def test_what_an_earlier_link_may_have_stored_is_not_called_lost() -> None:
     link.stored(only(send(link, data(41, 41))))
     received = only(send(link, data(43, 43)))
     link.stored(received)
-    assert answers(link) == [Ack(7, 44, 0)]
+    assert answers(link) == [Ack(RUN, 44, 0)]
     assert send(link, data(46, 46))[0] == Lost("attic", "7-1a2b3c4d", 45, 45)
 
 
@@ -222,19 +223,19 @@ def test_what_the_ring_dropped_while_nobody_listened_is_lost() -> None:
     # Of an earlier link 40 was the last to be stored, so that 41 to 69 were dropped meanwhile.
     assert link.recall(event, frozenset({38, 39, 40})) == [Lost("attic", "7-1a2b3c4d", 41, 69)]
     link.stored(only(send(link, data(70, 70))))
-    assert answers(link) == [Ack(7, 71, 0)]
+    assert answers(link) == [Ack(RUN, 71, 0)]
 
 
 def test_what_an_earlier_link_stored_is_known_exactly() -> None:
     link, event = identified(replace(HELLO, oldest=41, next=50))
     assert link.recall(event, frozenset({38, 39, 40, 42, 43})) == []
     link.stored(only(send(link, data(41, 41))))
-    assert answers(link) == [Ack(7, 42, 0)]
+    assert answers(link) == [Ack(RUN, 42, 0)]
     # 42 and 43 it let go when an earlier link acknowledged them. 44, however near, nobody has stored.
     *losses, received = send(link, data(46, 45))
     assert losses == [Lost("attic", "7-1a2b3c4d", 44, 44)]
     link.stored(only([received]))
-    assert answers(link) == [Ack(7, 45, 0b1)]
+    assert answers(link) == [Ack(RUN, 45, 0b1)]
 
 
 def test_what_is_recalled_does_not_pass_for_what_a_sensor_with_a_failed_boot_counter_sends() -> None:
@@ -256,7 +257,7 @@ def test_what_is_recalled_late_belongs_to_the_run_that_was_asked_for() -> None:
     assert link.recall(event, frozenset({2, 5})) == []
     assert link.recall(event, frozenset({2})) == [Lost("attic", "7-1a2b3c4d", 3, 4)]
     link.stored(only(send(link, data(0, boot=8))))
-    assert answers(link) == [Ack(8, 1, 0)]
+    assert answers(link) == [Ack(8 ^ HELLO.incarnation, 1, 0)]
 
 
 def test_what_the_ring_dropped_is_lost_once_and_next_moves_on() -> None:
@@ -266,7 +267,7 @@ def test_what_the_ring_dropped_is_lost_once_and_next_moves_on() -> None:
     # 2 is on disk, so there are two spans; 5 is still held.
     assert losses == [Lost("attic", "7-1a2b3c4d", 1, 1), Lost("attic", "7-1a2b3c4d", 3, 4)]
     link.stored(only([received]))
-    assert answers(link) == [Ack(7, 5, 0b1)]
+    assert answers(link) == [Ack(RUN, 5, 0b1)]
     assert [only(send(link, data(5, oldest=5))).sequences] == [(5,)]
 
 
@@ -275,10 +276,10 @@ def test_what_is_being_committed_when_the_ring_drops_it_is_lost_only_if_the_comm
     first = only(send(link, data(0)))
     second = only(send(link, data(1, oldest=1)))
     link.stored(second)
-    assert answers(link) == [Ack(7, 0, 0b1)]
+    assert answers(link) == [Ack(RUN, 0, 0b1)]
     assert link.refused(first) == [Lost("attic", "7-1a2b3c4d", 0, 0)]
     assert send(link, data(1, oldest=1)) == []
-    assert answers(link) == [Ack(7, 2, 0)]
+    assert answers(link) == [Ack(RUN, 2, 0)]
 
 
 def test_a_loss_ends_where_something_is_being_committed() -> None:
@@ -287,7 +288,7 @@ def test_a_loss_ends_where_something_is_being_committed() -> None:
     lost, _ = send(link, data(3, oldest=3))
     assert lost == Lost("attic", "7-1a2b3c4d", 0, 0)
     assert link.stored(first) == [Lost("attic", "7-1a2b3c4d", 2, 2)]
-    assert answers(link) == [Ack(7, 3, 0)]
+    assert answers(link) == [Ack(RUN, 3, 0)]
 
 
 def test_a_jump_of_billions_costs_nothing() -> None:
@@ -296,9 +297,9 @@ def test_a_jump_of_billions_costs_nothing() -> None:
     assert lost == Lost("attic", "7-1a2b3c4d", 0, SEQUENCE_MAX - 1)
     assert isinstance(received, Received)
     link.stored(received)
-    assert answers(link) == [Ack(7, SEQUENCE_MAX + 1, 0)]
+    assert answers(link) == [Ack(RUN, SEQUENCE_MAX + 1, 0)]
     assert send(link, data(SEQUENCE_MAX + 1, oldest=SEQUENCE_MAX + 1)) == []
-    assert answers(link) == [Ack(7, SEQUENCE_MAX + 1, 0)]
+    assert answers(link) == [Ack(RUN, SEQUENCE_MAX + 1, 0)]
 
 
 def test_a_sequence_that_no_ack_could_name_is_left_to_be_sent_again() -> None:
@@ -307,7 +308,7 @@ def test_a_sequence_that_no_ack_could_name_is_left_to_be_sent_again() -> None:
     assert received.sequences == (BITMAP_BITS,)
     assert link.faults == {"beyond-window": 1}
     link.stored(received)
-    assert answers(link) == [Ack(7, 0, 1 << (BITMAP_BITS - 1))]
+    assert answers(link) == [Ack(RUN, 0, 1 << (BITMAP_BITS - 1))]
 
 
 @pytest.mark.parametrize(
@@ -399,7 +400,7 @@ def test_a_tick_that_jumped_is_asked_about() -> None:
 
 def test_our_own_frames_coming_back_are_ignored() -> None:
     link = known_link()
-    assert send(link, Ack(7, 100, 0), Probe(1), HelloRequest()) == []
+    assert send(link, Ack(RUN, 100, 0), Probe(1), HelloRequest()) == []
     assert link.faults == {"gateway-frame": 3}
     assert answers(link) == []
 
@@ -480,7 +481,7 @@ class ModelSensor:
     def take(self, frame: Frame) -> None:
         if isinstance(frame, HelloRequest):
             self.introduced = False
-        if not isinstance(frame, Ack) or frame.boot != self.boot:
+        if not isinstance(frame, Ack) or frame.run != self.boot ^ HELLO.incarnation:
             return
         self.introduced = True
         named = {frame.next + 1 + bit for bit in range(32) if frame.bitmap >> bit & 1}

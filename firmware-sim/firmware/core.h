@@ -18,7 +18,7 @@ enum {
 	PATIENCE_MS_MIN = 150,
 	PATIENCE_MS_MAX = 8000,
 	/* So many time-outs in a row, and nobody is there: the oldest sample alone tries the line, ever more rarely. */
-	EXPIRED_SILENT = 3,
+	EXPIRED_SILENT = 10,
 	PAYLOAD_BYTES_MAX = 24,
 };
 

@@ -50,13 +50,22 @@ void link_start(const struct identity *identity)
 	link.identity = identity;
 	link.hello_at_ms = board_now_ms();
 	link.hello_sent_ms = link.hello_at_ms - HELLO_INTERVAL_MS_MIN;
+	/* It ends what a reset has cut off, which would spoil the HELLO. */
+	static const uint8_t end_of_frame = 0;
+	board_serial_send(&end_of_frame, 1);
+}
+
+/* What names this run: the boot counter alone begins again in an erased EEPROM. */
+static uint32_t run(void)
+{
+	return link.identity->boot ^ link.identity->incarnation;
 }
 
 static void receive(const uint8_t *content, uint8_t length, uint32_t now_ms)
 {
 	switch (content[0]) {
 	case ACK:
-		if (length != ACK_BYTES || get_u32(content + 1) != link.identity->boot)
+		if (length != ACK_BYTES || get_u32(content + 1) != run())
 			return;
 		if (!core_acknowledge(get_u32(content + 5), get_u32(content + 9), now_ms))
 			return;
@@ -110,7 +119,7 @@ static uint8_t *write_hello(uint8_t *to)
 static uint8_t *write_data(uint8_t *to, uint32_t sequence)
 {
 	*to++ = DATA;
-	to = put_u32(to, link.identity->boot);
+	to = put_u32(to, run());
 	to = put_u32(to, sequence);
 	to = put_u32(to, core_oldest());
 	to = put_u32(to, core_tick_ms(sequence));

@@ -13,6 +13,7 @@ static struct {
 	uint8_t frame[FRAME_SENT_BYTES_MAX];
 	uint16_t length;
 	uint32_t next; /* everything below has come, or was dropped */
+	bool begun;    /* the zero byte of a start, which ends what a reset has cut off, has come */
 } gateway;
 
 void fuzz_prepare(void)
@@ -29,6 +30,11 @@ static void send_frame(const uint8_t *content, uint8_t length, uint32_t odds)
 	fuzz_receive(damaged, fuzz_damage(damaged, frame, frame_encode(frame, length), odds));
 }
 
+static uint32_t run(void)
+{
+	return host_identity()->boot ^ host_identity()->incarnation;
+}
+
 static uint8_t random_content(uint8_t *content)
 {
 	static const uint8_t lengths[] = {[0] = 1, [ACK] = 13, [PROBE] = 5, [HELLO_REQUEST] = 1};
@@ -41,7 +47,7 @@ static uint8_t random_content(uint8_t *content)
 	content[0] = type;
 	if (type == ACK && length == 13) {
 		/* About what this board could be told, right or not. */
-		put_u32(content + 1, host_identity()->boot + (fuzz_below(8) == 0));
+		put_u32(content + 1, run() + (fuzz_below(8) == 0));
 		put_u32(content + 5, core_oldest() + fuzz_below(12) - 2);
 	}
 	return length;
@@ -80,7 +86,7 @@ static void take_frame(uint32_t odds)
 	if (fuzz_below(8) == 0)
 		return;
 	uint8_t ack[13] = {ACK};
-	put_u32(put_u32(put_u32(ack + 1, host_identity()->boot), gateway.next), 0);
+	put_u32(put_u32(put_u32(ack + 1, run()), gateway.next), 0);
 	send_frame(ack, sizeof ack, odds);
 }
 
@@ -92,7 +98,11 @@ void fuzz_take(const uint8_t *bytes, uint16_t length, uint32_t now_ms)
 			fuzz_check(gateway.length < sizeof gateway.frame, "no frame is longer than FRAMES.md says");
 			gateway.frame[gateway.length++] = bytes[i];
 		} else {
-			take_frame(1000);
+			if (gateway.begun)
+				take_frame(1000);
+			else
+				fuzz_check(gateway.length == 0, "the first byte after a start is a zero");
+			gateway.begun = true;
 			gateway.length = 0;
 		}
 	}

@@ -82,6 +82,8 @@ static void live(const struct settings *settings)
 			if (settings->parent && getppid() != settings->parent)
 				return;
 		}
+		if (pace_is_behind())
+			continue;
 		bool busy = line_busy() || at_us - line_used_us < BUSY_AFTER_BYTE_US;
 		wait_for_something(settings->modem, busy ? BUSY_SLICE_US : IDLE_SLICE_US);
 	}

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <simavr/avr_extint.h>
 #include <simavr/avr_ioport.h>
 #include <simavr/avr_uart.h>
 #include <simavr/sim_elf.h>
@@ -88,6 +89,8 @@ void chip_inhibit(bool inhibited)
 {
 	avr_irq_t *pin = avr_io_getirq(chip.avr, AVR_IOCTL_IOPORT_GETIRQ('D'), JUMPER_PIN);
 	chip.inhibited = inhibited;
+	/* The pin is INT0's too: for a low level there simavr would look at every single cycle, sleeping chip or not. */
+	avr_extint_set_strict_lvl_trig(chip.avr, 0, 0);
 	avr_raise_irq(pin, inhibited);
 	avr_raise_irq(pin, !inhibited);
 }

@@ -3,6 +3,8 @@
 #include "chip.h"
 
 static const double lag_cycles_max = 2.0 * CHIP_HZ;
+/* At once, so that a chip that is behind hears, and is heard, as it catches up. */
+static const double slice_cycles_max = CHIP_HZ / 200.0;
 
 static struct {
 	uint64_t last_us;
@@ -31,7 +33,14 @@ uint64_t pace_due(uint64_t now_us)
 	pace.last_us = now_us;
 	if (pace.owed > lag_cycles_max)
 		pace.owed = 0;
+	if (pace.owed > slice_cycles_max)
+		return (uint64_t)slice_cycles_max;
 	return pace.owed > 0 ? (uint64_t)pace.owed : 0;
+}
+
+bool pace_is_behind(void)
+{
+	return pace.owed > 0;
 }
 
 void pace_ran(uint64_t cycles)

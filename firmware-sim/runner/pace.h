@@ -2,6 +2,7 @@
 #ifndef PACE_H
 #define PACE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 void pace_start(uint64_t now_us);
@@ -14,5 +15,8 @@ double pace_ppm(void);
  * the chip does not hurry after the lost time. */
 uint64_t pace_due(uint64_t now_us);
 void pace_ran(uint64_t cycles);
+
+/* Whether it still is: less was given than was due, so that bytes come and go meanwhile. */
+bool pace_is_behind(void);
 
 #endif
