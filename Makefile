@@ -3,6 +3,7 @@
 # make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
+# make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
 #
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
 # of Kafka and Spark's connectors into build/jars by Maven.
@@ -22,7 +23,7 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
 
-.PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink peers
+.PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -77,6 +78,9 @@ bench-gateway: build/apt-test install jars build/bench/load peers
 
 bench-uplink: build/apt-test install jars
 	@$(BIN)/python -m tests.bench.uplink
+
+bench-serial: build/apt-test install jars
+	@$(BIN)/python -m tests.bench.serial_lines
 
 build/bench/load: tests/bench/load.c
 	@mkdir -p $(@D)

@@ -47,12 +47,18 @@ class Report:
 
 
 def commit() -> str:
-    """The commit that is measured; with a digest of the gateway's sources where these were changed since."""
+    """The commit that is measured; with a digest of the sources that a bench runs where these were changed since."""
     head = _git("rev-parse", "--short=12", "HEAD").strip()
-    if not _git("status", "--porcelain", "--", "gateway"):
+    if not _git("status", "--porcelain", "--", "gateway", "firmware-sim"):
         return head
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "gateway").glob("*.py")):
+    for path in sorted(
+        [
+            *(ROOT / "gateway").glob("*.py"),
+            *(ROOT / "firmware-sim").rglob("*.[ch]"),
+            *(ROOT / "firmware-sim").rglob("*.py"),
+        ]
+    ):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"{head}+{digest.hexdigest()[:12]}"
 
