@@ -17,7 +17,7 @@ from sluice_sim.avr import AvrOptions, Board, Network, inhibit_sampling, start_b
 from tests.board_audit import Account, Known, in_kafka, known_of, lost_in, settle
 from tests.gateways import SLUICE, consume, free_port, wait_for_port, write_config
 
-SETTLE_S_MAX = 60.0
+SETTLE_S_MAX = 120.0
 """How long boards may take to have all that they hold acknowledged, once they measure no more."""
 ARRIVE_S_MAX = 30.0
 

@@ -184,6 +184,8 @@ async def run_schedule(
             break
         await asyncio.sleep(max(0.0, began + fault.at_s - loop.time()))
         await do(by_name[fault.device], fault.command)
+    # "unplug in-frame" waits for a frame.
+    await asyncio.sleep(2)
     for board in boards:
         ends = ("wifi on",) if build == "mqtt" else ("plug same", "noise 0", "baud auto")
         for command in (*ends, "ppm 0"):
