@@ -303,6 +303,20 @@ async def test_what_the_sensors_ring_dropped_is_reported_as_lost(bench: Bench) -
     assert bench.intake.losses == [("attic", "sensor-ring-overflow", 5)]
 
 
+async def test_what_the_ring_dropped_while_the_gateway_was_away_is_told_once_however_often_the_port_comes_back(
+    bench: Bench,
+) -> None:
+    # Of an earlier start of the gateway, the buffer holds up to 40.
+    bench.intake.recent["attic", "7-1a2b3c4d"] = frozenset(range(20, 41))
+    for _ in range(2):
+        sensor = bench.plug()
+        await sensor.hello(oldest=70)
+        await until(lambda: bool(bench.intake.losses))
+        sensor.unplug()
+        await asyncio.sleep(0.1)
+    assert bench.intake.losses == [("attic", "sensor-ring-overflow", 29)]
+
+
 async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:
     sensor = bench.plug()
     await sensor.opened()
