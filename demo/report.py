@@ -224,7 +224,7 @@ def _series_words(story: Story) -> str:
     settings = story.settings
     words = "Temperatures out of the table, each at its time there. "
     if settings.sensors > SERIES_FLEET_MAX:
-        words += f"Of the MQTT sensors {SERIES_FLEET_MAX} are shown. "
+        words += f"Of the fleet {SERIES_FLEET_MAX} are shown. "
     words += "That the path to Kafka was cut leaves no hole: what the gateway took in came later."
     if settings.kill:
         words += " While the gateway was dead the sensors kept their readings."
