@@ -295,7 +295,7 @@ async def _start_sensors(run: Run) -> Sensors:
             sensors.boards += [_start_board(run, "mqtt", number + 1) for number in range(settings.wifi_sensors)]
             step.result = f"real firmware, executed; {size}"
     if settings.sensors:
-        with run.progress.step(f"Switch on {settings.sensors} MQTT sensors"):
+        with run.progress.step(f"Switch on a fleet of {settings.sensors} MQTT sensors"):
             sensors.fleet = _start_fleet(run)
     return sensors
 
@@ -323,7 +323,10 @@ def _start_board(run: Run, build: Build, number: int) -> Child:
     network = avr.Network(port=run.mqtt_port) if build == "mqtt" else None
     avr.provision(folder / f"{device}.eeprom", device, SAMPLE_INTERVAL_MS, network=network)
     wiring = avr.Wiring(modem=build == "mqtt")
-    return run.children.start(device, avr.board_command(folder, device, number, avr.FIRMWARES[build], wiring), INSTALL)
+    # Each board's own: it chooses the temperatures.
+    seed = number + (100 if wiring.modem else 0)
+    command = avr.board_command(folder, device, seed, avr.FIRMWARES[build], wiring)
+    return run.children.start(device, command, INSTALL)
 
 
 def board_kind(device: str) -> str:
