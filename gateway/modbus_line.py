@@ -3,7 +3,7 @@
 Requests and their check come from pymodbus, its client does not: that takes an answer which comes late, to a request
 that was given up, for the answer to the next one. RTU numbers neither. Here every answer that can come is to what was
 asked last: a request that found no answer is asked again before the unit is asked anything else, and answers to earlier
-attempts that may still come are shut out by a fence: a request of which the answer has another length than all others.
+attempts that may still come are shut out by a fence: a request of another function, which its answer tells.
 
 Sections are those of "MODBUS over Serial Line, Specification and Implementation Guide V1.02", or, with "protocol", of
 "MODBUS Application Protocol Specification V1.1b3".
@@ -159,8 +159,8 @@ class ModbusLine:
         self._intake = intake
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
-        # Whoever had the port before may have asked, and the answer be under way.
-        begin_s = self._loop.time() + min(settings.timeout_s, LATE_S_MAX)
+        # Whoever had the port before (we, until it was closed) may have asked, and the answer be under way.
+        begin_s = self._loop.time() + settings.timeout_s + LATE_S_MAX
         self._units = [_Unit(unit, topic, begin_s) for unit in settings.units]
         # A start bit, eight of data, parity where there is one, stop bits (section 2.5.1).
         self._character_s = (9 + (settings.parity != "none") + settings.stop_bits) / settings.baud
@@ -294,6 +294,9 @@ class ModbusLine:
             if answer is None:
                 unit.owing_until_s = self._loop.time() + LATE_S_MAX
                 continue
+            if self._loop.time() < unit.owing_until_s:
+                # It may be the answer to an earlier attempt, and that to this one follow.
+                unit.owing_until_s = self._loop.time() + self._settings.timeout_s + LATE_S_MAX
             if answer.exception:
                 words = _EXCEPTIONS.get(answer.exception, "refused for a reason of its own")
                 unit.note(f"{request}: {words} (exception {answer.exception})")
@@ -308,13 +311,12 @@ class ModbusLine:
         """Make sure that a unit answers nothing any more that it was asked before; False where it may."""
         if unit.asked is None or self._loop.time() >= unit.owing_until_s:
             return True
-        between = fence(unit.asked, unit.plan)
-        if between is not None:
-            answer = await self._exchange(unit, _frame(unit.settings.unit, between), between)
-            # A unit that says "busy" may be at work on what it was asked before.
-            if answer is not None and answer.exception not in _NOT_IN_TIME | _NOT_REACHED:
-                unit.owing_until_s = 0.0
-                return True
+        between = fence(unit.asked)
+        answer = await self._exchange(unit, _frame(unit.settings.unit, between), between)
+        # A unit that says "busy" may be at work on what it was asked before.
+        if answer is not None and answer.exception not in _NOT_IN_TIME | _NOT_REACHED:
+            unit.owing_until_s = 0.0
+            return True
         # The answer to the fence may be late itself: only time helps.
         unit.owing_until_s = self._loop.time() + LATE_S_MAX
         return False
@@ -343,6 +345,9 @@ class ModbusLine:
                     self._arrived.clear()
                     await self._arrived.wait()
                 return answer
+        # It may have been here in time, and this process not have had its turn until now.
+        if (answer := find_answer(self._received, frame, request)) is not None:
+            return answer
         heard = self._received.removeprefix(frame)
         unit.note(f"{request}: " + ("its answer was damaged" if heard else "no answer"))
         return None

@@ -18,7 +18,6 @@ REGISTERS_MAX = 125
 """Registers that one request may ask for (sections 6.3 and 6.4)."""
 BITS_MAX = 2_000
 """Coils or discrete inputs that one request may ask for (sections 6.1 and 6.2)."""
-ADDRESSES = 65_536
 FUNCTIONS = {"coil": 1, "discrete": 2, "holding": 3, "input": 4}
 """The function code that reads each table (sections 6.1 to 6.4)."""
 
@@ -79,19 +78,12 @@ def halves(request: Request) -> tuple[Request, ...]:
     return _request(request.values[:middle]), _request(request.values[middle:])
 
 
-def fence(asked: Request, plan: Iterable[Request]) -> Request | None:
-    """A request of which the answer's length is that of no other: as units answer in order, it ends what was asked.
+def fence(asked: Request) -> Request:
+    """A request of another function: as units answer in order, its answer, or its refusal, ends what was asked.
 
-    It reads a part of what `asked` reads, where that does; a unit may refuse the rest, which is an answer, too.
+    Both tell their function; a refusal tells nothing else.
     """
-    taken = {each.data_bytes for each in (asked, *plan) if each.function == asked.function}
-    step = 8 if _of_bits(asked.table) else 1
-    fits = [*range(step, asked.count, step), *range(asked.count + step, _count_max(asked.table) + 1, step)]
-    for count in fits:
-        request = Request(asked.table, asked.address, count, ())
-        if request.data_bytes not in taken and asked.address + count <= ADDRESSES:
-            return request
-    return None
+    return Request("holding" if asked.table == "input" else "input", asked.address, 1, ())
 
 
 def width(register: ModbusRegister) -> int:

@@ -6,7 +6,7 @@ Pure functions: `known_of` reads a board's ledger and samples, `in_kafka` and `l
 import csv
 import io
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,6 +17,7 @@ from aiokafka import ConsumerRecord
 EXAMPLES_MAX = 5
 """So many of each kind of fault are named."""
 SENSOR_DROPPED = "sensor-ring-overflow"
+_SPAN = ("count", "first_sequence", "last_sequence")
 
 
 class Sample(NamedTuple):
@@ -44,6 +45,18 @@ class Known:
         self.acknowledged |= other.acknowledged
         self.dropped |= other.dropped
         self.ended |= other.ended
+
+
+class Told(NamedTuple):
+    """What loss records say of one run: how many of its samples, and between which sequences, both included."""
+
+    samples: int
+    first: int
+    last: int
+
+    def and_also(self, other: "Told") -> "Told":
+        """Both together."""
+        return Told(self.samples + other.samples, min(self.first, other.first), max(self.last, other.last))
 
 
 class Arrived(NamedTuple):
@@ -88,10 +101,9 @@ def known_of(ledger: str, samples: str) -> Known:
     """Read a board's ledger (a JSON line for each boot) and its samples (CSV: boot, sequence, centi_celsius)."""
     known = Known()
     device_of: dict[str, str] = {}
-    *_, last = runs = [json.loads(line) for line in ledger.splitlines()]
+    runs = [json.loads(line) for line in ledger.splitlines()]
+    known.ended.update((line["device"], line["boot"]) for line in runs[:-1])
     for line in runs:
-        if line is not last:
-            known.ended.add((line["device"], line["boot"]))
         device = device_of[line["boot"]] = line["device"]
         for name, kept in (("acknowledged", known.acknowledged), ("dropped", known.dropped)):
             for first, last in line[name]:
@@ -113,20 +125,21 @@ def in_kafka(records: Iterable[ConsumerRecord]) -> list[Arrived]:
     return arrived
 
 
-def lost_in(events: Iterable[ConsumerRecord]) -> Counter[tuple[str, str]]:
+def lost_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], Told]:
     """What loss records say that rings dropped, by device and its boot; repeated records count once."""
-    lost: Counter[tuple[str, str]] = Counter()
+    lost: dict[tuple[str, str], Told] = {}
     seen = set()
     for record in events:
         headers = {name: value.decode() for name, value in record.headers}
         body = json.loads(record.value)
         if body.get("reason") == SENSOR_DROPPED and headers["ce_id"] not in seen:
             seen.add(headers["ce_id"])
-            lost[body["device"], body["device_boot"]] += body["count"]
+            run, told = (body["device"], body["device_boot"]), Told(*(body[name] for name in _SPAN))
+            lost[run] = lost[run].and_also(told) if run in lost else told
     return lost
 
 
-def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, str], int]) -> Account:
+def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, str], Told]) -> Account:
     """Compare. Raises ValueError where nothing was acknowledged."""
     if not known.acknowledged:
         raise ValueError("no board got any acknowledgement: there is nothing to compare")
@@ -139,7 +152,10 @@ def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, st
             made_up.append(f"{each.sample}")
         elif measured != each.centi_celsius:
             wrong.append(f"{each.sample} is {each.centi_celsius}, was measured as {measured}")
-    gone = Counter((each.device, each.boot) for each in known.dropped - ids.keys())
+    gone: dict[tuple[str, str], Told] = {}
+    for sample in known.dropped - ids.keys():
+        run, told = (sample.device, sample.boot), Told(1, sample.sequence, sample.sequence)
+        gone[run] = gone[run].and_also(told) if run in gone else told
     return Account(
         acknowledged=len(known.acknowledged),
         arrived=len(ids),
@@ -148,8 +164,17 @@ def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, st
         twice=tuple(f"{each} has {', '.join(sorted(own))}" for each, own in ids.items() if len(own) > 1),
         made_up=tuple(made_up),
         unexplained=tuple(
-            f"of {run} {gone[run]} were dropped, and loss records tell of {lost.get(run, 0)}"
+            f"of {run} {gone.get(run)} were dropped, and loss records tell of {lost.get(run)}"
             for run in sorted(gone.keys() | lost.keys())
-            if lost.get(run, 0) > gone[run] or (lost.get(run, 0) < gone[run] and run not in known.ended)
+            if not _explains(lost.get(run), gone.get(run), ended=run in known.ended)
         ),
+    )
+
+
+def _explains(told: Told | None, gone: Told | None, *, ended: bool) -> bool:
+    """Whether loss records tell of all that is gone, and of nothing else; of a run that has ended, of a part of it."""
+    if told is None or gone is None:
+        return told == gone or (told is None and ended)
+    return told == gone or (
+        ended and told.samples < gone.samples and gone.first <= told.first and told.last <= gone.last
     )

@@ -1,17 +1,17 @@
 """The comparison that the boards' tests rest on finds each kind of fault, and nothing where all is well."""
 
 import json
-from collections import Counter
 
 import pytest
 from aiokafka import ConsumerRecord
 
-from tests.board_audit import Account, Arrived, Sample, in_kafka, known_of, lost_in, settle
+from tests.board_audit import Account, Arrived, Sample, Told, in_kafka, known_of, lost_in, settle
 
 BOOT = "7-1a2b3c4d"
 LEDGER = json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [[0, 1], [4, 4]], "dropped": [[2, 3]]})
 SAMPLES = "boot,sequence,centi_celsius\n" + "".join(f"{BOOT},{sequence},{2150 - sequence}\n" for sequence in range(5))
 RUN = ("s1", BOOT)
+DROPPED = Told(2, 2, 3)
 
 
 def arrived(sequence: int, ce_id: str = "", celsius: int | None = None) -> Arrived:
@@ -19,7 +19,7 @@ def arrived(sequence: int, ce_id: str = "", celsius: int | None = None) -> Arriv
     return Arrived(Sample("s1", BOOT, sequence), ce_id or f"id-{sequence}", value)
 
 
-def account(*records: Arrived, lost: int = 2) -> Account:
+def account(*records: Arrived, lost: Told | None = DROPPED) -> Account:
     return settle(known_of(LEDGER, SAMPLES), records, {RUN: lost} if lost else {})
 
 
@@ -36,22 +36,23 @@ def test_nothing_is_wrong_where_all_is_well() -> None:
 
 
 def test_what_was_dropped_and_has_arrived_all_the_same_is_no_loss() -> None:
-    assert account(arrived(0), arrived(1), arrived(2), arrived(4), lost=1).faults == ()
+    assert account(arrived(0), arrived(1), arrived(2), arrived(4), lost=Told(1, 3, 3)).faults == ()
 
 
 @pytest.mark.parametrize(
     ("kind", "records", "lost"),
     [
-        ("missing", [arrived(0), arrived(4)], 2),
-        ("wrong", [arrived(0), arrived(1), arrived(4, celsius=1)], 2),
-        ("twice", [arrived(0), arrived(1), arrived(1, "other"), arrived(4)], 2),
-        ("made_up", [arrived(0), arrived(1), arrived(4), arrived(5)], 2),
-        ("unexplained", [arrived(0), arrived(1), arrived(4)], 1),
-        ("unexplained", [arrived(0), arrived(1), arrived(4)], 3),
-        ("unexplained", [arrived(0), arrived(1), arrived(4)], 0),
+        ("missing", [arrived(0), arrived(4)], DROPPED),
+        ("wrong", [arrived(0), arrived(1), arrived(4, celsius=1)], DROPPED),
+        ("twice", [arrived(0), arrived(1), arrived(1, "other"), arrived(4)], DROPPED),
+        ("made_up", [arrived(0), arrived(1), arrived(4), arrived(5)], DROPPED),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], Told(1, 2, 2)),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], Told(3, 2, 4)),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], Told(2, 900, 901)),
+        ("unexplained", [arrived(0), arrived(1), arrived(4)], None),
     ],
 )
-def test_each_fault_is_found_and_no_other_with_it(kind: str, records: list[Arrived], lost: int) -> None:
+def test_each_fault_is_found_and_no_other_with_it(kind: str, records: list[Arrived], lost: Told | None) -> None:
     found = account(*records, lost=lost)
     assert found.faults == getattr(found, kind)
     assert len(found.faults) == 1
@@ -63,8 +64,18 @@ def test_what_a_run_that_a_reset_ended_dropped_need_not_be_told_but_nothing_else
     known = known_of(f"{LEDGER}\n{later}", SAMPLES)
     records = [arrived(0), arrived(1), arrived(4)]
     assert settle(known, records, {}).faults == ()
-    assert settle(known, records, {RUN: 2}).faults == ()
-    assert len(settle(known, records, {RUN: 3}).unexplained) == 1
+    assert settle(known, records, {RUN: DROPPED}).faults == ()
+    assert len(settle(known, records, {RUN: Told(3, 2, 4)}).unexplained) == 1
+
+
+def test_of_the_run_that_is_not_ended_everything_must_be_told() -> None:
+    earlier = json.dumps({"device": "s1", "boot": "6-1a2b3c4d", "acknowledged": [[0, 1]], "dropped": []})
+    first = "".join(f"6-1a2b3c4d,{sequence},2150\n" for sequence in range(2))
+    known = known_of(f"{earlier}\n{LEDGER}", SAMPLES + first)
+    before = [Arrived(Sample("s1", "6-1a2b3c4d", sequence), f"6-{sequence}", 2150) for sequence in range(2)]
+    records = [*before, arrived(0), arrived(1), arrived(4)]
+    assert settle(known, records, {RUN: DROPPED}).faults == ()
+    assert len(settle(known, records, {}).unexplained) == 1
 
 
 def test_without_any_acknowledgement_there_is_nothing_to_compare() -> None:
@@ -83,9 +94,10 @@ def test_records_are_read_exactly() -> None:
 
 
 def test_losses_are_added_up_and_repeated_records_count_once() -> None:
-    def loss(ce_id: str, count: int, reason: str = "sensor-ring-overflow") -> ConsumerRecord:
-        body = {"device": "s1", "device_boot": BOOT, "reason": reason, "count": count}
+    def loss(ce_id: str, first: int, last: int, reason: str = "sensor-ring-overflow") -> ConsumerRecord:
+        body: dict[str, object] = {"device": "s1", "device_boot": BOOT, "reason": reason, "count": last - first + 1}
+        body |= {"first_sequence": first, "last_sequence": last}
         return record(b"gw1", json.dumps(body).encode(), ce_id=ce_id)
 
-    events = [loss("a", 2), loss("b", 3), loss("a", 2), loss("c", 9, "refused-qos0")]
-    assert lost_in(events) == Counter({RUN: 5})
+    events = [loss("a", 4, 5), loss("b", 9, 11), loss("a", 4, 5), loss("c", 0, 99, "refused-qos0")]
+    assert lost_in(events) == {RUN: Told(5, 4, 11)}

@@ -78,6 +78,20 @@ def test_what_the_serial_link_sends_is_what_the_gateway_reads(host: ctypes.CDLL,
     assert not decoder.defects
 
 
+def test_hello_is_given_when_asked_for_although_an_ack_comes_before_it_is_sent(host: ctypes.CDLL) -> None:
+    board = HostBoard(host)
+    board.start(now_ms=0)
+    decoder = FrameDecoder()
+    ((boot, incarnation),) = board.boots
+    board.turn(50)
+    board.turn(100, encode_frame(Ack(boot ^ incarnation, 0, 0)))
+    board.take(2000)
+    decoder.feed(board.turn(200))
+    asked = encode_frame(HelloRequest()) + encode_frame(Ack(boot ^ incarnation, 1, 0))
+    (frame,) = decoder.feed(board.turn(300, asked) + board.turn(350))
+    assert isinstance(frame, Hello)
+
+
 # --- Under damaged input
 
 
@@ -96,6 +110,7 @@ def test_the_fuzzer_finds_nothing_in_a_few_seconds(seed: int) -> None:
     fuzzed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert fuzzed.returncode == 0, fuzzed.stderr
     assert fuzzed.stdout.count(f"cases from seed {seed}, ") == 2
+    assert " 0 dropped" not in fuzzed.stdout, "rings must have run full"
 
 
 # --- The core and the frames
@@ -165,11 +180,14 @@ def test_c_receives_good_frames_of_32_bytes_at_most_and_nothing_else(
 
 
 @settings(max_examples=60)
-@given(st.randoms(use_true_random=False), st.integers(1, 150), st.sampled_from((0.0, 0.3, 0.9)))
+@given(st.randoms(use_true_random=True), st.integers(1, 150), st.sampled_from((0.0, 0.3, 0.9)))
 def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
     host: ctypes.CDLL, chance: random.Random, samples: int, loss: float
 ) -> None:
-    """The law of the ledger, against a gateway that keeps what it received and answers each frame."""
+    """The law of the ledger, against a gateway that keeps what it received and answers each frame.
+
+    True chance: Hypothesis' own runs out on a bad line, and then it leaves the example out. Half a day is usual there.
+    """
     board = HostBoard(host)
     host.core_start()
     stored: set[int] = set()
@@ -178,7 +196,7 @@ def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
     taken = 0
     while taken < samples or host.core_oldest() < host.core_next():
         now_ms += chance.choice((1, 20, 500))
-        assert now_ms < 10_000_000, "no progress"
+        assert now_ms < 200_000_000, "no progress"
         if taken < samples:
             host.core_take(now_ms, 0)
             taken += 1
@@ -202,6 +220,7 @@ def test_over_a_lossy_line_every_sample_ends_acknowledged_or_dropped(
     assert len(sent) == len(set(sent))
     assert set(acknowledged) <= set(sent)
     assert loss or not dropped
+    assert dropped or loss < 0.9 or samples < 2 * RING
 
 
 def due_now(host: ctypes.CDLL, now_ms: int) -> list[int]:
@@ -237,3 +256,75 @@ def test_what_is_lost_again_is_sent_again_as_soon_as_a_later_one_arrives(host: c
     )
     assert host.core_acknowledge(SPAN, 0, 0)
     assert due_now(host, 0) == list(range(SPAN, SPAN + 8))
+
+
+def repeated_after_ms(host: ctypes.CDLL, now_ms: int, count: int) -> list[int]:
+    """Nobody answers any more: the pauses between one transmission and the next."""
+    pauses: list[int] = []
+    last_ms = now_ms
+    while len(pauses) < count:
+        now_ms += 1
+        if due_now(host, now_ms):
+            pauses.append(now_ms - last_ms)
+            last_ms = now_ms
+    return pauses
+
+
+def test_nobody_answers_and_the_oldest_tries_the_line_ever_more_rarely(host: ctypes.CDLL) -> None:
+    HostBoard(host)
+    host.core_start()
+    host.core_take(0, 0)
+    assert due_now(host, 0) == [0]
+    assert repeated_after_ms(host, 0, 14) == [1000] * 10 + [2000, 4000, 8000, 8000]
+
+
+def answered_after(host: ctypes.CDLL, now_ms: int, answer_ms: int, first: int, count: int) -> int:
+    """So many samples, each answered before the next is taken; gives the time of the last answer."""
+    for sequence in range(first, first + count):
+        host.core_take(now_ms, 0)
+        assert due_now(host, now_ms) == [sequence]
+        now_ms += answer_ms
+        assert host.core_acknowledge(sequence + 1, 0, now_ms)
+    return now_ms
+
+
+@pytest.mark.parametrize("answer_ms", [20, 300])
+def test_an_answer_is_awaited_for_as_long_as_answers_take(host: ctypes.CDLL, answer_ms: int) -> None:
+    HostBoard(host)
+    host.core_start()
+    now_ms = answered_after(host, 0, answer_ms, 0, 5)
+    host.core_take(now_ms, 0)
+    due_now(host, now_ms)
+    assert repeated_after_ms(host, now_ms, 1) == [2 * answer_ms + 150]
+
+
+def test_an_answer_to_what_was_sent_twice_measures_nothing(host: ctypes.CDLL) -> None:
+    """It may be one to either transmission."""
+    HostBoard(host)
+    host.core_start()
+    now_ms = answered_after(host, 0, 20, 0, 1)
+    host.core_take(now_ms, 0)
+    due_now(host, now_ms)
+    assert repeated_after_ms(host, now_ms, 1) == [190]
+    assert host.core_acknowledge(2, 0, now_ms + 191)
+    host.core_take(now_ms + 200, 0)
+    due_now(host, now_ms + 200)
+    assert repeated_after_ms(host, now_ms + 200, 1) == [190]
+
+
+def test_a_sample_that_the_ring_drops_while_its_answer_is_timed_does_not_end_the_timing(host: ctypes.CDLL) -> None:
+    HostBoard(host)
+    host.core_start()
+    for _ in range(RING):
+        host.core_take(0, 0)
+    due_now(host, 0)
+    host.core_take(0, 0)
+    assert host.core_acknowledge(RING // 8, 0, 0)
+    for following in range(RING // 8 + 1, RING + 2):
+        due_now(host, 20 * following)
+        assert host.core_acknowledge(following, 0, 20 * following + 20)
+    end_ms = 20 * (RING + 2)
+    host.core_take(end_ms, 0)
+    assert due_now(host, end_ms) == [RING + 1]
+    (pause_ms,) = repeated_after_ms(host, end_ms, 1)
+    assert pause_ms < 1000, "what was measured since"

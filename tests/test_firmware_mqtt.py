@@ -250,7 +250,8 @@ def test_it_works_from_any_state_of_the_modem(bench: Bench, state: str) -> None:
             bench.modem.powered = True
     bench.online()
     bench.drain()
-    assert state != "busy" or bench.modem.commands.count("+++") == 1, "one that is busy is asked again, that is all"
+    attempts = bench.modem.commands.count("+++")
+    assert state not in {"busy", "restarts"} or attempts == 1, "it is asked again, and no attempt given up"
 
 
 def test_a_network_that_is_away_is_tried_after_growing_pauses_until_it_is_back(bench: Bench) -> None:
@@ -290,6 +291,14 @@ def test_after_five_failures_the_modem_is_restarted(bench: Bench) -> None:
     assert dials(bench) == 5
     bench.server.reachable = True
     bench.online()
+
+
+def test_in_an_outage_of_many_hours_the_modem_is_restarted_no_more_often(bench: Bench) -> None:
+    bench.server.reachable = False
+    for _ in range(300):
+        bench.board.library.modem_hang_up(bench.board.now_ms)
+    bench.until(lambda: dials(bench) == 10, 1200)
+    assert 1 <= bench.modem.commands.count("AT+RST") <= 3
 
 
 @pytest.mark.parametrize("flipped_bit", [None, 96 * 8, 98 * 8 + 3, 300 * 8])
@@ -362,6 +371,34 @@ def test_a_gateway_that_is_gone_without_a_word_is_noticed_though_there_is_nothin
     assert bench.server.pings == 1, "within the keep-alive"
     bench.server.connections[-1].vanished = True
     bench.until(lambda: len(bench.server.connects) == 2, 45)
+    bench.run(100)
+    assert len(bench.server.connects) == 2, "the ping that was not answered is that of the former connection"
+
+
+def test_an_answered_ping_makes_pauses_short_again(bench: Bench) -> None:
+    bench.online()
+    bench.drain()
+    bench.server.reachable = False
+    bench.server.connections[-1].vanished = True
+    bench.run(200)
+    bench.server.reachable = True
+    bench.until(lambda: len(bench.server.connects) == 2)
+    pings = bench.server.pings
+    bench.until(lambda: bench.server.pings > pings)
+    bench.server.connections[-1].vanished = True
+    bench.until(lambda: len(bench.server.connects) == 3, 20 + 10 + 10)
+
+
+def test_a_radio_that_was_away_is_joined_again_without_a_restart(bench: Bench) -> None:
+    """While bytes go through the modem does not say that it lost the network: that dialling fails shows it."""
+    bench.online()
+    bench.modem.commands.clear()
+    bench.modem.joined = False
+    bench.server.connections[-1].vanished = True
+    bench.until(lambda: len(bench.server.connects) == 2)
+    assert sum(command.startswith("AT+CWJAP") for command in bench.modem.commands) == 1
+    assert "AT+RST" not in bench.modem.commands
+    bench.drain()
 
 
 def test_a_sensor_with_little_to_say_keeps_its_connection(bench: Bench) -> None:

@@ -533,7 +533,7 @@ async def test_a_sensor_that_does_not_read_gets_its_acknowledgements_later() -> 
     reports: list[Progress] = []
     async with listening(intake) as listener:
         options = FleetOptions(
-            "127.0.0.1", listener.port, 5, 20, seconds=3, seed=1, rates=replace(NONE, slow_reads=60.0), time_scale=60.0
+            "127.0.0.1", listener.port, 5, 30, seconds=3, seed=1, rates=replace(NONE, slow_reads=60.0), time_scale=60.0
         )
         last = await run_fleet(options, asyncio.Event(), reports.append)
     assert last.faults["slow_reads"] >= 5

@@ -121,6 +121,7 @@ class Puppet:
     def __init__(self, wire: Wire) -> None:
         self.asked: list[tuple[int, int]] = []
         """Unit and address of each request."""
+        self.functions: list[int] = []
         self.counts: list[int] = []
         """Registers of each request."""
         self.answer: Callable[[bytes], None] = self.send
@@ -138,6 +139,7 @@ class Puppet:
         assert sealed(request[:-2]) == request
         unit, function, address, count = struct.unpack(">BBHH", request[:-2])
         self.asked.append((unit, address))
+        self.functions.append(function)
         self.counts.append(count)
         if (unit, address) not in self.silent:
             data = struct.pack(f">{count}H", *range(address, address + count))
@@ -182,7 +184,6 @@ class Bench:
             str(self.wire.port), units, baud, parity="none", timeout_s=timeout_s, retries=retries
         )
         line = ModbusLine(settings.port, settings, "device/{device}/{stream}", self.intake, now_us)
-        # The wait for whoever had the port before is the length of a timeout.
         await line.open()
         try:
             yield line
@@ -191,7 +192,8 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    monkeypatch.setattr(modbus_line, "LATE_S_MAX", 0.4)
     bench = Bench(Wire(tmp_path / "ttyUSB0"), RecordingIntake())
     yield bench
     bench.wire.unplug()
@@ -256,12 +258,14 @@ async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> No
         "meter",
         ModbusRegister("volts", 0, "input", "f32"),
         ModbusRegister("amps", 6, "input", "f32"),
+        interval_s=0.5,
     )
     climate = unit(
         2,
         "climate",
         ModbusRegister("celsius", 1, "input", "s16", scale=0.1),
         ModbusRegister("humidity", 2, "input", "u16", scale=0.1),
+        interval_s=0.5,
     )
     with open_descriptors_stay():
         async with (
@@ -522,8 +526,20 @@ async def test_a_fence_parts_an_answer_that_may_still_come_from_the_next_request
     async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=600), timeout_s=0.2, retries=3):
         assert await bench.intake.next_of("meter") == [{"at-0": 0, "at-100": 100}]
     assert puppet.asked[-3:] == [(1, 0), (1, 0), (1, 100)]
-    # All that is asked for has one register: the fence's answer, with two, cannot be taken for any of it.
-    assert puppet.counts[-3:] == [1, 2, 1]
+    assert puppet.functions[-3:] == [3, 4, 3]
+
+
+def in_order(puppet: Puppet, delay_s: Callable[[int], float], step_s: float = 0.001) -> None:
+    """Answer in order, each so long after its request, by its address, and none sooner than `step_s` after another."""
+    loop = asyncio.get_running_loop()
+    free_s = 0.0
+
+    def answer(frame: bytes) -> None:
+        nonlocal free_s
+        free_s = max(free_s + step_s, loop.time() + delay_s(puppet.asked[-1][1]))
+        loop.call_at(free_s, puppet.send, frame)
+
+    puppet.answer = answer
 
 
 @pytest.mark.parametrize(("code", "says"), [(6, [{"at-0": 0}]), (2, [{"at-0": 0, "at-100": 100}])])
@@ -536,14 +552,59 @@ async def test_a_fence_that_is_refused_is_one_but_a_busy_unit_may_yet_answer_wha
         nonlocal answers
         answers += 1
         if answers == 3:
-            assert puppet.counts[-1] == 2
-            puppet.send(sealed(bytes((1, 0x83, code))))
+            assert puppet.functions[-1] == 4
+            puppet.send(sealed(bytes((1, 0x84, code))))
         elif answers > 1:
             puppet.send(frame)
 
     puppet.answer = drop_the_first_and_refuse_the_fence
     async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=600), timeout_s=0.1):
         assert await bench.intake.next_of("meter") == says
+
+
+async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_the_fence(
+    bench: Bench, puppet: Puppet
+) -> None:
+    # It is at something else at first, then quick; and it has no register 0.
+    in_order(puppet, lambda _address: 0.02 if len(puppet.asked) > 1 else 0.3, 0.02)
+    in_time = puppet.answer
+    puppet.answer = lambda frame: in_time(
+        frame if puppet.asked[-1][1] else sealed(bytes((1, 0x80 | puppet.functions[-1], 2)))
+    )
+    async with bench.polling(unit(1, "meter", *registers(0, 100, 200), interval_s=600), timeout_s=0.2):
+        assert await bench.intake.next_of("meter") == [{"at-100": 100, "at-200": 200}]
+
+
+async def test_an_attempt_may_yet_be_answered_after_the_answer_to_an_earlier_one(bench: Bench, puppet: Puppet) -> None:
+    in_order(puppet, lambda address: 0.55 if address else 0)
+    async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=0.9), timeout_s=0.2, retries=3):
+        await until(lambda: sum("at-0" in said for said in bench.intake.of("meter")) >= 3)
+    for said in bench.intake.of("meter"):
+        assert all(name == f"at-{value}" for name, value in said.items())
+
+
+async def test_an_answer_to_what_was_asked_before_the_port_was_opened_is_taken_for_nothing(
+    bench: Bench, puppet: Puppet
+) -> None:
+    meter = unit(1, "meter", *registers(0, 100), interval_s=600)
+    in_order(puppet, lambda address: 0.3 if address else 0)
+    async with bench.polling(meter, timeout_s=0.2, retries=0):
+        await until(lambda: (1, 100) in puppet.asked)
+    in_order(puppet, lambda _address: 0.15)
+    async with bench.polling(meter, timeout_s=0.2):
+        assert await bench.intake.next_of("meter") == [{"at-0": 0, "at-100": 100}]
+
+
+async def test_an_answer_that_was_here_in_time_counts_although_the_gateway_was_held_up(
+    bench: Bench, puppet: Puppet
+) -> None:
+    def answer(frame: bytes) -> None:
+        puppet.send(frame)
+        time.sleep(0.3)
+
+    puppet.answer = answer
+    async with bench.polling(unit(1, "meter", interval_s=600), timeout_s=0.2, retries=0):
+        assert await bench.intake.next_of("meter") == [{"at-0": 0}]
 
 
 async def test_an_adapter_that_hears_itself(bench: Bench, puppet: Puppet) -> None:
@@ -570,7 +631,7 @@ async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: 
 async def test_unplugged_in_the_middle_of_an_answer(bench: Bench, puppet: Puppet) -> None:
     puppet.answer = lambda frame: puppet.send(frame[:4])
     with capture_logs() as logs:
-        async with bench.polling(unit(1, "meter", *registers(0, 1))) as line:
+        async with bench.polling(unit(1, "meter", *registers(0, 1), interval_s=600)) as line:
             await until(lambda: bool(puppet.asked))
             await asyncio.sleep(0.02)
             bench.wire.unplug()
@@ -586,7 +647,7 @@ async def test_a_port_that_fails_as_it_is_written_to_is_closed(bench: Bench, mon
         raise termios.error(5, "Input/output error")
 
     with capture_logs() as logs:
-        async with bench.polling(unit(1, "meter"), timeout_s=0.1) as line:
+        async with bench.polling(unit(1, "meter", interval_s=600), timeout_s=0.1) as line:
             monkeypatch.setattr(termios, "tcflush", fail)
             await until(lambda: line.closed)
     assert [entry["reason"] for entry in logs] == ["writing failed: Input/output error"]
@@ -715,12 +776,10 @@ async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet
         assert await bench.intake.next_of("meter") == [{"at-0": 0}]
 
 
-@pytest.mark.parametrize(("parity", "letter"), [("none", "N"), ("even", "E"), ("odd", "O")])
-async def test_the_port_is_opened_as_configured(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, parity: str, letter: str
-) -> None:
-    def opens(*arguments: object) -> serial.Serial:
-        assert arguments == (str(bench.wire.port), 19_200, letter, 2)
+@pytest.mark.parametrize("configured", ["none", "even", "odd"])
+async def test_the_port_is_opened_as_configured(bench: Bench, monkeypatch: pytest.MonkeyPatch, configured: str) -> None:
+    def opens(name: str, baud: int, *, parity: str, stop_bits: int) -> serial.Serial:
+        assert (name, baud, parity, stop_bits) == (str(bench.wire.port), 19_200, configured, 2)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(modbus_line, "open_port", opens)
@@ -728,7 +787,7 @@ async def test_the_port_is_opened_as_configured(
         "port": str(bench.wire.port),
         "units": [{"unit": 1, "device": "meter", "registers": []}],
         "baud": 19_200,
-        "parity": parity,
+        "parity": configured,
         "stop_bits": 2,
     }
     settings = msgspec.convert(described, SerialModbusSettings)

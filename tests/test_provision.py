@@ -74,7 +74,8 @@ def test_what_is_not_given_stays(tmp_path: Path) -> None:
     [
         ("", None, None, "device name '' has 0 bytes; 1 to 32"),
         ("é" * 17, None, None, "34 bytes; 1 to 32"),
-        ("a\0b", None, None, "zero byte"),
+        ("a\0b", None, None, "control character"),
+        ("s1", Network(ssid="from a file\n"), None, "control character"),
         ("s1", Network("h" * 64), None, "host"),
         ("s1", Network("host", 0), None, "port is 0; 1 to 65535"),
         ("s1", Network("host", ssid="s" * 33), None, "33 bytes; 0 to 32"),

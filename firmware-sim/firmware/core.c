@@ -96,6 +96,9 @@ void core_take(uint32_t tick_ms, int16_t centi_celsius)
 	if (core.next - core.oldest == RING_SAMPLES) {
 		ledger_dropped(core.oldest);
 		uncount(held(core.oldest));
+		/* No answer to it will be recognised as one. */
+		if (core.oldest == core.timed)
+			core.timing = false;
 		core.oldest++;
 		advance_oldest();
 	}

@@ -10,6 +10,9 @@
 #define RING_SAMPLES 64 /* a power of two, so that a sequence finds its place by masking */
 #endif
 
+/* The sequences of a run end before they wrap: the gateway's ACKs reach no further either. */
+#define SEQUENCE_END (UINT32_MAX - 1)
+
 enum {
 	WINDOW_SAMPLES = 8, /* under way at once: sent, and neither acknowledged nor known to be lost */
 	SPAN_SAMPLES = 32,  /* from the oldest unacknowledged one on: as far as an ACK's bitmap reaches */

@@ -1,4 +1,4 @@
-/* The way to the gateway. A build has one link (link_serial.c); the core does not know which. */
+/* The way to the gateway. A build has one link (link_serial.c or link_mqtt.c); the core does not know which. */
 #ifndef LINK_H
 #define LINK_H
 

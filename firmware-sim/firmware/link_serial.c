@@ -38,7 +38,8 @@ static struct {
 	uint8_t frame[FRAME_SENT_BYTES_MAX];
 	uint32_t hello_at_ms;
 	uint32_t hello_sent_ms;
-	bool introduced; /* the gateway has answered our HELLO */
+	bool introduced;  /* the gateway has answered our HELLO */
+	bool hello_asked; /* and none was sent since: an ACK on its way is no answer to it */
 	bool reply_due;
 	uint8_t reply_nonce[4];
 	struct instant reply_at;
@@ -69,7 +70,7 @@ static void receive(const uint8_t *content, uint8_t length, uint32_t now_ms)
 			return;
 		if (!core_acknowledge(get_u32(content + 5), get_u32(content + 9), now_ms))
 			return;
-		if (!link.introduced) {
+		if (!link.introduced && !link.hello_asked) {
 			link.introduced = true;
 			core_resend(now_ms);
 		}
@@ -85,6 +86,7 @@ static void receive(const uint8_t *content, uint8_t length, uint32_t now_ms)
 		if (length != HELLO_REQUEST_BYTES)
 			return;
 		link.introduced = false;
+		link.hello_asked = true;
 		link.hello_at_ms = now_ms;
 		if (now_ms - link.hello_sent_ms < HELLO_INTERVAL_MS_MIN)
 			link.hello_at_ms = link.hello_sent_ms + HELLO_INTERVAL_MS_MIN;
@@ -153,6 +155,7 @@ void link_poll(uint32_t now_ms)
 		link.reply_due = false;
 		end = write_reply(content);
 	} else if (!link.introduced && (int32_t)(now_ms - link.hello_at_ms) >= 0) {
+		link.hello_asked = false;
 		link.hello_sent_ms = now_ms;
 		link.hello_at_ms = now_ms + HELLO_INTERVAL_MS;
 		end = write_hello(content);

@@ -28,6 +28,9 @@ int main(void)
 		int16_t centi_celsius;
 		if (board_measured(&centi_celsius))
 			core_take(sample_tick_ms, centi_celsius);
+		/* The sequence is used up (497 days at 100 samples a second): the watchdog begins a new run. */
+		while (core_next() >= SEQUENCE_END)
+			;
 		link_poll(now_ms);
 		board_wait();
 	}

@@ -112,8 +112,9 @@ void modem_hang_up(uint32_t now_ms)
 		doublings = MODEM_PAUSE_DOUBLINGS_MAX;
 	uint32_t mean_ms = (uint32_t)MODEM_PAUSE_MS_FIRST << doublings;
 	modem.pause_ms = mean_ms / 2 + ((uint32_t)chance() * mean_ms >> 16);
-	if (modem.failures < UINT8_MAX)
-		modem.failures++;
+	/* At the counter's end it goes on with a restart after as many as before, not after each. */
+	if (modem.failures++ == UINT8_MAX)
+		modem.failures -= FAILURES_BEFORE_RESTART;
 	enter(GUARD, now_ms);
 }
 

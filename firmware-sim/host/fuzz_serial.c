@@ -13,6 +13,7 @@ static struct {
 	uint8_t frame[FRAME_SENT_BYTES_MAX];
 	uint16_t length;
 	uint32_t next; /* everything below has come, or was dropped */
+	bool away;     /* nobody answers, and the ring fills */
 	bool begun;    /* the zero byte of a start, which ends what a reset has cut off, has come */
 } gateway;
 
@@ -56,6 +57,8 @@ static uint8_t random_content(uint8_t *content)
 void fuzz_feed(uint32_t now_ms, uint32_t odds)
 {
 	(void)now_ms;
+	if (fuzz_below(500) == 0)
+		gateway.away = !gateway.away;
 	if (fuzz_below(40))
 		return;
 	uint8_t content[CONTENT_MAX];
@@ -83,7 +86,7 @@ static void take_frame(uint32_t odds)
 		if (sequence == gateway.next)
 			gateway.next++;
 	}
-	if (fuzz_below(8) == 0)
+	if (gateway.away || fuzz_below(8) == 0)
 		return;
 	uint8_t ack[13] = {ACK};
 	put_u32(put_u32(put_u32(ack + 1, run()), gateway.next), 0);

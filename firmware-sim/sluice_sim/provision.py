@@ -98,8 +98,8 @@ def _text(what: str, text: str, least: int, most: int) -> bytes:
     if not least <= len(encoded) <= most:
         shown = "" if "secret" in what or "passphrase" in what else f" {text!r}"
         raise ValueError(f"{what}{shown} has {len(encoded)} bytes; {least} to {most} fit the EEPROM")
-    if b"\0" in encoded:
-        raise ValueError(f"{what} has a zero byte in it, which ends a text in the EEPROM")
+    if any(byte < ord(" ") or byte == 0x7F for byte in encoded):
+        raise ValueError(f"{what} has a control character in it: a line end from a file, perhaps. Leave it out")
     return encoded
 
 
