@@ -44,7 +44,7 @@ from gateway.buffer_salvage import SalvagedBatch
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_tail import Tail
 from gateway.clock_gateway import WallClock
-from gateway.reading import Mark
+from gateway.reading import Mark, Recalled
 from gateway.settings import BufferSettings
 from gateway.write_meter import Usage, WriteMeter
 
@@ -345,9 +345,9 @@ class Buffer:
         """See `Intake.marks`."""
         return await self._call(lambda: self._file.marks(prefix))
 
-    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """See `SerialIntake.recent_sequences`. Raises BufferFileError."""
-        return await self._call(lambda: self._file.recent_sequences(device, boot))
+    async def recall(self, device: str, boot: str) -> Recalled:
+        """See `SerialIntake.recall`. Raises BufferFileError."""
+        return await self._call(lambda: self._file.recall(device, boot))
 
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
         """These rows are in Kafka, or set aside, and may be deleted; `marks` say what goes with that.
@@ -525,8 +525,10 @@ class Buffer:
             if closing or now_s >= self._delete_due_s or self.state.full:
                 due.confirmed, self._confirmed = self._confirmed, due.confirmed
                 due.marks, self._confirmed_marks = self._confirmed_marks, due.marks
-                due.losses, self._losses = self._losses, due.losses
                 self._delete_due_s = float("inf")
+            if readings or self._delete_due_s == float("inf"):
+                # With readings, as those that a sensor still had after a loss hide that from a later recall.
+                due.losses, self._losses = self._losses, due.losses
         age_due = bool(self._settings.age_max_s) and now_s >= self._age_due_s
         dropped = self.counts["dropped"]
         if not (own or readings or due or age_due or self.state.failing is not None):

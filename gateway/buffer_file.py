@@ -42,7 +42,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.clock_gateway import WallClock, boottime_us
 from gateway.duplicate_window import Verdict
 from gateway.event_floor import NOTHING_US, EventFloor
-from gateway.reading import Mark
+from gateway.reading import Mark, Recalled
 from gateway.settings import BufferSettings
 
 SERIES_MAX = 10_000
@@ -272,9 +272,10 @@ class BufferFile:
             last,
         )
 
-    def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """See `SerialIntake.recent_sequences`."""
-        return self._runs.recent_sequences(device, boot)
+    def recall(self, device: str, boot: str) -> Recalled:
+        """See `SerialIntake.recall`."""
+        stored = self._runs.recent_sequences(device, boot) | self._quarantine.sequences(boot)
+        return Recalled(stored, buffer_losses.told_below(self.connection, device, boot))
 
     def insert_judged(self, entries: Iterable[Entry]) -> None:
         """Append entries that are no retransmissions: the gateway's own, and what was judged when it first came in."""
@@ -497,6 +498,7 @@ class BufferFile:
     def count_losses(self, losses: Sequence[Loss]) -> None:
         """Count readings that never came to be rows."""
         buffer_losses.count_losses(self.connection, losses)
+        buffer_losses.note_told(self.connection, losses)
 
     def report_losses(self, report: Callable[[Loss], Entry], limit: int) -> int:
         """Turn loss counters into rows that report them; how many."""

@@ -15,6 +15,10 @@ SENSOR_DROPPED = "sensor-ring-overflow"
 """The sensor's memory was full before it could send them, and it said so."""
 OWN = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
 """Why the gateway's own events are lost, which are no readings."""
+TOLD_MARK = "ring/"
+"""So begin the marks of what sensors' rings dropped; the device follows. Kept with the counter, in one commit."""
+TOLD_MAX = 20_000
+"""Such marks that are kept; beyond it those go whose device has no duplicate window any more."""
 LOSS_TYPE = "sluice.gateway.loss"
 """`ce_type` of a loss record."""
 
@@ -94,6 +98,32 @@ def count_losses(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None
             for loss in losses
         ],
     )
+
+
+def note_told(connection: sqlite3.Connection, losses: Iterable[Loss]) -> None:
+    """Keep how far what rings dropped is counted, in the transaction that counts it."""
+    told = [
+        (f"{TOLD_MARK}{loss.device}", f"{loss.last_sequence + 1} {loss.device_boot}".encode())
+        for loss in losses
+        if loss.reason == SENSOR_DROPPED and loss.device and loss.last_sequence is not None
+    ]
+    if not told:
+        return
+    connection.executemany("INSERT OR REPLACE INTO mark VALUES (?, ?)", told)
+    beginning = (TOLD_MARK, TOLD_MARK + chr(0x10FFFF))
+    (kept,) = connection.execute("SELECT count(*) FROM mark WHERE key BETWEEN ? AND ?", beginning).fetchone()
+    if kept > TOLD_MAX:
+        connection.execute(
+            "DELETE FROM mark WHERE key BETWEEN ? AND ? AND substr(key, ?) NOT IN (SELECT device FROM device_run)",
+            (*beginning, len(TOLD_MARK) + 1),
+        )
+
+
+def told_below(connection: sqlite3.Connection, device: str, boot: str) -> int:
+    """Below which sequence of a device's run all that its ring dropped is counted; 0 where nothing is known."""
+    found = connection.execute("SELECT value FROM mark WHERE key = ?", (f"{TOLD_MARK}{device}",)).fetchone()
+    below, of_boot = found[0].decode().split(" ", 1) if found else ("0", boot)
+    return int(below) if of_boot == boot else 0
 
 
 def counted_losses(connection: sqlite3.Connection, limit: int) -> list[Loss]:

@@ -103,6 +103,14 @@ class Quarantine:
     def _oldest(self) -> list[int]:
         return list(self._connection.execute("SELECT min(number) FROM quarantine").fetchone())
 
+    def sequences(self, device_boot: str) -> frozenset[int]:
+        """Of the readings of one run of a sensor, those that are kept here."""
+        found = self._connection.execute(
+            "SELECT device_sequence FROM quarantine WHERE device_boot = ? AND device_sequence IS NOT NULL",
+            (device_boot,),
+        )
+        return frozenset(sequence for (sequence,) in found)
+
     def find(self, numbers: Sequence[int]) -> dict[int, Quarantined]:
         """What stands there under these numbers."""
         found = {}

@@ -100,11 +100,18 @@ class DeviceRuns:
 
     def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
         """What the windows of a device's run hold, of all its streams."""
-        self._catch_up()
-        streams = self._connection.execute("SELECT topic FROM device_run WHERE device = ? AND boot = ?", (device, boot))
-        runs = {(device, stream, boot) for (stream,) in streams}
-        runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
-        return frozenset().union(*(self._known(run).window.sequences() for run in runs))
+        try:
+            self._catch_up()
+            streams = self._connection.execute(
+                "SELECT topic FROM device_run WHERE device = ? AND boot = ?", (device, boot)
+            )
+            runs = {(device, stream, boot) for (stream,) in streams}
+            runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
+            return frozenset().union(*(self._known(run).window.sequences() for run in runs))
+        except BaseException:
+            # No transaction is rolled back here, which would do it: windows that know half must not judge.
+            self.forget()
+            raise
 
     def save_if_due(self, last: Position, now_s: float) -> None:
         """Write the windows now and then; `last` is the row that was added last, `now_s` a monotonic clock's."""

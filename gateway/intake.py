@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.buffer import Buffer
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
-from gateway.reading import Mark, Reading
+from gateway.reading import Mark, Reading, Recalled
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -85,9 +85,9 @@ class FrontDoor:
         self.counts["readings"] += len(readings)
         self._buffer.append([self._entry(reading) for reading in readings], done, marks)
 
-    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """See `SerialIntake.recent_sequences`."""
-        return await self._buffer.recent_sequences(device, boot)
+    async def recall(self, device: str, boot: str) -> Recalled:
+        """See `SerialIntake.recall`."""
+        return await self._buffer.recall(device, boot)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:
         """See `Intake.marks`."""

@@ -3,6 +3,7 @@
 import os
 import pwd
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _TTY_FIELD = 4
@@ -25,10 +26,13 @@ def processes() -> list[int]:
 def opened_by(process: int) -> Iterator[str]:
     """What a process has open; nothing where this user is not told, or it has ended."""
     try:
-        for name in os.listdir(f"/proc/{process}/fd"):  # noqa: PTH208 - names are enough, and there may be thousands
-            yield os.readlink(f"/proc/{process}/fd/{name}")  # noqa: PTH115 - the same
+        names = os.listdir(f"/proc/{process}/fd")  # noqa: PTH208 - names are enough, and there may be thousands
     except OSError:
         return
+    for name in names:
+        # Closed in between: what stands behind it may be open still.
+        with suppress(OSError):
+            yield os.readlink(f"/proc/{process}/fd/{name}")  # noqa: PTH115 - the same
 
 
 def has_open(process: int, path: Path) -> bool:

@@ -85,11 +85,20 @@ class Intake(Protocol):
         """Report something about a device on `gateway-events`: `device-appeared`, `device-died`, ..."""
 
 
+class Recalled(NamedTuple):
+    """What the buffer knows of one run (one boot) of a device."""
+
+    stored: frozenset[int]
+    """Sequences that are stored or in the quarantine; of the last `WINDOW_SEQUENCES` up to the highest, all of them."""
+    told_below: int
+    """What was lost below this has been told."""
+
+
 class SerialIntake(Intake, Protocol):
     """What serial lines ask of the front door beyond that."""
 
-    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """Which sequences of one run (one boot) of a device are stored, of the last ones that were.
+    async def recall(self, device: str, boot: str) -> Recalled:
+        """What is known of one run (one boot) of a device.
 
         For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Raises
         BufferFileError.

@@ -22,6 +22,8 @@ FLOOD_WINDOW_US = 100_000
 FLOOD_BYTES_MAX = 13_000
 """What a line may put in within a window: 130 kB/s, more than the fastest adapter carries, and little to work through.
 Beyond it the line is read on in the next window, and what floods it waits in the kernel."""
+RECALL_RETRY_S = 1.0
+"""While the buffer cannot be read; losses of the run wait for it."""
 _TIMER_S_MIN = 0.001
 _UNSET = -1
 
@@ -193,12 +195,18 @@ class FrameLine(PortLine):
 
     async def _recall(self, identified: Identified) -> None:
         """Ask the buffer what it has of this run, so that what was dropped while nobody listened is known."""
-        try:
-            stored = await self._intake.recent_sequences(identified.device, identified.boot)
-        except BufferFileError as error:
-            log.warning("what a sensor dropped before is not known", device=identified.device, error=str(error))
-            return
-        self._handle(self._link.recall(identified, stored))
+        while True:
+            try:
+                recalled = await self._intake.recall(identified.device, identified.boot)
+            except BufferFileError as error:
+                if not self._link.knows(identified):
+                    log.warning("what a sensor dropped before is not known", device=identified.device, error=str(error))
+                    return
+                await asyncio.sleep(RECALL_RETRY_S)
+            else:
+                self._losses.begin(identified)
+                self._handle(self._link.recall(identified, recalled))
+                return
 
     def _committed(self, received: Received, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
         settle = self._link.stored if stored else self._link.refused

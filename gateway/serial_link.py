@@ -5,13 +5,14 @@ The rules are those of firmware-sim/FRAMES.md, "Who does what".
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import get_args
 
 from gateway.clock_device import DeviceClock
-from gateway.reading import Reading
+from gateway.duplicate_window import WINDOW_SEQUENCES
+from gateway.reading import Reading, Recalled
 from gateway.serial_frames import (
     Ack,
     Data,
@@ -156,20 +157,31 @@ class SerialLink:
         """The readings were not stored: they are taken in again when the sensor sends them again."""
         return received.run.settle(received.sequences, ())
 
-    def recall(self, identified: Identified, stored: frozenset[int]) -> list[LinkEvent]:
-        """What the buffer holds of a run that was `Identified`, from an earlier link or start of the gateway.
+    def recall(self, identified: Identified, recalled: Recalled) -> list[LinkEvent]:
+        """What the buffer knows of a run that was `Identified`, from earlier links or starts of the gateway.
 
-        `stored` are the last sequences of it. What the sensor dropped behind them is lost. It is for telling losses
-        alone: a sensor whose boot counter failed has new samples under those sequences, so what it sends is stored.
+        What the sensor holds no more, and nobody stored or told of, is lost. It is for telling losses alone: a sensor
+        whose boot counter failed has new samples under those sequences, so what it sends is stored. Until this is
+        known no loss of the run is told.
         """
-        losses: list[LinkEvent] = []
-        last = max(stored, default=identified.oldest)
-        if last + 1 < identified.oldest:
-            losses.append(Lost(identified.device, identified.boot, last + 1, identified.oldest - 1))
-        run = self._run
-        if run is not None and run.boot == identified.boot and run.hello.device == identified.device:
-            run.recall(stored)
+        # A sequence that has gone back begins another life of the run, of which nothing is known.
+        stored = frozenset() if max(recalled.stored, default=-1) >= identified.next else recalled.stored
+        told_below = 0 if recalled.told_below > identified.next else recalled.told_below
+        # What came before anything that is known may have gone to another gateway.
+        first = told_below or min(stored, default=identified.oldest)
+        # Further back, what the windows do not name may have been stored and forgotten.
+        first = max(first, max(stored, default=-1) + 1 - WINDOW_SEQUENCES)
+        losses: list[LinkEvent] = [
+            *spans_lost(identified.device, identified.boot, first, identified.oldest, stored),
+        ]
+        if self._run is not None and self.knows(identified):
+            losses += self._run.recall(stored)
         return losses
+
+    def knows(self, identified: Identified) -> bool:
+        """Whether this run is the one at the other end now."""
+        run = self._run
+        return run is not None and run.boot == identified.boot and run.hello.device == identified.device
 
     def data_to_send(self, now_us: int, nonce: int) -> bytes:
         """What to write now: at most one PROBE (with `nonce`, 32 random bits), ACK and HELLO_REQUEST."""
@@ -315,7 +327,7 @@ class _Run:
         "_on_disk",
         "_stored_before",
         "_topics",
-        "_unsure_below",
+        "_undecided",
         "boot",
         "clock",
         "committing",
@@ -331,9 +343,10 @@ class _Run:
         self._topics = tuple(self._device_topic.replace("{stream}", name) for name in hello.streams)
         # What came before is unknown here: an earlier link, or an earlier start of the gateway, may have it.
         self.next = self._oldest = hello.oldest
-        # So may it have what its bitmaps named, which the sensor then let go: that is not for us to call lost.
-        self._unsure_below = min(hello.next, hello.oldest + 1 + BITMAP_BITS)
-        self._stored_before: frozenset[int] = frozenset()
+        # So may it have what its bitmaps named, which the sensor then let go: until that is recalled, what is passed
+        # over waits here, as spans without their ends.
+        self._stored_before: frozenset[int] | None = None
+        self._undecided: list[tuple[int, int]] = []
         self._on_disk: set[int] = set()
         self.committing: set[int] = set()
 
@@ -345,10 +358,11 @@ class _Run:
         behind = max((self.next - 1, *self._on_disk, *self.committing))
         return _identity(hello) == _identity(self.hello) and hello.next > behind
 
-    def recall(self, stored: frozenset[int]) -> None:
+    def recall(self, stored: frozenset[int]) -> list[LinkEvent]:
         """These are what earlier links stored, and no others: dropping them loses nothing."""
         self._stored_before = stored
-        self._unsure_below = 0
+        undecided, self._undecided = self._undecided, []
+        return [lost for first, end in undecided for lost in self._lost(first, end)]
 
     def topic(self, stream: int) -> str:
         """The topic of a stream; one that HELLO did not name is called `stream-7`, by its number."""
@@ -389,18 +403,28 @@ class _Run:
                 self.next += 1
             elif self.next < self._oldest:
                 end = min((s for s in self._on_disk | self.committing if s < self._oldest), default=self._oldest)
-                losses += self._lost(max(self.next, self._unsure_below), end)
+                losses += self._lost(self.next, end)
                 self.next = end
             else:
                 break
         return losses
 
-    def _lost(self, first: int, end: int) -> Iterator[Lost]:
-        """The spans from `first` up to, and without, `end` that no earlier link stored."""
-        for stored in (*sorted(s for s in self._stored_before if first <= s < end), end):
-            if first < stored:
-                yield Lost(self.hello.device, self.boot, first, stored - 1)
-            first = stored + 1
+    def _lost(self, first: int, end: int) -> Sequence[Lost]:
+        """The spans from `first` up to, and without, `end` that no earlier link stored, once those are known."""
+        if self._stored_before is not None:
+            return [*spans_lost(self.hello.device, self.boot, first, end, self._stored_before)]
+        if self._undecided and self._undecided[-1][1] == first:
+            first, _ = self._undecided.pop()
+        self._undecided.append((first, end))
+        return []
+
+
+def spans_lost(device: str, boot: str, first: int, end: int, stored: frozenset[int]) -> Iterator[Lost]:
+    """The spans from `first` up to, and without, `end` that are not stored."""
+    for known in (*sorted(s for s in stored if first <= s < end), end):
+        if first < known:
+            yield Lost(device, boot, first, known - 1)
+        first = known + 1
 
 
 def _identity(hello: Hello) -> tuple[object, ...]:

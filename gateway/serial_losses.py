@@ -6,7 +6,7 @@ what an earlier line told of as lost is found once more then.
 
 from gateway.buffer_losses import SENSOR_DROPPED
 from gateway.reading import Intake
-from gateway.serial_link import Lost
+from gateway.serial_link import Identified, Lost
 
 RUNS_MAX = 1_000
 """Runs (boots of sensors) whose last told loss is remembered; the oldest is forgotten."""
@@ -18,6 +18,12 @@ class RingLosses:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._told_below: dict[tuple[str, str], int] = {}
+
+    def begin(self, identified: Identified) -> None:
+        """A run was met: where its sequence has gone back, what was told is of another life of it."""
+        run = identified.device, identified.boot
+        if self._told_below.get(run, 0) > identified.next:
+            del self._told_below[run]
 
     def tell(self, lost: Lost) -> None:
         """Count a loss, as far as it was not told yet. Those of one run come in ascending order on each line."""

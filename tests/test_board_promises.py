@@ -111,6 +111,21 @@ async def test_what_rings_drop_while_the_gateway_is_away_is_told_when_it_is_back
             assert len(known(board).dropped) > 10
 
 
+async def test_what_rings_drop_is_told_exactly_although_the_gateway_is_killed_on_a_noisy_line(
+    tmp_path: Path, kafka: Broker
+) -> None:
+    async with scene(tmp_path, kafka, "away-noise") as bench:
+        await bench.switch_on(4, "s", options=AvrOptions(noise=1e-2))
+        await bench.until_acknowledged(20)
+        for _ in range(3):
+            bench.kill_gateway()
+            await asyncio.sleep(5)
+            await bench.start_gateway()
+            await asyncio.sleep(3)
+        account = await bench.finish()
+        assert account.faults == (), str(account)
+
+
 async def test_the_tick_wraps_in_the_midst(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "wrap") as bench:
         boards = await bench.switch_on(2, "s", options=AvrOptions(clock_start_ms=WRAP_MS - 4_000))

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from gateway import ingress_serial, serial_line, serial_link
 from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress
-from gateway.reading import Mark, Reading
+from gateway.reading import Mark, Reading, Recalled
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from gateway.serial_ports import open_port
 from gateway.settings import (
@@ -58,8 +58,8 @@ class RecordingIntake:
     async def marks(self, prefix: str) -> dict[str, bytes]:
         raise NotImplementedError(prefix)
 
-    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        return self.recent.get((device, boot), frozenset())
+    async def recall(self, device: str, boot: str) -> Recalled:
+        return Recalled(self.recent.get((device, boot), frozenset()), 0)
 
     def lost(
         self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None

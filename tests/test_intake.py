@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
+from gateway.buffer_runs import DeviceRuns, Run
 from gateway.buffer_schema import BufferFileError
 from gateway.intake import FrontDoor, RetryOutcome
-from gateway.reading import Reading
+from gateway.reading import Reading, Recalled
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
 from tests.buffers import CLOCK, opened, rows
@@ -259,17 +260,52 @@ async def test_the_sequences_of_a_run_are_known_across_restarts_and_streams(tmp_
         return reading(b'{"boot":"%s","seq":%d}' % (boot.encode(), sequence), f"device/42/{stream}")
 
     async with front_door(tmp_path) as (door, buffer):
-        assert await door.recent_sequences("42", "7") == frozenset()
+        assert (await door.recall("42", "7")).stored == frozenset()
         assert await take(
             door, *(sample(sequence) for sequence in range(100)), sample(100, "door"), sample(3, boot="8")
         )
         expected = frozenset(range(36, 101))
-        assert await door.recent_sequences("42", "7") == expected
-        assert await door.recent_sequences("42", "8") == {3}
-        assert await door.recent_sequences("43", "7") == frozenset()
+        assert (await door.recall("42", "7")).stored == expected
+        assert (await door.recall("42", "8")).stored == {3}
+        assert (await door.recall("43", "7")).stored == frozenset()
     async with front_door(tmp_path) as (door, buffer):
-        assert await door.recent_sequences("42", "7") == expected
+        assert (await door.recall("42", "7")).stored == expected
         buffer.confirm(buffer.id, spans_of(await rows(buffer)))
         assert await take(door, sample(101))
     async with front_door(tmp_path) as (door, _):
-        assert await door.recent_sequences("42", "7") == {36, *range(38, 102)}, "101 took the place of 37"
+        assert (await door.recall("42", "7")).stored == {36, *range(38, 102)}, "101 took the place of 37"
+
+
+async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_restart(tmp_path: Path) -> None:
+    def sample(sequence: int, topic: str) -> Reading:
+        return Reading(topic, "/dev/ttyUSB0", b"21.5", 1, device_boot="7-1a2b3c4d", device_sequence=sequence)
+
+    async with front_door(tmp_path) as (door, _):
+        assert await take(door, sample(0, "device/attic/thermo"), sample(1, "no/route/for/this"))
+        door.lost("attic", "sensor-ring-overflow", 8, ("7-1a2b3c4d", 2, 9))
+        await asyncio.sleep(DELETE_DELAY_S * 2)
+    async with front_door(tmp_path) as (door, _):
+        assert await door.recall("attic", "7-1a2b3c4d") == Recalled(frozenset({0, 1}), 10)
+        assert await door.recall("attic", "8-1a2b3c4d") == Recalled(frozenset(), 0)
+
+
+async def test_a_run_that_could_not_be_recalled_is_looked_at_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [reading(b'{"boot":"7","seq":%d}' % sequence) for sequence in range(20)]
+    async with front_door(tmp_path) as (door, _):
+        assert await take(door, samples[0])
+        assert await take(door, *samples[1:])
+    looked_up, faults = DeviceRuns._known, [sqlite3.OperationalError("disk I/O error")]
+
+    def known(runs: DeviceRuns, run: Run) -> object:
+        if faults:
+            raise faults.pop()
+        return looked_up(runs, run)
+
+    async with front_door(tmp_path) as (door, buffer):
+        monkeypatch.setattr(DeviceRuns, "_known", known)
+        with pytest.raises(BufferFileError):
+            await door.recall("42", "7")
+        assert await take(door, *samples)
+        assert len(await rows(buffer)) == len(samples), "what is sent again is known"

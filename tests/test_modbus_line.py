@@ -31,7 +31,7 @@ from structlog.testing import capture_logs
 from gateway import modbus_line
 from gateway.modbus_line import Answer, ModbusLine, find_answer
 from gateway.modbus_registers import REGISTERS_MAX, requests
-from gateway.reading import Mark, Reading
+from gateway.reading import Mark, Reading, Recalled
 from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
 from tests.gateways import SLUICE, daemon, free_port, write_config
 from tests.test_imports import imported_by
@@ -56,7 +56,7 @@ class RecordingIntake:
         self.readings += readings
         done(self.stores)
 
-    async def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
+    async def recall(self, device: str, boot: str) -> Recalled:
         raise NotImplementedError(device, boot)
 
     async def marks(self, prefix: str) -> dict[str, bytes]:

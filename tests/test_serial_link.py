@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from gateway.duplicate_window import WINDOW_SEQUENCES
+from gateway.reading import Recalled
 from gateway.serial_frames import (
     Ack,
     Data,
@@ -51,6 +53,8 @@ HELLO = Hello(
 RUN = HELLO.run
 START_US = 1_000_000
 NONCE = 0xC0FFEE
+UNKNOWN = Recalled(frozenset(), 0)
+"""Of a run that the buffer never heard of."""
 
 
 def new_link() -> SerialLink:
@@ -67,8 +71,10 @@ def answers(link: SerialLink, now_us: int = START_US) -> list[Frame]:
 
 def known_link(hello: Hello = HELLO) -> SerialLink:
     link = new_link()
-    send(link, hello)
+    (event,) = send(link, hello)
+    assert isinstance(event, Identified)
     assert answers(link) == [Probe(NONCE), Ack(hello.run, hello.oldest, 0)]
+    assert link.recall(event, UNKNOWN) == []
     return link
 
 
@@ -200,16 +206,6 @@ def test_after_a_restart_of_the_gateway_it_begins_at_what_the_sensor_holds() -> 
     assert answers(link) == [Ack(RUN, 42, 0)]
 
 
-def test_what_an_earlier_link_may_have_stored_is_not_called_lost() -> None:
-    # Before the gateway restarted, its bitmap named 42: the sensor skips it, although this link never had it.
-    link = known_link(replace(HELLO, oldest=41, next=45))
-    link.stored(only(send(link, data(41, 41))))
-    received = only(send(link, data(43, 43)))
-    link.stored(received)
-    assert answers(link) == [Ack(RUN, 44, 0)]
-    assert send(link, data(46, 46))[0] == Lost("attic", "7-1a2b3c4d", 45, 45)
-
-
 def identified(hello: Hello) -> tuple[SerialLink, Identified]:
     link = new_link()
     (event,) = send(link, hello)
@@ -221,14 +217,14 @@ def identified(hello: Hello) -> tuple[SerialLink, Identified]:
 def test_what_the_ring_dropped_while_nobody_listened_is_lost() -> None:
     link, event = identified(replace(HELLO, oldest=70, next=134))
     # Of an earlier link 40 was the last to be stored, so that 41 to 69 were dropped meanwhile.
-    assert link.recall(event, frozenset({38, 39, 40})) == [Lost("attic", "7-1a2b3c4d", 41, 69)]
+    assert link.recall(event, Recalled(frozenset({38, 39, 40}), 0)) == [Lost("attic", "7-1a2b3c4d", 41, 69)]
     link.stored(only(send(link, data(70, 70))))
     assert answers(link) == [Ack(RUN, 71, 0)]
 
 
 def test_what_an_earlier_link_stored_is_known_exactly() -> None:
     link, event = identified(replace(HELLO, oldest=41, next=50))
-    assert link.recall(event, frozenset({38, 39, 40, 42, 43})) == []
+    assert link.recall(event, Recalled(frozenset({38, 39, 40, 42, 43}), 0)) == []
     link.stored(only(send(link, data(41, 41))))
     assert answers(link) == [Ack(RUN, 42, 0)]
     # 42 and 43 it let go when an earlier link acknowledged them. 44, however near, nobody has stored.
@@ -240,22 +236,64 @@ def test_what_an_earlier_link_stored_is_known_exactly() -> None:
 
 def test_what_is_recalled_does_not_pass_for_what_a_sensor_with_a_failed_boot_counter_sends() -> None:
     link, event = identified(replace(HELLO, oldest=0, next=2))
-    assert link.recall(event, frozenset(range(20))) == []
+    assert link.recall(event, Recalled(frozenset(range(20)), 0)) == []
     assert only(send(link, data(0), data(1))).sequences == (0, 1)
     assert answers(link) == [], "not before they are stored"
 
 
+def test_what_is_dropped_before_it_is_known_what_is_stored_is_told_then_and_in_order() -> None:
+    link, event = identified(replace(HELLO, oldest=41, next=105))
+    first, second = only(send(link, data(50, 45))), only(send(link, data(60, 60)))
+    link.stored(first)
+    link.stored(second)
+    assert answers(link) == [Ack(RUN, 61, 0)], "no answer waits for it"
+    assert link.recall(event, Recalled(frozenset({30, 42, 43}), 0)) == [
+        Lost("attic", "7-1a2b3c4d", 31, 40),
+        Lost("attic", "7-1a2b3c4d", 41, 41),
+        Lost("attic", "7-1a2b3c4d", 44, 49),
+        Lost("attic", "7-1a2b3c4d", 51, 59),
+    ]
+    assert send(link, data(62, 62))[0] == Lost("attic", "7-1a2b3c4d", 61, 61)
+
+
+def test_a_sample_that_was_damaged_before_the_gateway_died_is_lost_once_the_ring_drops_it() -> None:
+    link, event = identified(replace(HELLO, oldest=40, next=104))
+    stored = frozenset({*range(10), *range(11, 16)})
+    assert link.recall(event, Recalled(stored, 0)) == [
+        Lost("attic", "7-1a2b3c4d", 10, 10),
+        Lost("attic", "7-1a2b3c4d", 16, 39),
+    ]
+
+
+@pytest.mark.parametrize("stored", [frozenset(range(20)), frozenset()])
+def test_what_was_told_before_the_gateway_restarted_is_not_told_again(stored: frozenset[int]) -> None:
+    link, event = identified(replace(HELLO, oldest=35, next=99))
+    assert link.recall(event, Recalled(stored, 30)) == [Lost("attic", "7-1a2b3c4d", 30, 34)]
+
+
+def test_what_windows_have_forgotten_is_not_called_lost() -> None:
+    link, event = identified(replace(HELLO, oldest=133, next=140))
+    # 6 to 68 were stored, and their places taken.
+    assert link.recall(event, Recalled(frozenset({5, *range(70, 133)}), 0)) == [Lost("attic", "7-1a2b3c4d", 69, 69)]
+
+
+def test_of_a_sequence_that_has_gone_back_nothing_is_known() -> None:
+    link, event = identified(replace(HELLO, oldest=2, next=3))
+    assert link.recall(event, Recalled(frozenset({1, 4000}), 4000)) == []
+    assert send(link, data(4010, 4010))[0] == Lost("attic", "7-1a2b3c4d", 2, 4009)
+
+
 def test_recalling_nothing_says_nothing_of_a_run_that_nobody_knew() -> None:
     link, event = identified(replace(HELLO, oldest=70, next=134))
-    assert link.recall(event, frozenset()) == []
+    assert link.recall(event, UNKNOWN) == []
 
 
 def test_what_is_recalled_late_belongs_to_the_run_that_was_asked_for() -> None:
     link, event = identified(replace(HELLO, oldest=5, next=9))
     send(link, replace(HELLO, boot=8, oldest=0, next=3))
     answers(link)
-    assert link.recall(event, frozenset({2, 5})) == []
-    assert link.recall(event, frozenset({2})) == [Lost("attic", "7-1a2b3c4d", 3, 4)]
+    assert link.recall(event, Recalled(frozenset({2, 3, 4, 5}), 0)) == []
+    assert link.recall(event, Recalled(frozenset({2}), 0)) == [Lost("attic", "7-1a2b3c4d", 3, 4)]
     link.stored(only(send(link, data(0, boot=8))))
     assert answers(link) == [Ack(8 ^ HELLO.incarnation, 1, 0)]
 
@@ -501,6 +539,7 @@ class LossyLine(RuleBasedStateMachine):
         self.sensor = ModelSensor(self.disk)
         self.link = new_link()
         self.committing: deque[Received] = deque()
+        self.recalls: deque[Identified] = deque()
         self.now_us = START_US
 
     @rule(count=st.integers(1, 3))
@@ -527,12 +566,24 @@ class LossyLine(RuleBasedStateMachine):
             self.note((self.link.stored if succeeds else self.link.refused)(received))
 
     @rule()
+    def recall(self) -> None:
+        """The buffer answers, sooner or later: from its windows, and how far losses were told."""
+        if self.recalls:
+            identified = self.recalls.popleft()
+            boot = int(identified.boot.split("-")[0])
+            stored = {sequence for of_boot, sequence in self.disk if of_boot == boot}
+            told = {sequence for of_boot, sequence in self.lost if of_boot == boot}
+            window = frozenset(sequence for sequence in stored if sequence > max(stored) - WINDOW_SEQUENCES)
+            self.note(self.link.recall(identified, Recalled(window, max(told, default=-1) + 1)))
+
+    @rule()
     def restart_sensor(self) -> None:
         self.sensor.reset()
 
     @rule()
     def restart_gateway(self) -> None:
         self.committing.clear()
+        self.recalls.clear()
         self.link = new_link()
 
     def note(self, events: list[LinkEvent]) -> None:
@@ -543,6 +594,8 @@ class LossyLine(RuleBasedStateMachine):
                 assert not span & (self.lost | self.disk)
                 assert boot != self.sensor.boot or event.last < self.sensor.oldest
                 self.lost |= span
+            if isinstance(event, Identified):
+                self.recalls.append(event)
             if isinstance(event, Received):
                 assert not any(numbered(event) & numbered(other) for other in self.committing)
                 self.committing.append(event)
@@ -555,12 +608,12 @@ class LossyLine(RuleBasedStateMachine):
             while self.committing:
                 self.commit(succeeds=True)
             self.exchange(set(), set())
+        while self.recalls:
+            self.recall()
         assert self.sensor.held == []
-        run = self.link._run
-        assert run is not None
-        # What was taken before this link's HELLO, a link before it may have lost without knowing.
-        heard = {(self.sensor.boot, sequence) for sequence in range(run.hello.next, self.sensor.next)}
-        assert heard <= self.disk | self.lost
+        accounted = {sequence for boot, sequence in self.disk | self.lost if boot == self.sensor.boot}
+        # What the ring dropped before anything was known of this run, nobody can tell from what others have.
+        assert accounted == set(range(min(accounted), self.sensor.next))
         assert not self.disk & self.lost
 
 

@@ -1,6 +1,6 @@
 """What a ring dropped is counted once, whichever line finds it out."""
 
-from gateway.serial_link import Lost
+from gateway.serial_link import Identified, Lost
 from gateway.serial_losses import RUNS_MAX, RingLosses
 from tests.broker_intake import MemoryIntake
 
@@ -55,3 +55,12 @@ def test_of_ever_new_runs_only_so_many_are_remembered() -> None:
     for boot in range(2 * RUNS_MAX):
         ring.tell(lost(0, 1, f"{boot}-1a2b3c4d"))
     assert len(ring._told_below) == RUNS_MAX
+
+
+def test_what_a_sensor_with_a_failed_boot_counter_drops_is_told_although_its_sequences_were() -> None:
+    intake = Counting()
+    ring = RingLosses(intake)
+    for following, first, last in ((0, 0, 4999), (5064, 4990, 5002), (3, 3, 299)):
+        ring.begin(Identified("s1", BOOT, "1.0", 2, ("thermo",), 0, following))
+        ring.tell(lost(first, last))
+    assert [count for _, _, count, _ in intake.told] == [5000, 3, 297]
