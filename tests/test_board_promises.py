@@ -1,11 +1,12 @@
 """What the gateway promises, against real firmware with 2 KB of RAM on bad lines: the firmware's ledger against Kafka.
 
 In every scene: nothing acknowledged is missing, no value is another than the one that was measured, nothing stands
-under two ids, and what a ring dropped is a loss record.
+under two ids, and what a ring dropped is a loss record. SLUICE_SEED chooses the random schedules.
 """
 
 import asyncio
 import json
+import os
 import random
 from datetime import datetime
 from itertools import cycle
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.avr, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 RESETS = 50
 KILLS = 8
+SEED = os.environ.get("SLUICE_SEED", "sluice")
 WRAP_MS = 2**32
 RESET_KINDS = ("reset", "power-cycle", "brown-out", "brown-out-in-write 20 2")
 
@@ -183,11 +185,11 @@ async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Br
         await bench.until_acknowledged(5)
         await run_schedule(boards, build)
         account = await bench.finish()
-        assert account.faults == (), str(account)
+        assert account.faults == (), f"SLUICE_SEED={SEED}: {account}"
 
 
 async def run_schedule(
-    boards: list[Board], build: Build, *, seed: str = "sluice", per_minute: float = 20, seconds: float = 25
+    boards: list[Board], build: Build, *, seed: str = SEED, per_minute: float = 20, seconds: float = 25
 ) -> None:
     """Do to the boards what a schedule says, and what ends the faults that it has begun."""
     by_name = {board.device: board for board in boards}
