@@ -139,7 +139,26 @@ def lost_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], Told]:
     return lost
 
 
-def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, str], Told]) -> Account:
+def heard_in(events: Iterable[ConsumerRecord]) -> dict[tuple[str, str], int]:
+    """By device and its boot, the oldest sequence that a serial sensor held when it was heard for the first time.
+
+    What it had dropped before is in no loss record: nobody knows that no other gateway has it.
+    """
+    heard: dict[tuple[str, str], int] = {}
+    for record in events:
+        body = json.loads(record.value)
+        if "oldest" in body:
+            run = body["device"], body["boot"]
+            heard[run] = min(heard.get(run, body["oldest"]), body["oldest"])
+    return heard
+
+
+def settle(
+    known: Known,
+    arrived: Iterable[Arrived],
+    lost: Mapping[tuple[str, str], Told],
+    heard: Mapping[tuple[str, str], int],
+) -> Account:
     """Compare. Raises ValueError where nothing was acknowledged."""
     if not known.acknowledged:
         raise ValueError("no board got any acknowledgement: there is nothing to compare")
@@ -155,7 +174,8 @@ def settle(known: Known, arrived: Iterable[Arrived], lost: Mapping[tuple[str, st
     gone: dict[tuple[str, str], Told] = {}
     for sample in known.dropped - ids.keys():
         run, told = (sample.device, sample.boot), Told(1, sample.sequence, sample.sequence)
-        gone[run] = gone[run].and_also(told) if run in gone else told
+        if sample.sequence >= heard.get(run, 0):
+            gone[run] = gone[run].and_also(told) if run in gone else told
     return Account(
         acknowledged=len(known.acknowledged),
         arrived=len(ids),

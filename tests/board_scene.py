@@ -14,7 +14,7 @@ from aiokafka import ConsumerRecord
 from demo.kafka_broker import Broker
 from gateway.buffer_status import read_status
 from sluice_sim.avr import AvrOptions, Board, Network, inhibit_sampling, start_boards, stop_boards
-from tests.board_audit import Account, Known, in_kafka, known_of, lost_in, settle
+from tests.board_audit import Account, Known, heard_in, in_kafka, known_of, lost_in, settle
 from tests.gateways import SLUICE, consume, free_port, wait_for_port, write_config
 
 SETTLE_S_MAX = 120.0
@@ -95,7 +95,8 @@ class Scene:
         all_known = Known()
         for board in self.boards:
             all_known.add(known(board))
-        return settle(all_known, in_kafka(await self.records()), lost_in(await self.events()))
+        events = await self.events()
+        return settle(all_known, in_kafka(await self.records()), lost_in(events), heard_in(events))
 
     async def records(self) -> list[ConsumerRecord]:
         """The readings in Kafka."""
@@ -116,6 +117,8 @@ class Scene:
 @asynccontextmanager
 async def scene(directory: Path, kafka: Broker, name: str) -> AsyncIterator[Scene]:
     """A gateway that runs, on a port of its own and with topics of its own, without boards yet."""
+    # One broker serves all tests.
+    name = f"boards-{name}"
     made = Scene(directory, kafka, name)
     # A board's link ends with a digit; the one that is being made, with .new.
     ports = f'[serial]\nports = ["{directory}/tty-*[0-9]"]\nscan_interval_s = 0.1\n'

@@ -5,7 +5,7 @@ import json
 import pytest
 from aiokafka import ConsumerRecord
 
-from tests.board_audit import Account, Arrived, Sample, Told, in_kafka, known_of, lost_in, settle
+from tests.board_audit import Account, Arrived, Sample, Told, heard_in, in_kafka, known_of, lost_in, settle
 
 BOOT = "7-1a2b3c4d"
 LEDGER = json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [[0, 1], [4, 4]], "dropped": [[2, 3]]})
@@ -20,7 +20,7 @@ def arrived(sequence: int, ce_id: str = "", celsius: int | None = None) -> Arriv
 
 
 def account(*records: Arrived, lost: Told | None = DROPPED) -> Account:
-    return settle(known_of(LEDGER, SAMPLES), records, {RUN: lost} if lost else {})
+    return settle(known_of(LEDGER, SAMPLES), records, {RUN: lost} if lost else {}, {})
 
 
 def record(key: bytes, value: bytes, **headers: str) -> ConsumerRecord:
@@ -63,9 +63,9 @@ def test_what_a_run_that_a_reset_ended_dropped_need_not_be_told_but_nothing_else
     later = json.dumps({"device": "s1", "boot": "8-1a2b3c4d", "acknowledged": [], "dropped": []})
     known = known_of(f"{LEDGER}\n{later}", SAMPLES)
     records = [arrived(0), arrived(1), arrived(4)]
-    assert settle(known, records, {}).faults == ()
-    assert settle(known, records, {RUN: DROPPED}).faults == ()
-    assert len(settle(known, records, {RUN: Told(3, 2, 4)}).unexplained) == 1
+    assert settle(known, records, {}, {}).faults == ()
+    assert settle(known, records, {RUN: DROPPED}, {}).faults == ()
+    assert len(settle(known, records, {RUN: Told(3, 2, 4)}, {}).unexplained) == 1
 
 
 def test_of_the_run_that_is_not_ended_everything_must_be_told() -> None:
@@ -74,8 +74,24 @@ def test_of_the_run_that_is_not_ended_everything_must_be_told() -> None:
     known = known_of(f"{earlier}\n{LEDGER}", SAMPLES + first)
     before = [Arrived(Sample("s1", "6-1a2b3c4d", sequence), f"6-{sequence}", 2150) for sequence in range(2)]
     records = [*before, arrived(0), arrived(1), arrived(4)]
-    assert settle(known, records, {RUN: DROPPED}).faults == ()
-    assert len(settle(known, records, {}).unexplained) == 1
+    assert settle(known, records, {RUN: DROPPED}, {}).faults == ()
+    assert len(settle(known, records, {}, {}).unexplained) == 1
+
+
+def test_what_was_dropped_before_a_gateway_heard_of_the_run_is_in_no_loss_record() -> None:
+    known = known_of(LEDGER, SAMPLES)
+    records = [arrived(0), arrived(1), arrived(4)]
+    assert settle(known, records, {RUN: Told(1, 3, 3)}, {RUN: 3}).faults == ()
+    assert len(settle(known, records, {RUN: DROPPED}, {RUN: 3}).unexplained) == 1
+
+
+def test_the_first_hello_says_from_where_on_a_run_is_known() -> None:
+    def appeared(oldest: int) -> ConsumerRecord:
+        body = {"device": "s1", "port": "tty-s1", "boot": BOOT, "oldest": oldest, "next": oldest + 9}
+        return record(b"gw1", json.dumps(body).encode(), ce_id=f"{oldest}")
+
+    other = record(b"gw1", b'{"device":null,"version":"1"}', ce_id="boot")
+    assert heard_in([other, appeared(56), appeared(93)]) == {RUN: 56}
 
 
 def test_without_any_acknowledgement_there_is_nothing_to_compare() -> None:
@@ -83,6 +99,7 @@ def test_without_any_acknowledgement_there_is_nothing_to_compare() -> None:
         settle(
             known_of(json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [], "dropped": []}), SAMPLES),
             [arrived(0)],
+            {},
             {},
         )
 

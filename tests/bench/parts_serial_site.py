@@ -11,7 +11,7 @@ from sluice_sim.avr import Network
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.processes import Measured, NotMeasuredError, gateway, secrets_path, write_gateway
-from tests.board_audit import EXAMPLES_MAX, Account, Known, in_kafka, lost_in, settle
+from tests.board_audit import EXAMPLES_MAX, Account, Known, heard_in, in_kafka, lost_in, settle
 from tests.gateways import consume
 
 BAUD = 38_400
@@ -52,7 +52,8 @@ class Site:
         end = time.monotonic() + ARRIVED_S_MAX
         while True:
             readings = in_kafka(await consume(self.bootstrap, self.topic))
-            account = settle(known, readings, lost_in(await consume(self.bootstrap, f"{self.topic}-events")))
+            events = await consume(self.bootstrap, f"{self.topic}-events")
+            account = settle(known, readings, lost_in(events), heard_in(events))
             if not account.missing or time.monotonic() > end:
                 return account
             await asyncio.sleep(0.5)
