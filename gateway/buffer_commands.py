@@ -16,15 +16,16 @@ from msgspec import UNSET, Struct
 from sqlite_utils import Database
 
 from gateway import buffer_inspect, control
-from gateway.buffer_inspect import Depths, QuarantinedInput, Reading, Space
+from gateway.buffer_inspect import Depths, QuarantinedInput, QuarantineReason, Reading, Space
 from gateway.buffer_lanes import read_counts
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
+from gateway.reading import source
 from gateway.settings import Settings
-from gateway.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, size, span
+from gateway.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
 from gateway.write_budget import (
     CARD_ENDURANCE_TBW,
     SEEN_S_MIN,
@@ -41,6 +42,9 @@ PEEK_BYTES_MAX = 4_000
 """Of a payload, what is shown at most, on one line."""
 REQUEST_PAYLOAD_BYTES_MAX = 1_000_000
 """Quarantined bytes that one request takes in again, in one commit; a larger input goes alone."""
+QUARANTINE_ROWS = 20
+"""Of what is quarantined, so many are listed where nobody says how many: its reasons come first, and stay in sight."""
+EXAMPLE_CHARACTERS_MAX = 60
 TABLE_ROWS = 500
 """Rows whose widths are looked at together: longer tables are printed in parts, so that memory stays bounded."""
 OWN_NAME = "(gateway)"
@@ -65,7 +69,8 @@ _UNREADABLE_LINES = {
 }
 """What `text_formats` and `text_link` cannot read, and what to do about the next one."""
 _TO_MEND = {
-    "no-route": "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to",
+    "no-route": "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to (of a "
+    "serial line: its stream)",
     "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
     "device-name-invalid": "what stands for {device} in the topic is no device name; correct it in the sensor. "
     + _REFUSED_AGAIN,
@@ -177,7 +182,7 @@ def ls(config: Path, card_endurance_tbw: float, write_amplification: float, as_j
 
     The time until it is full goes by what came in during the last 24 hours that sluice ran, as if nothing went to
     Kafka. LOST counts what is gone for good, as far as that was not reported to Kafka yet: readings, and under
-    (gateway) its own events.
+    (gateway) its own events. What waits there are its events, and reports on what stands in the quarantine.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
@@ -434,20 +439,36 @@ def quarantine() -> None:
 
 
 @quarantine.command(
-    name="ls", short_help="List it, oldest first.", epilog="Example: sluice buffer quarantine ls --reason no-route"
+    name="ls", short_help="Why it is there; newest first.", epilog="Example: sluice buffer quarantine ls --limit 100"
 )
 @config_option
 @_reason
 @_device
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"How many are listed; {QUARANTINE_ROWS} by default, with --json all.",
+)
 @json_option
-def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json: bool) -> None:  # noqa: FBT001
-    """List quarantined input, oldest first: its number, when it came, from whom and why it stands here.
+def quarantine_ls(
+    config: Path,
+    reason: str | None,
+    device: str | None,
+    limit: int | None,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Say why input is quarantined, with an example of each reason, and list it, newest first.
 
     `sluice buffer export --quarantine` has it whole.
     """
     settings = load_settings(config)
     with _opened(settings) as db:
-        found = buffer_inspect.quarantined(db, reason, device)
+        found: Iterator[QuarantinedInput]
+        found = islice(
+            buffer_inspect.quarantined(db, reason, device, newest_first=True),
+            limit if as_json else limit or QUARANTINE_ROWS,
+        )
         if as_json:
             told = [msgspec.structs.replace(item, payload=UNSET, payload_base64=UNSET) for item in found]
             click.echo(msgspec.json.encode(told))
@@ -456,18 +477,27 @@ def quarantine_ls(config: Path, reason: str | None, device: str | None, as_json:
         if not reasons:
             click.echo("the quarantine is empty")
             return
-        for name, count in reasons.items():
-            click.echo(hanging(f"{count:,} {escaped(name)}{_to_mend(name)}", 4))
-        for line in _then_lines(reasons):
+        for each in reasons:
+            click.echo(hanging(f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason)}", 4))
+        for line in _then_lines([each.reason for each in reasons]):
             click.echo(hanging(line, 4))
-        shown = False
+        shown = 0
         while page := list(islice(found, TABLE_ROWS)):
-            shown = True
+            shown += len(page)
             click.echo()
             for line in _quarantine_lines(page):
                 click.echo(line)
+        older = buffer_inspect.quarantine_count(db, reason, device) - shown
         if not shown:
             click.echo("nothing of this --reason or --device")
+        elif older > 0:
+            click.echo(hanging(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)", 4))
+
+
+def _example(reason: QuarantineReason) -> str:
+    """One of them, so that nobody need look further to see what it is about."""
+    whose = f" from {escaped(reason.device)}" if reason.device else ""
+    return f'e.g. "{shortened(escaped_bytes(reason.example), EXAMPLE_CHARACTERS_MAX)}"{whose}'
 
 
 def _then_lines(reasons: Iterable[str]) -> Iterator[str]:
@@ -491,7 +521,7 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
             escaped(item.device) or "-",
             escaped(item.reason),
             size(item.bytes),
-            escaped(item.subject),
+            escaped(source(item.topic, item.subject)),
         )
         for item in page
     ]
@@ -596,7 +626,7 @@ def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *,
     with _opened(settings) as db:
         found = buffer_inspect.quarantine_sizes(db, reason)
         if reason is not None and not found:
-            there = ", ".join(map(escaped, buffer_inspect.quarantine_reasons(db))) or "nothing"
+            there = ", ".join(escaped(each.reason) for each in buffer_inspect.quarantine_reasons(db)) or "nothing"
             raise click.ClickException(f"nothing was set aside for '{escaped(reason)}'; in the quarantine is: {there}")
         return {number: found.get(number, 0) for number in numbers} if numbers else found
 

@@ -14,7 +14,7 @@ from sqlite_utils import Database
 
 from gateway import buffer_status
 from gateway.buffer_losses import OWN
-from gateway.buffer_rows import Row, Series
+from gateway.buffer_rows import OWN_TYPES, Row, Series
 from gateway.buffer_status import Moment, moment
 from gateway.clock_gateway import WallClock
 from gateway.kafka_record import DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
@@ -23,15 +23,18 @@ from gateway.write_budget import UsageHour
 SPAN_ROWS = 20_000
 """Sequence numbers that one transaction looks through."""
 PAGE_ROWS = 1_000
+EXAMPLE_BYTES_MAX = 300
+"""Of a quarantined input, what stands for all of its reason."""
 PAGE_BYTES = 4_000_000
 """Payload bytes beyond which a page of rows ends early."""
 
-_DEPTHS = """
-    SELECT coalesce(series.device, ''), count(*), sum(length(payload)), min(received_us), max(received_us)
+# The gateway's own events and reports may name a device; they are the gateway's all the same.
+_DEVICE = f"iif(series.type LIKE '{OWN_TYPES}%', '', series.device)"
+_DEPTHS = f"""
+    SELECT coalesce({_DEVICE}, ''), count(*), sum(length(payload)), min(received_us), max(received_us)
     FROM reading LEFT JOIN series ON series.number = reading.series
     WHERE lane = ? AND sequence BETWEEN ? AND ? GROUP BY 1
 """
-# The gateway's own events may name a device; they are the gateway's all the same.
 _LOST = """
     SELECT CASE WHEN reason IN (?, ?) THEN '' ELSE nullif(device, '') END, sum(count) AS lost
     FROM loss GROUP BY 1 HAVING lost > 0
@@ -43,7 +46,7 @@ class DeviceDepth(Struct):
     """What waits of one device, and what of it was lost."""
 
     device: str | None
-    """Empty for this gateway's own events; None where readings were lost and nobody knows whose."""
+    """Empty for this gateway's own events and reports; None where readings were lost and nobody knows whose."""
     rows: int = 0
     payload_bytes: int = 0
     oldest: Moment | None = None
@@ -117,6 +120,17 @@ class QuarantinedInput(Struct, frozen=True):
     bytes: int
     payload: str | UnsetType = UNSET
     payload_base64: str | UnsetType = UNSET
+
+
+class QuarantineReason(Struct, frozen=True):
+    """How much quarantined input there is for one reason, with its newest as an example."""
+
+    reason: str
+    count: int
+    example: bytes
+    """Its beginning."""
+    device: str
+    """Empty where it is not known."""
 
 
 class Space(Struct, frozen=True):
@@ -240,7 +254,7 @@ def readings(db: Database, device: str | None = None, *, newest_first: bool = Fa
 
 
 def _rows(db: Database, lane: LaneEnds, device: str | None, *, newest_first: bool) -> Iterator[Row]:
-    only = "" if device is None else " AND series IN (SELECT number FROM series WHERE device = :device)"
+    only = "" if device is None else f" AND series IN (SELECT number FROM series WHERE {_DEVICE} = :device)"
     order = "DESC" if newest_first else "ASC"
     statement = f"""SELECT {", ".join(Row.__struct_fields__)} FROM reading
         WHERE lane = :lane AND sequence BETWEEN :low AND :high{only}
@@ -328,14 +342,17 @@ def _goes_before(found: Moment, other: Moment) -> bool:
 # -- the quarantine -------------------------------------------------------------------------------
 
 
-def quarantined(db: Database, reason: str | None = None, device: str | None = None) -> Iterator[QuarantinedInput]:
+def quarantined(
+    db: Database, reason: str | None = None, device: str | None = None, *, newest_first: bool = False
+) -> Iterator[QuarantinedInput]:
     """Quarantined input with its payload, oldest first; of one reason or one device, where these are given."""
     where, given = _quarantine_filter(reason, device)
+    beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
     statement = f"""SELECT number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence,
             boot_id, received_us, payload, boot.offset_us, boot.error_us
         FROM quarantine LEFT JOIN boot USING (boot_id)
-        WHERE number > :number AND {where} ORDER BY number LIMIT {PAGE_ROWS}"""
-    number = 0
+        WHERE number {beyond} :number AND {where} ORDER BY number {order} LIMIT {PAGE_ROWS}"""
+    number = 2**63 - 1 if newest_first else 0
     while page := _quarantine_page(db, statement, {"number": number, **given}):
         yield from page
         number = page[-1].number
@@ -382,10 +399,22 @@ def quarantine_sizes(db: Database, reason: str | None = None) -> dict[int, int]:
     return {row["number"]: row["bytes"] for row in found}
 
 
-def quarantine_reasons(db: Database) -> dict[str, int]:
-    """How much quarantined input there is for which reason."""
-    found = db.query("SELECT reason, count(*) AS count FROM quarantine GROUP BY reason ORDER BY reason")
-    return {row["reason"]: row["count"] for row in found}
+def quarantine_count(db: Database, reason: str | None = None, device: str | None = None) -> int:
+    """How much quarantined input there is; of one reason or one device, where these are given."""
+    where, given = _quarantine_filter(reason, device)
+    count: int = db["quarantine"].count_where(where, given)
+    return count
+
+
+def quarantine_reasons(db: Database) -> list[QuarantineReason]:
+    """Quarantined input by reason."""
+    # Where `max` picks a row, SQLite gives the other columns of that row.
+    found = db.query(
+        f"""SELECT reason, count(*) AS count, max(number) AS newest, device,
+            CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example
+        FROM quarantine GROUP BY reason ORDER BY reason"""
+    )
+    return [QuarantineReason(row["reason"], row["count"], row["example"], row["device"]) for row in found]
 
 
 def _quarantine_filter(reason: str | None, device: str | None) -> tuple[str, dict[str, object]]:

@@ -31,6 +31,7 @@ from gateway.check_certificates import (
 )
 from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
+from gateway.config_file import route_table
 from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
 from gateway.processes import has_open, name_of, opened_by, processes, this_user
@@ -52,6 +53,10 @@ HEARTBEATS_SHARE_MAX: Final = 1 / 2
 """Of what a metered link may carry: with more, readings have less of it than heartbeats."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _PER_S = "kafka.bytes_per_s_max"
+_NO_SOURCE = (
+    "nothing comes in: no section says where from; write [mqtt_listener] for sensors that connect to this box, "
+    "[[mqtt_brokers]] for a broker of the site, or [serial] with ports"
+)
 _LISTENING = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
@@ -78,7 +83,9 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from _kafka(settings.kafka, clock)
     yield from _quota(settings.kafka, settings.buffer.path, clock)
     if settings.serial is not None:
-        yield from check_serial(settings.serial, settings.buffer.path)
+        yield from check_serial(settings.serial, settings.buffer.path, route_table(settings))
+    elif listener is None and not settings.mqtt_brokers:
+        yield _remark("sources", _NO_SOURCE)
 
 
 def _wrong(subject: str, words: str) -> Finding:

@@ -15,7 +15,18 @@ from typing import Final
 from gateway.check import Finding, Remark
 from gateway.modbus_registers import requests
 from gateway.processes import has_open, running, this_user
-from gateway.serial_ports import ALL, LOOK_ALIKES, USB_PORTS, how_to_be_let_in, names_of, ports_of
+from gateway.routes import Refusal, RouteTable
+from gateway.serial_ports import (
+    ALL,
+    FRAMES,
+    LOOK_ALIKES,
+    USB_PORTS,
+    how_to_be_let_in,
+    leave_out,
+    names_of,
+    no_port_words,
+    ports_of,
+)
 from gateway.serial_rivals import (
     MODEM_MANAGER,
     Adapter,
@@ -29,15 +40,22 @@ from gateway.serial_rivals import (
     modem_manager_words,
     who_words,
 )
-from gateway.settings import SerialModbusSettings, SerialSettings
+from gateway.settings import ModbusRegister, SerialModbusSettings, SerialSettings
 
 PORTS_TOLD_MAX: Final = 12
 ANSWER_S: Final = 0.01
 """What a Modbus unit may take to begin its answer; many take less, some ten times as much."""
-_PORTS = "serial.ports"
 _CANNOT_ACKNOWLEDGE = (
-    "its readings cannot be acknowledged, so that what comes while nothing can be stored is lost, and counted"
+    "readings of text and Modbus cannot be acknowledged: what comes while nothing can be stored is lost, and counted"
 )
+_TEXT, _MODBUS = "[[serial.text]]", "[[serial.modbus]]"
+_MANUALS_FIRST = {"holding": 40_001, "input": 30_001, "discrete": 10_001}
+"""How manuals number the registers of a table, each table for itself: the first one is 0 in a request."""
+_MANUALS_COUNT = 9_999
+_UNROUTED = {
+    "no-route": "which no route takes",
+    "ambiguous-route": "which several routes take, each to another place",
+}
 _LINKS = ("/dev/serial/by-id", "/dev/serial/by-path")
 """Names that udev makes for USB adapters, the first by what they are, the second by where they are plugged in."""
 _REQUEST_CHARACTERS = 8
@@ -56,13 +74,13 @@ class _Box:
     """By real path, without the gateway that runs with this buffer."""
 
 
-def check_serial(settings: SerialSettings, buffer: Path) -> Iterator[Finding]:
+def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | None = None) -> Iterator[Finding]:
     """Look at what the sections name; `buffer` tells the gateway that runs already. Each finding as it is made."""
-    sections = [(f"serial.text[{index}].port", text.port) for index, text in enumerate(settings.text)]
-    sections += [(f"serial.modbus[{index}].port", line.port) for index, line in enumerate(settings.modbus)]
-    patterns = [*settings.ports, *(port for _, port in sections)]
+    sections = [(f"serial.text[{index}].port", text.port, _TEXT) for index, text in enumerate(settings.text)]
+    sections += [(f"serial.modbus[{index}].port", line.port, _MODBUS) for index, line in enumerate(settings.modbus)]
+    patterns = [*settings.ports, *(port for _, port, _ in sections)]
     if not patterns:
-        yield _remark(_PORTS, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
+        yield _remark(FRAMES, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
         return
     ports = {path for pattern in patterns for path in _real_ports(pattern)}
     lock = buffer.with_name(buffer.name + ".lock")
@@ -73,14 +91,21 @@ def check_serial(settings: SerialSettings, buffer: Path) -> Iterator[Finding]:
     }
     box = _Box(adapters(), held)
     named: dict[str, str] = {}
-    for subject, pattern in sections:
-        yield from _one_port(subject, pattern, named, box)
+    for subject, pattern, section in sections:
+        yield from _one_port(subject, pattern, section, named, box)
+    if sections:
+        yield Finding("serial", ok=True, words=_CANNOT_ACKNOWLEDGE)
     for pattern in settings.ports:
         yield from _many_ports(pattern, named, box)
     yield from _rivals(patterns, ports, box)
     yield from _look_alikes(patterns, box)
     for index, line in enumerate(settings.modbus):
         yield from _poll_load(f"serial.modbus[{index}]", line)
+        for number, unit in enumerate(line.units):
+            for place, register in enumerate(unit.registers):
+                yield from _manuals_number(f"serial.modbus[{index}].units[{number}].registers[{place}]", register)
+    if routes is not None:
+        yield from _unrouted(settings, routes)
 
 
 def _wrong(subject: str, words: str) -> Finding:
@@ -94,20 +119,22 @@ def _remark(subject: str, words: str) -> Remark:
 # -- ports ----------------------------------------------------------------------------------------
 
 
-def _one_port(subject: str, pattern: str, named: dict[str, str], box: _Box) -> Iterator[Finding]:
+def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], box: _Box) -> Iterator[Finding]:
     """The port of one sensor that is not ours, or of a Modbus line; `named` grows by it."""
     ports = ports_of(pattern)
     if not ports:
         yield _missing(subject, pattern)
     elif len(ports) > 1:
-        yield _wrong(subject, f"{pattern} means {len(ports)} ports now ({', '.join(ports)}): write one; {LOOK_ALIKES}")
+        yield _wrong(
+            subject,
+            f"{pattern} means {len(ports)} ports now ({', '.join(sorted(ports.values()))}): write one; {LOOK_ALIKES}",
+        )
     for path, name in ports.items():
         other = named.setdefault(path, subject)
         if other != subject:
             yield _wrong(subject, f"{name} is the port of {other} too, and a port has one reader; write another")
         elif len(ports) == 1:
-            found = _port(subject, name, path, box)
-            yield found if not found.ok else Finding(subject, ok=True, words=f"{found.words}; {_CANNOT_ACKNOWLEDGE}")
+            yield _port(subject, name, path, section, box)
             yield from _may_swap(subject, name, path, box)
 
 
@@ -141,11 +168,11 @@ def _many_ports(pattern: str, named: Mapping[str, str], box: _Box) -> Iterator[F
     """A path, a glob or `all` of `serial.ports`; what another section names is not of it."""
     names = names_of(pattern)
     if not names:
-        yield _missing(_PORTS, pattern)
+        yield _missing(FRAMES, pattern)
     for name in names:
         path = os.path.realpath(name)
         if path not in named:
-            yield _port(_PORTS, name, path, box)
+            yield _port(FRAMES, name, path, FRAMES, box)
 
 
 def _missing(subject: str, pattern: str) -> Finding:
@@ -157,17 +184,20 @@ def _missing(subject: str, pattern: str) -> Finding:
     return _remark(subject, f"nothing is called {pattern} now; it may come later; {_ports_here()}")
 
 
-def _port(subject: str, name: str, path: str, box: _Box) -> Finding:
+def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Finding:
     try:
         found = os.stat(name)  # noqa: PTH116 - a name of glob's
     except OSError as error:
-        return _wrong(subject, f"{name} cannot be looked at: {error.strerror}; plug it in anew, or leave it out")
+        what = f"cannot be looked at ({error.strerror})"
+        if isinstance(error, FileNotFoundError):
+            what = "is a name whose adapter is not there (unplugged?)"
+        return _wrong(subject, f"{name} {what}: plug it in, or {leave_out(section)}")
     if not stat.S_ISCHR(found.st_mode):
-        return _wrong(subject, f"{name} is no serial port; leave it out, or write what matches ports only")
+        return _wrong(subject, f"{name}: {no_port_words(section)}")
     if is_console(path):
         return _wrong(subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}")
     if path in box.held:
-        return _wrong(subject, f"{name}: {who_words(box.held[path], path)}")
+        return _wrong(subject, f"{name}: {who_words(box.held[path], path, leave_out(section))}")
     if not os.access(name, os.R_OK | os.W_OK):
         return _wrong(subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}")
     return Finding(subject, ok=True, words=f"{name} may be opened by {this_user()}")
@@ -254,3 +284,37 @@ def _request_s(line: SerialModbusSettings, data_bytes: int) -> float:
     bits = 9 + (line.parity != "none") + line.stop_bits
     characters = _REQUEST_CHARACTERS + _ANSWER_CHARACTERS + data_bytes + 2 * _SILENCE_CHARACTERS
     return characters * bits / line.baud + ANSWER_S
+
+
+def _manuals_number(subject: str, register: ModbusRegister) -> Iterator[Finding]:
+    first = _MANUALS_FIRST.get(register.table)
+    if first is not None and first <= register.address < first + _MANUALS_COUNT:
+        yield _remark(
+            f"{subject}.address",
+            f"{register.address} looks like a manual's number; in the request that is {register.address - first} "
+            f"(manuals count the {register.table} table from {first}): write that, unless the manual says that "
+            "addresses are as in the request",
+        )
+
+
+# -- routes ---------------------------------------------------------------------------------------
+
+
+def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]:
+    """Sensors whose topics are known from the settings, and of which every reading would be set aside."""
+    named = [(f"serial.text[{index}]", text.device, text.stream) for index, text in enumerate(settings.text)]
+    named += [
+        (f"serial.modbus[{index}].units[{number}]", unit.device, unit.stream)
+        for index, line in enumerate(settings.modbus)
+        for number, unit in enumerate(line.units)
+    ]
+    for subject, device, stream in named:
+        topic = settings.topic.replace("{device}", device).replace("{stream}", stream)
+        found = routes.resolve(topic, None)
+        if isinstance(found, Refusal):
+            what = _UNROUTED.get(found.reason, f"which its route cannot take ({found.reason})")
+            yield _wrong(
+                subject,
+                f"its readings get the topic {topic}, {what}: they would all go to the quarantine; add a route for "
+                "them, or write another stream",
+            )

@@ -130,13 +130,17 @@ _BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
 _TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
 _BACKSLASH = "a backslash means something else in double quotes; write the text in single quotes"
 _NO_CHARACTER = "a character that cannot be seen stands here; remove it"
+_TWICE = (
+    "this section stands in the file already; write its settings together, or, where there may be several, each with "
+    "two brackets, as in [[routes]]"
+)
 _SYNTAX = (
     (
         "Invalid value",
         'no value stands behind the =; write a text in double quotes, as in id = "barn-1", and what is no text without',
     ),
     ("Cannot overwrite", "this name was given a value before; remove one of the two"),
-    ("Cannot declare", "this section stands in the file already; write its settings together"),
+    ("Cannot declare", _TWICE),
     ("Cannot mutate", "this section was written out in another way before; write its settings together"),
     ("Duplicate", "this name stands in the braces twice; remove one of the two"),
     ("Expected '='", 'a setting is written name = value, as in id = "barn-1"'),
@@ -161,6 +165,13 @@ _SYNTAX = (
 """What tomllib calls a mistake, and what to do."""
 _WENT_ON = ("Expected newline", "Unclosed")
 """What tomllib calls a value that it took for a number, and that goes on: 127.0.0.1."""
+_ONE_LINE = (
+    "what is in { } must stand on one line; where that is too long, write each of its settings on a line of its own, "
+    "in a section"
+)
+_IN_BRACES = ("Invalid initial character", "Unclosed", "Invalid value", "Expected '='")
+"""What tomllib says of a line that ends within them."""
+_QUOTED = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
 _ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
 _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
 _NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
@@ -242,7 +253,8 @@ def route_table(settings: Settings) -> RouteTable:
     """The compiled routes of settings that were checked by `parse`."""
     kafka = settings.kafka
     reserved = frozenset((kafka.events_topic, kafka.quarantine_topic))
-    return compile_routes(settings.routes, settings.fallback_topic, reserved)
+    serial_topic = None if settings.serial is None else settings.serial.topic
+    return compile_routes(settings.routes, settings.fallback_topic, reserved, serial_topic)
 
 
 # -- what types say -----------------------------------------------------------------------------
@@ -309,12 +321,26 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
 def _instead(hint: object, value: object, place: Place) -> str:
     """What to write instead of a value: where it lacks only brackets, or has quotes too many, just that."""
     kinds = get_args(hint)
+    item = _struct_of(kinds[0]) if get_origin(hint) is tuple else None
+    if item is not None:
+        return _array_words(item, value, place)
     if isinstance(value, str) and not _may_be_secret(place):
         if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
             return f"it in brackets: {_show([part.strip() for part in value.split(',')])}"
         if kinds and kinds[0] in {int, float} and get_origin(hint) is not tuple:
             return f"a number, without quotes: {_wanted(hint)}"
     return _wanted(hint)
+
+
+def _array_words(item: type[Struct], value: object, place: Place) -> str:
+    """How sections are written of which there may be several; what is needed, where none was begun."""
+    name = ".".join(part for part in place if isinstance(part, str))
+    if isinstance(value, dict) and value and all(isinstance(inner, dict | list) for inner in value.values()):
+        first, inner = next(iter(value.items()))
+        below = f"[[{name}.{first}]]" if isinstance(inner, list) else f"[{name}.{first}]"
+        needed = [field.name for field in fields(item) if field.required and field.name not in value]
+        return f"[[{name}]] with its {' and '.join(needed)} above {below}"
+    return f"[[{name}]], with two brackets"
 
 
 def _is_digest(value: object) -> bool:
@@ -346,7 +372,7 @@ def _wanted(hint: object) -> str:
     if origin is Literal:
         return "one of " + ", ".join(_show(argument) for argument in arguments)
     if origin is tuple:
-        return 'a list of texts, such as ["...", "..."]' if arguments[0] is str else "[[...]] sections"
+        return 'a list of texts, such as ["...", "..."]'
     if origin is dict:
         return 'texts by name, such as "42" = "..."'
     if _struct_of(hint) is not None:
@@ -675,9 +701,14 @@ def _syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
     words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
     if found is not None:
         line, column = int(found[1]), int(found[2])
-        around = text.split("\n")[line - 1][max(column - 2, 0) : column]
+        written = text.split("\n")[line - 1]
+        around = written[max(column - 2, 0) : column]
         if told.startswith(_WENT_ON) and len(around) == len("..") and not _ENDS_A_VALUE.intersection(around):
             words = _NO_QUOTES
+        elif told.startswith("Cannot overwrite") and _HEADER.match(written):
+            words = _TWICE
+        elif told.startswith(_IN_BRACES) and _goes_on_within_braces(written, column):
+            words = _ONE_LINE
         return Mistake(line, f"is not TOML at column {column}: {words}")
     if told.startswith("Invalid initial character"):
         words = _NAME_MISSING
@@ -688,10 +719,18 @@ def _syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
     return Mistake(end.count("\n") + 1, f"is not TOML: {words}")
 
 
+def _goes_on_within_braces(line: str, column: int) -> bool:
+    """Whether nothing but a note stands from a column on, and what is open before it is { rather than [."""
+    before = _QUOTED.sub("", line[: column - 1])
+    after = line[column - 1 :].strip()
+    return (not after or after.startswith("#")) and before.count("{") > before.count("}")
+
+
 def _lines(text: str) -> dict[Place, int]:
     """The line on which each table and key begins. tomllib keeps no positions: this scan finds plain ones."""
     places: dict[Place, int] = {}
     counts: dict[Place, int] = {}
+    around: dict[Place, int] = {}
     table: Place = ()
     for number, line in enumerate(text.split("\n"), start=1):
         header = _HEADER.match(line)
@@ -700,6 +739,7 @@ def _lines(text: str) -> dict[Place, int]:
             table = ()
             for part in outer:
                 table = (*table, part)
+                around.setdefault(table, number)
                 # A table inside an array's belongs to the element that was begun last.
                 table = (*table, counts[table]) if table in counts else table
             table = (*table, name)
@@ -714,7 +754,8 @@ def _lines(text: str) -> dict[Place, int]:
             parts = _split(key[1])
             for count in range(1, len(parts) + 1):
                 places.setdefault((*table, *parts[:count]), number)
-    return places
+    # Sections that only those inside them name.
+    return around | places
 
 
 def _split(dotted: str) -> Place:

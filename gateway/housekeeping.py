@@ -18,6 +18,8 @@ from gateway.lanes import LanePolicy
 INTERVAL_S = 1.0
 LOSSES_INTERVAL_S = 10.0
 """Loss records come no oftener, each with what was lost since."""
+QUARANTINED_INTERVAL_S = 60.0
+"""Of one reason for the quarantine, the log speaks no oftener."""
 TOO_OLD_INTERVAL_S = 60.0
 """While readings grow too old, the log says so no oftener."""
 
@@ -79,6 +81,8 @@ class Housekeeping:
         self._clock = clock
         self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
+        self._tell_quarantined_s: dict[str, float] = {}
+        """What was quarantined, as far as the log has it, and when more of a reason may be said."""
         self._too_old = 0
         """What was dropped for its age, as far as the log has it, and when more may be said."""
         self._tell_too_old_s = 0.0
@@ -91,7 +95,7 @@ class Housekeeping:
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._look_at_the_clock()
-            self._tell_what_was_quarantined()
+            self._tell_what_was_quarantined(time.monotonic())
             self._tell_what_was_too_old(time.monotonic())
             await self._tell_what_became_of_files()
             await self._lanes.look(self._forwarder.state)
@@ -103,10 +107,20 @@ class Housekeeping:
             log.info("the wall clock is synced", error_us=now.error_us)
             self._front_door.event("clock-learnt", None, offset_us=now.offset_us, error_us=now.error_us)
 
-    def _tell_what_was_quarantined(self) -> None:
+    def _tell_what_was_quarantined(self, now_s: float) -> None:
         for reason, count in (self._front_door.quarantined - self._quarantined).items():
-            log.warning("input quarantined: sluice buffer quarantine ls says what to do", reason=reason, count=count)
-        self._quarantined = self._front_door.quarantined.copy()
+            if now_s < self._tell_quarantined_s.get(reason, now_s):
+                continue
+            self._tell_quarantined_s[reason] = now_s + QUARANTINED_INTERVAL_S
+            self._quarantined[reason] += count
+            device, come_from = self._front_door.quarantined_last[reason]
+            log.warning(
+                "input quarantined: sluice buffer quarantine ls says what to do",
+                reason=reason,
+                count=count,
+                last_device=device or None,
+                last_subject=come_from,
+            )
 
     def _tell_what_was_too_old(self, now_s: float) -> None:
         count = self._buffer.counts["too-old"] - self._too_old

@@ -13,7 +13,17 @@ from gateway.reading import SerialIntake
 from gateway.serial_line import FrameLine, PortLine
 from gateway.serial_link import SerialLink
 from gateway.serial_losses import RingLosses
-from gateway.serial_ports import ALL, LOOK_ALIKES, USB_PORTS, find, open_port, ports_of, why_not_opened
+from gateway.serial_ports import (
+    ALL,
+    FRAMES,
+    LOOK_ALIKES,
+    USB_PORTS,
+    find,
+    leave_out,
+    open_port,
+    ports_of,
+    why_not_opened,
+)
 from gateway.serial_rivals import brltty_words, rivals
 from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
 
@@ -99,6 +109,8 @@ class SerialIngress:
         # Of the settings: those that nothing is found for.
         self._missing: set[str] = set()
         self._shared_devices: dict[str, list[str]] = {}
+        # By real path: what other programs do on open ports.
+        self._rivals: dict[str, str] = {}
         self._faults_reported_us = now_us()
 
     async def run(self) -> None:
@@ -113,16 +125,23 @@ class SerialIngress:
 
     def state(self) -> dict[str, object]:
         """What `sluice status` tells of it."""
-        ports: dict[str, object] = {}
-        for path, each in self._open.items():
-            if not each.line.closed:
-                # A link of /dev/serial/by-id may have led to another port when that one was opened.
-                ports[path if each.line.name in ports else each.line.name] = _state(each)
         return {
-            "ports": ports,
+            "ports": {
+                name: {**_state(self._open[path]), "rivals": self._rivals.get(path)}
+                for path, name in self._names().items()
+            },
             "unopened": self._conflicts | {each.name: each.reason for each in self._unopened.values()},
             "missing": sorted(self._missing),
         }
+
+    def _names(self) -> dict[str, str]:
+        """Of the lines that are open: their names, by real path, each another one."""
+        names: dict[str, str] = {}
+        for path, each in self._open.items():
+            if not each.line.closed:
+                # A link of /dev/serial/by-id may have led to another port when that one was opened.
+                names[path] = path if each.line.name in names.values() else each.line.name
+        return names
 
     async def _scan(self) -> None:
         served = {each.line.name for each in self._open.values()}
@@ -135,13 +154,18 @@ class SerialIngress:
         opened = [
             path for path, each in sight.wanted.items() if path not in self._open and await self._serve(path, each)
         ]
-        if opened:
-            self._report_rivals(await asyncio.to_thread(rivals, opened))
         self._report_shared_devices()
-        if self._now_us() - self._faults_reported_us >= FAULT_REPORT_INTERVAL_US:
-            self._faults_reported_us = self._now_us()
+        now_us = self._now_us()
+        for each in self._open.values():
+            if isinstance(each.line, PortLine) and not each.line.closed:
+                each.line.look(now_us)
+        is_due = now_us - self._faults_reported_us >= FAULT_REPORT_INTERVAL_US
+        if is_due:
+            self._faults_reported_us = now_us
             for each in self._open.values():
                 each.line.report_faults()
+        if opened or is_due:
+            await self._look_for_rivals()
 
     def _forget_closed(self) -> None:
         self._open = {path: each for path, each in self._open.items() if not each.line.closed}
@@ -190,7 +214,7 @@ class SerialIngress:
         try:
             line = await self._line(wanted)
         except (OSError, ValueError, termios.error) as error:
-            await self._cannot_open(path, wanted.name, error)
+            await self._cannot_open(path, wanted.name, wanted.purpose, error)
             return False
         self._unopened.pop(path, None)
         self._open[path] = _Open(line, wanted.purpose)
@@ -229,11 +253,12 @@ class SerialIngress:
         log.info("serial port opened", port=name, baud=purpose.baud)
         return line
 
-    async def _cannot_open(self, path: str, name: str, error: BaseException) -> None:
+    async def _cannot_open(self, path: str, name: str, purpose: Purpose, error: BaseException) -> None:
         known, now_us = self._unopened.get(path), self._now_us()
         if known is None or known.error != str(error) or now_us - known.explained_us >= EXPLAINED_FOR_US:
             # In a thread, and not at every scan: it looks at the processes of this box.
-            reason, explained_us = await asyncio.to_thread(why_not_opened, error, name), now_us
+            section = _section(purpose)
+            reason, explained_us = await asyncio.to_thread(why_not_opened, error, name, section), now_us
         else:
             reason, explained_us = known.reason, known.explained_us
         told = known.told if known is not None else ""
@@ -243,27 +268,31 @@ class SerialIngress:
             log.warning("serial port cannot be opened; it is tried at every scan", port=name, reason=reason)
         self._unopened[path] = _Unopened(name, str(error), reason, explained_us, told)
 
-    def _report_rivals(self, found: Mapping[str, str]) -> None:
+    async def _look_for_rivals(self) -> None:
+        """Say who else has a port open. In a thread: it looks at the processes of this box."""
+        ports = {path: leave_out(_section(each.purpose)) for path, each in self._open.items() if not each.line.closed}
+        found = await asyncio.to_thread(rivals, ports) if ports else {}
         for path, reason in found.items():
-            log.warning(
-                "serial port is open in another program too: each gets a part of what comes",
-                port=self._open[path].line.name,
-                reason=reason,
-            )
+            if self._rivals.get(path) != reason:
+                log.warning(
+                    "serial port is open in another program too: each gets a part of what comes",
+                    port=self._open[path].line.name,
+                    reason=reason,
+                )
+        self._rivals = found
 
     def _report_shared_devices(self) -> None:
         """Two sensors with one name would mix their readings under one key: say so, once."""
         ports_of_device: dict[str, list[str]] = {}
-        for each in self._open.values():
-            if not each.line.closed:
-                for device in _devices(each):
-                    ports_of_device.setdefault(device, []).append(each.line.name)
+        for path, name in self._names().items():
+            for device in _devices(self._open[path]):
+                ports_of_device.setdefault(device, []).append(name)
         shared = {device: sorted(ports) for device, ports in ports_of_device.items() if len(ports) > 1}
         for device, ports in shared.items():
             if self._shared_devices.get(device) != ports:
                 log.warning(
-                    "one device name on several serial ports: their readings mix; give each its own name (by flashing, "
-                    "or in [serial])",
+                    "one device name on several serial ports: their readings mix; give each its own name: to a sensor "
+                    "with our frames by flashing another, to others by device in their section",
                     device=device,
                     ports=ports,
                 )
@@ -292,7 +321,8 @@ def _look(settings: SerialSettings) -> _Sight:
         sight.by_pattern[section.port] = list(ports.values())
         named |= ports.keys()
         if len(ports) > 1:
-            sight.conflicts[section.port] = f"{len(ports)} ports are called so, and one sensor has one; {LOOK_ALIKES}"
+            called = f"{len(ports)} ports are called so ({', '.join(sorted(ports.values()))})"
+            sight.conflicts[section.port] = f"{called}, and one sensor has one: write one; {LOOK_ALIKES}"
             continue
         for path, name in ports.items():
             if path in sight.wanted:
@@ -312,6 +342,17 @@ def _state(each: _Open) -> Mapping[str, object]:
     if isinstance(each.purpose, SerialModbusSettings):
         return {"units": each.line.state(), "acknowledges": False}
     return each.line.state()
+
+
+def _section(purpose: Purpose) -> str:
+    """Which setting names a port, as a person writes it."""
+    match purpose:
+        case SerialTextSettings():
+            return "[[serial.text]]"
+        case SerialModbusSettings():
+            return "[[serial.modbus]]"
+        case SerialSettings():
+            return FRAMES
 
 
 def _devices(each: _Open) -> Collection[str]:

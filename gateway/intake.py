@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gateway.buffer import Buffer
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
-from gateway.reading import Mark, Reading, Recalled
+from gateway.reading import Mark, Reading, Recalled, source
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
 
@@ -71,9 +71,12 @@ class FrontDoor:
         # Base64 takes four bytes for three.
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
-        """`readings`, `identity-missing`, `lost-unreadable`, and quarantine reasons, since the start."""
+        """Since the start: `readings`, `identity-missing` (but for serial lines), `lost-unreadable`, and reasons of the
+        quarantine."""
         self.quarantined: Counter[str] = Counter()
-        """Readings that no route could take, by reason, since the start."""
+        """Readings that no route could take, and what is none, by reason, since the start."""
+        self.quarantined_last: dict[str, tuple[str, str]] = {}
+        """The device of the last of them, empty where it is not known, and its source, by reason."""
 
     @property
     def holding(self) -> bool:
@@ -107,8 +110,7 @@ class FrontDoor:
         if self.holding:
             self.lost(device, reason)
             return
-        self.quarantined[reason] += 1
-        entry = self.quarantine_entry(Quarantined(reason, payload, device, subject, received_us))
+        entry = self._set_aside(Quarantined(reason, payload, device, subject, received_us))
         self._buffer.append([entry], lambda stored: None if stored else self.lost(device, reason))
 
     def event(self, kind: str, device: str | None, **details: object) -> None:
@@ -183,9 +185,15 @@ class FrontDoor:
     def _entry(self, reading: Reading) -> Entry:
         entry = self._routed(reading)
         if isinstance(entry, Refusal):
-            self.quarantined[entry.reason] += 1
-            return self.quarantine_entry(_quarantined(reading, entry.reason))
+            device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
+            return self._set_aside(_quarantined(reading, device, entry.reason))
         return entry
+
+    def _set_aside(self, input_: Quarantined) -> Entry:
+        self.quarantined[input_.reason] += 1
+        come_from = source(input_.topic, input_.subject)[:REPORT_SUBJECT_MAX]
+        self.quarantined_last[input_.reason] = input_.device, come_from
+        return self.quarantine_entry(input_)
 
     def _routed(self, reading: Reading) -> Entry | Refusal:
         resolved = self._resolve(reading)
@@ -195,6 +203,8 @@ class FrontDoor:
         if destination.identity == "json" and reading.device_sequence is None:
             identity = self._identity_of(reading.payload)
             if identity is None:
+                # Of lines of text and Modbus units nobody expects one.
+                self.counts["identity-missing"] += not reading.is_serial
                 return _entry_of(reading, series, None, None)
             entry = _entry_of(reading, series, str(identity.boot), identity.seq)
             return replace(entry, lost=self._lost_of(identity)) if identity.lost else entry
@@ -261,12 +271,8 @@ class FrontDoor:
         try:
             identity = self._identity.decode(payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.counts["identity-missing"] += 1
             return None
-        if not 0 <= identity.seq < 2**63 or not 0 < len(str(identity.boot)) <= 64:
-            self.counts["identity-missing"] += 1
-            return None
-        return identity
+        return identity if 0 <= identity.seq < 2**63 and 0 < len(str(identity.boot)) <= 64 else None
 
     def _lost_of(self, identity: _Identity) -> tuple[int, int] | None:
         """What the sensor says it dropped, before the sample that says it; None where that makes no sense."""
@@ -304,11 +310,11 @@ def _entry_of(reading: Reading, series: Series, device_boot: str | None, device_
     )
 
 
-def _quarantined(reading: Reading, reason: str) -> Quarantined:
+def _quarantined(reading: Reading, device: str, reason: str) -> Quarantined:
     return Quarantined(
         reason,
         reading.payload,
-        reading.writer or "",
+        device,
         reading.subject,
         reading.received_us,
         reading.topic,

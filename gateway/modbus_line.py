@@ -25,7 +25,7 @@ from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInput
 
 from gateway.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.reading import Intake, Reading
-from gateway.serial_ports import close_port, open_port
+from gateway.serial_ports import GONE, close_port, open_port, why_closed
 from gateway.settings import ModbusUnit, SerialModbusSettings
 
 if TYPE_CHECKING:
@@ -91,12 +91,18 @@ class _Unit:
         self.plan = list(requests(settings.registers))
         self.due_s = due_s
         self.answers = False
+        self.silent_since_us: int | None = None
+        """CLOCK_BOOTTIME of the first turn in a row in which nothing was answered."""
         self.silent_turns = 0
         self.fault: str | None = None
         """What went wrong last in its last turn."""
         self.turn_fault: str | None = None
         self.faults: Counter[str] = Counter()
         """What went wrong since the last report."""
+        self.refused: dict[str, str] = {}
+        """Why it does not give a register, by name: as it was asked last."""
+        self.refusals_told: set[str] = set()
+        """Registers whose refusal is in the log."""
         self.ignored: Counter[Request] = Counter()
         """Turns in a row in which a request found no answer."""
         self.refusals: Counter[Request] = Counter()
@@ -207,9 +213,20 @@ class ModbusLine:
             )
 
     def state(self) -> dict[str, object]:
-        """What `sluice status` tells of its units, by device."""
+        """What `sluice status` tells of its units, by device.
+
+        `since_us` is CLOCK_BOOTTIME since when one does not answer (None: it answers, or was not asked yet), `asked`
+        how many registers it is asked for, `refused` says by name why it does not give one.
+        """
         return {
-            unit.device: {"unit": unit.settings.unit, "answers": unit.answers, "fault": unit.fault}
+            unit.device: {
+                "unit": unit.settings.unit,
+                "answers": unit.answers,
+                "since_us": None if unit.answers else unit.silent_since_us,
+                "fault": unit.fault,
+                "asked": len(unit.settings.registers),
+                "refused": dict(unit.refused),
+            }
             for unit in self._units
         }
 
@@ -238,7 +255,7 @@ class ModbusLine:
         except termios.error as error:
             self.close(f"writing failed: {os.strerror(error.args[0])}")
         except OSError as error:
-            self.close(f"writing failed: {error.strerror}")
+            self.close(why_closed("writing", error))
 
     def _ended(self, poll_task: asyncio.Task[None]) -> None:
         if not poll_task.cancelled() and (defect := poll_task.exception()) is not None:
@@ -267,13 +284,21 @@ class ModbusLine:
             answered = True
             self._answered(unit, request)
             if not answer.exception:
-                values |= decode(request, answer.data)
+                given = decode(request, answer.data)
+                values |= given
                 received_us = self._now_us()
                 unit.refusals.pop(request, None)
+                for name in given:
+                    unit.refused.pop(name, None)
             else:
                 # One of its registers may not be there: that must not cost the others.
-                pending[:0] = unit.split(request, answer.exception)
+                parts = unit.split(request, answer.exception)
+                pending[:0] = parts
+                if not parts:
+                    words = _refusal_words(request, answer.exception)
+                    unit.refused |= {value.name: words for value in request.values}
         unit.fault = unit.turn_fault
+        self._tell_refusals(unit)
         if not answered:
             self._silent(unit)
         if values:
@@ -298,8 +323,7 @@ class ModbusLine:
                 # It may be the answer to an earlier attempt, and that to this one follow.
                 unit.owing_until_s = self._loop.time() + self._settings.timeout_s + LATE_S_MAX
             if answer.exception:
-                words = _EXCEPTIONS.get(answer.exception, "refused for a reason of its own")
-                unit.note(f"{request}: {words} (exception {answer.exception})")
+                unit.note(_refusal_words(request, answer.exception))
             if answer.exception not in _NOT_IN_TIME:
                 break
         if answer is None or answer.exception in _NOT_REACHED:
@@ -367,10 +391,10 @@ class ModbusLine:
         except BlockingIOError:
             return
         except OSError as error:
-            self.close(f"reading failed: {error.strerror}")
+            self.close(why_closed("reading", error))
             return
         if not data:
-            self.close("it hung up")
+            self.close(GONE)
             return
         self._active_s = max(self._active_s, self._loop.time())
         room = _RECEIVED_BYTES_MAX - len(self._received)
@@ -384,6 +408,7 @@ class ModbusLine:
 
     def _answered(self, unit: _Unit, request: Request) -> None:
         unit.silent_turns = 0
+        unit.silent_since_us = None
         unit.ignored.pop(request, None)
         if unit.answers:
             return
@@ -398,8 +423,25 @@ class ModbusLine:
             acknowledges=False,
         )
 
+    def _tell_refusals(self, unit: _Unit) -> None:
+        """Log, once of each, which registers a unit refuses; the report of faults sums up those that it goes on to."""
+        new = {name: words for name, words in unit.refused.items() if name not in unit.refusals_told}
+        if not new:
+            return
+        unit.refusals_told |= new.keys()
+        log.warning(
+            "modbus unit refuses registers: compare their table and address with its manual (addresses count from 0: "
+            "a manual's 40001 or 30001 is 0)",
+            port=self.name,
+            unit=unit.settings.unit,
+            device=unit.device,
+            refused=new,
+        )
+
     def _silent(self, unit: _Unit) -> None:
         unit.silent_turns += 1
+        if unit.silent_since_us is None:
+            unit.silent_since_us = self._now_us()
         if unit.silent_turns != SILENT_TURNS_MAX:
             return
         log.warning(
@@ -414,6 +456,11 @@ class ModbusLine:
             self._intake.event(
                 "device-died", unit.device, source="modbus", port=self.name, unit=unit.settings.unit, cause=unit.fault
             )
+
+
+def _refusal_words(request: Request, exception: int) -> str:
+    words = _EXCEPTIONS.get(exception, "refused for a reason of its own")
+    return f"{request}: {words} (exception {exception})"
 
 
 def find_answer(received: bytes, asked: bytes, request: Request) -> Answer | None:

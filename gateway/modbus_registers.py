@@ -49,7 +49,9 @@ class Request:
 
     def __str__(self) -> str:
         last = self.address + self.count - 1
-        return f"{self.table} {self.address}" + (f" to {last}" if last > self.address else "")
+        # A fence: nobody has configured that register.
+        why = "" if self.values else " (asked beside what is configured, to tell late answers apart)"
+        return f"{self.table} {self.address}" + (f" to {last}" if last > self.address else "") + why
 
 
 def requests(registers: Iterable[ModbusRegister]) -> tuple[Request, ...]:

@@ -14,6 +14,8 @@ LINES_MAX: Final = 20
 
 Whoever makes names up so hides no mistake of a sensor whose user name is in the configuration. A sensor whose user name
 is misspelt, or that gives none, is one of the others: among many made-up names it may be counted, and not named."""
+TAKEN_OVER: Final = "taken-over"
+"""Why a connection ends whose client has connected anew: nothing was refused."""
 NAME_CHARACTERS_MAX: Final = 80
 """As much of a name as the log repeats."""
 
@@ -43,6 +45,7 @@ class Refusals:
         self._logged: set[tuple[str, str]] = set()
         """Reasons and clients of this interval's lines, where the client has a name that is configured."""
         self._logged_others: set[tuple[str, str]] = set()
+        self._logged_taken_over: set[tuple[str, str]] = set()
         self._unlogged: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -58,18 +61,22 @@ class Refusals:
             self._timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._end_interval)
         client = (reason, _cut(user or client_id or peer.rpartition(":")[0]))
         logged = self._logged if user in self._configured else self._logged_others
+        if reason == TAKEN_OVER:
+            # They take no refusal's place in the log.
+            logged = self._logged_taken_over
         if client in logged or len(logged) >= LINES_MAX:
             self._unlogged[reason] += 1
             return
         logged.add(client)
-        _log.warning(
-            "refused by the MQTT listener",
-            reason=reason,
-            why=message,
-            peer=peer,
-            user=None if user is None else _cut(user),
-            client_id=None if client_id is None else _cut(client_id),
-        )
+        whose = {
+            "peer": peer,
+            "user": None if user is None else _cut(user),
+            "client_id": None if client_id is None else _cut(client_id),
+        }
+        if reason == TAKEN_OVER:
+            _log.info("an older connection was ended: the same client identifier connected again", **whose)
+        else:
+            _log.warning("refused by the MQTT listener", reason=reason, why=message, **whose)
 
     def finish(self) -> None:
         """Log what is not logged yet: the listener ends."""
@@ -81,6 +88,10 @@ class Refusals:
         self._timer = None
         self._logged.clear()
         self._logged_others.clear()
+        self._logged_taken_over.clear()
+        again = self._unlogged.pop(TAKEN_OVER, 0)
+        if again:
+            _log.info("older connections were ended in the last minute, beside those that were logged", count=again)
         if self._unlogged:
             _log.warning(
                 "refused by the MQTT listener in the last minute, beside what was logged", reasons=dict(self._unlogged)

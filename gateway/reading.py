@@ -18,7 +18,7 @@ class Reading(Struct, frozen=True, gc=False):
     topic: str
     """What the routes match: the MQTT topic, or the one made from a serial sensor's device and stream."""
     subject: str
-    """Where it came from, for `ce_subject`: the MQTT topic or the serial port."""
+    """Where it came from, for `ce_subject`: the MQTT topic (`topic` itself) or the serial port."""
     payload: bytes
     received_us: int
     device_boot: str | None = None
@@ -34,6 +34,16 @@ class Reading(Struct, frozen=True, gc=False):
     """The one device that this reading's sender may write as; None where anybody may write."""
     redelivered: bool = False
     """The sender says that it sent this before, and nothing tells whether it is stored: kept, and marked."""
+
+    @property
+    def is_serial(self) -> bool:
+        """Whether it came in on a serial line."""
+        return self.subject != self.topic
+
+
+def source(topic: str | None, subject: str) -> str:
+    """Where input came from, for people: the MQTT topic, or the one that a serial line's got, with the port."""
+    return subject if topic is None or topic == subject else f"{topic} ({subject})"
 
 
 class Mark(NamedTuple):

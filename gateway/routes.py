@@ -110,6 +110,13 @@ class RouteTable:
     fallback_topic: str | None
     reserved_topics: frozenset[str]
     """The gateway's own topics: no sensor may speak for it."""
+    serial_topic: re.Pattern[str] | None = None
+    """What `serial.topic` makes, with the group `device`."""
+
+    def serial_device(self, topic: str) -> str:
+        """Whose topic one is that was made by `serial.topic`; empty where it is none of these."""
+        found = None if self.serial_topic is None else self.serial_topic.fullmatch(topic)
+        return "" if found is None else found["device"]
 
     def resolve(self, topic: str, writer: str | None) -> Destination | Refusal:
         """The one destination of a topic, for a sender that may write as `writer` only (None: as anybody)."""
@@ -131,7 +138,17 @@ class RouteTable:
 
 
 def compile_routes(
-    routes: Sequence[RouteSettings], fallback_topic: str | None, reserved_topics: frozenset[str]
+    routes: Sequence[RouteSettings],
+    fallback_topic: str | None,
+    reserved_topics: frozenset[str],
+    serial_topic: str | None = None,
 ) -> RouteTable:
-    """Compile all templates. Raises RouteError for the first that cannot work."""
-    return RouteTable(tuple(compile_route(route) for route in routes), fallback_topic, reserved_topics)
+    """Compile all templates; `serial_topic` is `serial.topic`. Raises RouteError for the first that cannot work."""
+    compiled = tuple(compile_route(route) for route in routes)
+    of_serial = None if serial_topic is None else _serial_pattern(serial_topic)
+    return RouteTable(compiled, fallback_topic, reserved_topics, of_serial)
+
+
+def _serial_pattern(template: str) -> re.Pattern[str]:
+    pattern = re.escape(template).replace(re.escape("{device}"), f"(?P<device>{DEVICE_NAME.pattern})")
+    return re.compile(pattern.replace(re.escape("{stream}"), ".+"))

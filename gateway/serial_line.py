@@ -1,4 +1,7 @@
-"""One open serial port: moves bytes between its descriptor and its link, and events from there to the intake."""
+"""One open serial port: moves bytes between its descriptor and its link, and events from there to the intake.
+
+What comes is timed by two fields for each read; who looks at them (each scan, and `sluice status`) makes words of them.
+"""
 
 import asyncio
 import os
@@ -12,16 +15,25 @@ import structlog
 
 from gateway.buffer_schema import BufferFileError
 from gateway.reading import SerialIntake
-from gateway.serial_link import HelloRefused, Identified, LinkEvent, Lost, Received, SerialLink
+from gateway.serial_link import REFUSED_HELLO, HelloRefused, Identified, LinkEvent, Lost, Received, SerialLink
 from gateway.serial_losses import RingLosses
-from gateway.serial_ports import close_port
+from gateway.serial_ports import GONE, close_port, why_closed
+from gateway.terminal_text import size, span
 
 READ_BYTES_MAX = 4096
 """What one line may put in before the others get their turn."""
+FLOOD_BYTES_PER_S_MAX = 130_000
+"""What a line may put in: more than the fastest adapter carries, and little to work through. Beyond it the line is read
+on after a pause, and what floods it waits in the kernel."""
 FLOOD_WINDOW_US = 100_000
-FLOOD_BYTES_MAX = 13_000
-"""What a line may put in within a window: 130 kB/s, more than the fastest adapter carries, and little to work through.
-Beyond it the line is read on in the next window, and what floods it waits in the kernel."""
+"""What is counted together for that; longer on a slow line, for what waited while the loop was busy is no flood."""
+TROUBLE_FIRST_US = 5_000_000
+"""After its opening a port is looked at for what is wrong with what comes: a sensor says HELLO, or is asked, sooner."""
+TROUBLE_INTERVAL_US = 60_000_000
+PROBES_UNANSWERED_MAX = 3
+"""PROBEs without any frame since, over as many intervals, after which a sensor is silent."""
+UNPROVISIONED = "unprovisioned"
+"""What the firmware calls a chip whose EEPROM holds no name."""
 RECALL_RETRY_S = 1.0
 """While the buffer cannot be read; losses of the run wait for it."""
 _TIMER_S_MIN = 0.001
@@ -33,7 +45,14 @@ log = structlog.get_logger()
 class PortLine(ABC):
     """One open port, from its opening to its closing: reads what comes, and of a flood only what others can bear."""
 
-    def __init__(self, port: serial.Serial, intake: SerialIntake, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        port: serial.Serial,
+        intake: SerialIntake,
+        now_us: Callable[[], int],
+        bytes_per_s_max: float = FLOOD_BYTES_PER_S_MAX,
+    ) -> None:
+        """`bytes_per_s_max` is what the line can carry, where it is known."""
         self.name: str = port.name
         self.closed = False
         self._port = port
@@ -42,6 +61,17 @@ class PortLine(ABC):
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
         self._reported: Counter[str] = Counter()
+        self._opened_us = now_us()
+        # When anything came last, when it could be used last (None: never), and how much came since then.
+        self._heard_us: int | None = None
+        self._used_us: int | None = None
+        self._unused_bytes = 0
+        self._trouble_due_us = self._opened_us + TROUBLE_FIRST_US
+        self._trouble_told_bytes = _UNSET
+        self._is_new = True
+        bytes_per_s = min(bytes_per_s_max, FLOOD_BYTES_PER_S_MAX)
+        self._flood_bytes_max = max(READ_BYTES_MAX, round(bytes_per_s * FLOOD_WINDOW_US / 1e6))
+        self._flood_window_us = round(self._flood_bytes_max / bytes_per_s * 1e6)
         self._window_us = 0
         self._window_bytes = 0
         self._pause: asyncio.TimerHandle | None = None
@@ -52,13 +82,46 @@ class PortLine(ABC):
     def device(self) -> str | None:
         """Who is at the other end, as far as it is known."""
 
-    @abstractmethod
     def state(self) -> dict[str, object]:
-        """What `sluice status` tells of it."""
+        """What `sluice status` tells of it; times are seconds ago, None: never since the port was opened."""
+        now_us = self._now_us()
+        return {
+            "device": self.device,
+            "heard_s": _age_s(self._heard_us, now_us),
+            "used_s": _age_s(self._used_us, now_us),
+            "trouble": self.trouble(now_us),
+        }
+
+    @abstractmethod
+    def trouble(self, now_us: int) -> str | None:
+        """What is wrong with all that comes, or with that nothing comes, and what to do; None where it can be used."""
 
     @abstractmethod
     def report_faults(self) -> None:
         """Log what could not be used since the last report."""
+
+    def look(self, now_us: int) -> None:
+        """Log what is wrong now: soon after the opening, then once a minute while more comes that is of no use."""
+        trouble = self.trouble(now_us)
+        if trouble is None:
+            self._trouble_told_bytes = _UNSET
+        elif now_us >= self._trouble_due_us and self._unused_bytes != self._trouble_told_bytes:
+            self._trouble_due_us = now_us + TROUBLE_INTERVAL_US
+            self._trouble_told_bytes = self._unused_bytes
+            log.warning("nothing that comes on a serial port can be used", port=self.name, reason=trouble)
+        if self._is_new and now_us - self._opened_us >= TROUBLE_FIRST_US:
+            self._is_new = False
+            self.report_faults()
+
+    def _use(self, now_us: int) -> None:
+        """What came could be used."""
+        self._used_us = now_us
+        self._unused_bytes = 0
+
+    def _unused_words(self, now_us: int) -> str:
+        """How much came since something could be used."""
+        since_us = self._opened_us if self._used_us is None else self._used_us
+        return f"{size(self._unused_bytes)} in {span((now_us - since_us) / 1e6)}"
 
     @abstractmethod
     def _received(self, data: bytes, now_us: int) -> None: ...
@@ -88,18 +151,22 @@ class PortLine(ABC):
         except BlockingIOError:
             return
         except OSError as error:
-            self.close(f"reading failed: {error.strerror}")
+            self.close(why_closed("reading", error))
             return
         if not data:
-            self.close("it hung up")
+            self.close(GONE)
             return
         now_us = self._now_us()
-        if now_us - self._window_us >= FLOOD_WINDOW_US:
+        self._heard_us = now_us
+        self._unused_bytes += len(data)
+        if now_us - self._window_us >= self._flood_window_us:
             self._window_us, self._window_bytes = now_us, 0
         self._window_bytes += len(data)
-        if self._window_bytes >= FLOOD_BYTES_MAX:
+        if self._window_bytes >= self._flood_bytes_max:
             self._loop.remove_reader(self._fd)
-            rest_us = self._window_us + FLOOD_WINDOW_US - now_us
+            # The last read may bring more than a window's worth: that is paid for by a longer pause.
+            paid_us = self._flood_window_us * self._window_bytes // self._flood_bytes_max
+            rest_us = self._window_us + paid_us - now_us
             self._pause = self._loop.call_later(rest_us / 1e6, self._loop.add_reader, self._fd, self._read)
         self._received(data, now_us)
 
@@ -130,6 +197,7 @@ class FrameLine(PortLine):
         self._unsent = b""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_us = _UNSET
+        self._silent = False
         self._write()
 
     @property
@@ -139,7 +207,56 @@ class FrameLine(PortLine):
 
     def state(self) -> dict[str, object]:
         """See `PortLine.state`."""
-        return {"device": self.device}
+        return super().state() | {"silent": self._silent}
+
+    def trouble(self, now_us: int) -> str | None:
+        """See `PortLine.trouble`."""
+        if self._link.refusal is not None:
+            return f"REFUSED: {self._link.refusal}"
+        if self._silent and self._used_us is not None:
+            ago = span((now_us - self._used_us) / 1e6)
+            return f"SILENT for {ago}, {self._silence_words()}: check power, wiring, ground and baud"
+        if self.device is not None or self._used_us is not None:
+            return None
+        if not self._unused_bytes:
+            return "nothing has come from it yet: check power and wiring"
+        return (
+            f"bytes come, but no frame of ours ({self._unused_words(now_us)}): if the sensor writes text, it needs "
+            f"[[serial.text]]; else check serial.baud ({self._port.baudrate}), wiring and ground"
+        )
+
+    def look(self, now_us: int) -> None:
+        """See `PortLine.look`; and tell of a sensor that has fallen silent, or speaks again."""
+        # A refusal is logged as it comes, and silence once.
+        if self._link.refusal is not None or self._silent:
+            return
+        super().look(now_us)
+        if self._has_fallen_silent(now_us):
+            self._silent = True
+            cause = f"no frame for {span(PROBES_UNANSWERED_MAX * self._link.probe_interval_us / 1e6)}"
+            log.warning(
+                "serial sensor is silent: check its power, wiring, ground and baud",
+                port=self.name,
+                device=self.device,
+                reason=f"{cause}, {self._silence_words()}",
+            )
+            self._intake.event("device-died", self.device, source="serial", port=self.name, cause=cause)
+
+    def _has_fallen_silent(self, now_us: int) -> bool:
+        """After so many PROBEs, not after a time alone: a gateway that was stopped meanwhile has asked nothing."""
+        if self.device is None or self._used_us is None or self._link.probes_unanswered < PROBES_UNANSWERED_MAX:
+            return False
+        return now_us - self._used_us >= PROBES_UNANSWERED_MAX * self._link.probe_interval_us
+
+    def _silence_words(self) -> str:
+        return f"{size(self._unused_bytes)} came that are no frame" if self._unused_bytes else "nothing comes"
+
+    def _end_silence(self, events: Sequence[LinkEvent]) -> None:
+        self._silent = False
+        # A new run, or another sensor, is told of anyway.
+        if not any(isinstance(event, Identified | HelloRefused) for event in events):
+            log.info("serial sensor is heard again", port=self.name, device=self.device)
+            self._intake.event("device-appeared", self.device, source="serial", port=self.name)
 
     def close(self, reason: str = "") -> None:
         """See `PortLine.close`."""
@@ -152,7 +269,10 @@ class FrameLine(PortLine):
     def report_faults(self) -> None:
         """Log what could not be used since the last report. None of it is lost: the sensor sends it again."""
         faults = self._faults_since(self._link.faults)
-        if faults:
+        # No fault of the line, and told as it came.
+        faults.pop(REFUSED_HELLO, None)
+        # Where nothing else comes, that says so.
+        if faults and self._trouble_told_bytes == _UNSET:
             log.warning(
                 "serial frames could not be used: check wiring, ground and baud rate",
                 port=self.name,
@@ -161,7 +281,12 @@ class FrameLine(PortLine):
             )
 
     def _received(self, data: bytes, now_us: int) -> None:
-        self._handle(self._link.receive(data, now_us))
+        events = self._link.receive(data, now_us)
+        if self._link.heard_us == now_us:
+            self._use(now_us)
+            if self._silent:
+                self._end_silence(events)
+        self._handle(events)
         self._write()
 
     def _handle(self, events: Sequence[LinkEvent]) -> None:
@@ -183,6 +308,12 @@ class FrameLine(PortLine):
                         oldest=event.oldest,
                         next=event.next,
                     )
+                    if event.device == UNPROVISIONED:
+                        log.warning(
+                            "a board without an EEPROM image calls itself 'unprovisioned', as any other would: write "
+                            "one (firmware-sim/README.md)",
+                            port=self.name,
+                        )
                     self._begin_recall(event)
                 case HelloRefused():
                     log.warning("serial device refused", port=self.name, reason=event.reason)
@@ -232,7 +363,7 @@ class FrameLine(PortLine):
         except BlockingIOError:
             pass
         except OSError as error:
-            self.close(f"writing failed: {error.strerror}")
+            self.close(why_closed("writing", error))
             return
         if self._unsent:
             # One write's worth waits here. The link is asked again after it, and says then what holds then.
@@ -258,3 +389,7 @@ class FrameLine(PortLine):
         # A timer may be early by its clock's grain: then it is set again.
         self._timer_due_us = _UNSET
         self._write()
+
+
+def _age_s(then_us: int | None, now_us: int) -> float | None:
+    return None if then_us is None else round((now_us - then_us) / 1e6, 1)

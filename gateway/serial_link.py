@@ -38,6 +38,9 @@ HELLO_REQUEST_INTERVAL_US = 200_000
 SILENT_OPEN_US = 2_000_000
 """How long a newly opened line may be silent (a sensor that opening has reset sends HELLO) until we ask."""
 
+REFUSED_HELLO = "refused-hello"
+"""In `SerialLink.faults`: a HELLO whose names are none. What came was well."""
+
 _NAME = re.compile(get_args(Name)[1].pattern)
 _NAME_RULE = get_args(Name)[1].description
 
@@ -96,6 +99,7 @@ class SerialLink:
     __slots__ = (
         "_ack_wanted",
         "_decoder",
+        "_heard_us",
         "_hello_requested_us",
         "_hello_wanted",
         "_ignored",
@@ -104,6 +108,7 @@ class SerialLink:
         "_probe_due_us",
         "_probe_interval_us",
         "_probes_first",
+        "_probes_unanswered",
         "_refused_hello",
         "_run",
         "_topic",
@@ -122,6 +127,8 @@ class SerialLink:
         self._hello_requested_us: int | None = None
         self._probe: tuple[int, int] | None = None
         self._probes_first = 0
+        self._probes_unanswered = 0
+        self._heard_us: int | None = None
         self._probe_due_us = opened_us + SILENT_OPEN_US
 
     @property
@@ -133,6 +140,26 @@ class SerialLink:
     def due_us(self) -> int:
         """When `data_to_send` has something to say of itself: a PROBE, or a HELLO_REQUEST into silence."""
         return self._probe_due_us
+
+    @property
+    def heard_us(self) -> int | None:
+        """When the sensor's last frame came that is whole, whatever became of it."""
+        return self._heard_us
+
+    @property
+    def probes_unanswered(self) -> int:
+        """PROBEs since then."""
+        return self._probes_unanswered
+
+    @property
+    def probe_interval_us(self) -> int:
+        """Between two PROBEs, the first few apart."""
+        return self._probe_interval_us
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the HELLO of who is at the other end cannot be accepted."""
+        return _why_refused(self._refused_hello) if self._refused_hello is not None else None
 
     @property
     def faults(self) -> Counter[str]:
@@ -193,6 +220,7 @@ class SerialLink:
             else:
                 # Before the ACK, which sets the sensor sending: readings then find a fitted clock.
                 frames.append(Probe(nonce))
+                self._probes_unanswered += 1
                 self._probe = (nonce, now_us)
             self._probes_first = max(0, self._probes_first - 1)
             interval_us = PROBE_FIRST_INTERVAL_US if self._probes_first else self._probe_interval_us
@@ -218,6 +246,9 @@ class SerialLink:
         return [Received(sequences, readings, self._run)]
 
     def _receive_frame(self, frame: Frame, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
+        if isinstance(frame, Hello | Data | Reply):
+            self._heard_us = now_us
+            self._probes_unanswered = 0
         match frame:
             case Hello():
                 # A new run begins behind what its predecessor sent.
@@ -234,7 +265,7 @@ class SerialLink:
     def _receive_hello(self, hello: Hello, now_us: int) -> list[LinkEvent]:
         reason = _why_refused(hello)
         if reason is not None:
-            self._ignored["refused-hello"] += 1
+            self._ignored[REFUSED_HELLO] += 1
             known = self._refused_hello is not None and _identity(self._refused_hello) == _identity(hello)
             self._refused_hello = hello
             # Whoever spoke before, this one is connected now, and its DATA must not pass for the other's.
@@ -434,8 +465,6 @@ def _identity(hello: Hello) -> tuple[object, ...]:
 def _why_refused(hello: Hello) -> str | None:
     for what, name in (("device", hello.device), *(("stream", stream) for stream in hello.streams)):
         if not _NAME.fullmatch(name):
-            return (
-                f"its HELLO names the {what} {name!r}, but a name is {_NAME_RULE}: nothing of it is taken in "
-                "until it is flashed with such a name"
-            )
+            calls = "itself" if what == "device" else "a stream"
+            return f"it calls {calls} {name!r}, which is no {what} name ({_NAME_RULE}): flash it with another"
     return None

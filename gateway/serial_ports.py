@@ -27,17 +27,22 @@ LOOK_ALIKES: Final = (
 )
 _PTY_MAJORS: Final = range(136, 144)
 """Linux' Documentation/admin-guide/devices.txt."""
-_NO_PORT = "it is no serial port: leave it out of [serial], or write what matches serial ports only"
+FRAMES: Final = "serial.ports"
+"""The setting that a port is served for, where it has no section of its own."""
+GONE: Final = "its adapter is gone (unplugged, or no power)"
+_GONE_ERRORS: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV})
+"""What reading and writing end in where an adapter is pulled out."""
 _HINTS = {
-    errno.ENOTTY: _NO_PORT,
     errno.EIO: "no hardware answers behind this name (/dev/ttyS0 to ttyS31 are there without any), or the adapter "
     "hangs: leave it out of [serial], or plug the adapter in anew",
     errno.EPERM: "the system forbids it beyond the port's own rights: give a container the port (--device), or a "
     "service the right to it (DeviceAllow)",
-    errno.ENOENT: "it was unplugged just now",
-    errno.ENODEV: "its adapter was unplugged just now",
-    errno.ENXIO: "its adapter was unplugged just now, or has no driver",
+    errno.ENOENT: "the name is there, its adapter is not (unplugged?): plug it in; it is opened then",
+    errno.ENODEV: "its adapter is not there (unplugged?): plug it in; it is opened then",
+    errno.ENXIO: "its adapter is not there (unplugged?), or has no driver: plug it in anew",
 }
+_SAY_IT_ALL = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTTY, errno.EAGAIN, errno.EBUSY})
+"""Errors of which the system's own words would only puzzle."""
 _PARITIES: Final[dict[Parity, str]] = {
     "none": serial.PARITY_NONE,
     "even": serial.PARITY_EVEN,
@@ -118,8 +123,16 @@ def _is_pseudo_terminal(fd: int) -> bool:
     return os.major(os.fstat(fd).st_rdev) in _PTY_MAJORS
 
 
-def why_not_opened(error: BaseException, name: str) -> str:
-    """What an error of `open_port` means, and what to do. Not for the event loop: it looks at the processes."""
+def why_closed(doing: str, error: OSError) -> str:
+    """What an error of an open port means; `doing` is reading or writing."""
+    return GONE if error.errno in _GONE_ERRORS else f"{doing} failed: {error.strerror}"
+
+
+def why_not_opened(error: BaseException, name: str, section: str = FRAMES) -> str:
+    """What an error of `open_port` means, and what to do. Not for the event loop: it looks at the processes.
+
+    `section` is the setting that names the port: `FRAMES`, `[[serial.text]]` or `[[serial.modbus]]`.
+    """
     number = _errno(error)
     cause = error.__context__
     if number is None and cause is not None and str(cause) in str(error):
@@ -129,10 +142,29 @@ def why_not_opened(error: BaseException, name: str) -> str:
         return str(error)
     hint = _HINTS.get(number)
     if number in _HELD:
-        hint = held_words(os.path.realpath(name))
+        hint = held_words(os.path.realpath(name), leave_out(section))
+    elif number == errno.ENOTTY:
+        hint = no_port_words(section)
     elif number == errno.EACCES:
         hint = how_to_be_let_in(name)
-    return f"{os.strerror(number)}: {hint}" if hint else os.strerror(number)
+    if not hint:
+        return os.strerror(number)
+    return hint if number in _SAY_IT_ALL else f"{os.strerror(number)}: {hint}"
+
+
+def leave_out(section: str) -> str:
+    """How a port is no longer served."""
+    return f"take the port out of {FRAMES}" if section == FRAMES else f"remove its {section}"
+
+
+def no_port_words(section: str) -> str:
+    """What is wrong with a name behind which there is something else, and what to write."""
+    instead = (
+        "leave it out, or write what matches serial ports only"
+        if section == FRAMES
+        else "write the port that the sensor is on"
+    )
+    return f"it is no serial port: {instead}"
 
 
 def _errno(error: BaseException) -> int | None:

@@ -5,7 +5,7 @@ the port that the kernel speaks on. Nothing here opens a port.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,9 +70,12 @@ def holders(ports: Collection[str]) -> dict[str, list[Holder]]:
     return found
 
 
-def rivals(ports: Collection[str]) -> dict[str, str]:
-    """Of ports that could be opened, by their real paths: who speaks or listens there too, and what to do."""
-    found = {port: who_words(held, port) for port, held in holders(ports).items()}
+def rivals(ports: Mapping[str, str]) -> dict[str, str]:
+    """Of ports that could be opened, by their real paths: who speaks or listens there too, and what to do.
+
+    `ports` has how each is no longer served (`serial_ports.leave_out`).
+    """
+    found = {port: who_words(held, port, ports[port]) for port, held in holders(ports).items()}
     for port in ports:
         if port not in found and is_console(port):
             found[port] = f"the kernel writes its messages there: {login_words(port)}"
@@ -86,28 +89,26 @@ def _device_number(port: str) -> int:
         return 0
 
 
-def held_words(port: str) -> str:
-    """Why a port, given by its real path, cannot be had: who has it, and what to do."""
+def held_words(port: str, or_else: str) -> str:
+    """Why a port, given by its real path, cannot be had: who has it, and what to do; `or_else` leaves it to them."""
     held = holders((port,)).get(port, [])
     if held:
-        return who_words(held, port)
+        return who_words(held, port, or_else)
     manager = running(MODEM_MANAGER)
     if manager is not None:
         return f"most likely {Holder(manager, MODEM_MANAGER)} has it open: {modem_manager_words(port)}"
-    return (
-        f"another program has the port open (sudo fuser -v {port} names it): stop it, or take the port out of [serial]"
-    )
+    return f"another program has the port open (sudo fuser -v {port} names it): stop it, or {or_else}"
 
 
-def who_words(held: Collection[Holder], port: str) -> str:
-    """What it means that these have a port open, and what to do."""
+def who_words(held: Collection[Holder], port: str, or_else: str) -> str:
+    """What it means that these have a port open, and what to do; `or_else` leaves it to them."""
     programs = {holder.program for holder in held}
     who = f"{' and '.join(map(str, held))} {'has' if len(held) == 1 else 'have'} it open"
     if MODEM_MANAGER in programs:
         return f"{who}: {modem_manager_words(port)}"
     if programs & _LOGINS:
         return f"{who}: {login_words(port)}"
-    return f"{who}: stop it, or take the port out of [serial]"
+    return f"{who}: stop {'it' if len(held) == 1 else 'them'}, or {or_else}"
 
 
 def modem_manager_words(port: str) -> str:

@@ -1,5 +1,6 @@
 """The words of `sluice status`: from what was read of the file, and what the daemon answered, to lines. No I/O."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -15,20 +16,22 @@ from gateway.write_budget import SEEN_S_MIN
 
 if TYPE_CHECKING:
     from gateway.buffer_commands import RoomLeft
-    from gateway.buffer_status import BufferStatus, Now
+    from gateway.buffer_status import BufferStatus, DeviceStatus, Now
     from gateway.settings import Settings
 
 INDENT = 12
 """Where what is said begins, and where a wrapped line goes on."""
 LIVE_AGE_SHOWN_S = 5.0
 """New readings wait for company and for the answer of Kafka; that they wait longer than this is told."""
+DEVICES_MAX = 20
+"""Devices that are told one by one: of more, those that have been silent for longest."""
 NAMED_MAX = 5
 """Topics, and partitions, that are told one by one."""
 _BEGUN_BEFORE_S = 60.0
 """Two readings of a clock that was not set in between agree within this."""
 _DAYS_FROM_S = 2 * 86_400.0
 _BESIDE = " " * INDENT
-_CANNOT_ACKNOWLEDGE = "cannot acknowledge: what comes while nothing can be stored is lost, and counted"
+_CANNOT_ACKNOWLEDGE = "text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
 _WHEN_FULL = {
     "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
@@ -81,7 +84,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
     if answer.get("uplink") is not None:
         yield from _uplink_lines(seen, msgspec.convert(answer["uplink"], _Uplink))
     yield from _buffer_lines(seen)
-    yield from _input_lines(answer)
+    yield from _input_lines(answer, seen.now.boottime_us)
     if found.quarantined:
         yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
         yield f"{_BESIDE}sluice buffer quarantine ls says what to do"
@@ -91,11 +94,32 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
     devices = f"{len(found.devices):,}" if found.devices else "none yet"
     send = "sends a sequence of its own" if len(found.devices) == 1 else "send a sequence of their own"
-    yield f"devices     {devices} that {send}"
-    for device in found.devices:
+    ports = (answer.get("serial") or {}).get("ports", {})
+    beside = " (text and Modbus stand under serial)" if any(map(_is_mute, ports.values())) else ""
+    yield f"devices     {devices} that {send}{beside}"
+    yield from _device_lines(seen)
+
+
+def _device_lines(seen: Glance) -> Iterator[str]:
+    devices = seen.found.devices
+    rest: tuple[DeviceStatus, ...] = ()
+    if len(devices) > DEVICES_MAX:
+        by_silence = sorted(devices, key=lambda device: -_silent_s(seen, device))
+        devices, rest = tuple(by_silence[:DEVICES_MAX]), tuple(by_silence[DEVICES_MAX:])
+    for device in devices:
         doubtful = f"{utc(device.seen_us)} UTC, by a clock that nothing vouches for"
         last = doubtful if device.seen is None else told(device.seen, seen.now)
         yield f"{_BESIDE}{escaped(device.device)}, last stored {last}"
+    if rest:
+        oldest_s = _silent_s(seen, rest[0])
+        age = f", none older than {span(math.ceil(oldest_s))}" if oldest_s < math.inf else ""
+        yield f"{_BESIDE}and {len(rest):,} more{age} (sluice status --json has all)"
+
+
+def _silent_s(seen: Glance, device: "DeviceStatus") -> float:
+    """How long ago its last reading was stored; endless where nothing tells."""
+    age_s = None if device.seen is None else seen.now.age_s(device.seen)
+    return math.inf if age_s is None else age_s
 
 
 # -- the uplink -----------------------------------------------------------------------------------
@@ -266,8 +290,8 @@ def _is_full(seen: Glance) -> bool:
 # -- the sources ----------------------------------------------------------------------------------
 
 
-def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
-    """How the sources do, as far as a running gateway tells."""
+def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
+    """How the sources do, as far as a running gateway tells; `now_us` is CLOCK_BOOTTIME."""
     for name, broker in daemon.get("mqtt_brokers", {}).items():
         state = "read from" if broker["connected"] else "NOT CONNECTED: the log says why"
         refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
@@ -288,36 +312,79 @@ def _input_lines(daemon: dict[str, Any]) -> Iterator[str]:
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
         yield f"listener    refused or ended since the start{_by_reason(refusals)}"
-    yield from _serial_lines(daemon.get("serial", {}))
+    yield from _serial_lines(daemon.get("serial", {}), now_us)
 
 
-def _serial_lines(serial: dict[str, Any]) -> Iterator[str]:
-    for name, port in serial.get("ports", {}).items():
+def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:
+    ports = serial.get("ports", {})
+    for name, port in ports.items():
         yield f"serial      {escaped(name)}: {_port_words(port)}"
+        if port.get("rivals"):
+            yield f"{_BESIDE}READ BY OTHERS TOO, so that each gets a part of what comes: {escaped(port['rivals'])}"
         for device, unit in port.get("units", {}).items():
-            fault = f": {escaped(unit['fault'])}" if unit["fault"] else ""
-            if unit["answers"]:
-                yield f"{_BESIDE}{escaped(device)} answers{fault}"
-            else:
-                yield f"{_BESIDE}{escaped(device)} {'DOES NOT ANSWER' if fault else 'has not answered yet'}{fault}"
+            yield f"{_BESIDE}{escaped(device)} {_unit_words(unit, now_us)}"
     for name, reason in serial.get("unopened", {}).items():
         yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
     for name in serial.get("missing", []):
         settings = "serial.ports (or the section that names it; sluice check lists what is there)"
         yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend {settings}"
+    if any(map(_is_mute, ports.values())):
+        yield f"{_BESIDE}{_CANNOT_ACKNOWLEDGE}"
+
+
+def _is_mute(port: dict[str, Any]) -> bool:
+    """Whether its sensors cannot be told that something arrived: text, Modbus."""
+    return not port.get("acknowledges", True)
 
 
 def _port_words(port: dict[str, Any]) -> str:
-    """Who is at the other end; of an adapter, that what finds no room is lost."""
+    """Who is at the other end, and how long ago it was heard."""
     if "units" in port:
-        return f"Modbus, {counted(len(port['units']), 'unit')}; {_CANNOT_ACKNOWLEDGE}"
+        return f"Modbus, {counted(len(port['units']), 'unit')}"
+    trouble = escaped(port.get("trouble") or "")
     if port["device"] is None:
-        return "no sensor has said its name yet"
+        return trouble or "no sensor has said its name yet"
     sensor = f"sensor {escaped(port['device'])}"
-    if port.get("acknowledges", True):
-        return sensor
-    silent = "" if port.get("heard", True) else "; NOTHING READ from it yet: check its wiring, baud and format"
-    return f"{sensor}, {_CANNOT_ACKNOWLEDGE}{silent}"
+    if trouble:
+        return f"{sensor}, {trouble}"
+    if _is_mute(port):
+        return f"{sensor}, {_text_words(port)}"
+    used_s = port.get("used_s")
+    return sensor if used_s is None else f"{sensor}, last heard {span(used_s)} ago"
+
+
+def _text_words(port: dict[str, Any]) -> str:
+    """When a line of text was read last, and what could not be read."""
+    used_s = port.get("used_s")
+    refused, last = port.get("refused", 0), port.get("refused_last")
+    told = ""
+    if refused and last:
+        told = f', the last for {escaped(last["reason"])}: "{escaped(last["line"])}"'
+    if used_s is not None:
+        lines = f"; {counted(refused, 'line')} refused{told}" if refused else ""
+        return f"last read {span(used_s)} ago{lines}"
+    if refused:
+        return f"{refused:,} {'LINE' if refused == 1 else 'LINES'} REFUSED{told}"
+    return "no reading has come yet"
+
+
+def _unit_words(unit: dict[str, Any], now_us: int) -> str:
+    """How a unit of Modbus answers, and what it does not give."""
+    fault = f": {escaped(unit['fault'])}" if unit["fault"] else ""
+    if not unit["answers"]:
+        if not fault:
+            return "has not answered yet"
+        since_us = unit.get("since_us")
+        how_long = "" if since_us is None else f" for {span((now_us - since_us) / 1e6)}"
+        return f"DOES NOT ANSWER{how_long}{fault}"
+    refused = unit.get("refused", {})
+    if not refused:
+        return f"answers{fault}"
+    asked = unit["asked"]
+    gives = "answers, but gives NOTHING: " if len(refused) == asked else "answers, "
+    why = "; ".join(f"{escaped(name)}: {escaped(words)}" for name, words in islice(refused.items(), NAMED_MAX))
+    more = f"; and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""
+    return f"{gives}{len(refused)} of {counted(asked, 'register')} refused: {why}{more}"
 
 
 def _by_reason(counts: dict[str, int]) -> str:

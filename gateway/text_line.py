@@ -9,7 +9,13 @@ import structlog
 from gateway.reading import Reading, SerialIntake
 from gateway.serial_line import PortLine
 from gateway.settings import SerialTextSettings
+from gateway.terminal_text import span
 from gateway.text_link import TextLink, TextReadings, Uncollected, Unreadable
+
+MUTE_US = 60_000_000
+"""How long a sensor may write nothing after its port was opened before that is told."""
+_SHOWN_MAX = 60
+"""Characters of a line that could not be read, as `sluice status` shows it."""
 
 log = structlog.get_logger()
 
@@ -25,10 +31,10 @@ class TextLine(PortLine):
         intake: SerialIntake,
         now_us: Callable[[], int],
     ) -> None:
-        super().__init__(port, intake, now_us)
+        # Ten bits for each byte, and a quarter more: a terminal or a USB device may bring more than its baud.
+        super().__init__(port, intake, now_us, settings.baud / 10 * 1.25)
         self._link = TextLink(self.name, settings, topic)
         self._format = settings.format
-        self._heard = False
 
     @property
     def device(self) -> str:
@@ -37,7 +43,28 @@ class TextLine(PortLine):
 
     def state(self) -> dict[str, object]:
         """See `PortLine.state`."""
-        return {"device": self.device, "acknowledges": False, "format": self._format, "heard": self._heard}
+        refused = self._link.refused
+        return super().state() | {
+            "acknowledges": False,
+            "format": self._format,
+            "refused": self._link.faults.total(),
+            "refused_last": refused and {"reason": refused.reason, "line": _shown(refused.payload)},
+        }
+
+    def trouble(self, now_us: int) -> str | None:
+        """See `PortLine.trouble`. Lines that cannot be read are told one by one."""
+        if self._link.has_seen_a_line:
+            return None
+        if self._unused_bytes:
+            return (
+                f"bytes come without an end of line ({self._unused_words(now_us)}): a sensor with our frames (put it "
+                "into serial.ports), or the wrong baud"
+            )
+        # How often it writes, nobody knows.
+        open_us = now_us - self._opened_us
+        if open_us < MUTE_US:
+            return None
+        return f"NOTHING HAS COME for {span(open_us / 1e6)}: check power, wiring and baud"
 
     def report_faults(self) -> None:
         """Log what could not be read since the last report: the quarantine has it, or a loss record counts it."""
@@ -56,17 +83,21 @@ class TextLine(PortLine):
         for event in self._link.receive(data, now_us):
             match event:
                 case TextReadings():
+                    appears = self._used_us is None
+                    self._use(now_us)
+                    if appears:
+                        self._appear()
                     self._take(event.readings)
                 case Unreadable():
                     self._intake.unreadable(self.device, self.name, event.payload, now_us, event.reason)
                 case Uncollected():
                     self._intake.lost(self.device, event.reason, event.count)
 
+    def _appear(self) -> None:
+        log.info("serial device appeared", port=self.name, device=self.device, format=self._format)
+        self._intake.event("device-appeared", self.device, port=self.name, format=self._format, acknowledges=False)
+
     def _take(self, readings: Sequence[Reading]) -> None:
-        if not self._heard:
-            self._heard = True
-            log.info("serial device appeared", port=self.name, device=self.device, format=self._format)
-            self._intake.event("device-appeared", self.device, port=self.name, format=self._format, acknowledges=False)
         if self._intake.holding:
             self._settled(len(readings), False)
         else:
@@ -75,3 +106,11 @@ class TextLine(PortLine):
     def _settled(self, count: int, stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
         if not stored:
             self._intake.lost(self.device, "cannot-wait", count)
+
+
+def _shown(line: bytes) -> str:
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        text = line.decode("latin-1")
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"

@@ -67,6 +67,7 @@ class TextLink:
         "_port",
         "_proves_itself",
         "_read_line",
+        "_refused",
         "_skipping",
         "_topic",
         "_unreadable_due_us",
@@ -86,6 +87,17 @@ class TextLink:
         self._kept = 0
         self._unreadable_due_us = 0
         self._faults: Counter[str] = Counter()
+        self._refused: Unreadable | None = None
+
+    @property
+    def has_seen_a_line(self) -> bool:
+        """Whether the end of a line has come."""
+        return self._joined
+
+    @property
+    def refused(self) -> Unreadable | None:
+        """The last line that could not be read."""
+        return self._refused
 
     @property
     def device(self) -> str:
@@ -107,12 +119,13 @@ class TextLink:
                 payload = self._payload(cut)
             except LineError as error:
                 self._faults[error.reason] += 1
+                self._refused = Unreadable(cut.line, error.reason)
                 if now_us >= self._unreadable_due_us:
                     self._kept += 1
                     often = self._kept < UNREADABLE_FIRST
                     pause_us = UNREADABLE_INTERVAL_US if often else UNREADABLE_LATER_INTERVAL_US
                     self._unreadable_due_us = now_us + pause_us
-                    unreadable.append(Unreadable(cut.line, error.reason))
+                    unreadable.append(self._refused)
                 else:
                     uncollected[error.reason] += 1
                 continue

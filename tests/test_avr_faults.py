@@ -1,5 +1,6 @@
 """What is done to simulated boards: the schedule from a seed, and commands with their mistakes in words."""
 
+import fcntl
 import itertools
 import os
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sluice_sim.avr import LOCK
 from sluice_sim.avr_board import PROJECT
 from sluice_sim.avr_faults import COMMANDS, Build, Fault, FaultRate, parse_fault_rate, schedule
 from sluice_sim.cli import main
@@ -84,13 +86,11 @@ def test_what_is_no_schedule_is_refused_in_words(text: str) -> None:
 # --- Commands
 
 
-def test_the_runner_has_the_same_commands() -> None:
+def test_the_runner_has_the_same_commands_with_the_same_arguments() -> None:
     source = (PROJECT / "firmware-sim" / "runner" / "control.c").read_text()
-    known = dict(
-        re.findall(r'^\t\{"([a-z-]+)", .*?(EVERY_BOARD|WITH_PORT|WITH_MODEM)', source, re.MULTILINE | re.DOTALL)
-    )
+    known = re.findall(r'^\t\{"([a-z-]+)", "(.*)", (EVERY_BOARD|WITH_PORT|WITH_MODEM)', source, re.MULTILINE)
     where = {("serial", "mqtt"): "EVERY_BOARD", ("serial",): "WITH_PORT", ("mqtt",): "WITH_MODEM"}
-    assert known == {kind: where[command.builds] for kind, command in COMMANDS.items()}
+    assert known == [(kind, command.arguments, where[command.builds]) for kind, command in COMMANDS.items()]
 
 
 def fault(*words: str) -> tuple[int, str]:
@@ -111,6 +111,21 @@ def test_a_board_that_is_not_there_is_explained(tmp_path: Path) -> None:
     assert f"sluice-sim avr --dir {tmp_path}" in said
 
 
+def test_a_port_taken_for_its_board_is_explained(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s2.control")
+    for port in ("tty-s2", "tty-s2@3"):
+        code, said = fault(str(tmp_path / port), "reset")
+        assert code == 1
+        assert f"{tmp_path / port} is a port; its board is {tmp_path / 's2'}" in said
+
+
+@pytest.mark.parametrize("words", [("noise", "½"), ("noise", '"'), ("noise", "\\"), ("noise", "1" * 300)])
+def test_what_no_board_could_understand_is_not_sent(tmp_path: Path, words: tuple[str, ...]) -> None:
+    code, said = fault(str(tmp_path / "s1"), *words)
+    assert code == 1
+    assert "is no fault: it is noise SHARE (0 to 1)" in said
+
+
 def test_a_board_that_was_killed_is_explained(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "s1.control")
     code, said = fault(str(tmp_path / "s1"), "reset")
@@ -122,11 +137,22 @@ def test_help_says_what_each_fault_does() -> None:
     code, said = fault("--help")
     assert code == 0
     assert all(kind in said for kind in COMMANDS)
+    assert "noise SHARE (0 to 1)" in said
+
+
+def test_the_list_of_commands_says_each_in_a_whole_sentence() -> None:
+    said = CliRunner().invoke(main, ["--help"]).output
+    listed = said.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == ["avr", "fault", "fleet"]
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
+        (("--broker", "127.0.0.1:1883"), "--broker is for boards of the mqtt build"),
+        (("--user-secret", "x"), "--user-secret is for boards of the mqtt build"),
+        (("--build", "mqtt", "--auto-reset"), "--auto-reset is for boards of the serial build"),
         (("--broker", "nowhere"), "HOST:PORT"),
         (("--broker", "host:0"), "HOST:PORT"),
         (("--faults", "1:fast"), "SEED:PER_MINUTE"),
@@ -138,3 +164,26 @@ def test_wrong_options_are_refused_in_words(tmp_path: Path, option: tuple[str, s
     result = CliRunner().invoke(main, ["avr", "--dir", str(tmp_path), *option])
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_outside_a_clone_there_is_nothing_to_build_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_sim.avr.PROJECT", tmp_path)
+    result = CliRunner().invoke(main, ["avr", "--dir", str(tmp_path / "boards")])
+    assert result.exit_code == 1
+    assert (
+        f"the firmware's sources are not at {tmp_path / 'firmware-sim'}: run sluice-sim from a clone" in result.output
+    )
+
+
+def test_a_folder_takes_one_command_at_a_time(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("4711\n")
+        lock.flush()
+        result = CliRunner().invoke(main, ["avr", "--dir", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"{tmp_path}: another sluice-sim avr (process 4711) runs boards here; stop it" in result.output
+    assert "--dir" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]

@@ -16,9 +16,18 @@ from pathlib import Path
 import pytest
 import serial
 
-from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, encode_frame
+from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from sluice_sim.avr import AvrOptions, build_firmware, main_avr, start_boards
-from sluice_sim.avr_board import PROJECT, RUNNER, Board, SimulationError, Wiring, start_board, stop_boards
+from sluice_sim.avr_board import (
+    PROJECT,
+    RUNNER,
+    Board,
+    RefusedError,
+    SimulationError,
+    Wiring,
+    start_board,
+    stop_boards,
+)
 from sluice_sim.avr_faults import FaultRate, schedule
 from sluice_sim.provision import Network, provision
 from tests.mosquitto import Mosquitto
@@ -259,6 +268,34 @@ def test_plugged_in_as_the_same_port(bench: Bench) -> None:
     bench.listen(board).until_samples(1)
 
 
+def test_what_is_so_already_is_refused_with_the_reason(bench: Bench) -> None:
+    board = bench.on()
+    with pytest.raises(RefusedError, match="board s1 refused 'plug' and did nothing: it is plugged in already"):
+        board.do("plug")
+    board.do("unplug")
+    for again in ("unplug", "unplug in-frame"):
+        with pytest.raises(RefusedError, match="it is unplugged already"):
+            board.do(again)
+    board.do("plug same")
+    assert faults(board) == ["unplug", "plug same"]
+
+
+def test_plugged_in_before_a_frame_came_it_stays_in(bench: Bench) -> None:
+    board = bench.on(interval_ms=3_600_000)
+    line = bench.listen(board)
+    line.until_samples(1)
+    # It has its answer when it says nothing any more, neither HELLO nor the sample again.
+    line.port.timeout = 2.5
+    line.until(lambda: line.port.read() == b"")
+    board.do("unplug in-frame")
+    board.do("plug")
+    line.port.timeout = PATIENCE_S
+    line.port.write(encode_frame(Probe(7)))
+    (reply,) = FrameDecoder().feed(line.port.read_until(b"\0"))
+    assert isinstance(reply, Reply)
+    assert board.port() == board.link
+
+
 def test_unplugged_in_the_middle_of_a_frame(bench: Bench) -> None:
     board = bench.on()
     line = bench.listen(board)
@@ -285,6 +322,7 @@ def test_opening_the_port_resets_a_board_that_is_wired_like_an_arduino(bench: Be
         time.sleep(0.05)
     board.do("auto-reset off")
     assert bench.listen(board).until_hello().boot == 3
+    assert faults(board) == [*(2 * ["reset by the opening of the port"]), "auto-reset off"], "a switch, and what it did"
 
 
 # --- The line
@@ -388,10 +426,10 @@ def test_a_wrong_command_is_told_and_changes_nothing(bench: Bench, capfd: pytest
     assert line.hello.boot == 1
     assert board.faults() == []
     said = capfd.readouterr().err
-    assert 'wrong arguments in "noise 2"; it is: noise SHARE (0 to 1)' in said
-    assert 'no command "explode"; there are: reset' in said
-    assert '"wifi" is for boards with a modem' in said
-    assert said.count("wrong arguments") == 5
+    assert "refused noise 2: it is: noise SHARE (0 to 1)" in said
+    assert "refused explode: there is no such command" in said
+    assert "refused wifi off: it is for boards of the MQTT build" in said
+    assert said.count("refused") == said.count(": it is") + 1 == 7
 
 
 # --- Pure parts, compiled for this machine
@@ -523,7 +561,7 @@ def test_the_command_runs_boards_until_it_is_stopped_and_a_second_one_can_hit_th
         subprocess.run(hit, check=True)
         wrong = subprocess.run([*hit[:-1], "soon"], capture_output=True, text=True, check=False)
         assert wrong.returncode == 1
-        assert "board s1 refused 'power-cycle soon' and did nothing; it is: power-cycle [MS]" in wrong.stderr
+        assert "refused 'power-cycle soon' and did nothing: it is: power-cycle [MS (1 to 3600000)]" in wrong.stderr
         time.sleep(1)
         running.send_signal(signal.SIGINT)
         table = running.stdout.read().splitlines()
@@ -582,7 +620,7 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
         boards[1].do("modem-reset")
         until_more(40)
         boards[1].do("power-cycle 100")
-        with pytest.raises(SimulationError, match="boards of the serial build"):
+        with pytest.raises(SimulationError, match="it is for boards of the serial build"):
             boards[1].do("unplug")
         until_more(20)
     finally:
@@ -597,7 +635,28 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
             for first, last in boot["acknowledged"]:
                 wanted = {(board.device, boot["boot"], sequence) for sequence in range(first, last + 1)}
                 assert wanted <= samples, "what the firmware saw acknowledged had arrived"
-    assert {sample[0] for sample in samples} == {"s1", "s2"}
+    assert {sample[0] for sample in samples} == {"w1", "w2"}, "not as boards of the other build"
+    assert all(board.why_not_let_in(0) is None for board in boards)
+
+
+def test_boards_that_no_gateway_lets_in_say_why_and_the_command_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = Mosquitto(tmp_path / "broker", ("allow_anonymous false",))
+    broker.start()
+    try:
+        options = AvrOptions("mqtt", Network(port=broker.port), as_json=True)
+        refused: list[str] = []
+        # As long as it takes: the modem has to start, join and dial.
+        for seconds in (5.0, 15.0, 60.0):
+            assert main_avr(1, tmp_path / "boards", 100, seconds, options=options, prefix="attic-") == 1
+            refused = capsys.readouterr().err.splitlines()
+            if "not dialled" not in refused[-1]:
+                break
+        place = f"127.0.0.1:{broker.port}"
+        assert refused[-1] == f"attic-1: no listener let it in: {place}: it wants a user name and password"
+    finally:
+        broker.stop()
 
 
 def _identity(line: str) -> tuple[str, int]:

@@ -319,15 +319,51 @@ def test_the_quarantine_is_listed(config: Path) -> None:
     assert shown.exit_code == 0
     told, table = shown.output.split("\n\n")
     assert words_of(told) == (
-        "2 no-route: no route takes the topic; add one under [[routes]], or correct what the sensor publishes to "
+        r'2 no-route, e.g. "\xff": no route takes the topic; add one under [[routes]], or correct what the sensor '
+        "publishes to (of a serial line: its stream) "
         "Once it is mended: sluice buffer quarantine retry --reason REASON"
     )
     assert table.startswith("NUMBER  RECEIVED (UTC)       DEVICE  REASON    SIZE  SUBJECT\n")
     assert r"shed/\x1b[2J" in shown.output
     assert is_harmless(shown.output)
     told = json.loads(sluice(config, "quarantine", "ls", "--json").output)
-    assert [(item["number"], item["bytes"], "payload" in item) for item in told] == [(1, 1, False), (2, 1, False)]
+    assert [(item["number"], item["bytes"], "payload" in item) for item in told] == [(2, 1, False), (1, 1, False)]
     assert json.loads(sluice(config, "quarantine", "ls", "--reason", "other", "--json").output) == []
+
+
+async def test_the_newest_are_listed_below_an_example_of_each_reason(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    count = buffer_commands.QUARANTINE_ROWS + 5
+    async with front_door(config) as (door, _):
+        for number in range(count):
+            door.unreadable("wrongsep", "/dev/ttyUSB0", b"co2: %d temp: 21.5" % number, boottime_us(), "no-pairs")
+        door.unreadable("noise", "/dev/ttyUSB1", b"\x1b[2J" * 100, boottime_us(), "not-text")
+        await take(door, [Reading("shed/scale/text", "/dev/ttyUSB2", b"{}", boottime_us())])
+    told, table, *_ = sluice(config, "quarantine", "ls").output.split("\n\n")
+    assert f'{count} no-pairs, e.g. "co2: {count - 1} temp: 21.5" from wrongsep: no name' in words_of(told)
+    assert is_harmless(told)
+    _, *lines = table.splitlines()
+    assert [int(line.split()[0]) for line in lines[:-1]] == [*range(count + 2, count + 2 - 20, -1)]
+    assert lines[-1] == "and 7 older (--limit N; all: sluice buffer export --quarantine)"
+    wide = CliRunner(env={"COLUMNS": "200"}).invoke(
+        main, ["buffer", "quarantine", "ls", "--limit", "1", "--config", str(config)]
+    )
+    assert "  shed/scale/text (/dev/ttyUSB2)\n" in wide.output
+    assert "older" not in sluice(config, "quarantine", "ls", "--limit", str(count + 2)).output
+    for limit, listed in (((), count + 2), (("--limit", "3"), 3)):
+        found = json.loads(sluice(config, "quarantine", "ls", "--json", *limit).output)
+        assert [item["number"] for item in found] == [*range(count + 2, count + 2 - listed, -1)]
+
+
+async def test_reports_on_the_quarantine_wait_as_the_gateways_own(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        door.unreadable("wrongsep", "/dev/ttyUSB0", b"co2", boottime_us(), "no-pairs")
+        await take(door, [reading("device/42/thermo")])
+    devices = json.loads(sluice(config, "ls", "--json").output)["devices"]
+    assert [(of["device"], of["rows"]) for of in devices] == [("", 1), ("42", 1)]
+    assert len(json.loads(sluice(config, "peek", "--device", "(gateway)", "--json").output)) == 1
+    assert json.loads(sluice(config, "peek", "--device", "wrongsep", "--json").output) == []
 
 
 def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> None:
@@ -372,9 +408,9 @@ def test_what_a_topic_is_the_reason_for_goes_by_itself(config: Path) -> None:
 def test_a_right_to_write_that_is_missing_is_told_as_such(config: Path) -> None:
     set_aside_for(config, TOPIC_FORBIDDEN, "broker-refused: PolicyViolationError")
     shown = words_of(sluice(config, "quarantine", "ls").output)
-    assert f"1 {TOPIC_FORBIDDEN}: the broker does not let this gateway write to the topic" in shown
+    assert f'1 {TOPIC_FORBIDDEN}, e.g. "7": the broker does not let this gateway write to the topic' in shown
     assert "(ACL Write)" in shown
-    assert "1 broker-refused: PolicyViolationError: the broker does not take it" in shown
+    assert r'1 broker-refused: PolicyViolationError, e.g. "\xff": the broker does not take it' in shown
 
 
 async def test_one_is_told_as_one(config: Path) -> None:
@@ -424,7 +460,7 @@ async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Pat
     assert refused.exit_code == 1
     assert words_of(refused.stdout) == (
         "0 taken in again 2 stay in the quarantine: no-route: no route takes the "
-        "topic; add one under [[routes]], or correct what the sensor publishes to"
+        "topic; add one under [[routes]], or correct what the sensor publishes to (of a serial line: its stream)"
     )
     mend_the_route(config)
     mended = await beside(config, "quarantine", "retry", "1")

@@ -218,7 +218,12 @@ def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch
         assert [item.number for item in quarantined(db, "no-route")] == [2, 4, 6, 8]
         assert list(quarantined(db, device="43")) == []
         assert buffer_inspect.quarantine_sizes(db, "too-large") == {1: 2, 3: 2, 5: 2, 7: 2}
-        assert buffer_inspect.quarantine_reasons(db) == {"no-route": 4, "too-large": 4}
+        assert [(each.reason, each.count) for each in buffer_inspect.quarantine_reasons(db)] == [
+            ("no-route", 4),
+            ("too-large", 4),
+        ]
+        assert [item.number for item in buffer_inspect.quarantined(db, newest_first=True)] == [*range(8, 0, -1)]
+        assert buffer_inspect.quarantine_count(db, "no-route") == 4
         *_, last = quarantined(db)
     assert (last.received_time, last.payload) == (None, "of a boot that is forgotten")
 

@@ -69,11 +69,20 @@ def judgement(finding: Finding) -> str:
 
 
 def test_a_place_where_all_is_well_is_left_as_it_was(tmp_path: Path) -> None:
-    config = write_config(tmp_path)
+    config = write_config(tmp_path, '[[mqtt_brokers]]\nhost = "b.example"\ntopics = ["device/#"]\n')
     (found,) = findings(config).values()
     assert (found.subject, judgement(found)) == ("buffer.path", "ok")
     assert f"{tmp_path}/buffer.db can be written by this user (" in found.words
     assert list(tmp_path.iterdir()) == [config]
+
+
+def test_a_gateway_that_nothing_can_reach_is_remarked_on(tmp_path: Path) -> None:
+    found = findings(write_config(tmp_path))["sources"]
+    assert judgement(found) == "warn"
+    assert found.words.startswith("nothing comes in: no section says where from; write [mqtt_listener]")
+    for section in ('[serial]\nports = ["all"]\n', "[mqtt_listener]\nport = 0\nanonymous = true\n"):
+        section_ = section.replace("port = 0", f"port = {free_port()}")
+        assert "sources" not in findings(write_config(tmp_path, section_))
 
 
 async def test_looking_at_a_buffer_that_is_there_changes_nothing(tmp_path: Path) -> None:
@@ -642,10 +651,20 @@ def test_a_serial_port_that_is_there_and_one_that_is_not(tmp_path: Path, port: s
     assert judgement(findings(write_config(tmp_path, serial()))["serial.ports"]) == "warn"
 
 
+def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, port: str) -> None:
+    text = f'[[serial.text]]\nport = "{port}"\ndevice = "scale"\nformat = "key:value"\n'
+    assert "serial.text[0]" not in findings(write_config(tmp_path, text))
+    route = '[[routes]]\ntopic = "device/{device}/thermo"\nkafka = "device-thermo"\n'
+    found = findings(write_config(tmp_path, text + route))["serial.text[0]"]
+    assert judgement(found) == "FAIL"
+    assert "its readings get the topic device/scale/text, which no route takes" in found.words
+
+
 def test_a_file_is_no_serial_port(tmp_path: Path) -> None:
     found = findings(write_config(tmp_path, serial(f"{tmp_path}/gateway*")))["serial.ports"]
     assert judgement(found) == "FAIL"
-    assert "gateway.toml is no serial port" in found.words
+    assert "gateway.toml" in found.words
+    assert "is no serial port" in found.words
 
 
 @as_root

@@ -9,8 +9,16 @@ import pytest
 from gateway import check_serial, serial_rivals
 from gateway.check import Finding, Remark
 from gateway.check_serial import ANSWER_S
+from gateway.routes import compile_routes
 from gateway.serial_rivals import Adapter, Holder
-from gateway.settings import ModbusRegister, ModbusUnit, SerialModbusSettings, SerialSettings, SerialTextSettings
+from gateway.settings import (
+    ModbusRegister,
+    ModbusUnit,
+    RouteSettings,
+    SerialModbusSettings,
+    SerialSettings,
+    SerialTextSettings,
+)
 
 CH340 = (0x1A86, 0x7523, None)
 FTDI = (0x0403, 0x6001, "A5069RR4")
@@ -69,10 +77,41 @@ def test_a_port_of_text_cannot_acknowledge_and_is_not_looked_at_twice(tmp_path: 
     found = look(tmp_path, SerialSettings(ports=tuple(ports), text=(text(ports[0]),)))
     assert [(how, subject, words.partition(" may ")[0]) for how, subject, words in found] == [
         ("ok", "serial.text[0].port", ports[0]),
+        ("ok", "serial", found[1][2]),
         ("ok", "serial.ports", ports[1]),
     ]
-    assert "its readings cannot be acknowledged" in found[0][2]
-    assert "acknowledged" not in found[1][2]
+    assert found[1][2].startswith("readings of text and Modbus cannot be acknowledged: what comes while")
+
+
+def test_that_sensors_cannot_be_acknowledged_is_told_once(tmp_path: Path, ports: list[str]) -> None:
+    sections = (text(ports[0]), text(ports[1], "wind"))
+    told = [words for _, _, words in look(tmp_path, SerialSettings(text=sections))]
+    assert sum("acknowledged" in words for words in told) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("text", "write the port that the sensor is on"),
+        ("ports", "leave it out, or write what matches serial ports only"),
+    ],
+)
+def test_what_is_no_port_is_told_as_its_section_has_it(section: str, words: str, tmp_path: Path) -> None:
+    name = str(tmp_path / "file")
+    Path(name).touch()
+    settings = SerialSettings(text=(text(name),)) if section == "text" else SerialSettings(ports=(name,))
+    how, _, told = look(tmp_path, settings)[0]
+    assert (how, told) == ("FAIL", f"{name}: it is no serial port: {words}")
+
+
+def test_a_name_whose_adapter_is_not_there(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    how, _, told = look(tmp_path, SerialSettings(text=(text(str(link)),)))[0]
+    assert how == "FAIL"
+    assert told == (
+        f"{link} is a name whose adapter is not there (unplugged?): plug it in, or remove its [[serial.text]]"
+    )
 
 
 def test_one_port_under_two_names_and_a_name_of_two_ports(tmp_path: Path, ports: list[str]) -> None:
@@ -82,7 +121,8 @@ def test_one_port_under_two_names_and_a_name_of_two_ports(tmp_path: Path, ports:
     failed = [finding[1:] for finding in look(tmp_path, SerialSettings(text=sections)) if finding[0] == "FAIL"]
     same = f"{tmp_path}/link0 is the port of serial.text[0].port too, and a port has one reader; write another"
     assert ("serial.text[1].port", same) in failed
-    assert any(subject == "serial.text[2].port" and "means 2 ports now" in words for subject, words in failed)
+    called = f"means 2 ports now ({tmp_path}/link0, {tmp_path}/link1): write one"
+    assert any(subject == "serial.text[2].port" and called in words for subject, words in failed)
 
 
 def test_all_without_an_adapter_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +150,7 @@ def test_a_port_that_another_program_has_and_one_that_the_gateway_has(
     with lock.open("w"):
         (first, _, words), (second, _, _) = look(tmp_path, SerialSettings(ports=tuple(ports)))
     assert (first, second) == ("FAIL", "ok")
-    assert words == f"{ports[0]}: minicom (process 1) has it open: stop it, or take the port out of [serial]"
+    assert words == f"{ports[0]}: minicom (process 1) has it open: stop it, or take the port out of serial.ports"
 
 
 # -- adapters -------------------------------------------------------------------------------------
@@ -200,3 +240,52 @@ def test_a_line_that_is_too_slow_for_its_units(tmp_path: Path, ports: list[str])
     assert load(round_s * 1.05) == []
     (words,) = load(round_s / 2)
     assert words.startswith("asking its units as often as interval_s says takes some 2.0 s of each second")
+
+
+@pytest.mark.parametrize(
+    ("table", "address", "in_the_request"),
+    [("holding", 40_001, 0), ("input", 30_010, 9), ("discrete", 10_001, 0), ("holding", 30_001, None)],
+)
+def test_a_manuals_number_is_no_address(
+    table: str, address: int, in_the_request: int | None, tmp_path: Path, ports: list[str]
+) -> None:
+    register = ModbusRegister(name="volts", address=address, table=table)  # type: ignore[arg-type]
+    unit = ModbusUnit(unit=1, device="meter", registers=(register,))
+    settings = SerialSettings(modbus=(SerialModbusSettings(port=ports[0], units=(unit,)),))
+    told = [(how, words) for how, subject, words in look(tmp_path, settings) if subject.endswith(".address")]
+    if in_the_request is None:
+        assert told == []
+    else:
+        ((how, words),) = told
+        assert how == "warn"
+        assert words.startswith(
+            f"{address} looks like a manual's number; in the request that is {in_the_request} (manuals count"
+        )
+
+
+# -- routes ---------------------------------------------------------------------------------------
+
+
+def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, ports: list[str]) -> None:
+    unit = ModbusUnit(unit=1, device="meter", registers=(ModbusRegister(name="volts", address=0),))
+    settings = SerialSettings(text=(text(ports[0]),), modbus=(SerialModbusSettings(port=ports[1], units=(unit,)),))
+
+    def told(*topics: str) -> list[tuple[str, str, str]]:
+        routes = compile_routes([RouteSettings(topic, "device-a") for topic in topics], None, frozenset())
+        found = check_serial.check_serial(settings, tmp_path / "buffer.db", routes)
+        return [(judgement(each), each.subject, each.words) for each in found if "topic" in each.words]
+
+    assert told("device/{device}/text", "device/{device}/modbus") == []
+    assert told("device/{device}/modbus") == [
+        (
+            "FAIL",
+            "serial.text[0]",
+            (
+                "its readings get the topic device/scale/text, which no route takes: they would all go to the "
+                "quarantine; add a route for them, or write another stream"
+            ),
+        )
+    ]
+    ((_, subject, words),) = told("device/{device}/text")
+    assert subject == "serial.modbus[0].units[0]"
+    assert "the topic device/meter/modbus, which no route takes" in words

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.config_file import ConfigError, Mistake, load, parse
+from gateway.config_file import ConfigError, Mistake, load, parse, route_table
 from gateway.kafka_reach import address
 from gateway.settings import KafkaSaslSettings, KafkaTlsSettings, ListenerSettings, Settings, TlsSettings
 
@@ -590,7 +590,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("[gateway]\nid = barn", 2, "at column 6: no value stands behind the =; write a text in double quotes"),
         ('[gateway]\nid = "barn\n', 2, "a text ends in no double quote"),
         ('[gateway]\nid = "a"\nid = "b"', 3, "this name was given a value before; remove one of the two"),
-        ("[gateway]\n[gateway]", 2, "this section stands in the file already"),
+        ("[gateway]\n[gateway]", 2, "this section stands in the file already; write its settings together, or"),
         ("[gateway\n", 1, "a section's name stands in brackets"),
         ("gateway\n", 1, "a setting is written name = value"),
         ("= 3", 1, "write [section] or name = value"),
@@ -623,6 +623,13 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         ("a = '''b\nc", 1, "a text that begins with a single quote ends in none"),
         ('a = "\x01"', 1, "a character that cannot be seen stands here; remove it"),
         ('a = "\\u12"', 1, "a backslash means something else in double quotes"),
+        # Braces that go on behind the line's end.
+        ('r = [{name = "a}",  # a note\n address = 1}]', 1, "at column 21: what is in { } must stand on one line"),
+        ("r = {\n name = 1}", 1, "what is in { } must stand on one line"),
+        ("r = {name = 1\n}", 1, "what is in { } must stand on one line"),
+        ("r = {name =\n 1}", 1, "what is in { } must stand on one line"),
+        ('r = {name = "a\n}', 1, "a text ends in no double quote"),
+        ("r = [{name = 1}\n", 1, "a list or what stands in braces is not closed"),
     ],
 )
 def test_what_is_no_toml_is_told_with_what_to_write(text: str, line: int, words: str) -> None:
@@ -746,6 +753,14 @@ def test_sections_of_serial_lines() -> None:
     ]
 
 
+def test_routes_know_whose_the_topics_of_serial_lines_are() -> None:
+    text = SERIAL.replace("[serial]\n", '[serial]\ntopic = "farm.1/{stream}/{device}"\n')
+    routes = route_table(parse(text, PATH))
+    assert routes.serial_device("farm.1/thermo/attic-2") == "attic-2"
+    assert routes.serial_device("farmX1/thermo/attic-2") == ""
+    assert route_table(parse(SERIAL.partition("[serial]")[0], PATH)).serial_device("device/a/thermo") == ""
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "line", "words"),
     [
@@ -782,7 +797,19 @@ def test_sections_of_serial_lines() -> None:
         ('name = "open"\n', "", 29, 'registers[1].name is missing; write name = "volts"'),
         ("scale = 0.1", "scale = 0", 37, "0 will not do; write a number, above 0"),
         ('[{name = "celsius", address = 1, type = "s16", scale = 0.1}]', "[]", 37, "so that nothing would be read"),
-        ("[[serial.modbus]]", "[serial.modbus]", 18, "write [[...]] sections"),
+        (
+            "[[serial.modbus]]",
+            "[serial.modbus]",
+            18,
+            "serial.modbus: a section will not do; write [[serial.modbus]], with",
+        ),
+        ("[[serial.text]]\nport = ", "[serial.text]\nport = ", 12, "each with two brackets, as in [[routes]]"),
+        (
+            '[[serial.modbus]]\nport = "/dev/ttyUSB3"\nparity = "none"\n',
+            "",
+            18,
+            "write [[serial.modbus]] with its port above [[serial.modbus.units]]",
+        ),
     ],
 )
 def test_a_mistake_of_a_serial_line_has_its_line_and_what_to_write(

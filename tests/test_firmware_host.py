@@ -58,14 +58,14 @@ def test_a_vector_that_the_c_code_does_not_meet_is_named(tmp_path: Path) -> None
 
 
 def test_what_the_serial_link_sends_is_what_the_gateway_reads(host: ctypes.CDLL, tmp_path: Path) -> None:
-    provision(tmp_path / "s1.eeprom", "boiler-ä", 1000)
+    provision(tmp_path / "s1.eeprom", "boiler-7.a_b", 1000)
     board = HostBoard(host)
     board.write_eeprom((tmp_path / "s1.eeprom").read_bytes())
     board.start(seed=99, now_ms=2**32 - 100)
     decoder = FrameDecoder()
     frames = decoder.feed(board.turn(2**32 - 99) + board.turn(2**32 - 90))
     ((boot, incarnation),) = board.boots
-    assert frames == [Hello(boot, incarnation, 1, 0, 0, "boiler-ä", "sluice-avr 0.1.0", ("thermo",))]
+    assert frames == [Hello(boot, incarnation, 1, 0, 0, "boiler-7.a_b", "sluice-avr 0.1.0", ("thermo",))]
     # HELLO is still leaving for a while.
     board.turn(2**32 - 40, encode_frame(Ack(boot ^ incarnation, 0, 0)))
     board.take(-5)

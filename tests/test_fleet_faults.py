@@ -758,6 +758,7 @@ async def test_sensors_roam_between_two_gateways_and_one_of_them_has_each_acknow
         (["--fault", "explosions=1"], "there is no fault 'explosions'"),
         (["--fault", "roams=1"], "give the other gateway by --roam"),
         (["--roam", "elsewhere"], "'elsewhere' is not HOST:PORT"),
+        (["--time-scale", "60"], "--time-scale compresses the time of faults, of which there are none"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_with_exit_code_2(arguments: list[str], why: str) -> None:
@@ -774,6 +775,20 @@ def test_a_fleet_that_nobody_let_in_ends_with_exit_code_1_and_says_why(monkeypat
     )
     assert result.exit_code == 1
     assert f"no sensor was ever let in: 127.0.0.1:{port}: Connection refused" in result.output
+
+
+async def test_the_end_does_not_say_that_nobody_is_connected() -> None:
+    async with listening(RecordingIntake()) as listener:
+        command = ("fleet", "--port", str(listener.port), "--sensors", "2", "--seconds", "0.5", "--interval-ms", "50")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sluice_sim", *command), stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+    assert process.returncode == 0
+    assert re.search(
+        rb"^end: \d+ s  2 sensors  \d+ readings/s  20 acknowledged  0 waiting  0 dropped$", said, re.MULTILINE
+    )
+    assert b"0/2 connected" not in said
 
 
 def test_help_lists_every_fault_with_what_faults_makes_of_it() -> None:

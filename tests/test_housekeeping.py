@@ -8,7 +8,7 @@ from typing import Any
 from structlog.testing import capture_logs
 
 from gateway.clock_gateway import ClockWatch, boottime_us
-from gateway.housekeeping import TOO_OLD_INTERVAL_S, Housekeeping
+from gateway.housekeeping import QUARANTINED_INTERVAL_S, TOO_OLD_INTERVAL_S, Housekeeping
 from tests.buffers import entry, opened, store
 
 
@@ -25,6 +25,28 @@ def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
     assert [line["count"] for line in lines] == [10, 100]
     assert told.index(2) - told.index(1) == TOO_OLD_INTERVAL_S
     assert {line["setting"] for line in lines} == {"buffer.age_max_s"}
+
+
+def test_what_was_quarantined_is_in_the_log_at_once_and_then_once_a_minute_with_whose_it_is() -> None:
+    door: Any = SimpleNamespace(quarantined=Counter(), quarantined_last={})
+    nobody: Any = None
+    housekeeping = Housekeeping(door, nobody, nobody, ClockWatch("system", 1_000), nobody)
+    told = []
+    with capture_logs() as lines:
+        for second in range(int(QUARANTINED_INTERVAL_S) + 2):
+            door.quarantined["no-pairs"] += 1
+            door.quarantined_last["no-pairs"] = f"scale{second}", "/dev/ttyUSB0"
+            if second == 5:
+                door.quarantined["no-route"] += 2
+                door.quarantined_last["no-route"] = "", "shed/7"
+            housekeeping._tell_what_was_quarantined(float(second))
+            told.append(len(lines))
+    assert [(line["reason"], line["count"], line["last_device"], line["last_subject"]) for line in lines] == [
+        ("no-pairs", 1, "scale0", "/dev/ttyUSB0"),
+        ("no-route", 2, None, "shed/7"),
+        ("no-pairs", 60, "scale60", "/dev/ttyUSB0"),
+    ]
+    assert (told.index(1), told.index(2), told.index(3)) == (0, 5, 60)
 
 
 async def test_what_grew_too_old_is_told_from_what_made_room(tmp_path: Path) -> None:

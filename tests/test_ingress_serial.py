@@ -32,6 +32,7 @@ from gateway.settings import (
     SerialSettings,
     SerialTextSettings,
 )
+from gateway.text_line import TextLine
 from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
 
 INCARNATION = 0x1A2B3C4D
@@ -200,6 +201,19 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         yield bench
     for sensor in bench.sensors:
         sensor.unplug()
+
+
+def devices(ingress: SerialIngress) -> dict[str, str | None]:
+    """Who is at the other end of each open port, as far as it is known."""
+    ports: Any = ingress.state()["ports"]
+    return {name: state["device"] for name, state in ports.items()}
+
+
+def port_state(ingress: SerialIngress, sensor: PtySensor) -> dict[str, Any]:
+    """What `sluice status` is told of a port."""
+    ports: Any = ingress.state()["ports"]
+    found: dict[str, Any] = ports[str(sensor.port)]
+    return found
 
 
 def open_descriptors() -> int:
@@ -445,10 +459,7 @@ async def test_a_file_that_is_no_port_is_reported_once_and_stops_nothing(bench: 
         sensor = bench.plug("ttyUSB6")
         await sensor.hello()
     (line,) = [line for line in logs if line["event"].startswith("serial port cannot")]
-    assert line["reason"] == (
-        "Inappropriate ioctl for device: it is no serial port: leave it out of [serial], or write what matches serial "
-        "ports only"
-    )
+    assert line["reason"] == "it is no serial port: leave it out, or write what matches serial ports only"
 
 
 async def refused_with(bench: Bench, monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> str:
@@ -495,7 +506,7 @@ async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_
             sensor = bench.plug()
             await sensor.hello()
             assert any(line["event"] == "serial port opened" for line in logs)
-            await until(lambda: ingress.state()["ports"] == {str(sensor.port): {"device": "attic"}})
+            await until(lambda: devices(ingress) == {str(sensor.port): "attic"})
             assert ingress.state()["missing"] == []
             sensor.unplug()
             # That a served port has gone is told by its closing.
@@ -565,10 +576,11 @@ async def test_a_port_of_text_is_read_as_text_and_by_nobody_else(tmp_path: Path)
             assert (reading.topic, reading.payload) == ("device/scale/text", b'{"grams":125}')
             assert (reading.subject, reading.event_us) == (str(weight.port), None)
             done(True)
-            assert ingress.state()["ports"] == {
-                str(weight.port): {"device": "scale", "acknowledges": False, "format": "key=value", "heard": True},
-                str(attic.port): {"device": "attic"},
-            }
+            assert devices(ingress) == {str(weight.port): "scale", str(attic.port): "attic"}
+            state = port_state(ingress, weight)
+            assert (state["acknowledges"], state["format"], state["refused"]) == (False, "key=value", 0)
+            assert state["used_s"] >= 0
+            assert "acknowledges" not in port_state(ingress, attic)
         assert ("device-appeared", "scale") in [(kind, device) for kind, device, _ in bench.intake.events]
         assert not weight.listen()
     (appeared,) = [details for kind, device, details in bench.intake.events if device == "scale"]
@@ -646,7 +658,8 @@ async def test_a_name_of_several_ports_opens_none_of_them(tmp_path: Path) -> Non
             await until(lambda: ingress.state()["unopened"] != {})
             await asyncio.sleep(0.1)
             assert ingress.state()["ports"] == {}
-            assert "2 ports are called so, and one sensor has one" in str(ingress.state()["unopened"])
+            called = f"2 ports are called so ({tmp_path}/ttyUSB0, {tmp_path}/ttyUSB1), and one sensor has one"
+            assert called in str(ingress.state()["unopened"])
     assert sum(line["event"] == "serial port is not opened" for line in logs) == 1
 
 
@@ -704,7 +717,193 @@ def rival(program: str, port: Path) -> Iterator[int]:
         process.communicate()
 
 
+# -- sensors and lines that fall silent, or say nothing that can be used ---------------------------
+
+
+def unusable(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:
+    return [line["reason"] for line in logs if line["event"].startswith("nothing that comes")]
+
+
+async def test_a_sensor_that_falls_silent_is_told_once_and_when_it_speaks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serial_link, "PROBE_FIRST_INTERVAL_US", 20_000)
+    bench = Bench(tmp_path, RecordingIntake())
+    settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), scan_interval_s=0.02, probe_interval_s=0.05)
+    ingress = SerialIngress(settings, bench.intake, bench.now_us, lambda: 0xC0FFEE)
+
+    def told(kind: str) -> list[dict[str, object]]:
+        return [details for each, device, details in bench.intake.events if each == kind and device == "attic"]
+
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,), running(ingress):
+            await sensor.hello()
+            await until(lambda: bool(told("device-died")))
+            assert told("device-died") == [{"source": "serial", "port": str(sensor.port), "cause": "no frame for 0 s"}]
+            state = port_state(ingress, sensor)
+            assert state["silent"] is True
+            assert state["trouble"].startswith("SILENT for ")
+            assert state["trouble"].endswith(", nothing comes: check power, wiring, ground and baud")
+            # As at another baud rate, or with a loose wire.
+            await sensor.write(b"\xff" * 1_200)
+            await until(lambda: "1.2 kB came that are no frame" in str(port_state(ingress, sensor)["trouble"]))
+            await asyncio.sleep(0.2)
+            assert len(told("device-died")) == 1
+            await sensor.write(b"\0")
+            await sensor.send(sensor.data(0))
+            await until(lambda: len(told("device-appeared")) == 2)
+            assert told("device-appeared")[1] == {"source": "serial", "port": str(sensor.port)}
+    (line, *_) = [line for line in logs if line["event"].startswith("serial sensor is silent")]
+    assert (line["device"], line["port"], line["log_level"]) == ("attic", str(sensor.port), "warning")
+    assert any(line["event"] == "serial sensor is heard again" for line in logs)
+
+
+async def test_a_gateway_that_was_stopped_for_long_does_not_call_its_sensors_silent(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After the first PROBE none is due here.
+    monkeypatch.setattr(serial_link, "PROBE_FIRST_INTERVAL_US", 3_600_000_000)
+    sensor = bench.plug()
+    await sensor.hello()
+    bench.skipped_us += 600_000_000
+    looked = bench.looked
+    await until(lambda: bench.looked >= looked + 10)
+    assert [kind for kind, _, _ in bench.intake.events] == ["device-appeared"]
+
+
+async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+            await sensor.opened()
+            await until(lambda: devices(ingress) == {str(sensor.port): None})
+            nothing = "nothing has come from it yet: check power and wiring"
+            assert port_state(ingress, sensor)["trouble"] == nothing
+            assert port_state(ingress, sensor)["heard_s"] is None
+            await asyncio.sleep(0.1)
+            assert unusable(logs) == []
+            bench.skipped_us += 5_000_000
+            await until(lambda: unusable(logs) == [nothing])
+            await sensor.write(b"t=21.5\n" * 10)
+            told = "bytes come, but no frame of ours (70 B in "
+            await until(lambda: port_state(ingress, sensor)["trouble"].startswith(told))
+            told = port_state(ingress, sensor)["trouble"]
+            assert "it needs [[serial.text]]; else check serial.baud (38400), wiring and ground" in told
+            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            await until(lambda: len(unusable(logs)) == 2)
+            # Nothing more has come since.
+            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            await asyncio.sleep(0.1)
+            assert len(unusable(logs)) == 2
+            assert not any(line["event"].startswith("serial frames could not") for line in logs)
+            await sensor.write(b"\0")
+            await sensor.hello()
+            await until(lambda: port_state(ingress, sensor)["trouble"] is None)
+            assert port_state(ingress, sensor)["used_s"] is not None
+
+
+async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+            await weight.opened()
+            await until(lambda: devices(ingress) == {str(weight.port): "scale"})
+            # It may write once a minute.
+            assert port_state(ingress, weight)["trouble"] is None
+            bench.skipped_us += 60_000_000
+            await until(lambda: len(unusable(logs)) == 1)
+            assert unusable(logs)[0].startswith("NOTHING HAS COME for 1 min")
+            await weight.write(b"\x01\xff" * 60)
+            await until(lambda: "without an end of line" in str(port_state(ingress, weight)["trouble"]))
+            assert "put it into serial.ports), or the wrong baud" in port_state(ingress, weight)["trouble"]
+            bench.skipped_us += 60_000_000
+            await until(lambda: len(unusable(logs)) == 2)
+            await weight.write("\ngrams: 12°\n".encode())
+            await until(lambda: port_state(ingress, weight)["refused"] == 1)
+            state = port_state(ingress, weight)
+            assert (state["trouble"], state["used_s"]) == (None, None)
+            assert state["refused_last"] == {"reason": "no-pairs", "line": "grams: 12°"}
+
+
+async def test_lines_that_cannot_be_read_are_told_soon_after_the_opening(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+            await weight.opened()
+            await weight.write(b"\nERROR\n")
+            await until(lambda: bool(bench.intake.quarantined))
+            bench.skipped_us += 5_000_000
+            await until(lambda: any(line["event"].startswith("serial lines could not be read") for line in logs))
+
+
+async def test_a_sensor_with_a_bad_name_is_shown_and_no_trouble_of_the_wiring(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+            await sensor.opened()
+            await sensor.send(Hello(7, 1, 2, 0, 0, "a b/c", "1.0", ("thermo",)))
+            await until(lambda: bool(bench.intake.events))
+            trouble = port_state(ingress, sensor)["trouble"]
+            assert trouble.startswith("REFUSED: it calls itself 'a b/c', which is no device name (")
+            assert trouble.endswith("): flash it with another")
+            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            await asyncio.sleep(0.1)
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["serial device refused"]
+
+
+async def test_a_board_without_an_image_is_told(bench: Bench) -> None:
+    with capture_logs() as logs:
+        sensor = bench.plug(device="unprovisioned")
+        await sensor.hello()
+        await until(lambda: any(line["event"].startswith("a board without an EEPROM image") for line in logs))
+
+
+async def test_a_name_whose_adapter_is_not_there_says_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    (tmp_path / "ttyUSB0").symlink_to(tmp_path / "gone")
+    async with bench.serving() as ingress:
+        await until(lambda: "the name is there, its adapter is not" in str(ingress.state()["unopened"]))
+        assert "No such file" not in str(ingress.state()["unopened"])
+
+
+async def test_a_link_that_leads_elsewhere_now_is_not_told_as_one_port_twice(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    link = tmp_path / "ttyUSB9"
+    async with plugged(bench, "ttyACM0", "ttyACM1") as (first, second):
+        link.symlink_to(os.path.realpath(first.port))
+        async with bench.serving():
+            await first.hello()
+            link.unlink()
+            link.symlink_to(os.path.realpath(second.port))
+            await second.hello()
+            await until(lambda: any(kind == "device-name-shared" for kind, _, _ in bench.intake.events))
+            ports = sorted([str(link), os.path.realpath(second.port)])
+            assert bench.intake.events[-1] == ("device-name-shared", "attic", {"ports": ports})
+
+
 # -- neighbours -----------------------------------------------------------------------------------
+
+
+async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    taken = 0
+
+    def receive(_line: TextLine, data: bytes, _now_us: int) -> None:
+        nonlocal taken
+        taken += len(data)
+
+    monkeypatch.setattr(TextLine, "_received", receive)
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+        await weight.opened()
+        begun = time.monotonic()
+        flood = asyncio.create_task(weight.write(b"grams=1\n" * 12_500))
+        await asyncio.sleep(0.5)
+        flood.cancel()
+        took_s = time.monotonic() - begun
+        # 9,600 baud are 960 bytes a second; what a read goes beyond that is paid for by a pause.
+        assert 0 < taken <= took_s * 1_200 + 2 * serial_line.READ_BYTES_MAX
 
 
 async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) -> None:
@@ -728,9 +927,9 @@ async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) ->
         assert await quiet.expect(Ack) == Ack(7 ^ INCARNATION, sequence + 1, 0)
         await asyncio.sleep(0.02)
     task.cancel()
-    windows = (time.monotonic() - begun) * 1e6 / serial_line.FLOOD_WINDOW_US + 1
+    took_s = time.monotonic() - begun + serial_line.FLOOD_WINDOW_US / 1e6
     # What the kernel holds of a terminal comes on top.
-    assert written <= windows * (serial_line.FLOOD_BYTES_MAX + serial_line.READ_BYTES_MAX) + 65_536
+    assert written <= took_s * serial_line.FLOOD_BYTES_PER_S_MAX + serial_line.READ_BYTES_MAX + 65_536
 
 
 async def test_a_port_that_another_program_has_open_is_told(tmp_path: Path) -> None:
@@ -739,11 +938,32 @@ async def test_a_port_that_another_program_has_open_is_told(tmp_path: Path) -> N
     with capture_logs() as logs:
         async with plugged(bench, "ttyUSB0") as (sensor,):
             with rival(careless, sensor.port) as process:
-                async with bench.serving():
+                async with bench.serving() as ingress:
                     await sensor.hello()
                     await until(lambda: any("another program too" in line["event"] for line in logs))
+                    assert f"(process {process}) has it open" in port_state(ingress, sensor)["rivals"]
+                    # It is looked at again, and told once.
+                    before_us = ingress._faults_reported_us
+                    bench.skipped_us += FAULT_REPORT_INTERVAL_US
+                    await until(lambda: ingress._faults_reported_us > before_us)
+                    await asyncio.sleep(0.1)
     (line,) = [line for line in logs if "another program too" in line["event"]]
-    assert f"(process {process}) has it open: stop it" in line["reason"]
+    assert f"(process {process}) has it open: stop it, or take the port out of serial.ports" in line["reason"]
+
+
+async def test_a_program_that_opens_a_port_later_is_seen_and_forgotten_when_it_ends(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    careless = "import sys; port = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+        await weight.opened()
+        await until(lambda: devices(ingress) == {str(weight.port): "scale"})
+        assert port_state(ingress, weight)["rivals"] is None
+        with rival(careless, weight.port):
+            bench.skipped_us += FAULT_REPORT_INTERVAL_US
+            await until(lambda: port_state(ingress, weight)["rivals"] is not None)
+            assert "stop it, or remove its [[serial.text]]" in port_state(ingress, weight)["rivals"]
+        bench.skipped_us += FAULT_REPORT_INTERVAL_US
+        await until(lambda: port_state(ingress, weight)["rivals"] is None)
 
 
 async def test_a_port_that_another_gateway_serves_is_told_once_and_opened_when_it_is_free(tmp_path: Path) -> None:

@@ -89,6 +89,38 @@ async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, 
         assert door.counts["identity-missing"] == 1
 
 
+async def test_of_serial_lines_that_send_no_identity_none_is_missed(tmp_path: Path) -> None:
+    topic, port = "device/42/text", "/dev/ttyUSB0"
+    async with front_door(tmp_path) as (door, buffer):
+        of_text = [Reading(topic, port, payload, 1) for payload in (b'{"grams":412}', b'{"boot":"b","seq":3}')]
+        assert await take(door, *of_text, *of_text)
+        assert door.counts["identity-missing"] == 0
+        assert [row.device_sequence for row in await rows(buffer)] == [None, 3, None], "one that is there is used"
+
+
+async def test_whose_it_is_that_no_route_takes(tmp_path: Path) -> None:
+    port = "/dev/serial/by-path/a"
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, serial_topic="farm/{stream}/{device}/x")
+        scale = Reading("farm/text/scale.1/x", port, b"{}", 1)
+        assert await take(door, scale)
+        assert (door.quarantined, door.quarantined_last) == (
+            {"no-route": 1},
+            {"no-route": ("scale.1", f"farm/text/scale.1/x ({port})")},
+        )
+        door.unreadable("wind", port, b"$", 1, "nmea-start")
+        assert door.quarantined_last["nmea-start"] == ("wind", port)
+        # What a stranger publishes names nobody; who had to log in is known.
+        assert await take(door, reading(b"1", "farm/text/42/x"), reading(b"2", "farm/text/42/x", writer="43"))
+        kept = await buffer.quarantined(range(1, 5))
+        assert [(of.device, of.topic, of.subject) for of in kept.values()] == [
+            ("scale.1", scale.topic, port),
+            ("wind", None, port),
+            ("", "farm/text/42/x", "farm/text/42/x"),
+            ("43", "farm/text/42/x", "farm/text/42/x"),
+        ]
+
+
 async def test_ever_new_topics_take_no_memory_for_ever(tmp_path: Path) -> None:
     async with front_door(tmp_path) as (door, _):
         await take(door, *(reading(b"x", topic="kitchen/" + "x" * 60_000 + str(number)) for number in range(20)))
@@ -154,9 +186,9 @@ async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) 
 OTHER_ROUTE = RouteSettings("kitchen/{device}", "kitchen")
 
 
-def door_of(buffer: Buffer, *routes: RouteSettings) -> FrontDoor:
+def door_of(buffer: Buffer, *routes: RouteSettings, serial_topic: str | None = None) -> FrontDoor:
     gateway = msgspec.convert({"id": "gw1", "namespace": "north"}, GatewaySettings)
-    return FrontDoor(buffer, compile_routes(routes, None, frozenset()), gateway, KAFKA, lambda: 5)
+    return FrontDoor(buffer, compile_routes(routes, None, frozenset(), serial_topic), gateway, KAFKA, lambda: 5)
 
 
 async def test_quarantined_input_is_taken_in_again_once_a_route_takes_it(tmp_path: Path) -> None:

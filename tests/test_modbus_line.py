@@ -10,7 +10,7 @@ import termios
 import time
 import tty
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -165,6 +165,11 @@ def registers(*addresses: int, **members: Any) -> tuple[ModbusRegister, ...]:
     return tuple(ModbusRegister(f"at-{address}", address, **members) for address in addresses)
 
 
+def brief(state: Mapping[str, Any], device: str) -> dict[str, object]:
+    """Of a line's state, how one unit does."""
+    return {name: state[device][name] for name in ("unit", "answers", "fault")}
+
+
 def unit(number: int, device: str, *values: ModbusRegister, interval_s: float = 0.05) -> ModbusUnit:
     return ModbusUnit(number, device, values or registers(0), interval_s=interval_s)
 
@@ -287,7 +292,7 @@ async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> No
         "unit": 2,
         "acknowledges": False,
     }
-    assert state["climate"] == {"unit": 2, "answers": True, "fault": None}
+    assert brief(state, "climate") == {"unit": 2, "answers": True, "fault": None}
     assert line.closed
 
 
@@ -348,7 +353,7 @@ async def test_a_unit_that_is_not_there_costs_the_others_nothing_but_its_timeout
             await until(lambda: any(entry.get("device") == "absent" for entry in logs))
             await bench.intake.next_of("here", 3)
             line.report_faults()
-            assert line.state()["absent"] == {"unit": 9, "answers": False, "fault": "holding 0: no answer"}
+            assert brief(line.state(), "absent") == {"unit": 9, "answers": False, "fault": "holding 0: no answer"}
     assert bench.intake.of("here")[-1] == {"at-0": 11}
     assert bench.intake.events == [("device-appeared", "here")]
     (told,) = (entry for entry in logs if entry.get("unit") == 9)
@@ -370,7 +375,60 @@ async def test_a_register_that_is_refused_does_not_cost_its_neighbours(bench: Be
     # Together once; from then on it is asked for alone.
     assert faults[f"holding 20 to 22: {words}"] == 1
     assert faults[f"holding 21: {words}"] >= 3
-    assert state["meter"] == {"unit": 1, "answers": True, "fault": f"holding 21: {words}"}
+    assert brief(state, "meter") == {"unit": 1, "answers": True, "fault": f"holding 21: {words}"}
+
+
+async def test_refused_registers_are_named_at_once_and_until_they_are_given(bench: Bench, puppet: Puppet) -> None:
+    refusing = {0, 5}
+
+    def refuse(frame: bytes) -> None:
+        at = puppet.asked[-1][1]
+        told = sealed(bytes((frame[0], frame[1] | 0x80, 4))) if at in refusing and frame[1] == 3 else frame
+        puppet.send(told)
+
+    puppet.answer = refuse
+    words = "device failure (exception 4)"
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter", *registers(0, 5, 9)), timeout_s=0.5) as line:
+            assert line.state()["meter"] == {
+                "unit": 1, "answers": False, "since_us": None, "fault": None, "asked": 3, "refused": {},
+            }  # fmt: skip
+            await bench.intake.next_of("meter", 4)
+            state: Any = line.state()
+            assert state["meter"]["refused"] == {"at-0": f"holding 0: {words}", "at-5": f"holding 5: {words}"}
+            assert (state["meter"]["answers"], state["meter"]["asked"]) == (True, 3)
+            (told,) = (entry for entry in logs if "refused" in entry)
+            assert told["refused"] == state["meter"]["refused"]
+            assert (told["device"], told["unit"], told["port"]) == ("meter", 1, str(bench.wire.port))
+            refusing.clear()
+            await until(lambda: bench.intake.of("meter")[-1] == {"at-0": 0, "at-5": 5, "at-9": 9})
+            state = line.state()
+            assert state["meter"]["refused"] == {}
+            refusing.add(0)
+            await until(lambda: "at-0" not in bench.intake.of("meter")[-1])
+    assert sum("refused" in entry for entry in logs) == 1, "a register that comes and goes floods no log"
+
+
+async def test_a_unit_that_does_not_answer_is_told_with_since_when(bench: Bench, puppet: Puppet) -> None:
+    puppet.silent.add((1, 0))
+    begun_us = now_us()
+    async with bench.polling(unit(1, "meter"), timeout_s=0.05, retries=0) as line:
+
+        def state() -> dict[str, Any]:
+            return dict[str, Any](line.state())["meter"]  # type: ignore[no-any-return]
+
+        await until(lambda: state()["since_us"] is not None)
+        since_us = state()["since_us"]
+        assert begun_us <= since_us <= now_us()
+        await until(lambda: state()["fault"] is not None and len(puppet.asked) > 3)
+        assert state()["since_us"] == since_us, "as long as it says nothing"
+        puppet.silent.clear()
+        await until(lambda: bool(state()["answers"]))
+        assert state()["since_us"] is None
+        back_us = now_us()
+        puppet.silent.add((1, 0))
+        await until(lambda: not state()["answers"])
+        assert state()["since_us"] >= back_us, "of this silence, not of the first"
 
 
 async def test_a_unit_that_says_device_failure_of_a_register_that_it_has_not(bench: Bench) -> None:
@@ -421,7 +479,9 @@ async def test_a_refusal_is_told_in_words_and_the_unit_is_there(bench: Bench, co
         server(bench, holding(1, block(0, 3), action=refuse)),
         bench.polling(unit(1, "meter")) as line,
     ):
-        await until(lambda: line.state()["meter"] == {"unit": 1, "answers": True, "fault": f"holding 0: {words}"})
+        await until(
+            lambda: brief(line.state(), "meter") == {"unit": 1, "answers": True, "fault": f"holding 0: {words}"}
+        )
     assert bench.intake.readings == []
 
 
@@ -618,7 +678,9 @@ async def test_an_adapter_that_hears_itself(bench: Bench, puppet: Puppet) -> Non
     puppet.silent.add((2, 0))
     async with bench.polling(unit(1, "meter", *registers(0, 1)), unit(2, "silent"), timeout_s=0.1) as line:
         assert await bench.intake.next_of("meter", 3) == [{"at-0": 0, "at-1": 1}] * 3
-        await until(lambda: line.state()["silent"] == {"unit": 2, "answers": False, "fault": "holding 0: no answer"})
+        await until(
+            lambda: brief(line.state(), "silent") == {"unit": 2, "answers": False, "fault": "holding 0: no answer"}
+        )
 
 
 async def test_noise_and_a_late_answer_of_another_unit_before_the_answer(bench: Bench, puppet: Puppet) -> None:
@@ -674,7 +736,7 @@ async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> 
         await bench.intake.next_of("meter")
         puppet.silent.add((1, 0))
         await until(lambda: ("device-died", "meter") in bench.intake.events)
-        assert line.state()["meter"] == {"unit": 1, "answers": False, "fault": "holding 0: no answer"}
+        assert brief(line.state(), "meter") == {"unit": 1, "answers": False, "fault": "holding 0: no answer"}
         readings = len(bench.intake.readings)
         puppet.silent.clear()
         await until(lambda: len(bench.intake.events) == 3)
@@ -733,7 +795,7 @@ async def test_a_request_that_is_ignored_does_not_cost_the_others(
     puppet.silent.add((1, 0))
     async with bench.polling(unit(1, "meter", *registers(0, 100, 200)), timeout_s=0.05) as line:
         said = await bench.intake.next_of("meter", 3)
-        assert line.state()["meter"] == {"unit": 1, "answers": True, "fault": "holding 0: no answer"}
+        assert brief(line.state(), "meter") == {"unit": 1, "answers": True, "fault": "holding 0: no answer"}
     assert said == [{"at-100": 100, "at-200": 200}] * 3
     assert bench.intake.events == [("device-appeared", "meter")]
 
@@ -769,7 +831,7 @@ async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet
     task = asyncio.create_task(babble())
     async with bench.polling(unit(1, "meter"), timeout_s=0.1, baud=300) as line:
         fault = "the line is never silent: something else sends on it"
-        await until(lambda: line.state()["meter"] == {"unit": 1, "answers": False, "fault": fault})
+        await until(lambda: brief(line.state(), "meter") == {"unit": 1, "answers": False, "fault": fault})
         assert puppet.asked == []
         babbling = False
         await task
@@ -876,8 +938,8 @@ async def test_through_a_real_gateway_into_its_buffer(bench: Bench, tmp_path: Pa
     assert {row["subject"] for rows in found.values() for row in rows} == {str(port)}
     (told,) = status["daemon"]["serial"]["ports"].values()
     assert told["units"] == {
-        "meter": {"unit": 1, "answers": True, "fault": None},
-        "climate": {"unit": 2, "answers": True, "fault": None},
+        "meter": {"unit": 1, "answers": True, "since_us": None, "fault": None, "asked": 2, "refused": {}},
+        "climate": {"unit": 2, "answers": True, "since_us": None, "fault": None, "asked": 2, "refused": {}},
     }
     assert told["acknowledges"] is False
 

@@ -146,6 +146,8 @@ def test_neither_the_answer_to_a_fence_nor_its_refusal_can_be_one_to_what_was_as
     for asked in requests(registers):
         assert fence(asked).function != asked.function
         assert fence(asked).count == 1
+        assert "asked beside what is configured" in str(fence(asked)), "nobody looks for it in the settings"
+        assert "beside" not in str(asked)
 
 
 @pytest.mark.parametrize("word_order", WORD_ORDERS)

@@ -18,6 +18,7 @@ RUNNER = PROJECT / "firmware-sim" / "runner"
 HARNESS = """\
 #include <string.h>
 #include "chip.h"
+#include "fault_log.h"
 #include "line.h"
 
 static struct timed_byte from_chip[LINE_BYTES_MAX];
@@ -27,12 +28,15 @@ static uint64_t now_us;
 uint8_t harness_to_chip[1 << 20];
 size_t harness_to_chip_count;
 size_t harness_room = LINE_BYTES_MAX;
+int harness_chip_is_on = 1;
+char harness_link[256];
 
 void harness_send(uint8_t byte) { from_chip[from_chip_count++] = (struct timed_byte){now_us, byte}; }
 void harness_set_time(uint64_t us) { now_us = us; }
 
 uint64_t chip_us(void) { return now_us; }
-bool chip_is_on(void) { return true; }
+bool chip_is_on(void) { return harness_chip_is_on; }
+void fault_log_link(const char *words) { strcpy(harness_link, words); }
 size_t line_room(void) { return harness_room; }
 void line_set_far_baud(double baud) { (void)baud; }
 void line_to_chip(const uint8_t *bytes, size_t count)
@@ -79,6 +83,13 @@ class Modem:
         got = bytes(buffer[: count.value])
         count.value = 0
         return got.decode("latin-1")
+
+    def link(self) -> str:
+        """Give what was last noted of its connection."""
+        return bytes((ctypes.c_char * 256).in_dll(self.library, "harness_link").value).decode()
+
+    def switch_chip(self, on: int) -> None:
+        ctypes.c_int.in_dll(self.library, "harness_chip_is_on").value = on
 
     def set_room(self, count: int) -> None:
         ctypes.c_size_t.in_dll(self.library, "harness_room").value = count
@@ -369,3 +380,69 @@ def test_a_restart_forgets_all_but_the_access_point(modem: Modem, server: socket
         connection.setblocking(False)
         with pytest.raises(BlockingIOError):
             connection.recv(10)
+
+
+def test_without_power_it_is_silent_and_it_starts_with_the_chip(modem: Modem, server: socket.socket) -> None:
+    with modem.through(server) as connection:
+        modem.library.modem_power_off()
+        modem.switch_chip(0)
+        modem.library.modem_set_wifi(False)
+        modem.library.modem_restart()
+        modem.library.modem_set_wifi(True)
+        modem.wait(2000)
+        assert modem.heard() == ""
+        modem.switch_chip(1)
+        modem.wait(200)
+        assert not modem.heard().endswith("ready\r\n"), "it starts now, not when the power went"
+        modem.wait(200)
+        assert modem.heard().endswith("\r\nready\r\n")
+        modem.wait(600)
+        assert modem.heard() == "WIFI CONNECTED\r\nWIFI GOT IP\r\n", "it knows the access point"
+        connection.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            connection.recv(10)
+
+
+# --- What it notes of its connection
+
+
+@pytest.mark.parametrize(
+    ("answer", "noted"),
+    [
+        (b"\x20\x02\x00\x00", "let in"),
+        (b"\x20\x02\x01\x00\x40\x02\x00\x01", "let in"),
+        (b"\x20\x02\x00\x03", "it takes no readings at present, or has too many connections"),
+        (b"\x20\x02\x00\x04", "wrong user name or password"),
+        (b"\x20\x02\x00\x05", "it wants a user name and password"),
+        (b"\x20\x02\x00\x87", "it refuses"),
+        (b"HTTP/1.1 400", "it answers with something else than MQTT"),
+        (b"\x20\x02", "the connection ended without an answer to CONNECT"),
+        (b"", "the connection ended without an answer to CONNECT"),
+    ],
+)
+def test_whether_a_gateway_lets_it_in_is_noted(modem: Modem, server: socket.socket, answer: bytes, noted: str) -> None:
+    connection = modem.through(server)
+    for byte in answer:
+        connection.sendall(bytes((byte,)))
+        modem.expect(chr(byte))
+    connection.close()
+    deadline = time.monotonic() + PATIENCE_S
+    while not modem.link():
+        assert time.monotonic() < deadline
+        modem.wait(SLICE_MS)
+    modem.wait(100)
+    expected = noted if noted == "let in" else f"127.0.0.1:{server.getsockname()[1]}: {noted}"
+    assert modem.link() == expected
+
+
+def test_where_nobody_listens_is_noted(modem: Modem, server: socket.socket) -> None:
+    port = server.getsockname()[1]
+    server.close()
+    modem.joined()
+    modem.send(f'AT+CIPSTART="TCP","127.0.0.1",{port}\r\n')
+    modem.expect("ERROR\r\n")
+    assert modem.link() == f"127.0.0.1:{port}: Connection refused"
+    # No server is asked for a name with so long a part.
+    modem.send(f'AT+CIPSTART="TCP","no\\"{70 * "x"}",1883\r\n')
+    modem.expect("ERROR\r\n")
+    assert modem.link().startswith(f"no?{70 * 'x'}:1883: "), "as JSON can have it"

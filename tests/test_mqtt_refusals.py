@@ -9,6 +9,7 @@ from gateway.mqtt_refusals import LINES_MAX, Refusals
 from tests.mqtt_peers import USERS, RecordingIntake, connect, connected, listening, until
 
 LOGGED = "refused by the MQTT listener"
+AGAIN = "an older connection was ended: the same client identifier connected again"
 SUMMED_UP = "refused by the MQTT listener in the last minute, beside what was logged"
 
 
@@ -51,6 +52,20 @@ async def test_made_up_names_neither_flood_the_log_nor_hide_a_device_nor_are_kep
         refusals.refused("bad-credentials", "wrong password", user="x" * 4_000)
         assert lines[-1]["user"] == "x" * 80
         refusals.finish()
+
+
+async def test_a_client_that_connects_again_is_no_refusal_and_takes_no_place_of_one() -> None:
+    refusals = Refusals(())
+    with capture_logs() as lines:
+        for number in range(2 * LINES_MAX):
+            refusals.refused("taken-over", "another connection", client_id=f"c{number % (LINES_MAX + 1)}")
+        assert {(line["log_level"], line["event"]) for line in lines} == {("info", AGAIN)}
+        assert [line["client_id"] for line in lines] == [f"c{number}" for number in range(LINES_MAX)]
+        refuse(LINES_MAX, refusals, "made up ")
+        assert sum(line["event"] == LOGGED for line in lines) == LINES_MAX
+        refusals.finish()
+        assert (lines[-1]["log_level"], lines[-1]["count"]) == ("info", LINES_MAX)
+        assert refusals.counts["taken-over"] == 2 * LINES_MAX
 
 
 async def test_whoever_gives_no_name_is_known_by_its_address() -> None:

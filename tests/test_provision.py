@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.routes import DEVICE_NAME as GATEWAY_DEVICE_NAME
 from sluice_sim.avr_board import PROJECT
-from sluice_sim.provision import CLOCK_MS_MAX, EEPROM_BYTES, Network, provision
+from sluice_sim.provision import CLOCK_MS_MAX, DEVICE_BYTES_MAX, DEVICE_NAME, EEPROM_BYTES, Network, provision
 
 NETWORK = Network("gateway.local", 1884, "attic", 'pass"word', "sécret")
 # Reads an image by the firmware's own layout.
@@ -72,9 +73,11 @@ def test_what_is_not_given_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "network", "clock_start_ms", "words"),
     [
-        ("", None, None, "device name '' has 0 bytes; 1 to 32"),
-        ("é" * 17, None, None, "34 bytes; 1 to 32"),
-        ("a\0b", None, None, "control character"),
+        ("", None, None, "device name '': the gateway would refuse it"),
+        ("a b/c", None, None, r"1 to 32 letters \(a to z\), digits, '.', '_' or '-', starting with a letter or digit"),
+        ("é", None, None, "refuse"),
+        ("s1\n", None, None, "refuse"),
+        ("s" * 33, None, None, "1 to 32"),
         ("s1", Network(ssid="from a file\n"), None, "control character"),
         ("s1", Network("h" * 64), None, "host"),
         ("s1", Network("host", 0), None, "port is 0; 1 to 65535"),
@@ -97,3 +100,10 @@ def test_a_secret_that_is_too_long_is_not_shown(tmp_path: Path, network: Network
     with pytest.raises(ValueError, match="80 bytes") as refused:
         provision(tmp_path / "s1.eeprom", "s1", network=network)
     assert "hush" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["s1", "S-1.a_b", "0", "-s", ".s", "s 1", "s/1", "é", "", "s1\n", "s" * DEVICE_BYTES_MAX]
+)
+def test_a_name_is_what_the_gateway_takes_for_one(name: str) -> None:
+    assert bool(DEVICE_NAME.fullmatch(name)) == bool(GATEWAY_DEVICE_NAME.fullmatch(name))

@@ -630,3 +630,28 @@ def test_a_frame_of_another_version_is_counted() -> None:
     content = b"\x01\x02"
     link.receive(cobs_encode(content + zlib.crc32(content).to_bytes(4, "little")) + b"\0", START_US)
     assert link.faults == {"unknown-version": 1}
+
+
+def test_whether_a_sensor_is_heard_is_told_by_its_own_frames_and_by_probes_without_an_answer() -> None:
+    link = known_link()
+    assert link.heard_us == START_US
+    now_us = START_US
+    for number in range(1, 4):
+        now_us = link.due_us
+        assert Probe(NONCE) in answers(link, now_us)
+        # Its own frames come back where receive and transmit are shorted.
+        send(link, Probe(NONCE), now_us=now_us)
+        assert (link.heard_us, link.probes_unanswered) == (START_US, number + 1)
+    send(link, Reply(NONCE, 0, 500), now_us=now_us + 1)
+    assert (link.heard_us, link.probes_unanswered) == (now_us + 1, 0)
+
+
+def test_why_a_sensor_is_refused_is_known_until_it_has_a_name() -> None:
+    link = new_link()
+    assert link.refusal is None
+    send(link, replace(HELLO, device="a b/c"))
+    assert str(link.refusal).startswith("it calls itself 'a b/c', which is no device name (")
+    send(link, replace(HELLO, streams=("x y",)))
+    assert str(link.refusal).startswith("it calls a stream 'x y', which is no stream name (")
+    send(link, HELLO)
+    assert link.refusal is None

@@ -16,7 +16,7 @@ import pytest
 import serial
 
 from gateway import serial_ports, serial_rivals
-from gateway.serial_ports import close_port, find, open_port, ports_of, why_not_opened
+from gateway.serial_ports import close_port, find, leave_out, open_port, ports_of, why_not_opened
 
 
 @pytest.fixture
@@ -119,18 +119,25 @@ def test_what_nobody_took_is_dropped_before_the_closing(
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (errno.ENOTTY, "it is no serial port: leave it out of [serial]"),
-        (errno.EIO, "no hardware answers behind this name"),
-        (errno.EPERM, "give a container the port (--device)"),
-        (errno.ENODEV, "its adapter was unplugged just now"),
+        (errno.ENOTTY, "it is no serial port: leave it out, or write what matches serial ports only"),
+        (errno.EIO, f"{os.strerror(errno.EIO)}: no hardware answers behind this name"),
+        (errno.EPERM, f"{os.strerror(errno.EPERM)}: the system forbids it beyond the port's own rights"),
+        (errno.ENOENT, "the name is there, its adapter is not (unplugged?)"),
+        (errno.ENODEV, "its adapter is not there (unplugged?)"),
     ],
 )
-def test_an_error_of_the_system_is_explained(number: int, words: str) -> None:
+def test_an_error_of_the_system_is_explained_and_named_where_that_helps(number: int, words: str) -> None:
     told = why_not_opened(OSError(number, os.strerror(number)), "/dev/ttyUSB0")
-    assert told.startswith(os.strerror(number))
-    assert words in told
+    assert told.startswith(words)
     # What sets a terminal's attributes has an error of its own.
     assert why_not_opened(termios.error(number, os.strerror(number)), "/dev/ttyUSB0") == told
+
+
+def test_what_to_write_instead_depends_on_the_section_that_names_the_port() -> None:
+    told = why_not_opened(OSError(errno.ENOTTY, ""), "/dev/ttyUSB0", "[[serial.text]]")
+    assert told == "it is no serial port: write the port that the sensor is on"
+    assert leave_out("serial.ports") == "take the port out of serial.ports"
+    assert leave_out("[[serial.modbus]]") == "remove its [[serial.modbus]]"
 
 
 def test_an_error_without_a_hint_is_the_systems_and_one_without_a_number_the_librarys() -> None:
@@ -143,8 +150,11 @@ def test_a_port_that_is_held_by_nobody_knows_whom(
     number: int, terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serial_rivals, "running", lambda _program: None)
-    told = why_not_opened(OSError(number, ""), terminal[1])
-    assert f"another program has the port open (sudo fuser -v {terminal[1]} names it)" in told
+    told = why_not_opened(OSError(number, ""), terminal[1], "[[serial.text]]")
+    assert told == (
+        f"another program has the port open (sudo fuser -v {terminal[1]} names it): stop it, or remove its "
+        "[[serial.text]]"
+    )
 
 
 def test_a_port_that_modem_manager_most_likely_has(terminal: tuple[int, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from gateway.serial_rivals import (
     who_words,
 )
 
+OR_ELSE = "take the port out of serial.ports"
 CH340 = Adapter("/dev/ttyUSB0", 0x1A86, 0x7523, None, "1-1.2")
 
 
@@ -54,7 +55,7 @@ def test_who_has_a_port_open_is_named_and_this_process_is_not(port: str) -> None
     assert holders((port,)) == {}
     with process("port = open(sys.argv[1])", port) as pid:
         assert [holder.process for holder in holders((port, "/dev/null"))[port]] == [pid]
-        assert f"(process {pid}) has it open: stop it, or take the port out of [serial]" in held_words(port)
+        assert f"(process {pid}) has it open: stop it, or {OR_ELSE}" in held_words(port, OR_ELSE)
 
 
 def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
@@ -68,18 +69,18 @@ def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
 
 
 def test_what_to_do_depends_on_the_program() -> None:
-    told = who_words([Holder(7, "agetty")], "/dev/ttyAMA0")
+    told = who_words([Holder(7, "agetty")], "/dev/ttyAMA0", OR_ELSE)
     assert told.startswith("agetty (process 7) has it open: a login console answers the sensor there")
     assert "serial-getty@ttyAMA0.service" in told
     assert "console=ttyAMA0" in told
-    assert who_words([Holder(7, "minicom"), Holder(8, "screen")], "/dev/ttyUSB0") == (
-        "minicom (process 7) and screen (process 8) have it open: stop it, or take the port out of [serial]"
+    assert who_words([Holder(7, "minicom"), Holder(8, "screen")], "/dev/ttyUSB0", OR_ELSE) == (
+        f"minicom (process 7) and screen (process 8) have it open: stop them, or {OR_ELSE}"
     )
 
 
 def test_modem_manager_is_kept_from_one_make_of_adapters_or_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serial_rivals, "adapters", lambda: [CH340])
-    told = who_words([Holder(812, "ModemManager")], "/dev/ttyUSB0")
+    told = who_words([Holder(812, "ModemManager")], "/dev/ttyUSB0", OR_ELSE)
     assert told.startswith("ModemManager (process 812) has it open: it opens new ports to try them for modems")
     assert 'ATTRS{idVendor}=="1a86", ATTRS{idProduct}=="7523", ENV{ID_MM_DEVICE_IGNORE}="1"' in told
     assert "sudo systemctl disable --now ModemManager" in told
@@ -111,11 +112,11 @@ def test_the_consoles_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_console_that_nobody_has_open_has_a_rival_all_the_same(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rivals((port,)) == {}
+    assert rivals({port: OR_ELSE}) == {}
     monkeypatch.setattr(serial_rivals, "is_console", lambda _port: True)
-    assert rivals((port,))[port].startswith("the kernel writes its messages there: a login console answers")
+    assert rivals({port: OR_ELSE})[port].startswith("the kernel writes its messages there: a login console answers")
     with process("port = open(sys.argv[1])", port) as pid:
-        assert f"(process {pid}) has it open: stop it" in rivals((port,))[port]
+        assert f"(process {pid}) has it open: stop it, or {OR_ELSE}" in rivals({port: OR_ELSE})[port]
 
 
 def test_brltty_is_known_by_its_rules_or_when_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ RECORDINGS = {
         {"no-pairs": 2},
     ),
     "greenhouse": Recording(
-        'format = "key=value"\nline_bytes_max = 200',
+        'format = "key=value"\nline_bytes_max = 200\nbaud = 230400',
         b"12 rh=40\n# MH-Z19 ready, waiting 180 s\nco2=412 temp=+21.50 rh=040\nco2= temp=21.6 rh=40\n"
         b"co2=413 co2=414\nco2=4\x0015 temp=21.7\n" + b"z" * 10_000 + b"\nco2=416 temp=21.8 rh=40.5\n",
         ['{"co2":412,"temp":21.50,"rh":40}', '{"co2":null,"temp":21.6,"rh":40}', '{"co2":416,"temp":21.8,"rh":40.5}'],
@@ -105,7 +105,7 @@ RECORDINGS = {
     ),
     # A binary protocol, or the wrong baud rate: no end of a line for long, then noise with some.
     "binary": Recording(
-        'format = "nmea"',
+        'format = "nmea"\nbaud = 921600',
         bytes(range(128, 256)) * 400
         + b"\n"
         + bytes(byte for byte in random.Random(6).randbytes(20_000) if byte not in b"\r\n$!")  # noqa: S311

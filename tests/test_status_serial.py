@@ -4,45 +4,101 @@ from typing import Any
 
 from gateway.status_text import _input_lines
 
+NOW_US = 600_000_000
+CANNOT_ACKNOWLEDGE = (
+    "            text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
+)
+TEXT = {
+    "device": "scale",
+    "acknowledges": False,
+    "format": "csv",
+    "used_s": 14.2,
+    "trouble": None,
+    "refused": 0,
+    "refused_last": None,
+}
+
 
 def lines(serial: dict[str, Any]) -> list[str]:
-    return list(_input_lines({"serial": {"ports": {}, "unopened": {}, "missing": []} | serial}))
+    return list(_input_lines({"serial": {"ports": {}, "unopened": {}, "missing": []} | serial}, NOW_US))
 
 
 def test_a_sensor_with_our_frames_and_one_that_has_not_said_its_name() -> None:
-    assert lines({"ports": {"/dev/ttyUSB0": {"device": "attic"}, "/dev/ttyUSB1": {"device": None}}}) == [
-        "serial      /dev/ttyUSB0: sensor attic",
+    silent = "SILENT for 1 min 26 s, nothing comes: check power, wiring, ground and baud"
+    ports = {
+        "/dev/ttyUSB0": {"device": "attic", "used_s": 1.9, "trouble": None},
+        "/dev/ttyUSB1": {"device": None, "used_s": None, "trouble": None},
+        "/dev/ttyUSB2": {"device": "s3", "used_s": 86.0, "trouble": silent},
+        "/dev/ttyUSB3": {"device": None, "used_s": 2.0, "trouble": "REFUSED: it calls itself '\x1b', which"},
+        # A daemon of another version says less.
+        "/dev/ttyUSB4": {"device": "cellar"},
+    }
+    assert lines({"ports": ports}) == [
+        "serial      /dev/ttyUSB0: sensor attic, last heard 2 s ago",
         "serial      /dev/ttyUSB1: no sensor has said its name yet",
+        f"serial      /dev/ttyUSB2: sensor s3, {silent}",
+        "serial      /dev/ttyUSB3: REFUSED: it calls itself '\\x1b', which",
+        "serial      /dev/ttyUSB4: sensor cellar",
     ]
 
 
-def test_a_sensor_that_writes_text_cannot_acknowledge() -> None:
-    state = {"device": "scale", "acknowledges": False, "format": "csv", "heard": True}
-    (told,) = lines({"ports": {"/dev/ttyUSB0": state}})
-    assert told == (
-        "serial      /dev/ttyUSB0: sensor scale, cannot acknowledge: what comes while nothing can be stored is lost, "
-        "and counted"
-    )
-    (told,) = lines({"ports": {"/dev/ttyUSB0": state | {"heard": False}}})
-    assert told.endswith("; NOTHING READ from it yet: check its wiring, baud and format")
+def test_a_port_that_others_read_too() -> None:
+    rivals = "minicom (process 7) has it open: stop it, or take the port out of serial.ports"
+    _, told = lines({"ports": {"/dev/ttyUSB0": {"device": "attic", "used_s": 1.9, "rivals": rivals}}})
+    assert told == f"            READ BY OTHERS TOO, so that each gets a part of what comes: {rivals}"
+
+
+def test_sensors_that_write_text_and_once_that_they_cannot_acknowledge() -> None:
+    last = {"reason": "no-pairs", "line": "co2: 412 \x1b"}
+    mute = "NOTHING HAS COME for 3 min: check power, wiring and baud"
+    ports = {
+        "/dev/ttyUSB0": TEXT,
+        "/dev/ttyUSB1": TEXT | {"used_s": None},
+        "/dev/ttyUSB2": TEXT | {"used_s": None, "refused": 52, "refused_last": last},
+        "/dev/ttyUSB3": TEXT | {"refused": 1, "refused_last": last},
+        "/dev/ttyUSB4": TEXT | {"used_s": None, "trouble": mute},
+    }
+    assert lines({"ports": ports, "missing": ["/dev/ttyACM0"]}) == [
+        "serial      /dev/ttyUSB0: sensor scale, last read 14 s ago",
+        "serial      /dev/ttyUSB1: sensor scale, no reading has come yet",
+        'serial      /dev/ttyUSB2: sensor scale, 52 LINES REFUSED, the last for no-pairs: "co2: 412 \\x1b"',
+        (
+            "serial      /dev/ttyUSB3: sensor scale, last read 14 s ago; 1 line refused, the last for no-pairs: "
+            '"co2: 412 \\x1b"'
+        ),
+        f"serial      /dev/ttyUSB4: sensor scale, {mute}",
+        lines({"missing": ["/dev/ttyACM0"]})[0],
+        CANNOT_ACKNOWLEDGE,
+    ]
 
 
 def test_units_of_modbus_are_told_one_by_one() -> None:
     units = {
-        "meter": {"unit": 1, "answers": True, "fault": None},
-        "cellar": {"unit": 2, "answers": False, "fault": "no answer"},
-        "attic": {"unit": 3, "answers": False, "fault": None},
+        "meter": {"unit": 1, "answers": True, "since_us": None, "fault": None, "asked": 2, "refused": {}},
+        "cellar": {"unit": 2, "answers": False, "since_us": NOW_US - 90_000_000, "fault": "no answer"},
+        "attic": {"unit": 3, "answers": False, "since_us": None, "fault": None},
         "\x1b[31mred": {"unit": 4, "answers": True, "fault": "illegal data address"},
+        "absent": {"unit": 5, "answers": True, "fault": "x", "asked": 1, "refused": {"volts": "input 1: failure"}},
+        "climate": {
+            "unit": 6,
+            "answers": True,
+            "fault": "x",
+            "asked": 9,
+            "refused": {f"r{number}": "input 1: failure" for number in range(7)},
+        },
     }
     first, *rest = lines({"ports": {"/dev/ttyUSB0": {"units": units, "acknowledges": False}}})
-    assert first.startswith("serial      /dev/ttyUSB0: Modbus, 4 units; cannot acknowledge")
-    assert rest[:3] == [
+    assert first == "serial      /dev/ttyUSB0: Modbus, 6 units"
+    five = "; ".join(f"r{number}: input 1: failure" for number in range(5))
+    assert rest == [
         "            meter answers",
-        "            cellar DOES NOT ANSWER: no answer",
+        "            cellar DOES NOT ANSWER for 1 min 30 s: no answer",
         "            attic has not answered yet",
+        "            \\x1b[31mred answers: illegal data address",
+        "            absent answers, but gives NOTHING: 1 of 1 register refused: volts: input 1: failure",
+        f"            climate answers, 7 of 9 registers refused: {five}; and 2 more",
+        CANNOT_ACKNOWLEDGE,
     ]
-    assert "\x1b" not in rest[3]
-    assert rest[3].endswith("red answers: illegal data address")
 
 
 def test_what_is_not_served_is_told_with_its_reason() -> None:

@@ -15,7 +15,7 @@ from gateway.buffer_status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.forward_memory import UplinkState
 from gateway.kafka_topics import ADMIN_WORDS
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, Settings
-from gateway.status_text import NAMED_MAX, Glance, status_lines
+from gateway.status_text import DEVICES_MAX, NAMED_MAX, Glance, status_lines
 
 TODAY = datetime(2026, 3, 14, 12, 0, tzinfo=UTC).timestamp()
 BOOTED = TODAY - 40 * 86_400
@@ -248,6 +248,39 @@ def test_one_is_told_as_one() -> None:
     assert any("; 1 reading or event safe on disk" in line for line in uplink(glance(DOWN, rows=1)))
     found = structs.replace(glance(None).found, devices=(DeviceStatus("42", "b", 1, None),))
     assert "devices     1 that sends a sequence of its own" in [*status_lines(glance(None, found=found))]
+
+
+def device(name: str, age_s: float | None) -> DeviceStatus:
+    now_us = glance(None).now.boottime_us
+    seen = None if age_s is None else Moment("boot", now_us - round(age_s * 1e6), None, None)
+    return DeviceStatus(name, "b", 1, seen)
+
+
+def devices(*found: DeviceStatus, answer: dict[str, Any] | None = None) -> list[str]:
+    """What is said of them: the first line, and the names and what follows of the others."""
+    seen = glance(None, found=structs.replace(glance(None).found, devices=found), answer=answer)
+    lines = [*status_lines(seen)]
+    return lines[next(number for number, line in enumerate(lines) if line.startswith("devices")) :]
+
+
+def test_of_many_devices_those_that_are_silent_for_longest_are_told() -> None:
+    few = [device(f"s{number:02}", number / 10) for number in range(DEVICES_MAX)]
+    # All in the order of their names, where there is room for all.
+    assert [line.split(",")[0].strip() for line in devices(*few)[1:]] == [each.device for each in few]
+    first, *shown, rest = devices(*few, device("old", 900), device("unknown", None), device("new", 1.55))
+    assert first.startswith("devices     23 that send")
+    names = [line.split(",")[0].strip() for line in shown]
+    assert len(names) == DEVICES_MAX
+    assert names[:3] == ["unknown", "old", "s19"]
+    assert rest == "            and 3 more, none older than 1 s (sluice status --json has all)"
+
+
+def test_sensors_without_a_sequence_are_pointed_to() -> None:
+    serial = {"ports": {"/dev/ttyUSB0": {"device": "scale", "acknowledges": False}}, "unopened": {}, "missing": []}
+    (line,) = devices(answer={"serial": serial})
+    assert line == "devices     none yet that send a sequence of their own (text and Modbus stand under serial)"
+    (line,) = devices(answer={"serial": serial | {"ports": {"/dev/ttyUSB0": {"device": "attic"}}}})
+    assert line == "devices     none yet that send a sequence of their own"
 
 
 def test_many_of_them_are_counted() -> None:

@@ -260,3 +260,14 @@ def test_any_bytes_in_any_split_give_the_same(
     assert [event for event in events if isinstance(event, Unreadable)] == [
         event for event in expected if isinstance(event, Unreadable)
     ]
+
+
+def test_what_was_refused_last_and_whether_there_are_lines_at_all_is_known() -> None:
+    sensor = link()
+    sensor.receive(b"\x01\xff" * 1_000, 0)
+    assert not sensor.has_seen_a_line
+    sensor = link()
+    assert sensor.refused is None
+    sensor.receive(b"\nt: 1\nt=2\nready\nt=3\n", 0)
+    assert sensor.has_seen_a_line
+    assert sensor.refused == Unreadable(b"ready", "no-pairs")

@@ -17,6 +17,20 @@
 #define BAUD_TOL 3
 #include <util/setbaud.h>
 
+/* What an ATmega1284P names otherwise, as chips with two UARTs do; and its 1.1 V are chosen by another pattern. */
+#ifdef PRR0
+#define PRR PRR0
+#endif
+#ifndef USART_RX_vect
+#define USART_RX_vect USART0_RX_vect
+#define USART_UDRE_vect USART0_UDRE_vect
+#endif
+#ifdef __AVR_ATmega1284P__
+#define REFERENCE_1V1 _BV(REFS1)
+#else
+#define REFERENCE_1V1 (_BV(REFS1) | _BV(REFS0))
+#endif
+
 enum {
 	/* Timer 0 counts steps of 4 us (16 MHz / 64) and starts again every millisecond. */
 	TIMER_STEPS_PER_MS = F_CPU / 64 / 1000,
@@ -144,7 +158,7 @@ void board_wait(void)
 /* Against the internal 1.1 V: a step is 0.1 degrees of a sensor with 10 mV per degree. */
 static void start_conversion(uint8_t channel, uint8_t with_interrupt)
 {
-	ADMUX = _BV(REFS1) | _BV(REFS0) | channel;
+	ADMUX = REFERENCE_1V1 | channel;
 	ADCSRA = _BV(ADEN) | _BV(ADSC) | with_interrupt | _BV(ADPS2) | _BV(ADPS1) | _BV(ADPS0);
 }
 
@@ -226,7 +240,8 @@ ISR(USART_RX_vect)
 	uint8_t damaged = UCSR0A & (_BV(FE0) | _BV(DOR0));
 	uint8_t byte = UDR0;
 	uint8_t next = (receive_head + 1) & (RECEIVE_QUEUE_BYTES - 1);
-	/* A byte that is dropped here leaves a frame that its CRC refuses. */
+	/* A byte that is dropped here leaves a frame that its CRC refuses. The MQTT build's line has no check: there the
+	 * modem's or the gateway's answer is misread, and mostly the connection is given up for it. */
 	if (damaged || next == receive_tail)
 		return;
 	if (byte == 0)

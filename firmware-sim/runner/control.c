@@ -72,165 +72,167 @@ static bool optional(const char *word, const char *expected, bool *given)
 
 /* --- Commands ------------------------------------------------------------------------------------------------------ */
 
-/* Each gives false, and does nothing, where its arguments are wrong. */
+/* Each gives DONE, or does nothing and gives the reason, in words that need no escape in JSON. */
+#define DONE NULL
+#define WRONG "" /* its arguments: the reason is how it is written */
 
-static bool command_reset(char **words)
+static const char *command_reset(char **words)
 {
 	if (words[0])
-		return false;
+		return WRONG;
 	chip_reset();
-	return true;
+	return DONE;
 }
 
-static bool command_power_cycle(char **words)
+static const char *command_power_cycle(char **words)
 {
 	double off_ms;
 	if (!number(words[0], 1, OFF_MS_MAX, OFF_MS, &off_ms) || words[1])
-		return false;
+		return WRONG;
 	chip_power_off((uint32_t)off_ms, POWER_ON);
 	if (control.has_modem)
-		modem_restart();
-	return true;
+		modem_power_off();
+	return DONE;
 }
 
-static bool command_brown_out(char **words)
+static const char *command_brown_out(char **words)
 {
 	double off_ms;
 	if (!number(words[0], 1, OFF_MS_MAX, BROWN_OUT_MS, &off_ms) || words[1])
-		return false;
+		return WRONG;
 	chip_power_off((uint32_t)off_ms, BROWN_OUT);
-	return true;
+	return DONE;
 }
 
-static bool command_brown_out_in_write(char **words)
+static const char *command_brown_out_in_write(char **words)
 {
 	double off_ms, written_well;
 	if (!number(words[0], 1, OFF_MS_MAX, BROWN_OUT_MS, &off_ms) ||
 	    !number(words[1], 0, WRITTEN_WELL_MAX, WRITTEN_WELL, &written_well) || words[2])
-		return false;
+		return WRONG;
 	chip_power_off_in_write((uint32_t)off_ms, (unsigned)written_well);
-	return true;
+	return DONE;
 }
 
-static bool command_unplug(char **words)
+static const char *command_unplug(char **words)
 {
 	bool in_frame;
 	if (!optional(words[0], "in-frame", &in_frame) || words[1])
-		return false;
+		return WRONG;
+	if (!port_is_plugged())
+		return "it is unplugged already";
 	if (in_frame)
 		port_unplug_in_frame();
 	else
 		port_unplug();
-	return true;
+	return DONE;
 }
 
-static bool command_plug(char **words)
+static const char *command_plug(char **words)
 {
 	bool same;
 	if (!optional(words[0], "same", &same) || words[1])
-		return false;
-	port_plug(same);
-	return true;
+		return WRONG;
+	return port_plug(same) ? DONE : "it is plugged in already";
 }
 
-static bool command_noise(char **words)
+static const char *command_noise(char **words)
 {
 	double share;
 	if (!needed_number(words[0], 0, 1, &share) || words[1])
-		return false;
+		return WRONG;
 	line_set_noise(share);
-	return true;
+	return DONE;
 }
 
-static bool command_overrun(char **words)
+static const char *command_overrun(char **words)
 {
 	double bytes;
 	if (!needed_number(words[0], 1, LOST_BYTES_MAX, &bytes) || words[1])
-		return false;
+		return WRONG;
 	line_lose((uint32_t)bytes);
-	return true;
+	return DONE;
 }
 
-static bool command_baud(char **words)
+static const char *command_baud(char **words)
 {
 	double baud = 0;
 	bool by_itself = words[0] && strcmp(words[0], "auto") == 0;
 	if ((!by_itself && !needed_number(words[0], BAUD_MIN, BAUD_MAX, &baud)) || words[1])
-		return false;
+		return WRONG;
 	line_force_far_baud(baud);
-	return true;
+	return DONE;
 }
 
-static bool command_ppm(char **words)
+static const char *command_ppm(char **words)
 {
 	double ppm;
 	if (!needed_number(words[0], -PPM_MAX, PPM_MAX, &ppm) || words[1])
-		return false;
+		return WRONG;
 	pace_set_ppm(ppm);
-	return true;
+	return DONE;
 }
 
-static bool command_auto_reset(char **words)
+static const char *command_auto_reset(char **words)
 {
 	bool on;
 	if (!on_or_off(words[0], &on) || words[1])
-		return false;
+		return WRONG;
 	port_set_auto_reset(on);
-	return true;
+	return DONE;
 }
 
-static bool command_inhibit(char **words)
+static const char *command_inhibit(char **words)
 {
 	bool on;
 	if (!on_or_off(words[0], &on) || words[1])
-		return false;
+		return WRONG;
 	chip_inhibit(on);
-	return true;
+	return DONE;
 }
 
-static bool command_erase_eeprom(char **words)
+static const char *command_erase_eeprom(char **words)
 {
 	bool counter;
 	if (!optional(words[0], "counter", &counter) || words[1])
-		return false;
+		return WRONG;
 	chip_erase(!counter);
-	return true;
+	return DONE;
 }
 
-static bool command_wifi(char **words)
+static const char *command_wifi(char **words)
 {
 	bool on;
 	if (!on_or_off(words[0], &on) || words[1])
-		return false;
+		return WRONG;
 	modem_set_wifi(on);
-	return true;
+	return DONE;
 }
 
-static bool command_modem_reset(char **words)
+static const char *command_modem_reset(char **words)
 {
 	if (words[0])
-		return false;
+		return WRONG;
 	modem_restart();
-	return true;
+	return DONE;
 }
 
 enum where { EVERY_BOARD, WITH_PORT, WITH_MODEM };
 
 static const struct command {
 	const char *name;
-	const char *arguments;
+	const char *arguments; /* as sluice_sim/avr_faults.py has them */
 	enum where where;
-	bool (*obey)(char **words); /* WORDS_MAX and a null, nulls from the first missing one on */
+	const char *(*obey)(char **words); /* WORDS_MAX and a null, nulls from the first missing one on */
 } commands[] = {
 	{"reset", "", EVERY_BOARD, command_reset},
-	{"power-cycle", "[MILLISECONDS]", EVERY_BOARD, command_power_cycle},
-	{"brown-out", "[MILLISECONDS]", EVERY_BOARD, command_brown_out},
-	{"brown-out-in-write", "[MILLISECONDS [BYTES (0 to 11, written before it)]]", EVERY_BOARD,
-	 command_brown_out_in_write},
+	{"power-cycle", "[MS (1 to 3600000)]", EVERY_BOARD, command_power_cycle},
+	{"brown-out", "[MS (1 to 3600000)]", EVERY_BOARD, command_brown_out},
+	{"brown-out-in-write", "[MS (1 to 3600000) [BYTES (0 to 11)]]", EVERY_BOARD, command_brown_out_in_write},
 	{"unplug", "[in-frame]", WITH_PORT, command_unplug},
 	{"plug", "[same]", WITH_PORT, command_plug},
 	{"noise", "SHARE (0 to 1)", EVERY_BOARD, command_noise},
-	{"overrun", "BYTES", EVERY_BOARD, command_overrun},
+	{"overrun", "BYTES (1 to 1000000)", EVERY_BOARD, command_overrun},
 	{"baud", "BAUD (300 to 2000000)|auto", EVERY_BOARD, command_baud},
 	{"ppm", "PPM (-100000 to 100000)", EVERY_BOARD, command_ppm},
 	{"auto-reset", "on|off", WITH_PORT, command_auto_reset},
@@ -240,39 +242,41 @@ static const struct command {
 	{"modem-reset", "", WITH_MODEM, command_modem_reset},
 };
 
-/* Gives false where the command is wrong. */
-static bool obey(const char *line)
+static void refuse(const char *line, const char *why)
 {
-	char copy[LINE_LENGTH_MAX];
+	fprintf(stderr, "avr-runner: refused %s: %s\n", line, why);
+	fault_log_refused(line, why);
+}
+
+static void obey(const char *line)
+{
+	char copy[LINE_LENGTH_MAX], usage[LINE_LENGTH_MAX];
 	snprintf(copy, sizeof copy, "%s", line);
 	char *words[WORDS_MAX + 1] = {NULL}, *rest;
 	char *name = strtok_r(copy, " ", &rest);
 	if (!name)
-		return true;
+		return;
 	for (size_t i = 0; i < WORDS_MAX && (words[i] = strtok_r(NULL, " ", &rest)); i++)
 		;
 	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
 		const struct command *command = &commands[i];
 		if (strcmp(name, command->name) != 0)
 			continue;
-		if (command->where == (control.has_modem ? WITH_PORT : WITH_MODEM)) {
-			fprintf(stderr, "avr-runner: \"%s\" is for boards with a %s; nothing was done\n", name,
-				control.has_modem ? "serial port" : "modem");
-			return false;
+		const char *why;
+		if (command->where == (control.has_modem ? WITH_PORT : WITH_MODEM))
+			why = control.has_modem ? "it is for boards of the serial build"
+						: "it is for boards of the MQTT build";
+		else
+			why = command->obey(words);
+		if (why == DONE) {
+			fault_log(line);
+			return;
 		}
-		if (!command->obey(words)) {
-			fprintf(stderr, "avr-runner: wrong arguments in \"%s\"; it is: %s %s\n", line, name,
-				command->arguments);
-			return false;
-		}
-		fault_log(line);
-		return true;
+		snprintf(usage, sizeof usage, "it is: %s%s%s", name, *command->arguments ? " " : "", command->arguments);
+		refuse(line, *why ? why : usage);
+		return;
 	}
-	fprintf(stderr, "avr-runner: no command \"%s\"; there are:", name);
-	for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
-		fprintf(stderr, " %s", commands[i].name);
-	fputc('\n', stderr);
-	return false;
+	refuse(line, "there is no such command");
 }
 
 /* --- Pipe ---------------------------------------------------------------------------------------------------------- */
@@ -304,8 +308,7 @@ void control_obey(void)
 			if (bytes[i] == '\n') {
 				control.line[control.length] = 0;
 				control.length = 0;
-				if (!obey(control.line))
-					fault_log_refused(control.line);
+				obey(control.line);
 			} else if (control.length < sizeof control.line - 1) {
 				/* What JSON would need an escape for is in no command: it makes the line wrong. */
 				bool plain = bytes[i] >= ' ' && bytes[i] <= '~' && bytes[i] != '"' && bytes[i] != '\\';

@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "system.h"
 
@@ -13,20 +14,32 @@ bool fault_log_open(const char *path)
 	return file != NULL;
 }
 
-static void write_line(const char *kind, const char *words)
+static void write_line(const char *kind, const char *words, const char *why)
 {
 	if (!file)
 		return;
-	fprintf(file, "{\"time_us\":%" PRIu64 ",\"%s\":\"%s\"}\n", realtime_us(), kind, words);
+	fprintf(file, "{\"time_us\":%" PRIu64 ",\"%s\":\"%s\"", realtime_us(), kind, words);
+	if (why)
+		fprintf(file, ",\"why\":\"%s\"", why);
+	fputs("}\n", file);
 	fflush(file);
 }
 
 void fault_log(const char *words)
 {
-	write_line("fault", words);
+	write_line("fault", words, NULL);
 }
 
-void fault_log_refused(const char *command)
+void fault_log_refused(const char *command, const char *why)
 {
-	write_line("refused", command);
+	write_line("refused", command, why);
+}
+
+void fault_log_link(const char *words)
+{
+	static char last[256];
+	if (strcmp(words, last) == 0)
+		return;
+	snprintf(last, sizeof last, "%s", words);
+	write_line("link", last, NULL);
 }

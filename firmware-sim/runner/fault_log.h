@@ -10,7 +10,11 @@ bool fault_log_open(const char *path);
 /* `{"time_us":1700000000000000,"fault":"power-cycle 50"}`, on disk at once; the words must need no escape in JSON. */
 void fault_log(const char *words);
 
-/* The same for a command that changes nothing because it is wrong: `{"time_us":1700000000000000,"refused":"noise 2"}`. */
-void fault_log_refused(const char *command);
+/* The same for a command that changes nothing, with the reason:
+ * `{"time_us":1700000000000000,"refused":"noise 2","why":"it is: noise SHARE (0 to 1)"}`. */
+void fault_log_refused(const char *command, const char *why);
+
+/* How the modem's connection to the gateway stands, where that is new: `{"time_us":1700000000000000,"link":"let in"}`. */
+void fault_log_link(const char *words);
 
 #endif

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "chip.h"
+#include "fault_log.h"
 #include "line.h"
 #include "uart_bits.h"
 
@@ -34,11 +35,13 @@ enum {
 
 	/* Connections that broke without a farewell stay open on this machine, for the peer must not notice. */
 	FORSAKEN_MAX = 16,
+	CONNACK_BYTES = 4,
 };
 
 enum tcp { TCP_CLOSED, TCP_DIALLING, TCP_OPEN };
 
 static struct {
+	bool off;
 	bool echo;
 	bool transparent_mode; /* what AT+CIPMODE set */
 	bool transparent;      /* bytes go through */
@@ -57,6 +60,8 @@ static struct {
 	char host[HOST_BYTES_MAX];
 	unsigned port, keep_alive_s;
 	uint64_t dial_ends_us, redial_at_us;
+	uint8_t answer[CONNACK_BYTES]; /* how the connection's bytes from the gateway begin */
+	size_t answered;
 	int forsaken[FORSAKEN_MAX];
 	unsigned forsaken_count;
 
@@ -81,8 +86,46 @@ static void tell(const char *text)
 
 /* --- TCP ----------------------------------------------------------------------------------------------------------- */
 
+/* Whoever runs the board wants to know why nothing arrives. What JSON would need an escape for is in no host's name. */
+static void note(const char *what)
+{
+	char words[HOST_BYTES_MAX + 64];
+	snprintf(words, sizeof words, "%s:%u: %s", modem.host, modem.port, what);
+	for (char *at = words; *at; at++)
+		if (*at < ' ' || *at > '~' || *at == '"' || *at == '\\')
+			*at = '?';
+	fault_log_link(words);
+}
+
+/* The gateway's first packet is CONNACK (MQTT 3.1.1, 3.2): 0x20, 2, flags, return code. */
+static void note_answer(const uint8_t *bytes, size_t count)
+{
+	static const char *const refusals[] = {
+		"it does not speak MQTT 3.1.1",
+		"it rejects the client identifier",
+		"it takes no readings at present, or has too many connections",
+		"wrong user name or password",
+		"it wants a user name and password",
+	};
+	if (modem.answered == CONNACK_BYTES)
+		return;
+	while (count-- && modem.answered < CONNACK_BYTES)
+		modem.answer[modem.answered++] = *bytes++;
+	if (modem.answered < CONNACK_BYTES)
+		return;
+	uint8_t code = modem.answer[3];
+	if (modem.answer[0] != 0x20 || modem.answer[1] != 2)
+		note("it answers with something else than MQTT");
+	else if (code == 0)
+		fault_log_link("let in");
+	else
+		note(code <= sizeof refusals / sizeof *refusals ? refusals[code - 1] : "it refuses");
+}
+
 static void hang_up(void)
 {
+	if (modem.tcp == TCP_OPEN && modem.answered < CONNACK_BYTES)
+		note("the connection ended without an answer to CONNECT");
 	if (modem.tcp != TCP_CLOSED)
 		close(modem.fd);
 	modem.tcp = TCP_CLOSED;
@@ -109,12 +152,16 @@ static bool dial(void)
 	char service[16];
 	snprintf(service, sizeof service, "%u", modem.port);
 	struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found;
-	if (getaddrinfo(modem.host, service, &hints, &found) != 0)
+	int error = getaddrinfo(modem.host, service, &hints, &found);
+	if (error != 0) {
+		note(gai_strerror(error));
 		return false;
+	}
 	modem.fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	bool begun = modem.fd >= 0 && (connect(modem.fd, found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS);
 	freeaddrinfo(found);
 	if (!begun) {
+		note(strerror(errno));
 		if (modem.fd >= 0)
 			close(modem.fd);
 		return false;
@@ -144,17 +191,21 @@ static void check_dialling(void)
 {
 	struct pollfd line = {.fd = modem.fd, .events = POLLOUT};
 	if (poll(&line, 1, 0) == 0) {
-		if (chip_us() >= modem.dial_ends_us)
+		if (chip_us() >= modem.dial_ends_us) {
+			note("no answer");
 			dial_failed();
+		}
 		return;
 	}
 	int error = 0;
 	socklen_t length = sizeof error;
 	if (getsockopt(modem.fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error) {
+		note(strerror(error));
 		dial_failed();
 		return;
 	}
 	modem.tcp = TCP_OPEN;
+	modem.answered = 0;
 	if (modem.command_dials)
 		say("CONNECT\r\n\r\nOK\r\n");
 	modem.command_dials = false;
@@ -195,6 +246,7 @@ static bool receive_from_network(void)
 		connection_broke();
 		return false;
 	}
+	note_answer(bytes, (size_t)got);
 	if (!modem.transparent) {
 		snprintf(header, sizeof header, "\r\n+IPD,%zd:", got);
 		say(header);
@@ -384,7 +436,7 @@ static void take_transparent_byte(struct timed_byte byte)
 
 static void take_byte(struct timed_byte byte)
 {
-	if (modem.booted_at_us)
+	if (modem.off || modem.booted_at_us)
 		return;
 	if (modem.transparent)
 		notice_escape(byte.at_us);
@@ -432,12 +484,22 @@ static void keep_time(uint64_t now_us)
 		dial_failed();
 }
 
+static void power_on(void)
+{
+	modem.off = false;
+	modem_restart();
+}
+
 bool modem_exchange(void)
 {
 	static struct timed_byte heard[LINE_BYTES_MAX];
 	size_t count = line_from_chip(heard);
 	for (size_t i = 0; i < count; i++)
 		take_byte(heard[i]);
+	if (modem.off && chip_is_on())
+		power_on();
+	if (modem.off)
+		return count > 0;
 	keep_time(chip_us());
 	bool moved = count > 0;
 	if (modem.tcp == TCP_OPEN)
@@ -480,8 +542,17 @@ void modem_set_wifi(bool in_reach)
 	forsake();
 }
 
+void modem_power_off(void)
+{
+	forsake();
+	modem.off = true;
+	modem.transparent = modem.has_address = modem.command_dials = false;
+}
+
 void modem_restart(void)
 {
+	if (modem.off)
+		return;
 	static const char boot_rom[] = "\r\n ets Jan  8 2013,rst cause:2, boot mode:(3,6)\r\n\r\nload 0x40100000\r\n";
 	uint8_t misread[2 * sizeof boot_rom];
 	forsake();

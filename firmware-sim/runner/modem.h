@@ -12,7 +12,10 @@
 /* Connect the module to the line and switch it on. */
 void modem_start(void);
 
-/* Power off and on, or a reset of the module alone: what it was told is forgotten, but for the access point. Its TCP
+/* No power, until the chip has some again: the module then starts with it. */
+void modem_power_off(void);
+
+/* A reset of the module alone: what it was told is forgotten, but for the access point. Its TCP
  * connection is gone without a farewell: the peer is not told. */
 void modem_restart(void);
 

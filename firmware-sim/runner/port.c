@@ -81,20 +81,29 @@ void port_unplug_in_frame(void)
 	port.unplug_in_frame = true;
 }
 
-void port_plug(bool same_name)
+bool port_is_plugged(void)
 {
-	if (port.master >= 0)
-		return;
+	return port.master >= 0;
+}
+
+bool port_plug(bool same_name)
+{
+	if (port_is_plugged()) {
+		bool stays = port.unplug_in_frame;
+		port.unplug_in_frame = false;
+		return stays;
+	}
 	if (same_name) {
 		snprintf(port.link, sizeof port.link, "%s", port.first_link);
 		plug();
-		return;
+		return true;
 	}
 	snprintf(port.link, sizeof port.link, "%s@%u", port.first_link, ++port.plugged_count);
 	/* Take the terminal that became free, so that the adapter gets another one. */
 	int freed = posix_openpt(O_RDWR | O_NOCTTY);
 	plug();
 	close(freed);
+	return true;
 }
 
 void port_set_auto_reset(bool resets)
@@ -164,7 +173,7 @@ bool port_exchange(void)
 	bool opened = listened && !port.listened;
 	port.listened = listened;
 	if (opened && port.auto_reset) {
-		fault_log("auto-reset");
+		fault_log("reset by the opening of the port");
 		chip_reset();
 	}
 	if (port.master >= 0)

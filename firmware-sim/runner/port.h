@@ -14,8 +14,11 @@ void port_unplug(void);
 /* The same when the chip is in the middle of a frame. */
 void port_unplug_in_frame(void);
 
-/* Plug it in again: under its first link, or as USB does, under a new one: LINK@2, LINK@3 and so on. */
-void port_plug(bool same_name);
+bool port_is_plugged(void);
+
+/* Plug it in again: under its first link, or as USB does, under a new one: LINK@2, LINK@3 and so on. Where it waits
+ * to be taken out in a frame's middle, it stays in instead. False, and nothing done, where it is in already. */
+bool port_plug(bool same_name);
 
 /* Whether opening the port resets the chip, as an Arduino's DTR line does. */
 void port_set_auto_reset(bool resets);

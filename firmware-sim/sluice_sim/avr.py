@@ -2,8 +2,10 @@
 
 import fcntl
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +21,7 @@ from sluice_sim.avr_board import (
     PROJECT,
     RUNNER,
     Board,
+    RefusedError,
     SimulationError,
     Wiring,
     board_command,
@@ -34,6 +37,7 @@ __all__ = [
     "BUILD",
     "FIRMWARE",
     "FIRMWARES",
+    "PREFIXES",
     "PROJECT",
     "RUNNER",
     "SAMPLE_INTERVAL_MS_MAX",
@@ -55,7 +59,12 @@ __all__ = [
     "summary",
 ]
 
+PREFIXES: Final[dict[Build, str]] = {"serial": "s", "mqtt": "w"}
+"""How boards are called where nothing is said: two builds at one gateway are other devices."""
+LOCK: Final = ".sluice-sim.lock"
 _LOOK_INTERVAL_S: Final = 0.05
+_REACH_SECONDS_MAX: Final = 10.0
+"""So long a board's modem may take until it is in, before that is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +91,19 @@ def build_firmware(build: Build = "serial") -> Path:
 
     The runner is `RUNNER`, flash and RAM use stand in `sensor-BUILD.size` beside it. Raises SimulationError.
     """
+    sources = PROJECT / "firmware-sim"
+    if not (sources / "Makefile").exists():
+        raise SimulationError(
+            f"the firmware's sources are not at {sources}: run sluice-sim from a clone of Sluice"
+            " (there `make install`, then .venv/bin/sluice-sim; or `pip install -e .`)"
+        )
     BUILD.parent.mkdir(parents=True, exist_ok=True)
     try:
         # Two builds at once would take each other's half-written files for done.
         with BUILD.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             made = subprocess.run(
-                ["make", "--silent", "-C", str(PROJECT / "firmware-sim"), f"BUILD={BUILD}", f"sensor-{build}", RUNNER],
+                ["make", "--silent", "-C", str(sources), f"BUILD={BUILD}", f"sensor-{build}", RUNNER],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -109,10 +124,13 @@ def start_boards(  # noqa: PLR0913 - one for each thing to choose
     *,
     interval_ms: int = 1000,
     seed: int = 0,
-    prefix: str = "s",
+    prefix: str | None = None,
     options: AvrOptions = _PLAIN,
 ) -> list[Board]:
-    """Build, provision and switch on boards s1, s2, ... in `directory`. Raises SimulationError, ValueError."""
+    """Build, provision and switch on boards in `directory`, called by the build (`PREFIXES`) or `prefix`: s1, s2, ...
+
+    Raises SimulationError, ValueError.
+    """
     firmware = build_firmware(options.build)
     modem = options.build == "mqtt"
     wiring = Wiring(modem, options.noise, options.ppm, options.auto_reset)
@@ -120,7 +138,7 @@ def start_boards(  # noqa: PLR0913 - one for each thing to choose
     boards: list[Board] = []
     try:
         for number in range(1, count + 1):
-            device = f"{prefix}{number}"
+            device = f"{PREFIXES[options.build] if prefix is None else prefix}{number}"
             provision(
                 directory / f"{device}.eeprom",
                 device,
@@ -158,24 +176,57 @@ def main_avr(  # noqa: PLR0913, PLR0917 - one for each thing to choose
     seconds: float = 0.0,
     seed: int = 0,
     options: AvrOptions = _PLAIN,
+    prefix: str | None = None,
 ) -> int:
     """Run boards until SIGINT or SIGTERM, or for so many seconds (0: without end). Gives the exit code.
 
-    1 means that a board ended before its time. Raises SimulationError, ValueError. For the main thread only.
+    1 means that a board ended before its time, or that no gateway ever let one in. Raises SimulationError, also where
+    another process runs boards in `directory`, and ValueError. For the main thread only.
     """
     boards: list[Board] = []
-    with _stop_signals() as stop_asked:
+    began_us = time.time_ns() // 1000
+    with _stop_signals() as stop_asked, _alone_in(directory):
         try:
-            boards = start_boards(directory, count, interval_ms=interval_ms, seed=seed, options=options)
+            boards = start_boards(directory, count, interval_ms=interval_ms, seed=seed, prefix=prefix, options=options)
             _show_start(boards, options)
-            ended = _run(boards, seconds, options, stop_asked)
+            ended = _run(boards, seconds, options, stop_asked, began_us)
         finally:
             with suppress(KeyboardInterrupt):
                 stop_boards(boards)
         _show_end(boards, options)
     if ended:
         print(f"Ended before their time, each with a message above: {', '.join(ended)}.")
-    return 1 if ended else 0
+    outside = _not_let_in(boards, options, began_us)
+    for device, why in outside.items():
+        print(f"{device}: no listener let it in: {why}", file=sys.stderr)
+    return 1 if ended or outside else 0
+
+
+@contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Keep others from running boards there. Raises SimulationError. The lock goes with the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / LOCK).open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise SimulationError(
+                f"{directory}: another sluice-sim avr (process {lock.read().strip()}) runs boards here;"
+                " stop it, or choose another --dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def _not_let_in(boards: Sequence[Board], options: AvrOptions, since_us: int) -> dict[str, str]:
+    """Boards of the MQTT build that no gateway has let in, and why."""
+    if options.build != "mqtt":
+        return {}
+    reasons = ((board.device, board.why_not_let_in(since_us)) for board in boards)
+    return {device: why for device, why in reasons if why is not None}
 
 
 @contextmanager
@@ -194,7 +245,9 @@ def _stop_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _run(boards: Sequence[Board], seconds: float, options: AvrOptions, stop_asked: Sequence[int]) -> list[str]:
+def _run(
+    boards: Sequence[Board], seconds: float, options: AvrOptions, stop_asked: Sequence[int], began_us: int
+) -> list[str]:
     """Let the boards run, and do to them what the schedule says. Gives those that ended before their time."""
     by_name = {board.device: board for board in boards}
     faults: Iterator[Fault] = iter(())
@@ -202,6 +255,7 @@ def _run(boards: Sequence[Board], seconds: float, options: AvrOptions, stop_aske
         faults = schedule(options.faults, list(by_name), options.build, noise=options.noise, ppm=options.ppm)
     following = next(faults, None)
     began = time.monotonic()
+    looked_outside = False
     while not stop_asked:
         at_s = time.monotonic() - began
         if seconds and at_s >= seconds:
@@ -210,10 +264,18 @@ def _run(boards: Sequence[Board], seconds: float, options: AvrOptions, stop_aske
         if ended:
             return ended
         if following is not None and following.at_s <= at_s:
-            by_name[following.device].do(following.command)
-            _show_fault(following, options)
+            try:
+                by_name[following.device].do(following.command)
+                _show_fault(following, options)
+            except RefusedError as error:
+                # Somebody gave the board another one meanwhile: it is unplugged already, for example.
+                print(error, file=sys.stderr)
             following = next(faults, None)
             continue
+        if not looked_outside and at_s >= _REACH_SECONDS_MAX:
+            looked_outside = True
+            for device, why in _not_let_in(boards, options, began_us).items():
+                print(f"{device}: no listener has let it in yet: {why}", file=sys.stderr)
         time.sleep(_LOOK_INTERVAL_S)
     return []
 

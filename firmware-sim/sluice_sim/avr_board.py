@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -22,10 +23,15 @@ RUNNER: Final = BUILD / "avr-runner"
 _START_SECONDS_MAX: Final = 10.0
 _STOP_SECONDS_MAX: Final = 5.0
 _OBEY_SECONDS_MAX: Final = 5.0
+_COMMAND_CHARACTERS_MAX: Final = 255
 
 
 class SimulationError(Exception):
     """The firmware could not be built, or a board not be started or told something; the message says what to do."""
+
+
+class RefusedError(SimulationError):
+    """A board refused a command and did nothing; the message has its reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Wiring:
 
 
 _PLAIN_WIRING: Final = Wiring()
+LET_IN: Final = "let in"
+"""What the modem notes of a gateway that answers CONNECT with yes (modem.c)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,14 @@ class Board:
     def faults(self) -> list[dict[str, Any]]:
         """What was done to the board: `time_us` since 1970, and `fault`."""
         return read_faults(self.ledger.with_suffix(".faults"))
+
+    def why_not_let_in(self, since_us: int) -> str | None:
+        """Why no gateway has let the modem's board in since then (microseconds since 1970); None where one has."""
+        log = _read_log(self.ledger.with_suffix(".faults"))
+        words = [str(entry["link"]) for entry in log if "link" in entry and entry["time_us"] >= since_us]
+        if LET_IN in words:
+            return None
+        return words[-1] if words else "it has not dialled yet"
 
 
 def board_command(
@@ -156,12 +172,14 @@ def give_command(board: Path, command: str) -> None:
     """Give a running board a command and wait until it is carried out.
 
     `board` is its folder and its name, `DIR/s1`. Raises SimulationError, in words, where there is no such board or no
-    such command, or where the board refused it.
+    such command, or where the board refused it (RefusedError).
     """
     words = " ".join(command.split())
     name = words.split(" ")[0]
     if name not in COMMANDS:
         raise SimulationError(f"there is no fault {name!r}; there are: {', '.join(COMMANDS)}")
+    if len(words) > _COMMAND_CHARACTERS_MAX or not re.fullmatch(r"[ !#-\[\]-~]+", words):
+        raise SimulationError(f"{words!r} is no fault: it is {_usage(name)}")
     log = board.with_name(f"{board.name}.faults")
     done_before = len(_read_log(log))
     _write_to_pipe(board, words)
@@ -171,15 +189,14 @@ def give_command(board: Path, command: str) -> None:
             if entry.get("fault") == words:
                 return
             if entry.get("refused") == words:
-                raise SimulationError(f"board {board.name} refused {words!r} and did nothing; it is: {_usage(name)}")
+                raise RefusedError(f"board {board.name} refused {words!r} and did nothing: {entry['why']}")
         if time.monotonic() > deadline:
             raise SimulationError(f"board {board.name} did not do {words!r} within {_OBEY_SECONDS_MAX:.0f} s")
         time.sleep(0.005)
 
 
 def _usage(name: str) -> str:
-    command = COMMANDS[name]
-    return f"{name} {command.arguments}".strip() + f" (boards of the {' or '.join(command.builds)} build)"
+    return f"{name} {COMMANDS[name].arguments}".strip()
 
 
 def _write_to_pipe(board: Path, command: str) -> None:
@@ -187,6 +204,9 @@ def _write_to_pipe(board: Path, command: str) -> None:
     try:
         pipe = os.open(control, os.O_WRONLY | os.O_NONBLOCK)
     except FileNotFoundError:
+        port_of = board.with_name(board.name.removeprefix("tty-").partition("@")[0])
+        if port_of != board and port_of.with_name(f"{port_of.name}.control").exists():
+            raise SimulationError(f"{board} is a port; its board is {port_of}") from None
         raise SimulationError(
             f"no board runs as {board}: there is no {control}. Start boards with `sluice-sim avr --dir {board.parent}`"
         ) from None

@@ -2,9 +2,10 @@
 
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
+from click.core import ParameterSource
 
 from sluice_sim.avr import AvrOptions, main_avr
 from sluice_sim.avr_board import SimulationError, give_command
@@ -12,6 +13,8 @@ from sluice_sim.avr_faults import COMMANDS, FAULTS_PER_MINUTE, Build, FaultRate,
 from sluice_sim.provision import CLOCK_MS_MAX, PORT_MAX, SAMPLE_INTERVAL_MS_MAX, SAMPLE_INTERVAL_MS_MIN, Network
 
 BOARDS_MAX = 200
+_ONLY_FOR: Final[dict[str, Build]] = {"broker": "mqtt", "user_secret": "mqtt", "auto_reset": "serial"}
+"""Options that do something for one build alone."""
 
 
 def _parse_broker(_context: click.Context, _parameter: click.Parameter, text: str) -> tuple[str, int]:
@@ -28,7 +31,19 @@ def _parse_faults(_context: click.Context, _parameter: click.Parameter, text: st
         raise click.BadParameter(str(error)) from None
 
 
-@click.command()
+def _refuse_useless(build: Build) -> None:
+    """Raise click.UsageError where an option was given that does nothing. A variable of the environment may stand."""
+    context = click.get_current_context()
+    for name, only in _ONLY_FOR.items():
+        if only != build and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(
+                f"{option} is for boards of the {only} build, and these are of the {build} build;"
+                f" leave it out, or add --build {only}"
+            )
+
+
+@click.command(short_help="Run boards: the real firmware, simulated.")
 @click.option("--count", "--sensors", "count", default=4, show_default=True, type=click.IntRange(1, BOARDS_MAX))
 @click.option(
     "--dir",
@@ -98,15 +113,21 @@ def _parse_faults(_context: click.Context, _parameter: click.Parameter, text: st
     type=click.IntRange(0, CLOCK_MS_MAX),
     help="What the boards' millisecond counters start at: 4294957296 is 10 s before the wrap.",
 )
+@click.option(
+    "--prefix",
+    help="How boards are called, before their number: s, or w with --build mqtt, if nothing is said.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: the boards, each fault, the summary.")
 def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int, **others: Any) -> None:
     """Run 8-bit sensors s1, s2, ...: the real firmware on simulated ATmega328Ps.
 
     Builds the firmware if need be. The gateway opens DIR/tty-s1 and so on as it would open USB adapters: set
-    serial.ports = ["DIR/tty-*"] in gateway.toml. With --build mqtt the boards dial the gateway's MQTT listener instead.
-    A board starts again with the boot counter of its EEPROM. For each board DIR has NAME.ledger (what its firmware
-    knows of its samples), NAME.samples (every value) and NAME.faults (what was done to it, and when).
+    serial.ports = ["DIR/tty-*"] in gateway.toml. With --build mqtt the boards w1, w2, ... dial the gateway's MQTT
+    listener instead. A board starts again with the boot counter of its EEPROM. For each board DIR has NAME.ledger (what
+    its firmware knows of its samples), NAME.samples (every value) and NAME.faults (what was done to it, and when).
+    Exit code 1: a board could not run, or no listener let it in.
     """
+    _refuse_useless(others["build"])
     host, port = others["broker"]
     options = AvrOptions(
         build=cast("Build", others["build"]),
@@ -119,7 +140,7 @@ def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int
         as_json=others["as_json"],
     )
     try:
-        code = main_avr(count, directory, interval_ms, seconds, seed, options)
+        code = main_avr(count, directory, interval_ms, seconds, seed, options, others["prefix"])
     except (SimulationError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
@@ -135,7 +156,11 @@ class _FaultCommand(click.Command):
             formatter.write_dl([(f"{name} {one.arguments}".strip(), one.meaning) for name, one in COMMANDS.items()])
 
 
-@click.command(cls=_FaultCommand, context_settings={"ignore_unknown_options": True})
+@click.command(
+    cls=_FaultCommand,
+    context_settings={"ignore_unknown_options": True},
+    short_help="Do something to a board that runs.",
+)
 @click.argument("board", type=click.Path(path_type=Path))
 @click.argument("words", nargs=-1, required=True, metavar="FAULT...")
 def fault(board: Path, words: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ FIRST_FAULT_S_MIN: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of the runner (control.c), as a person may give it."""
+    """One command of the runner as a person may give it: `arguments` as control.c has them."""
 
     arguments: str
     meaning: str
@@ -25,17 +25,18 @@ class Command:
 
 COMMANDS: Final = {
     "reset": Command("", "pull the reset pin"),
-    "power-cycle": Command("[MS]", "off, and on after 50 ms or so long; the modem too"),
-    "brown-out": Command("[MS]", "the supply fails for 5 ms or so long"),
+    "power-cycle": Command("[MS (1 to 3600000)]", "off, and on after 50 ms or so long; the modem too"),
+    "brown-out": Command("[MS (1 to 3600000)]", "the supply fails for 5 ms or so long"),
     "brown-out-in-write": Command(
-        "[MS [BYTES]]", "off and on, and a brown-out while the boot is counted in EEPROM, after 2 or so many bytes"
+        "[MS (1 to 3600000) [BYTES (0 to 11)]]",
+        "off and on, and a brown-out while the boot is counted in EEPROM, after 2 or so many bytes",
     ),
     "unplug": Command("[in-frame]", "take the serial adapter out, or wait with it for a frame's middle", ("serial",)),
     "plug": Command("[same]", "plug it in again, under another link, or under the first one", ("serial",)),
-    "noise": Command("SHARE", "of so many of the bytes (0 to 1) one bit is flipped, each way"),
-    "overrun": Command("BYTES", "so many of the next bytes from the chip are lost"),
-    "baud": Command("BAUD|auto", "the other end's speed, whatever it sets; auto: what it sets"),
-    "ppm": Command("PPM", "the oscillator is so much too fast"),
+    "noise": Command("SHARE (0 to 1)", "of so many of the bytes one bit is flipped, each way"),
+    "overrun": Command("BYTES (1 to 1000000)", "so many of the next bytes from the chip are lost"),
+    "baud": Command("BAUD (300 to 2000000)|auto", "the other end's speed, whatever it sets; auto: what it sets"),
+    "ppm": Command("PPM (-100000 to 100000)", "the oscillator is so much too fast"),
     "auto-reset": Command("on|off", "whether opening the port resets the chip, as an Arduino's DTR does", ("serial",)),
     "inhibit": Command("on|off", "the jumper that stops sampling"),
     "erase-eeprom": Command("[counter]", "a chip erase, or as if the chip was provisioned again after it"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+from click.core import ParameterSource
 
 from sluice_sim.fleet import FleetError, FleetOptions, Progress, run_fleet
 from sluice_sim.fleet_faults import NONE, USUAL, FaultError, FaultRates, option_name, with_rates
@@ -52,7 +53,7 @@ def _faults_help() -> str:
     return "\b\nFaults, and how much of them --faults has:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-@click.command(epilog=_faults_help())
+@click.command(epilog=_faults_help(), short_help="Run many MQTT sensors, with faults.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The gateway's MQTT listener.")
 @click.option("--port", default=1883, show_default=True, type=click.IntRange(1, 65535))
 @click.option("--sensors", default=200, show_default=True, type=click.IntRange(1, 20_000))
@@ -130,6 +131,9 @@ def fleet(  # noqa: PLR0913, PLR0917 - one for each option
     """
     other = _address(roam)
     rates = _rates(_named_numbers(given), all_faults=all_faults, can_roam=other is not None)
+    scale_source = click.get_current_context().get_parameter_source("time_scale")
+    if rates == NONE and scale_source is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--time-scale compresses the time of faults, of which there are none: add --faults")
     options = FleetOptions(
         host, port, sensors, interval_ms, seconds, ledger, seed, user_secret, rates, time_scale, other
     )
@@ -184,15 +188,17 @@ async def _until_stopped(options: FleetOptions, show: Callable[[Progress], None]
 
 
 def _line(progress: Progress) -> str:
-    line = (
-        f"{progress.seconds:6.0f} s  {progress.connected}/{progress.sensors} connected  "
+    line = f"{progress.seconds:6.0f} s  {progress.connected}/{progress.sensors} connected  {_counts(progress)}"
+    return line if progress.last_error is None else f"{line}  ({progress.last_error})"
+
+
+def _counts(progress: Progress) -> str:
+    counts = (
         f"{progress.acknowledged_per_s:.0f} readings/s  {progress.acknowledged} acknowledged  "
         f"{progress.waiting} waiting  {progress.dropped} dropped"
     )
     struck = sum(progress.faults.values())
-    if struck:
-        line += f"  {struck} faults"
-    return line if progress.last_error is None else f"{line}  ({progress.last_error})"
+    return f"{counts}  {struck} faults" if struck else counts
 
 
 def bar(share: float) -> str:
@@ -235,7 +241,8 @@ def _show_json(progress: Progress) -> None:
 def _sum_up(last: Progress, ledger: Path | None) -> None:
     if sys.stdout.isatty():
         click.echo()
-    click.echo(_line(last))
+    # All have said goodbye by now: how many are connected says nothing any more.
+    click.echo(f"end: {last.seconds:.0f} s  {last.sensors} sensors  {_counts(last)}")
     if last.faults:
         faults = ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in sorted(last.faults.items()))
         click.echo(f"Faults: {faults}. --seed {last.seed} repeats them.")

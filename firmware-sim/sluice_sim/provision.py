@@ -1,5 +1,6 @@
 """EEPROM images of the 8-bit sensors: name, sampling interval, network, and what the clock starts at."""
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from typing import Final
 
 EEPROM_BYTES: Final = 1024
 DEVICE_BYTES_MAX: Final = 32
+DEVICE_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{DEVICE_BYTES_MAX - 1}}}")
+"""What the gateway takes for a name, as far as the EEPROM has room for it."""
 SAMPLE_INTERVAL_MS_MIN: Final = 10
 SAMPLE_INTERVAL_MS_MAX: Final = 86_400_000
 CLOCK_MS_MAX: Final = 2**32 - 1
@@ -56,9 +59,15 @@ def provision(
     `network` is what the MQTT build needs. `clock_start_ms` is what the sensor's millisecond counter starts at after
     every reset, for tests of its wrap at 2^32. What is not given stays in an existing image as it was, and so does the
     boot counter. The image can go to a real board with `avrdude -U eeprom`.
-    Raises ValueError where the name (1 to 32 bytes of UTF-8), the interval (10 ms to a day) or another does not fit.
+    Raises ValueError where the gateway would refuse the name (`DEVICE_NAME`), or the interval (10 ms to a day) or
+    another does not fit.
     """
-    name = _text("device name", device, 1, DEVICE_BYTES_MAX)
+    if not DEVICE_NAME.fullmatch(device):
+        raise ValueError(
+            f"device name {device!r}: the gateway would refuse it. A name is 1 to {DEVICE_BYTES_MAX} letters (a to z),"
+            " digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    name = device.encode()
     if not SAMPLE_INTERVAL_MS_MIN <= sample_interval_ms <= SAMPLE_INTERVAL_MS_MAX:
         raise ValueError(
             f"sample_interval_ms is {sample_interval_ms};"
