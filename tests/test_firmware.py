@@ -69,11 +69,14 @@ class GatewayEnd:
     run: int = 0
     received: set[int] = field(default_factory=set)
     """Every sequence that ever came."""
+    acked: tuple[int, int] = (0, 0)
+    """What the last ACK said: each HELLO of a run that is known is answered with it."""
 
     def send(self, frame: Frame) -> None:
         self.port.write(encode_frame(frame))
 
     def ack(self, following: int, bitmap: int = 0) -> None:
+        self.acked = following, bitmap
         self.send(Ack(self.run, following, bitmap))
 
     def of(self, kind: type[F]) -> list[F]:
@@ -102,6 +105,9 @@ class GatewayEnd:
         frames = self.decoder.feed(self.port.read(256))
         self.frames += frames
         self.received |= {frame.sequence for frame in frames if isinstance(frame, Data)}
+        # The one that was asked for may follow the one of the start.
+        if any(isinstance(frame, Hello) and frame.run == self.run for frame in frames):
+            self.ack(*self.acked)
 
     def introduce(self) -> Hello:
         """Ask for HELLO and answer it. What was received before is forgotten."""
