@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gateway.config_words import Place, show
+from gateway.modbus_registers import width
 from gateway.settings import (
     ModbusRegister,
     ModbusUnit,
@@ -35,7 +36,6 @@ SERIAL_EXAMPLES: Final = {
 }
 """By the section and the setting that is missing: what to write."""
 _SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
-_REGISTERS_OF = {"u16": 1, "s16": 1, "u32": 2, "s32": 2, "f32": 2, "u64": 4, "s64": 4, "f64": 4, "bit": 1}
 _ADDRESS_MAX = 65_535
 _BIT_TABLES = frozenset({"coil", "discrete"})
 _CSV_EXAMPLE = 'columns = ["celsius", "", "humidity"], where an empty one leaves that value out'
@@ -174,7 +174,7 @@ def _unit_mistakes(unit: ModbusUnit, section: Place) -> Iterator[tuple[Place, st
 def _register_mistakes(register: ModbusRegister, place: Place) -> Iterator[tuple[Place, str]]:
     if not register.name:
         yield (*place, "name"), 'is empty; write what the register holds, such as "volts"'
-    last = register.address + _REGISTERS_OF[register.type] - 1
+    last = register.address + width(register) - 1
     if last > _ADDRESS_MAX:
         told = f"{show(register.type)} from {register.address} would end at {last}, and the last register is"
         yield (*place, "address"), f"{told} {_ADDRESS_MAX}; write a smaller address"

@@ -25,7 +25,7 @@ from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInput
 
 from gateway.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.reading import Intake, Reading
-from gateway.serial_ports import GONE, close_port, open_port, why_closed
+from gateway.serial_ports import PortLostError, close_port, open_port, read_port, why_closed
 from gateway.settings import ModbusUnit, SerialModbusSettings
 
 if TYPE_CHECKING:
@@ -387,14 +387,11 @@ class ModbusLine:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, _READ_BYTES_MAX)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.close(why_closed("reading", error))
+            data = read_port(self._fd, _READ_BYTES_MAX)
+        except PortLostError as error:
+            self.close(str(error))
             return
         if not data:
-            self.close(GONE)
             return
         self._active_s = max(self._active_s, self._loop.time())
         room = _RECEIVED_BYTES_MAX - len(self._received)

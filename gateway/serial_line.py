@@ -17,7 +17,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.reading import SerialIntake
 from gateway.serial_link import REFUSED_HELLO, HelloRefused, Identified, LinkEvent, Lost, Received, SerialLink
 from gateway.serial_losses import RingLosses
-from gateway.serial_ports import GONE, close_port, why_closed
+from gateway.serial_ports import PortLostError, close_port, read_port, why_closed
 from gateway.terminal_text import size, span
 
 READ_BYTES_MAX = 4096
@@ -147,14 +147,11 @@ class PortLine(ABC):
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, READ_BYTES_MAX)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.close(why_closed("reading", error))
+            data = read_port(self._fd, READ_BYTES_MAX)
+        except PortLostError as error:
+            self.close(str(error))
             return
         if not data:
-            self.close(GONE)
             return
         now_us = self._now_us()
         self._heard_us = now_us

@@ -29,7 +29,7 @@ _PTY_MAJORS: Final = range(136, 144)
 """Linux' Documentation/admin-guide/devices.txt."""
 FRAMES: Final = "serial.ports"
 """The setting that a port is served for, where it has no section of its own."""
-GONE: Final = "its adapter is gone (unplugged, or no power)"
+_GONE: Final = "its adapter is gone (unplugged, or no power)"
 _GONE_ERRORS: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV})
 """What reading and writing end in where an adapter is pulled out."""
 _HINTS = {
@@ -123,9 +123,26 @@ def _is_pseudo_terminal(fd: int) -> bool:
     return os.major(os.fstat(fd).st_rdev) in _PTY_MAJORS
 
 
+class PortLostError(OSError):
+    """A port can be read no more; the message says why."""
+
+
+def read_port(fd: int, bytes_max: int) -> bytes:
+    """What an open port has now: perhaps nothing. Raises PortLostError."""
+    try:
+        data = os.read(fd, bytes_max)
+    except BlockingIOError:
+        return b""
+    except OSError as error:
+        raise PortLostError(why_closed("reading", error)) from error
+    if not data:
+        raise PortLostError(_GONE)
+    return data
+
+
 def why_closed(doing: str, error: OSError) -> str:
     """What an error of an open port means; `doing` is reading or writing."""
-    return GONE if error.errno in _GONE_ERRORS else f"{doing} failed: {error.strerror}"
+    return _GONE if error.errno in _GONE_ERRORS else f"{doing} failed: {error.strerror}"
 
 
 def why_not_opened(error: BaseException, name: str, section: str = FRAMES) -> str:

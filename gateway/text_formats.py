@@ -122,12 +122,17 @@ def nmea_checksum(content: bytes) -> int:
     return reduce(xor, content, 0)
 
 
-def _text(line: bytes) -> str:
+def characters(line: bytes) -> str:
     """Most sensors write ASCII or UTF-8; what others write beyond ASCII is nearly always a degree sign, in Latin-1."""
     try:
-        text = line.decode()
+        return line.decode()
     except UnicodeDecodeError:
-        text = line.decode("latin-1")
+        return line.decode("latin-1")
+
+
+def _text(line: bytes) -> str:
+    """A line without a terminal's colours. Raises LineError where it is no text."""
+    text = characters(line)
     if "\x1b" in text:
         text = _COLOURS.sub("", text)
     # At the wrong baud rate lines are full of these.

@@ -10,6 +10,7 @@ from gateway.reading import Reading, SerialIntake
 from gateway.serial_line import PortLine
 from gateway.settings import SerialTextSettings
 from gateway.terminal_text import span
+from gateway.text_formats import characters
 from gateway.text_link import TextLink, TextReadings, Uncollected, Unreadable
 
 MUTE_US = 60_000_000
@@ -109,8 +110,5 @@ class TextLine(PortLine):
 
 
 def _shown(line: bytes) -> str:
-    try:
-        text = line.decode()
-    except UnicodeDecodeError:
-        text = line.decode("latin-1")
+    text = characters(line)
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"

@@ -96,3 +96,8 @@ def load(build_name: str) -> ctypes.CDLL:
         library.frame_encode.restype = ctypes.c_uint8
         library.frame_receive.restype = ctypes.c_void_p
     return library
+
+
+def bitmap(following: int, stored: set[int]) -> int:
+    """What an ACK whose `next` is `following` says of those that are stored behind it."""
+    return sum(1 << (n - following - 1) for n in stored if following < n <= following + 32)

@@ -42,6 +42,7 @@ from sluice_sim.avr import (
     stop_boards,
 )
 from sluice_sim.avr_faults import Build
+from tests.firmware_host import bitmap
 from tests.mqtt_peers import RecordingIntake, listening
 
 pytestmark = pytest.mark.avr
@@ -159,10 +160,6 @@ class Bench:
         """Switch off and read the account, one entry for each boot."""
         self.off()
         return [json.loads(line) for line in (self.directory / "s1.ledger").read_text().splitlines()]
-
-
-def bitmap(following: int, stored: set[int]) -> int:
-    return sum(1 << (n - following - 1) for n in stored if following < n <= following + 32)
 
 
 @pytest.fixture(scope="module", autouse=True)

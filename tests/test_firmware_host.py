@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from gateway.serial_frames import Ack, Data, FrameDecoder, Hello, HelloRequest, Probe, Reply, cobs_encode, encode_frame
 from sluice_sim.avr import provision
 from tests import firmware_vectors
-from tests.firmware_host import ACKNOWLEDGED, DROPPED, FIRMWARE_SIM, SENT, TAKEN, VECTORS, HostBoard, build, load
+from tests.firmware_host import (
+    ACKNOWLEDGED,
+    DROPPED,
+    FIRMWARE_SIM,
+    SENT,
+    TAKEN,
+    VECTORS,
+    HostBoard,
+    bitmap,
+    build,
+    load,
+)
 
 pytestmark = pytest.mark.avr
 
@@ -27,10 +38,6 @@ FRAMES, MQTT = VECTORS / "frames.txt", VECTORS / "mqtt.txt"
 @pytest.fixture(scope="module")
 def host() -> ctypes.CDLL:
     return load("serial")
-
-
-def bitmap(following: int, stored: set[int]) -> int:
-    return sum(1 << (n - following - 1) for n in stored if following < n <= following + 32)
 
 
 # --- Vectors
