@@ -4,6 +4,7 @@ import csv
 import ctypes
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -355,6 +356,22 @@ def test_an_overrun_takes_that_many_bytes(bench: Bench) -> None:
     # It says hello once a second; one may have been on its way.
     following = (line.port.read_until(b"\0") for _ in range(5))
     assert next(got for got in following if got != whole) == whole[10:], "the same HELLO without its beginning"
+
+
+def test_signals_spoil_nothing_that_the_board_writes(bench: Bench) -> None:
+    board = bench.on()
+    line = bench.listen(board)
+    line.until_hello()
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        # Answers to interrupt, and signals enough that some come in the middle of a write.
+        line.port.write(encode_frame(HelloRequest()))
+        for _ in range(10_000):
+            os.kill(board.process.pid, signal.SIGUSR1)
+        line.read()
+    board.do("inhibit off")
+    line.until_samples(3)
+    assert board.process.poll() is None
 
 
 @pytest.mark.parametrize("baud", [9600, 19200, 115200])

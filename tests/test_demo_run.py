@@ -126,7 +126,10 @@ def test_the_gateway_finds_the_boards_ports_and_not_the_links_that_are_being_mad
 
 
 def test_firmware_that_cannot_be_built_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avr, "PROJECT", tmp_path)  # here is no Makefile
+    sources = tmp_path / "firmware-sim"
+    sources.mkdir()
+    (sources / "Makefile").write_text("sensor-mqtt:\n\tfalse\n")
+    monkeypatch.setattr(avr, "PROJECT", tmp_path)
     with pytest.raises(DemoError, match="The firmware could not be built") as error:
         demo_run.build_firmware("mqtt")
     assert "DEMO_SERIAL_SENSORS=0" in error.value.advice

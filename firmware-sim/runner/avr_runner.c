@@ -193,8 +193,8 @@ static struct settings read_settings(int argc, char **argv)
 int main(int argc, char **argv)
 {
 	struct settings settings = read_settings(argc, argv);
-	/* No SA_RESTART: a signal ends the wait. */
-	struct sigaction action = {.sa_handler = on_signal};
+	/* SA_RESTART: a signal spoils no write of a port or a file. It ends the wait all the same (signal(7)). */
+	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 	sigaction(SIGTERM, &action, NULL);
 	sigaction(SIGINT, &action, NULL);
 	sigaction(SIGUSR1, &action, NULL);
