@@ -347,7 +347,31 @@ class Buffer:
 
     async def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`. Raises BufferFileError."""
-        return await self._call(lambda: self._file.recall(device, boot))
+        with self._wake:
+            entries = [entry.quarantined or entry for append in self._readings for entry in append.entries]
+        # Serial sensors' boots have a random part: no two have the same.
+        of_run = [entry.device_sequence for entry in entries if entry.device_boot == boot]
+        waiting = frozenset(sequence for sequence in of_run if sequence is not None)
+        found = await self._call(lambda: self._file.recall(device, boot))
+        if waiting <= found.stored:
+            return found
+        # An earlier line's, perhaps, which wait for room: neither stored nor lost, until it is known which. Windows
+        # are looked at before that, for what this line stores meanwhile takes the places of what was known.
+        await self._until_settled()
+        return found._replace(stored=found.stored | waiting)
+
+    async def _until_settled(self) -> None:
+        """Wait until what was appended before is stored or refused. Raises BufferFileError where too much waits."""
+        settled: asyncio.Future[bool] = self._loop.create_future()
+
+        def done(stored: bool) -> None:  # noqa: FBT001 - the form of Intake's `done`
+            # Whoever waited may have gone: its port was closed.
+            if not settled.done():
+                settled.set_result(stored)
+
+        self.append((), done)
+        if not await settled:
+            raise BufferFileError("too much waits to be stored")
 
     def confirm(self, buffer_id: str, spans: Iterable[Span], marks: Iterable[Mark] = ()) -> None:
         """These rows are in Kafka, or set aside, and may be deleted; `marks` say what goes with that.

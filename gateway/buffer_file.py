@@ -158,7 +158,7 @@ class BufferFile:
             self._state.lanes = read_counts(self.connection)
             self._state.rows = sum(count.rows for count in self._state.lanes.values())
             self._runs = DeviceRuns(self.connection)
-            self._quarantine = buffer_quarantine.Quarantine(settings, self.connection, boot_id)
+            self._quarantine = buffer_quarantine.Quarantine(settings, self.connection, boot_id, self._remember_lost)
             with self.transaction():
                 self.salvaged = {lane.name: self._adopt_lane(lane) for lane in salvaged}
                 """Those lanes' names, to their numbers here."""
@@ -513,7 +513,15 @@ class BufferFile:
 
     def lose_quarantined(self, numbers: Sequence[int]) -> int:
         """Drop quarantined input for good, counted as lost; how much of it there was."""
-        return self._quarantine.lose(numbers, buffer_quarantine.DROPPED)
+        lost = self._quarantine.lose(numbers, buffer_quarantine.DROPPED)
+        self._runs.save_now(self.last)
+        return lost
+
+    def _remember_lost(self, input_: Quarantined) -> None:
+        """What was never judged is in no window: a later recall would tell of it as lost once more."""
+        boot, sequence = input_.device_boot, input_.device_sequence
+        if input_.series is None and boot is not None and sequence is not None:
+            self._runs.remember((input_.device, input_.topic or "", boot), sequence, input_.payload)
 
     def adopt(self, rows: Sequence[Row], quarantined: Sequence[Quarantined], series: Mapping[int, Series]) -> None:
         """Take over rows of one lane of a damaged file, into the lane that `salvaged` gave it, and quarantined input.

@@ -408,11 +408,11 @@ def quarantine_count(db: Database, reason: str | None = None, device: str | None
 
 def quarantine_reasons(db: Database) -> list[QuarantineReason]:
     """Quarantined input by reason."""
-    # Where `max` picks a row, SQLite gives the other columns of that row.
+    # The payloads are looked at last: in what is grouped, SQLite would sort all of them, through a file on the card.
     found = db.query(
-        f"""SELECT reason, count(*) AS count, max(number) AS newest, device,
-            CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example
-        FROM quarantine GROUP BY reason ORDER BY reason"""
+        f"""SELECT reason, of_reason.count, device, CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example
+        FROM (SELECT count(*) AS count, max(number) AS number FROM quarantine GROUP BY reason) AS of_reason
+        JOIN quarantine USING (number) ORDER BY reason"""
     )
     return [QuarantineReason(row["reason"], row["count"], row["example"], row["device"]) for row in found]
 

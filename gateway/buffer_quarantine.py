@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -26,7 +26,15 @@ _COLUMNS = (
 class Quarantine:
     """The table and its bounds; every method belongs into a transaction of the file."""
 
-    def __init__(self, settings: BufferSettings, connection: sqlite3.Connection, boot_id: str) -> None:
+    def __init__(
+        self,
+        settings: BufferSettings,
+        connection: sqlite3.Connection,
+        boot_id: str,
+        lost: Callable[[Quarantined], None] = lambda _: None,
+    ) -> None:
+        """`lost` is told of what is lost from here, in the transaction that counts it."""
+        self._lost = lost
         self._settings = settings
         self._connection = connection
         self._boot_id = boot_id
@@ -127,6 +135,8 @@ class Quarantine:
         """Take these out for good, each counted as lost; how many there were."""
         found = self.find(numbers)
         buffer_losses.count_losses(self._connection, [self._loss(input_, reason) for input_ in found.values()])
+        for input_ in found.values():
+            self._lost(input_)
         return self.drop(list(found))
 
     def _loss(self, input_: Quarantined, reason: str) -> Loss:

@@ -98,6 +98,13 @@ class DeviceRuns:
                 self._unsaved[run] = self._used_last = known
         return verdict
 
+    def remember(self, run: Run, sequence: int, payload: bytes) -> None:
+        """Know a sequence that was acknowledged, and is no row."""
+        known = self._known(run)
+        known.window.admit(sequence, payload)
+        self._unsaved.pop(run, None)
+        self._unsaved[run] = self._used_last = known
+
     def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
         """What the windows of a device's run hold, of all its streams."""
         try:

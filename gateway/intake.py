@@ -240,7 +240,7 @@ class FrontDoor:
         key = (reading.topic, reading.subject, reading.writer)
         resolved = self._resolved.get(key)
         if resolved is None:
-            found = self._routes.resolve(reading.topic, reading.writer)
+            found = self._routes.resolve(reading.topic, reading.writer, is_serial=reading.is_serial)
             if isinstance(found, Destination):
                 resolved = (
                     found,

@@ -294,7 +294,8 @@ class ModbusLine:
                 # One of its registers may not be there: that must not cost the others.
                 parts = unit.split(request, answer.exception)
                 pending[:0] = parts
-                if not parts:
+                # "Busy" says nothing of a register; as what went wrong last it is told all the same.
+                if not parts and answer.exception not in _NOT_IN_TIME:
                     words = _refusal_words(request, answer.exception)
                     unit.refused |= {value.name: words for value in request.values}
         unit.fault = unit.turn_fault

@@ -110,8 +110,8 @@ class SerialIntake(Intake, Protocol):
     async def recall(self, device: str, boot: str) -> Recalled:
         """What is known of one run (one boot) of a device.
 
-        For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Raises
-        BufferFileError.
+        For an ingress that meets a run that an earlier connection, or an earlier start, may have known. Waits until
+        what was taken of it before is stored or refused. Raises BufferFileError.
         """
 
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:

@@ -118,12 +118,13 @@ class RouteTable:
         found = None if self.serial_topic is None else self.serial_topic.fullmatch(topic)
         return "" if found is None else found["device"]
 
-    def resolve(self, topic: str, writer: str | None) -> Destination | Refusal:
+    def resolve(self, topic: str, writer: str | None, *, is_serial: bool = False) -> Destination | Refusal:
         """The one destination of a topic, for a sender that may write as `writer` only (None: as anybody)."""
         found = {match for route in self.routes if (match := route.match(topic)) is not None}
         if not found and self.fallback_topic is not None:
-            # No variable names the device: the sender's credential does, or else the whole topic.
-            return Destination(self.fallback_topic, writer or topic, "application/octet-stream", "none")
+            # No variable names the device: the sender's credential does, a serial sensor's HELLO, or else the topic.
+            named = writer or (self.serial_device(topic) if is_serial else "")
+            return Destination(self.fallback_topic, named or topic, "application/octet-stream", "none")
         if not found:
             return Refusal("no-route")
         if len(found) > 1:

@@ -213,8 +213,13 @@ class FrameLine(PortLine):
         if self._silent and self._used_us is not None:
             ago = span((now_us - self._used_us) / 1e6)
             return f"SILENT for {ago}, {self._silence_words()}: check power, wiring, ground and baud"
-        if self.device is not None or self._used_us is not None:
+        if self.device is not None:
             return None
+        if self._used_us is not None:
+            return (
+                "frames have come, but no HELLO, though it is asked for one, so that nothing is stored: check the wire "
+                "from here to it (its RX)"
+            )
         if not self._unused_bytes:
             return "nothing has come from it yet: check power and wiring"
         return (

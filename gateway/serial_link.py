@@ -191,8 +191,11 @@ class SerialLink:
         whose boot counter failed has new samples under those sequences, so what it sends is stored. Until this is
         known no loss of the run is told.
         """
-        # A sequence that has gone back begins another life of the run, of which nothing is known.
-        stored = frozenset() if max(recalled.stored, default=-1) >= identified.next else recalled.stored
+        run = self._run if self.knows(identified) else None
+        # What has come from it since is of this life of the run.
+        end = identified.next if run is None else max(identified.next, run.highest + 1)
+        # A sequence that has gone back begins another life, of which nothing is known.
+        stored = frozenset() if max(recalled.stored, default=-1) >= end else recalled.stored
         told_below = 0 if recalled.told_below > identified.next else recalled.told_below
         # What came before anything that is known may have gone to another gateway.
         first = told_below or min(stored, default=identified.oldest)
@@ -201,8 +204,8 @@ class SerialLink:
         losses: list[LinkEvent] = [
             *spans_lost(identified.device, identified.boot, first, identified.oldest, stored),
         ]
-        if self._run is not None and self.knows(identified):
-            losses += self._run.recall(stored)
+        if run is not None:
+            losses += run.recall(stored)
         return losses
 
     def knows(self, identified: Identified) -> bool:
@@ -386,8 +389,12 @@ class _Run:
 
         Not if the sensor's sequence has gone back: then its boot counter failed, and what it sends is new.
         """
-        behind = max((self.next - 1, *self._on_disk, *self.committing))
-        return _identity(hello) == _identity(self.hello) and hello.next > behind
+        return _identity(hello) == _identity(self.hello) and hello.next > self.highest
+
+    @property
+    def highest(self) -> int:
+        """The last sequence that has come, or was known to be lost."""
+        return max((self.next - 1, *self._on_disk, *self.committing))
 
     def recall(self, stored: frozenset[int]) -> list[LinkEvent]:
         """These are what earlier links stored, and no others: dropping them loses nothing."""

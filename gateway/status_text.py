@@ -384,7 +384,9 @@ def _unit_words(unit: dict[str, Any], now_us: int) -> str:
     gives = "answers, but gives NOTHING: " if len(refused) == asked else "answers, "
     why = "; ".join(f"{escaped(name)}: {escaped(words)}" for name, words in islice(refused.items(), NAMED_MAX))
     more = f"; and {len(refused) - NAMED_MAX} more" if len(refused) > NAMED_MAX else ""
-    return f"{gives}{len(refused)} of {counted(asked, 'register')} refused: {why}{more}"
+    # A register may find no answer at all beside those that are refused.
+    last = f"; last{fault}" if unit["fault"] not in {None, *refused.values()} else ""
+    return f"{gives}{len(refused)} of {counted(asked, 'register')} refused: {why}{more}{last}"
 
 
 def _by_reason(counts: dict[str, int]) -> str:

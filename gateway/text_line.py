@@ -15,6 +15,8 @@ from gateway.text_link import TextLink, TextReadings, Uncollected, Unreadable
 
 MUTE_US = 60_000_000
 """How long a sensor may write nothing after its port was opened before that is told."""
+USB_BAUD = 115_200
+"""What any port may bring: to a board that is a USB device itself `baud` means nothing, and stays at its default."""
 _SHOWN_MAX = 60
 """Characters of a line that could not be read, as `sluice status` shows it."""
 
@@ -32,8 +34,8 @@ class TextLine(PortLine):
         intake: SerialIntake,
         now_us: Callable[[], int],
     ) -> None:
-        # Ten bits for each byte, and a quarter more: a terminal or a USB device may bring more than its baud.
-        super().__init__(port, intake, now_us, settings.baud / 10 * 1.25)
+        # Ten bits for each byte, and a quarter more.
+        super().__init__(port, intake, now_us, max(settings.baud, USB_BAUD) / 10 * 1.25)
         self._link = TextLink(self.name, settings, topic)
         self._format = settings.format
 

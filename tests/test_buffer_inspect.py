@@ -206,6 +206,27 @@ def put_input(connection: sqlite3.Connection, reason: str, payload: bytes, boot:
     )
 
 
+def test_why_input_is_quarantined_is_told_without_a_copy_of_all_of_it(tmp_path: Path) -> None:
+    def written_bytes() -> int:
+        told = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(told["wchar"])
+
+    path = tmp_path / "buffer.db"
+    with written(path) as connection:
+        connection.execute("BEGIN")
+        for number in range(1_000):
+            put_input(connection, "no-route" if number % 2 else "too-large", b"%d" % number + bytes(10_000))
+        connection.execute("COMMIT")
+    with opened(path) as db:
+        before = written_bytes()
+        told = buffer_inspect.quarantine_reasons(db)
+        assert written_bytes() - before < 1_000_000
+    assert [(each.reason, each.count, each.example[:3], each.device) for each in told] == [
+        ("no-route", 500, b"999", "42"),
+        ("too-large", 500, b"998", "42"),
+    ]
+
+
 def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_inspect, "PAGE_ROWS", 2)
     path = tmp_path / "buffer.db"

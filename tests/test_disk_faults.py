@@ -165,8 +165,8 @@ def reading_pages(path: Path) -> list[int]:
         return [page for (page,) in found]
 
 
-async def fill(config: Path, port: int, talks: list[Talk], count: int) -> None:
-    """Let a daemon store so many readings, and stop."""
+async def fill(config: Path, port: int, talks: list[Talk], count: int, until: str = "") -> None:
+    """Let a daemon store so many readings, log these words, and stop."""
     devices = [talk.sensor for talk in talks]
     with daemon(config, port):
         async with talking(talks, port):
@@ -175,6 +175,7 @@ async def fill(config: Path, port: int, talks: list[Talk], count: int) -> None:
                 while acknowledged(devices) < before + count:
                     await asyncio.sleep(0.05)
             await finished(talks)
+        await logged(config, until)
 
 
 def pages_of(path: Path) -> int:
@@ -221,8 +222,7 @@ async def test_what_can_be_read_of_a_damaged_file_is_taken_over_with_its_identit
     checkpointed(path)
     # The newest readings' page: opening the file looks at both ends of each lane.
     damage(path, reading_pages(path)[-1:])
-    await fill(config, port, talks, 500)
-    await logged(config, "a damaged buffer was salvaged")
+    await fill(config, port, talks, 500, until="a damaged buffer was salvaged")
     after = identities(path)
     lost = set(before) - set(after)
     assert 0 < len(lost) < 20, "one page holds a few readings"

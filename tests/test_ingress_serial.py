@@ -802,6 +802,22 @@ async def test_a_port_of_frames_says_when_nothing_comes_and_when_it_is_no_frame(
             assert port_state(ingress, sensor)["used_s"] is not None
 
 
+async def test_a_sensor_that_is_heard_and_does_not_hear_is_told(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (sensor,), bench.serving() as ingress:
+            await sensor.opened()
+            # It said HELLO before the gateway was there, and hears nobody ask for another.
+            await sensor.send(sensor.data(0))
+            await sensor.expect(HelloRequest)
+            trouble = port_state(ingress, sensor)["trouble"]
+            assert trouble.startswith("frames have come, but no HELLO")
+            bench.skipped_us += 5_000_000
+            await until(lambda: unusable(logs) == [trouble])
+            await sensor.hello()
+            await until(lambda: port_state(ingress, sensor)["trouble"] is None)
+
+
 async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RecordingIntake())
     with capture_logs() as logs:
@@ -899,11 +915,24 @@ async def test_a_port_of_text_takes_no_more_than_its_baud_carries(
         await weight.opened()
         begun = time.monotonic()
         flood = asyncio.create_task(weight.write(b"grams=1\n" * 12_500))
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1)
         flood.cancel()
         took_s = time.monotonic() - begun
-        # 9,600 baud are 960 bytes a second; what a read goes beyond that is paid for by a pause.
-        assert 0 < taken <= took_s * 1_200 + 2 * serial_line.READ_BYTES_MAX
+        # 115,200 baud are 11,520 bytes a second; what a read goes beyond that is paid for by a pause.
+        assert 0 < taken <= took_s * 14_400 + 2 * serial_line.READ_BYTES_MAX
+
+
+async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_says(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)):
+        await weight.opened()
+        begun = time.monotonic()
+        # 5 kB/s, of which 9,600 baud would carry a fifth: the first window alone would let some 4 kB through.
+        for number in range(200):
+            await weight.write(b"grams=%041d\n" % (1000 + number) * 2)
+            await asyncio.sleep(max(0.0, begun + (number + 1) * 0.02 - time.monotonic()))
+        await until(lambda: sum(len(readings) for readings, _ in bench.intake.taken) >= 398)
+        assert time.monotonic() - begun < 6
 
 
 async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) -> None:

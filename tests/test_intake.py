@@ -19,7 +19,7 @@ from gateway.intake import FrontDoor, RetryOutcome
 from gateway.reading import Reading, Recalled
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
-from tests.buffers import CLOCK, opened, rows
+from tests.buffers import CLOCK, fill, opened, rows
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
@@ -319,6 +319,61 @@ async def test_what_was_told_as_lost_and_what_is_quarantined_is_known_after_a_re
     async with front_door(tmp_path) as (door, _):
         assert await door.recall("attic", "7-1a2b3c4d") == Recalled(frozenset({0, 1}), 10)
         assert await door.recall("attic", "8-1a2b3c4d") == Recalled(frozenset(), 0)
+
+
+async def test_a_serial_sensor_that_only_the_fallback_takes_is_known_by_its_name(tmp_path: Path) -> None:
+    """What it dropped is told of under that name, and what is stored of it must be found under the same."""
+    topic, boot = "line/attic/thermo", "7-1a2b3c4d"
+    samples = [Reading(topic, "/dev/ttyUSB0", b"1", 1, device_boot=boot, device_sequence=n) for n in range(5, 9)]
+    async with opened(tmp_path / "buffer.db") as buffer:
+        gateway = msgspec.convert({"id": "gw1", "namespace": "north"}, GatewaySettings)
+        routes = compile_routes([JSON_ROUTE], "strays", frozenset(), "line/{device}/{stream}")
+        door = FrontDoor(buffer, routes, gateway, KAFKA, lambda: 5)
+        door.lost("attic", "sensor-ring-overflow", 5, (boot, 0, 4))
+        assert await take(door, *samples)
+        assert await door.recall("attic", boot) == Recalled(frozenset(range(5, 9)), 5)
+        assert await take(door, reading(b"1", topic))
+        of_serial, of_mqtt = (await rows(buffer))[0], (await rows(buffer))[-1]
+        assert (await buffer.series(buffer.id, of_serial.series)).key == "attic"
+        assert (await buffer.series(buffer.id, of_mqtt.series)).key == topic
+
+
+async def test_what_is_lost_from_the_quarantine_is_not_missing_from_a_run(tmp_path: Path) -> None:
+    """It is counted there: a port that is opened anew must not count it as dropped by the sensor's ring."""
+
+    def sample(sequence: int, topic: str = "device/attic/thermo") -> Reading:
+        return Reading(topic, "/dev/ttyUSB0", b"21.5", 1, device_boot="7-1a2b3c4d", device_sequence=sequence)
+
+    async with opened(tmp_path / "buffer.db", quarantine_rows_max=2) as buffer:
+        door = door_of(buffer, JSON_ROUTE, serial_topic="{stream}/{device}/x")
+        assert await take(door, sample(0), *(sample(n, "no/attic/x") for n in (1, 2, 3)), sample(4))
+        assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5)), "1 made room"
+        assert await buffer.drop_quarantined([2, 3]) == 2
+        assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5))
+    async with front_door(tmp_path) as (door, _):
+        assert (await door.recall("attic", "7-1a2b3c4d")).stored == set(range(5))
+
+
+async def test_what_waits_for_room_is_recalled_once_it_is_stored(tmp_path: Path) -> None:
+    """A port that is opened anew while the buffer is full: what the former line took is no loss."""
+
+    def sample(sequence: int) -> Reading:
+        return Reading("device/attic/thermo", "/dev/ttyUSB0", b"1", 1, device_boot="7-1a", device_sequence=sequence)
+
+    async with front_door(tmp_path, bytes_max=400_000) as (door, buffer):
+        _, held = await fill(buffer)
+        taken = asyncio.create_task(take(door, sample(0), sample(1)))
+        await asyncio.sleep(0)
+        recall = asyncio.create_task(door.recall("attic", "7-1a"))
+        assert (await door.recall("attic", "8-1a")).stored == frozenset(), "others do not wait"
+        await asyncio.wait((recall,), timeout=0.5)
+        assert not recall.done()
+        afterwards = asyncio.create_task(take(door, *(sample(n) for n in range(40, 140))))
+        buffer.confirm(buffer.id, spans_of(await rows(buffer)))
+        assert await held
+        assert await taken
+        assert await afterwards
+        assert (await asyncio.wait_for(recall, 10)).stored == {0, 1}
 
 
 async def test_a_run_that_could_not_be_recalled_is_looked_at_anew(

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 import tty
 from collections import Counter
@@ -407,6 +408,22 @@ async def test_refused_registers_are_named_at_once_and_until_they_are_given(benc
             refusing.add(0)
             await until(lambda: "at-0" not in bench.intake.of("meter")[-1])
     assert sum("refused" in entry for entry in logs) == 1, "a register that comes and goes floods no log"
+
+
+async def test_a_unit_that_is_busy_refuses_no_register(bench: Bench, puppet: Puppet) -> None:
+    code = 6
+    puppet.answer = lambda _frame: puppet.send(sealed(bytes((1, 0x83, code))))
+    with capture_logs() as logs:
+        async with bench.polling(unit(1, "meter", *registers(0, 1))) as line:
+
+            def state() -> dict[str, Any]:
+                return dict[str, Any](line.state())["meter"]  # type: ignore[no-any-return]
+
+            await until(lambda: state()["fault"] is not None)
+            assert (state()["fault"], state()["refused"]) == ("holding 0 to 1: busy (exception 6)", {})
+            code = 2
+            await until(lambda: len(state()["refused"]) == 2)
+    assert [list(told["refused"]) for told in logs if "refused" in told] == [["at-0", "at-1"]], "once it does refuse"
 
 
 async def test_a_unit_that_does_not_answer_is_told_with_since_when(bench: Bench, puppet: Puppet) -> None:
@@ -821,19 +838,21 @@ async def test_a_reading_that_is_not_stored_is_counted(bench: Bench, puppet: Pup
 
 
 async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet: Puppet) -> None:
-    babbling = True
+    quiet = threading.Event()
 
-    async def babble() -> None:
-        while babbling:
+    def babble() -> None:
+        while not quiet.wait(0.002):
             bench.wire.send(b"\x55" * 64)
-            await asyncio.sleep(0.002)
 
-    task = asyncio.create_task(babble())
+    # A thread: where this loop has no turn for a while, the line is not silent for that.
+    task = asyncio.create_task(asyncio.to_thread(babble))
     async with bench.polling(unit(1, "meter"), timeout_s=0.1, baud=300) as line:
         fault = "the line is never silent: something else sends on it"
-        await until(lambda: brief(line.state(), "meter") == {"unit": 1, "answers": False, "fault": fault})
-        assert puppet.asked == []
-        babbling = False
+        try:
+            await until(lambda: brief(line.state(), "meter") == {"unit": 1, "answers": False, "fault": fault})
+            assert puppet.asked == []
+        finally:
+            quiet.set()
         await task
         assert await bench.intake.next_of("meter") == [{"at-0": 0}]
 

@@ -283,6 +283,14 @@ def test_of_a_sequence_that_has_gone_back_nothing_is_known() -> None:
     assert send(link, data(4010, 4010))[0] == Lost("attic", "7-1a2b3c4d", 2, 4009)
 
 
+@pytest.mark.parametrize("told_below", [0, 3])
+def test_what_has_come_before_the_buffer_could_be_read_is_no_other_life_of_the_run(told_below: int) -> None:
+    link, event = identified(replace(HELLO, oldest=40, next=41))
+    link.stored(only(send(link, data(40, 40), data(41, 40))))
+    recalled = Recalled(frozenset({*range(16), 40, 41}), told_below)
+    assert link.recall(event, recalled) == [Lost("attic", "7-1a2b3c4d", 16, 39)]
+
+
 def test_recalling_nothing_says_nothing_of_a_run_that_nobody_knew() -> None:
     link, event = identified(replace(HELLO, oldest=70, next=134))
     assert link.recall(event, UNKNOWN) == []

@@ -78,11 +78,17 @@ def test_units_of_modbus_are_told_one_by_one() -> None:
         "cellar": {"unit": 2, "answers": False, "since_us": NOW_US - 90_000_000, "fault": "no answer"},
         "attic": {"unit": 3, "answers": False, "since_us": None, "fault": None},
         "\x1b[31mred": {"unit": 4, "answers": True, "fault": "illegal data address"},
-        "absent": {"unit": 5, "answers": True, "fault": "x", "asked": 1, "refused": {"volts": "input 1: failure"}},
+        "absent": {
+            "unit": 5,
+            "answers": True,
+            "fault": "input 1: failure",
+            "asked": 1,
+            "refused": {"volts": "input 1: failure"},
+        },
         "climate": {
             "unit": 6,
             "answers": True,
-            "fault": "x",
+            "fault": "input 9: no answer",
             "asked": 9,
             "refused": {f"r{number}": "input 1: failure" for number in range(7)},
         },
@@ -96,7 +102,7 @@ def test_units_of_modbus_are_told_one_by_one() -> None:
         "            attic has not answered yet",
         "            \\x1b[31mred answers: illegal data address",
         "            absent answers, but gives NOTHING: 1 of 1 register refused: volts: input 1: failure",
-        f"            climate answers, 7 of 9 registers refused: {five}; and 2 more",
+        f"            climate answers, 7 of 9 registers refused: {five}; and 2 more; last: input 9: no answer",
         CANNOT_ACKNOWLEDGE,
     ]
 
