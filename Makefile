@@ -22,17 +22,23 @@ MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
+WITH_SERVERS := kafka or spark or avr
+SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 6 --dist worksteal -m "not ($(WITH_SERVERS))"
 
 .PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
+# Most tests wait more than they compute: those that share no server run side by side. A failure keeps nobody from the rest.
 test: build/apt-test install jars
-	$(BIN)/pytest
+	@failed=0; \
+	$(SIDE_BY_SIDE) || failed=1; \
+	$(BIN)/pytest -m "$(WITH_SERVERS)" || failed=1; \
+	exit $$failed
 
 test-fast: build/apt-test install
-	$(BIN)/pytest -m "not kafka and not spark and not avr"
+	$(SIDE_BY_SIDE)
 
 check: build/apt-demo install
 	$(BIN)/ruff check

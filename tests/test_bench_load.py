@@ -143,8 +143,9 @@ async def test_at_a_rate_waiting_for_the_window_is_latency_and_nothing_due_is_le
 
     async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=1, rate=200, seconds=0.5)
-    assert (done.sent, done.acknowledged) == (100, 100)
-    assert done.max_ms > 450
+    # What is due in the last moment is sent if the generator has its turn just then.
+    assert 95 <= done.sent == done.acknowledged <= 100
+    assert done.max_ms > 400
 
 
 async def test_qos_0_flat_out() -> None:
