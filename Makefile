@@ -30,7 +30,7 @@ SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 6 --dist worksteal -m "not ($(WITH_S
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those that share no server run side by side. A failure keeps nobody from the rest.
+# Most tests wait more than they compute: those that share no server run side by side. After a failure the rest runs too.
 test: build/apt-test install jars
 	@failed=0; \
 	$(SIDE_BY_SIDE) || failed=1; \

@@ -932,7 +932,8 @@ async def test_a_board_that_is_a_usb_device_is_read_in_time_whatever_its_baud_sa
             await weight.write(b"grams=%041d\n" % (1000 + number) * 2)
             await asyncio.sleep(max(0.0, begun + (number + 1) * 0.02 - time.monotonic()))
         await until(lambda: sum(len(readings) for readings, _ in bench.intake.taken) >= 398)
-        assert time.monotonic() - begun < 6
+        # At 1,200 bytes a second it would be 16.
+        assert time.monotonic() - begun < 10
 
 
 async def test_a_flood_is_read_slowly_and_its_neighbour_at_once(bench: Bench) -> None:
