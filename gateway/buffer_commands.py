@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ OWN_NAME = "(gateway)"
 """Stands for a device where the gateway's own events and reports wait."""
 UNKNOWN_NAME = "(unknown)"
 """Stands for a device where readings were lost and nothing told whose they were."""
+_SINCE_BOOT = "boot + "
+"""So begins a time of a boot whose clock was never synced (`terminal_text.moment`): no UTC."""
 _REFUSED_AGAIN = (
     "What stands here would be refused again: keep a copy (sluice buffer export --quarantine), then drop it"
 )
@@ -98,6 +100,8 @@ _TO_MEND = {
     "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
 }
 """What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
+_OF_ROUTES = frozenset({"no-route", "ambiguous-route", "kafka-topic-reserved"})
+"""Reasons that are mended by changing [[routes]], which a running gateway reads when it starts only."""
 _OF_TOPICS = "topic-"
 """So begins what is wrong with a topic: what is kept for it is taken in again by the gateway itself."""
 
@@ -337,8 +341,10 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
     ]
     if rows:
         yield ""
-        headers = ("DEVICE", "WAITING", "PAYLOAD", "OLDEST", "NEWEST (UTC)", "LOST")
+        newest = [row[4] for row in rows]
+        headers = ("DEVICE", "WAITING", "PAYLOAD", "OLDEST", _headed("NEWEST", newest), "LOST")
         yield from aligned(headers, rows, right=frozenset({1, 2, 3, 5}), whole=frozenset({4}))
+        yield from _since_boot_lines(newest)
 
 
 @buffer.command(
@@ -361,14 +367,20 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
         click.echo(msgspec.json.encode(found))
         return
     if not found:
-        click.echo("nothing waits" if device is None else f"nothing waits of device {escaped(device) or OWN_NAME}")
+        click.echo(_nothing_waits(device))
         return
     rows = [
         (_received(reading), escaped(reading.device) or OWN_NAME, escaped(reading.topic), _payload_shown(reading))
         for reading in found
     ]
-    for line in aligned(("RECEIVED (UTC)", "DEVICE", "TOPIC", "PAYLOAD"), rows, whole=frozenset({0})):
+    received = [row[0] for row in rows]
+    headers = (_headed("RECEIVED", received), "DEVICE", "TOPIC", "PAYLOAD")
+    for line in chain(aligned(headers, rows, whole=frozenset({0})), _since_boot_lines(received)):
         click.echo(line)
+
+
+def _nothing_waits(device: str | None) -> str:
+    return f"nothing waits{_whose(device)}"
 
 
 @buffer.command(
@@ -386,11 +398,18 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
     """
     settings = load_settings(config)
     encode = msgspec.json.Encoder().encode
-    with _opened(settings) as db, _to_stdout() as write:
+    with _opened(settings) as db:
         found: Iterable[Struct]
         found = buffer_inspect.quarantined(db, device=device) if quarantine else buffer_inspect.readings(db, device)
-        for item in found:
-            write(encode(item) + b"\n")
+        is_empty = True
+        with _to_stdout() as write:
+            for item in found:
+                is_empty = False
+                write(encode(item) + b"\n")
+        if is_empty:
+            # Not among the JSON lines: the file stays empty.
+            words = _nothing_set_aside(db, None, device) if quarantine else _nothing_waits(device)
+            click.echo(hanging(words, 4, sys.stderr), err=True)
 
 
 @contextmanager
@@ -473,9 +492,9 @@ def quarantine_ls(
             told = [msgspec.structs.replace(item, payload=UNSET, payload_base64=UNSET) for item in found]
             click.echo(msgspec.json.encode(told))
             return
-        reasons = buffer_inspect.quarantine_reasons(db)
+        reasons = buffer_inspect.quarantine_reasons(db, reason, device)
         if not reasons:
-            click.echo("the quarantine is empty")
+            click.echo(hanging(_nothing_set_aside(db, reason, device), 4))
             return
         for each in reasons:
             click.echo(hanging(f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason)}", 4))
@@ -488,10 +507,19 @@ def quarantine_ls(
             for line in _quarantine_lines(page):
                 click.echo(line)
         older = buffer_inspect.quarantine_count(db, reason, device) - shown
-        if not shown:
-            click.echo("nothing of this --reason or --device")
-        elif older > 0:
+        if older > 0:
             click.echo(hanging(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)", 4))
+
+
+def _nothing_set_aside(db: Database, reason: str | None, device: str | None) -> str:
+    """What is said where nothing stands in the quarantine, or nothing of the reason or device that is asked for."""
+    whose = _whose(device)
+    if reason is None:
+        return f"nothing{whose} stands in the quarantine" if whose else "the quarantine is empty"
+    # Of the same device: what others have there is no answer.
+    there = [escaped(each.reason) for each in buffer_inspect.quarantine_reasons(db, device=device)]
+    where = "of it there is" if whose else "in the quarantine is"
+    return f"nothing{whose} was set aside for '{escaped(reason)}'; {where}: {', '.join(there) or 'nothing'}"
 
 
 def _example(reason: QuarantineReason) -> str:
@@ -525,8 +553,10 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
         )
         for item in page
     ]
-    headers = ("NUMBER", "RECEIVED (UTC)", "DEVICE", "REASON", "SIZE", "SUBJECT")
-    return aligned(headers, rows, right=frozenset({0, 4}), whole=frozenset({1, 3}))
+    received = [row[1] for row in rows]
+    headers = ("NUMBER", _headed("RECEIVED", received), "DEVICE", "REASON", "SIZE", "SUBJECT")
+    yield from aligned(headers, rows, right=frozenset({0, 4}), whole=frozenset({1, 3}))
+    yield from _since_boot_lines(received)
 
 
 def _to_mend(reason: str) -> str:
@@ -534,10 +564,22 @@ def _to_mend(reason: str) -> str:
     return "" if words is None else f": {words}"
 
 
+class _Number(click.IntRange):
+    """The number of a quarantined input."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click does, with words that say where the numbers stand."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            words = f"'{escaped(str(value))}' is no NUMBER: sluice buffer quarantine ls has them"
+            self.fail(f"{words}; all of one reason: --reason REASON", param, ctx)
+
+
 def _selection(command: Callable[..., None]) -> Callable[..., None]:
     command = click.option("--reason", metavar="REASON", help="All that was set aside for this reason.")(command)
     command = click.option("--all", "everything", is_flag=True, help="All that stands in the quarantine.")(command)
-    return click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1, 2**63 - 1))(command)
+    return click.argument("numbers", metavar="[NUMBER]...", nargs=-1, type=_Number(1, 2**63 - 1))(command)
 
 
 @quarantine.command(short_help="Take it in again.", epilog="Example: sluice buffer quarantine retry --reason no-route")
@@ -576,7 +618,7 @@ def retry(
         for why, count in sorted(refused.items()):
             stay = "stays" if count == 1 else "stay"
             click.echo(hanging(f"{count:,} {stay} in the quarantine: {escaped(why)}{_to_mend(why)}", 4))
-        if refused and is_running(settings.buffer.path):
+        if not _OF_ROUTES.isdisjoint(refused) and is_running(settings.buffer.path):
             words = "a running gateway knows the routes that it was started with: restart it after changing them"
             click.echo(hanging(words, 4))
         _tell_unknown(unknown)
@@ -626,8 +668,7 @@ def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *,
     with _opened(settings) as db:
         found = buffer_inspect.quarantine_sizes(db, reason)
         if reason is not None and not found:
-            there = ", ".join(escaped(each.reason) for each in buffer_inspect.quarantine_reasons(db)) or "nothing"
-            raise click.ClickException(f"nothing was set aside for '{escaped(reason)}'; in the quarantine is: {there}")
+            raise click.ClickException(_nothing_set_aside(db, reason, None))
         return {number: found.get(number, 0) for number in numbers} if numbers else found
 
 
@@ -698,6 +739,22 @@ def _opened(settings: Settings) -> Iterator[Database]:
             yield db
     except BufferFileError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _whose(device: str | None) -> str:
+    return "" if device is None else f" of device {escaped(device) or OWN_NAME}"
+
+
+def _headed(name: str, times: Iterable[str]) -> str:
+    """The header of a column of times, which says UTC where one of them is."""
+    return f"{name} (UTC)" if any(not time.startswith((_SINCE_BOOT, "-")) for time in times) else name
+
+
+def _since_boot_lines(times: Iterable[str]) -> Iterator[str]:
+    """What stands below a table for those of its times that are no UTC."""
+    if any(time.startswith(_SINCE_BOOT) for time in times):
+        words = "counted from a start of this box (not of the sensor) after which its clock was never synced"
+        yield hanging(f"{_SINCE_BOOT}…: {words}", 4)
 
 
 def _age(now: Now, moment: Moment | None) -> str:

@@ -406,13 +406,16 @@ def quarantine_count(db: Database, reason: str | None = None, device: str | None
     return count
 
 
-def quarantine_reasons(db: Database) -> list[QuarantineReason]:
-    """Quarantined input by reason."""
+def quarantine_reasons(db: Database, reason: str | None = None, device: str | None = None) -> list[QuarantineReason]:
+    """Quarantined input by reason; of one reason or one device, where these are given."""
+    where, given = _quarantine_filter(reason, device)
     # The payloads are looked at last: in what is grouped, SQLite would sort all of them, through a file on the card.
     found = db.query(
         f"""SELECT reason, of_reason.count, device, CAST(substr(payload, 1, {EXAMPLE_BYTES_MAX}) AS BLOB) AS example
-        FROM (SELECT count(*) AS count, max(number) AS number FROM quarantine GROUP BY reason) AS of_reason
-        JOIN quarantine USING (number) ORDER BY reason"""
+        FROM (
+            SELECT count(*) AS count, max(number) AS number FROM quarantine WHERE {where} GROUP BY reason
+        ) AS of_reason JOIN quarantine USING (number) ORDER BY reason""",
+        given,
     )
     return [QuarantineReason(row["reason"], row["count"], row["example"], row["device"]) for row in found]
 

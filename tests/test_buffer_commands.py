@@ -263,6 +263,67 @@ def test_peek_shows_the_oldest_or_the_newest_and_no_terminal_obeys_them(config: 
     assert [reading["payload"] for reading in told] == ["0", "1", "2"]
 
 
+def forget_the_clock(config: Path, *, of_all: bool = True) -> None:
+    """Let no boot's clock ever have been synced; or only not that of one in which quarantined input 2 came."""
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        if of_all:
+            connection.execute("UPDATE boot SET error_us = NULL")
+        else:
+            connection.execute("INSERT INTO boot VALUES ('earlier', 0, NULL)")
+            connection.execute("UPDATE quarantine SET boot_id = 'earlier' WHERE number = 2")
+
+
+@pytest.mark.parametrize(("command", "header"), [("ls", "NEWEST"), ("peek", "RECEIVED"), ("quarantine ls", "RECEIVED")])
+def test_a_time_that_no_clock_tells_is_not_called_utc(command: str, header: str, config: Path) -> None:
+    synced = sluice(config, *command.split()).output
+    assert f"{header} (UTC)" in synced
+    assert "boot + " not in synced
+    forget_the_clock(config)
+    shown = sluice(config, *command.split()).output
+    assert re.search(r"boot \+ [0-9, d]*\d+:\d\d:\d\d  ", shown)
+    assert f"  {header}  " in f"  {shown}"
+    assert "UTC" not in shown
+    assert words_of(shown).endswith(
+        " boot + …: counted from a start of this box (not of the sensor) after which its clock was never synced"
+    )
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_times_of_both_kinds_are_told_apart(config: Path) -> None:
+    forget_the_clock(config, of_all=False)
+    shown = sluice(config, "quarantine", "ls").output
+    assert "  RECEIVED (UTC)  " in shown
+    assert "boot + …: counted from a start of this box" in shown
+
+
+async def test_a_device_that_nothing_waits_of_has_no_time(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        door.lost("42", "buffer-full", 5)
+    shown = sluice(config, "ls").output
+    assert "  NEWEST  LOST" in shown
+    assert "boot + " not in shown
+
+
+async def test_an_export_of_nothing_says_so_beside_the_lines(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        await take(door, [reading("device/42/thermo")])
+    expected = {
+        "--device nobody\x1b": "nothing waits of device nobody\\x1b\n",
+        "--device (gateway)": "nothing waits of device (gateway)\n",
+        "--quarantine": "the quarantine is empty\n",
+        "--quarantine --device 42": "nothing of device 42 stands in the quarantine\n",
+        "--device 42": "",
+    }
+    for options, words in expected.items():
+        exported = sluice(config, "export", *options.split(" "))
+        assert (exported.exit_code, exported.stderr, bool(exported.stdout)) == (0, words, not words)
+    with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
+        connection.execute("DELETE FROM reading")
+    assert sluice(config, "export").stderr == "nothing waits\n"
+
+
 async def test_export_is_one_json_object_a_line_on_a_running_gateway_too(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     await fill(config)
@@ -353,6 +414,34 @@ async def test_the_newest_are_listed_below_an_example_of_each_reason(tmp_path: P
     for limit, listed in (((), count + 2), (("--limit", "3"), 3)):
         found = json.loads(sluice(config, "quarantine", "ls", "--json", *limit).output)
         assert [item["number"] for item in found] == [*range(count + 2, count + 2 - listed, -1)]
+
+
+async def test_the_reasons_are_those_of_what_is_asked_for(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    async with front_door(config) as (door, _):
+        door.unreadable("roof", "/dev/ttyUSB0", b"co2", boottime_us(), "no-pairs")
+        door.unreadable("shed", "/dev/ttyUSB1", b"noise", boottime_us(), "not-text")
+        door.unreadable("shed", "/dev/ttyUSB1", b"wrong", boottime_us(), "no-pairs")
+
+    def reasons(*options: str) -> list[str]:
+        """With the example of each."""
+        shown = sluice(config, "quarantine", "ls", *options).output
+        return re.findall(r'(?m)^(\d+ [a-z-]+, e\.g\. "\w+" from \w+)', shown)
+
+    both = ['2 no-pairs, e.g. "wrong" from shed', '1 not-text, e.g. "noise" from shed']
+    assert reasons() == both
+    assert reasons("--device", "roof") == ['1 no-pairs, e.g. "co2" from roof']
+    assert reasons("--reason", "not-text") == both[1:]
+    assert reasons("--reason", "no-pairs", "--device", "shed") == ['1 no-pairs, e.g. "wrong" from shed']
+    nothing = {
+        "--reason nope\x1b": r"nothing was set aside for 'nope\x1b'; in the quarantine is: no-pairs, not-text",
+        "--device attic": "nothing of device attic stands in the quarantine",
+        "--device roof --reason nope": "nothing of device roof was set aside for 'nope'; of it there is: no-pairs",
+        "--device attic --reason nope": "nothing of device attic was set aside for 'nope'; of it there is: nothing",
+    }
+    for options, words in nothing.items():
+        shown = sluice(config, "quarantine", "ls", *options.split(" "))
+        assert (shown.exit_code, words_of(shown.output)) == (0, words)
 
 
 async def test_reports_on_the_quarantine_wait_as_the_gateways_own(tmp_path: Path) -> None:
@@ -494,6 +583,19 @@ async def test_what_is_mended_is_taken_in_again_by_a_running_gateway(
         assert (stored["lane"], stored["payload"]) == (lane, '{"t": 21.5}')
 
 
+async def test_a_restart_is_asked_for_where_routes_are_what_is_to_be_mended(config: Path) -> None:
+    async with front_door(config) as (door, _):
+        door.unreadable("wrongsep", "/dev/ttyUSB0", b"co2", boottime_us(), "not-json")
+    restart = "a running gateway knows the routes that it was started with: restart it after changing them"
+    async with daemon(config):
+        of_a_line = await beside(config, "quarantine", "retry", "3")
+        of_a_route = await beside(config, "quarantine", "retry", "1", "3")
+    assert "1 stays in the quarantine: not-json" in of_a_line.stdout
+    assert "routes" not in of_a_line.stdout
+    assert restart in of_a_route.stdout
+    assert buffer_commands._TO_MEND.keys() >= buffer_commands._OF_ROUTES
+
+
 @given(st.dictionaries(st.integers(1, 10**6), st.integers(0, 3 * REQUEST_PAYLOAD_BYTES_MAX)))
 def test_one_request_takes_in_no_more_than_a_commit_can(chosen: dict[int, int]) -> None:
     parts = request_parts(chosen)
@@ -523,6 +625,9 @@ def test_which_input_is_meant_must_be_said_in_one_way(config: Path) -> None:
     for arguments in ([], ["--all", "1"], ["--all", "--reason", "x"], ["0"], ["x"]):
         assert sluice(config, "quarantine", "retry", *arguments).exit_code == 2
         assert sluice(config, "quarantine", "drop", "--yes", *arguments).exit_code == 2
+    for mistyped, shown in (("abc", "abc"), ("0", "0"), (str(2**63), str(2**63)), ("\x1b[2J", r"\x1b[2J")):
+        words = words_of(sluice(config, "quarantine", "drop", "--yes", mistyped).output)
+        assert f"'{shown}' is no NUMBER: sluice buffer quarantine ls has them; all of one reason: --reason" in words
     mistaken = sluice(config, "quarantine", "drop", "--yes", "--reason", "noroute")
     assert mistaken.exit_code == 1
     assert "nothing was set aside for 'noroute'; in the quarantine is: no-route" in mistaken.output

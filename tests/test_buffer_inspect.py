@@ -243,6 +243,9 @@ def test_the_quarantine_is_listed_by_reason_in_pages(tmp_path: Path, monkeypatch
             ("no-route", 4),
             ("too-large", 4),
         ]
+        (of_one,) = buffer_inspect.quarantine_reasons(db, "too-large", "42")
+        assert (of_one.reason, of_one.count, of_one.example) == ("too-large", 4, b"\xff6")
+        assert buffer_inspect.quarantine_reasons(db, device="43") == []
         assert [item.number for item in buffer_inspect.quarantined(db, newest_first=True)] == [*range(8, 0, -1)]
         assert buffer_inspect.quarantine_count(db, "no-route") == 4
         *_, last = quarantined(db)

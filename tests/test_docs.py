@@ -18,6 +18,7 @@ from gateway.buffer_commands import _UNREADABLE_LINES
 from gateway.buffer_losses import OWN, SENSOR_DROPPED, _Reported
 from gateway.buffer_quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
+from gateway.cli_options import DEFAULT_CONFIG
 from gateway.kafka_record import DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import ADMIN_CONFIG
 from gateway.text_link import TOO_LONG
@@ -99,6 +100,13 @@ def test_the_readme_tells_of_no_option_of_the_gateways_that_is_not_there() -> No
     known = {option for _, command in SLUICE for option in options(command)}
     for line in lines:
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known, line
+
+
+def test_the_installers_page_says_above_the_commands_which_settings_they_read() -> None:
+    above, table = READMES[1].read_text().split("| command | |\n", 1)
+    words = f"Every command reads `{DEFAULT_CONFIG}`, or what `--config PATH` names."
+    assert words in above
+    assert "--config" not in table.partition("\n\n")[0], "it is said once"
 
 
 @by_name
