@@ -5,6 +5,7 @@ It works without a network and changes nothing. No port is opened for it, which 
 
 import glob
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Final
 from gateway.check import Finding, Remark
 from gateway.modbus_registers import requests
 from gateway.processes import has_open, running, this_user
-from gateway.routes import Refusal, RouteTable
+from gateway.routes import DEVICE_NAME, Refusal, RouteTable
 from gateway.serial_ports import (
     ALL,
     FRAMES,
@@ -56,8 +57,12 @@ _UNROUTED = {
     "no-route": "which no route takes",
     "ambiguous-route": "which several routes take, each to another place",
 }
+_DEVICE, _STREAM = "NAME", "STREAM"
+"""In messages: what a sensor with our frames says of itself in its HELLO."""
 _LINKS = ("/dev/serial/by-id", "/dev/serial/by-path")
 """Names that udev makes for USB adapters, the first by what they are, the second by where they are plugged in."""
+_DEVICES = Path("/sys/dev/char")
+"""By major and minor number."""
 _REQUEST_CHARACTERS = 8
 _ANSWER_CHARACTERS = 5
 """Beside its data (unit, function, byte count, CRC). A silence of 3.5 characters stands between two frames (MODBUS over
@@ -95,8 +100,7 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
         yield from _one_port(subject, pattern, section, named, box)
     if sections:
         yield Finding("serial", ok=True, words=_CANNOT_ACKNOWLEDGE)
-    for pattern in settings.ports:
-        yield from _many_ports(pattern, named, box)
+    yield from _many_ports(settings.ports, named, box)
     yield from _rivals(patterns, ports, box)
     yield from _look_alikes(patterns, box)
     for index, line in enumerate(settings.modbus):
@@ -164,22 +168,43 @@ def _is_ambiguous(link: str, path: str, box: _Box) -> bool:
     return link.startswith(_LINKS[0]) and path in _ports_that_look_alike(box)
 
 
-def _many_ports(pattern: str, named: Mapping[str, str], box: _Box) -> Iterator[Finding]:
-    """A path, a glob or `all` of `serial.ports`; what another section names is not of it."""
-    names = names_of(pattern)
-    if not names:
-        yield _missing(FRAMES, pattern)
-    for name in names:
-        path = os.path.realpath(name)
-        if path not in named:
-            yield _port(FRAMES, name, path, FRAMES, box)
+def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) -> Iterator[Finding]:
+    """The paths and globs of `serial.ports`, or `all`; what another section names is not of it.
+
+    Each port is looked at once. That globs overlap is nothing to be told; that a path is of no use is.
+    """
+    first: dict[str, str] = {}
+    for pattern in patterns:
+        names = names_of(pattern)
+        if not names:
+            yield _missing(FRAMES, pattern)
+        for name in names:
+            path = os.path.realpath(name)
+            if path in named:
+                if _is_path(pattern):
+                    yield _remark(
+                        named[path],
+                        f"{name} stands in {FRAMES} too, where it is passed over: take it out there, or, where its "
+                        "sensor speaks our frames, remove this section",
+                    )
+            elif path not in first:
+                first[path] = pattern
+                yield _port(FRAMES, name, path, FRAMES, box)
+            elif _is_path(pattern) and _is_path(first[path]):
+                same = "stands there twice" if name == first[path] else f"is {first[path]} by another name"
+                yield _remark(FRAMES, f"{name} {same}, and a port is opened once: remove one of the two")
+
+
+def _is_path(pattern: str) -> bool:
+    """Whether this is one port that is written out."""
+    return pattern != ALL and glob.escape(pattern) == pattern
 
 
 def _missing(subject: str, pattern: str) -> Finding:
     """A name that is not there is a mistake, a pattern that finds nothing may wait."""
     if pattern == ALL:
         return _remark(subject, "no USB adapter is plugged in now; it may come later")
-    if glob.escape(pattern) == pattern:
+    if _is_path(pattern):
         return _wrong(subject, f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
     return _remark(subject, f"nothing is called {pattern} now; it may come later; {_ports_here()}")
 
@@ -192,7 +217,7 @@ def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Findin
         if isinstance(error, FileNotFoundError):
             what = "is a name whose adapter is not there (unplugged?)"
         return _wrong(subject, f"{name} {what}: plug it in, or {leave_out(section)}")
-    if not stat.S_ISCHR(found.st_mode):
+    if not stat.S_ISCHR(found.st_mode) or _is_something_else(found.st_rdev):
         return _wrong(subject, f"{name}: {no_port_words(section)}")
     if is_console(path):
         return _wrong(subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}")
@@ -201,6 +226,15 @@ def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Findin
     if not os.access(name, os.R_OK | os.W_OK):
         return _wrong(subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}")
     return Finding(subject, ok=True, words=f"{name} may be opened by {this_user()}")
+
+
+def _is_something_else(number: int) -> bool:
+    """Whether the kernel's device of this number is none of a terminal, as `/dev/null` is: told without opening it.
+
+    Of pseudo-terminals, and of adapters whose driver is not loaded, sysfs has nothing.
+    """
+    subsystem = _DEVICES / f"{os.major(number)}:{os.minor(number)}" / "subsystem"
+    return subsystem.exists() and subsystem.resolve().name != "tty"
 
 
 def _real_ports(pattern: str) -> set[str]:
@@ -301,7 +335,9 @@ def _manuals_number(subject: str, register: ModbusRegister) -> Iterator[Finding]
 
 
 def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]:
-    """Sensors whose topics are known from the settings, and of which every reading would be set aside."""
+    """Sensors of which every reading would be set aside."""
+    if settings.ports:
+        yield from _unrouted_frames(settings.topic, routes)
     named = [(f"serial.text[{index}]", text.device, text.stream) for index, text in enumerate(settings.text)]
     named += [
         (f"serial.modbus[{index}].units[{number}]", unit.device, unit.stream)
@@ -312,9 +348,50 @@ def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]
         topic = settings.topic.replace("{device}", device).replace("{stream}", stream)
         found = routes.resolve(topic, None)
         if isinstance(found, Refusal):
-            what = _UNROUTED.get(found.reason, f"which its route cannot take ({found.reason})")
             yield _wrong(
                 subject,
-                f"its readings get the topic {topic}, {what}: they would all go to the quarantine; add a route for "
-                "them, or write another stream",
+                f"its readings get the topic {topic}, {_unrouted_words(found)}: they would all go to the quarantine; "
+                "add a route for them, or write another stream",
             )
+
+
+def _unrouted_words(found: Refusal) -> str:
+    return _UNROUTED.get(found.reason, f"which its route cannot take ({found.reason})")
+
+
+def _unrouted_frames(template: str, routes: RouteTable) -> Iterator[Finding]:
+    """Sensors with our frames, whose names and streams only HELLO tells: wrong is what takes none of them at all."""
+    refused: dict[str, Refusal] = {}
+    for topic in _topics_to_try(template, routes):
+        found = routes.resolve(topic, None, is_serial=True)
+        if not isinstance(found, Refusal):
+            return
+        refused[topic] = found
+    # A route that would take one stream, and cannot, says more than that the others have none.
+    topic = next((topic for topic, found in refused.items() if found.reason != "no-route"), next(iter(refused)))
+    yield _wrong(
+        "serial.topic",
+        f"readings of {FRAMES} get topics such as {topic}, {_unrouted_words(refused[topic])}: they would all go to the "
+        "quarantine; add a route for them, or write another serial.topic",
+    )
+
+
+def _topics_to_try(template: str, routes: RouteTable) -> Iterator[str]:
+    """A topic that only variables and wildcards take, and for each route one with the names that its text asks for."""
+    yield template.replace("{device}", _DEVICE).replace("{stream}", _STREAM)
+    levels = [_level_names(level) for level in template.split("/")]
+    for route in routes.routes:
+        names = {"device": _DEVICE, "stream": _STREAM}
+        # One that ends in '#' has fewer; one of another length takes none of them anyway.
+        for level, wanted in zip(levels, route.settings.topic.split("/"), strict=False):
+            found = level.fullmatch(wanted)
+            names |= {} if found is None else found.groupdict()
+        yield template.replace("{device}", names["device"]).replace("{stream}", names["stream"])
+
+
+def _level_names(level: str) -> re.Pattern[str]:
+    """What a level of `serial.topic` can be, with the names in it."""
+    pattern = re.escape(level)
+    for name in ("device", "stream"):
+        pattern = pattern.replace(re.escape(f"{{{name}}}"), f"(?P<{name}>{DEVICE_NAME.pattern})")
+    return re.compile(pattern)

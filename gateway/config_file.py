@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway import mqtt_filters
-from gateway.config_serial import SERIAL_EXAMPLES, serial_mistakes
+from gateway.config_serial import SERIAL_EXAMPLES, modbus_section, serial_mistakes
 from gateway.config_words import Place
 from gateway.config_words import show as _show
 from gateway.mqtt_access import CommandTopics
@@ -274,9 +274,11 @@ def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: P
 
 
 def _elsewhere(place: Place, key: str) -> str:
-    """Where that stands which other clients of Kafka call so; empty where nobody does."""
+    """Where that stands which other clients of Kafka call so, or another section of Modbus; empty where nobody does."""
     if not place:
         return _SECTIONS.get(key, "")
+    if place[:2] == ("serial", "modbus"):
+        return modbus_section(key)
     if place[0] != "mqtt_listener" and place[-1] == "tls" and _WITHOUT_VERIFYING.fullmatch(key):
         return _UNVERIFIED
     if place != ("kafka",):
@@ -327,7 +329,8 @@ def _instead(hint: object, value: object, place: Place) -> str:
     if isinstance(value, str) and not _may_be_secret(place):
         if get_origin(hint) is tuple and kinds[0] is str and "@" not in value:
             return f"it in brackets: {_show([part.strip() for part in value.split(',')])}"
-        if kinds and kinds[0] in {int, float} and get_origin(hint) is not tuple:
+        # A list of numbers to choose from has the numbers themselves.
+        if kinds and (kinds[0] in {int, float} or isinstance(kinds[0], int)) and get_origin(hint) is not tuple:
             return f"a number, without quotes: {_wanted(hint)}"
     return _wanted(hint)
 

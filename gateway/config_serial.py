@@ -35,6 +35,11 @@ SERIAL_EXAMPLES: Final = {
     "40001 or 30001 in a manual is 0",
 }
 """By the section and the setting that is missing: what to write."""
+_MODBUS_SECTIONS: Final = {
+    "serial.modbus": SerialModbusSettings,
+    "serial.modbus.units": ModbusUnit,
+    "serial.modbus.units.registers": ModbusRegister,
+}
 _SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
 _ADDRESS_MAX = 65_535
 _BIT_TABLES = frozenset({"coil", "discrete"})
@@ -57,6 +62,15 @@ def serial_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
         yield from _text_mistakes(text, ("serial", "text", index))
     for index, line in enumerate(serial.modbus):
         yield from _line_mistakes(line, ("serial", "modbus", index))
+
+
+def modbus_section(key: str) -> str:
+    """Under which section a setting of Modbus belongs that stands under another of them; empty where it is of none."""
+    # Most likely a slip of `unit`, not the section.
+    if key == "units":
+        return ""
+    found = next((name for name, section in _MODBUS_SECTIONS.items() if key in section.__struct_fields__), None)
+    return "" if found is None else f"it belongs under [[{found}]]"
 
 
 def _port_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:

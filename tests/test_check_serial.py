@@ -78,9 +78,37 @@ def test_a_port_of_text_cannot_acknowledge_and_is_not_looked_at_twice(tmp_path: 
     assert [(how, subject, words.partition(" may ")[0]) for how, subject, words in found] == [
         ("ok", "serial.text[0].port", ports[0]),
         ("ok", "serial", found[1][2]),
+        ("warn", "serial.text[0].port", found[2][2]),
         ("ok", "serial.ports", ports[1]),
     ]
     assert found[1][2].startswith("readings of text and Modbus cannot be acknowledged: what comes while")
+    assert found[2][2] == (
+        f"{ports[0]} stands in serial.ports too, where it is passed over: take it out there, or, where its sensor "
+        "speaks our frames, remove this section"
+    )
+
+
+def test_a_glob_or_all_may_match_the_port_of_a_section(tmp_path: Path, ports: list[str]) -> None:
+    for number, port in enumerate(ports):
+        (tmp_path / f"link{number}").symlink_to(port)
+    settings = SerialSettings(ports=(f"{tmp_path}/link*",), text=(text(ports[0]),))
+    assert [how for how, _, _ in look(tmp_path, settings)] == ["ok", "ok", "ok"]
+
+
+def test_a_port_that_is_written_twice_is_looked_at_once(tmp_path: Path, ports: list[str]) -> None:
+    link = f"{tmp_path}/link"
+    Path(link).symlink_to(ports[0])
+
+    def told(*patterns: str) -> list[tuple[str, str, str]]:
+        return look(tmp_path, SerialSettings(ports=patterns))
+
+    (_, _, well), second = told(link, ports[0])
+    assert well.startswith(f"{link} may be opened")
+    same = f"{ports[0]} is {link} by another name, and a port is opened once: remove one of the two"
+    assert second == ("warn", "serial.ports", same)
+    assert told(link, link)[1][2] == (f"{link} stands there twice, and a port is opened once: remove one of the two")
+    # Patterns may overlap.
+    assert [how for how, _, _ in told(f"{tmp_path}/link*", ports[0], f"{tmp_path}/l*")] == ["ok"]
 
 
 def test_that_sensors_cannot_be_acknowledged_is_told_once(tmp_path: Path, ports: list[str]) -> None:
@@ -102,6 +130,19 @@ def test_what_is_no_port_is_told_as_its_section_has_it(section: str, words: str,
     settings = SerialSettings(text=(text(name),)) if section == "text" else SerialSettings(ports=(name,))
     how, _, told = look(tmp_path, settings)[0]
     assert (how, told) == ("FAIL", f"{name}: it is no serial port: {words}")
+
+
+def test_a_device_that_is_no_terminal_is_no_port_whoever_has_it_open(
+    tmp_path: Path, ports: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_serial, "holders", lambda _ports: {"/dev/null": [Holder(1, "init"), Holder(2, "cron")]})
+    settings = SerialSettings(ports=("/dev/null", ports[0]))
+    words = "/dev/null: it is no serial port: leave it out, or write what matches serial ports only"
+    null, port = look(tmp_path, settings)
+    assert null == ("FAIL", "serial.ports", words)
+    assert port[0] == "ok"
+    ((_, _, told),) = look(tmp_path, SerialSettings(ports=("/dev/tty",)))
+    assert "no serial port" not in told
 
 
 def test_a_name_whose_adapter_is_not_there(tmp_path: Path) -> None:
@@ -289,3 +330,59 @@ def test_a_sensor_whose_readings_no_route_takes(tmp_path: Path, ports: list[str]
     ((_, subject, words),) = told("device/{device}/text")
     assert subject == "serial.modbus[0].units[0]"
     assert "the topic device/meter/modbus, which no route takes" in words
+
+
+@pytest.mark.parametrize(
+    ("template", "topics", "refused"),
+    [
+        ("device/{device}/{stream}", ("device/{device}/{stream}",), ""),
+        # A sensor may have that stream, or that name.
+        ("device/{device}/{stream}", ("device/{device}/thermo",), ""),
+        ("device/{device}/{stream}", ("{room}/attic/{device}",), ""),
+        ("device/{device}/{stream}", ("device/{device}/#",), ""),
+        ("farm/{stream}-{device}", ("farm/{device}",), ""),
+        ("farm/s-{stream}/{device}", ("farm/s-thermo/{device}",), ""),
+        ("device/{device}/{stream}", ("sensor/{device}/{stream}",), "device/NAME/STREAM, which no route takes"),
+        ("serial/{device}/{stream}", ("device/{device}/{stream}",), "serial/NAME/STREAM, which no route takes"),
+        ("farm/s-{stream}/{device}", ("farm/thermo/{device}",), "farm/s-STREAM/NAME, which no route takes"),
+        ("device/{device}/{stream}", ("device/{device}/-x",), "device/NAME/STREAM, which no route takes"),
+        (
+            "device/{device}/{stream}",
+            ("device/{device}/air", "device/{device}/+/#", "+/{device}/air"),
+            "",
+        ),
+        (
+            "device/{device}/{stream}",
+            ("device/{device}/{stream}", "+/{device}/#"),
+            "device/NAME/STREAM, which several routes take, each to another place",
+        ),
+        (
+            "device/{device}/{stream}",
+            ("device/{device}/air", "+/{device}/air"),
+            "device/NAME/air, which several routes take, each to another place",
+        ),
+    ],
+)
+def test_sensors_with_our_frames_of_which_no_route_takes_any_reading(
+    template: str, topics: tuple[str, ...], refused: str, tmp_path: Path
+) -> None:
+    settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), topic=template)
+    routes = [RouteSettings(topic, f"device-{number}") for number, topic in enumerate(topics)]
+
+    def told(fallback: str | None) -> list[tuple[str, str]]:
+        table = compile_routes(routes, fallback, frozenset(), template)
+        found = check_serial.check_serial(settings, tmp_path / "buffer.db", table)
+        return [(judgement(each), each.words) for each in found if each.subject == "serial.topic"]
+
+    words = (
+        f"readings of serial.ports get topics such as {refused}: they would all go to the quarantine; add a route for "
+        "them, or write another serial.topic"
+    )
+    assert told(None) == ([("FAIL", words)] if refused else [])
+    assert "no route" not in refused or told("strays") == []
+
+
+def test_a_route_that_takes_frames_is_not_missed_where_there_are_none(tmp_path: Path, ports: list[str]) -> None:
+    routes = compile_routes([RouteSettings("device/scale/{device}", "x")], None, frozenset())
+    found = check_serial.check_serial(SerialSettings(text=(text(ports[0]),)), tmp_path / "buffer.db", routes)
+    assert "serial.topic" not in [each.subject for each in found]
