@@ -1,6 +1,7 @@
 """What is done to simulated boards: the schedule from a seed, and commands with their mistakes in words."""
 
 import fcntl
+import importlib.metadata
 import itertools
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from gateway import config_file
 from sluice_sim.avr import LOCK
 from sluice_sim.avr_board import PROJECT
 from sluice_sim.avr_faults import COMMANDS, Build, Fault, FaultRate, parse_fault_rate, schedule
@@ -53,9 +55,10 @@ def test_every_kind_comes_with_words_that_the_build_knows(build: Build) -> None:
 def test_what_begins_ends_before_the_boards_next_fault(build: Build) -> None:
     faults = iter(first(2001, build, devices=("s1",))[:-1])
     for fault in faults:
+        assert not fault.is_end
         if name(fault) in ENDS:
             end = next(faults, None)
-            assert end is None or name(end) == ENDS[name(fault)]
+            assert end is None or (name(end), end.is_end) == (ENDS[name(fault)], True)
             assert end is None or name(end) != "noise" or end.command == "noise 0.001"
             assert end is None or name(end) != "ppm" or end.command == "ppm 50"
 
@@ -75,6 +78,7 @@ def test_the_rate_is_that_of_beginnings_in_quiet_time() -> None:
 @pytest.mark.parametrize(("text", "rate"), [("abc", FaultRate("abc")), ("1:0.5", FaultRate("1", 0.5))])
 def test_a_seed_and_its_rate(text: str, rate: FaultRate) -> None:
     assert parse_fault_rate(text) == rate
+    assert parse_fault_rate(str(rate)) == rate, "as the summary at the end has it"
 
 
 @pytest.mark.parametrize("text", ["", ":3", "1:", "1:0", "1:-1", "1:x", "1:nan", "1:601"])
@@ -119,6 +123,31 @@ def test_a_port_taken_for_its_board_is_explained(tmp_path: Path) -> None:
         assert f"{tmp_path / port} is a port; its board is {tmp_path / 's2'}" in said
 
 
+def test_a_folder_a_file_or_another_name_taken_for_a_board_names_the_boards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for board in ("s10", "s2", "s1"):
+        os.mkfifo(tmp_path / f"{board}.control")
+    (tmp_path / "none").mkdir()
+    monkeypatch.chdir(tmp_path)
+    names = "Name one of the boards there, as"
+    assert fault(str(tmp_path), "reset") == (
+        1,
+        f"Error: {tmp_path} is a folder. {names} {tmp_path / 's1'}: s1 s2 s10\n",
+    )
+    assert fault(".", "reset") == (1, f"Error: . is a folder. {names} s1: s1 s2 s10\n")
+    assert fault("s9", "reset") == (
+        1,
+        f"Error: no board runs as s9: there is no s9.control. {names} s1: s1 s2 s10\n",
+    )
+    assert fault("s2.control", "reset") == (1, "Error: s2.control is a file; its board is s2\n")
+    assert fault("s2.ledger", "reset") == (1, "Error: s2.ledger is a file; its board is s2\n")
+    assert fault("none", "reset") == (
+        1,
+        "Error: none is a folder. Start boards there with `sluice-sim avr --dir none`\n",
+    )
+
+
 @pytest.mark.parametrize("words", [("noise", "½"), ("noise", '"'), ("noise", "\\"), ("noise", "1" * 300)])
 def test_what_no_board_could_understand_is_not_sent(tmp_path: Path, words: tuple[str, ...]) -> None:
     code, said = fault(str(tmp_path / "s1"), *words)
@@ -138,6 +167,25 @@ def test_help_says_what_each_fault_does() -> None:
     assert code == 0
     assert all(kind in said for kind in COMMANDS)
     assert "noise SHARE (0 to 1)" in said
+
+
+def test_the_version_is_that_of_the_whole_project() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"sluice-sim {importlib.metadata.version('sluice')}\n")
+
+
+def test_the_gateway_of_the_page_about_boards_is_one(tmp_path: Path) -> None:
+    page = (PROJECT / "firmware-sim" / "README.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "gateway.toml"
+    path.write_text(example)
+    settings = config_file.load(path)
+    assert settings.serial is not None
+    (ports,) = settings.serial.ports
+    assert ports.startswith("/")
+    assert ports.endswith("boards/tty-*")
+    assert settings.mqtt_listener is not None
+    assert settings.mqtt_listener.anonymous
 
 
 def test_the_list_of_commands_says_each_in_a_whole_sentence() -> None:

@@ -9,7 +9,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +158,12 @@ def faults(board: Board) -> list[str]:
     return [str(fault["fault"]) for fault in board.faults()]
 
 
+def link(board: Board) -> list[str]:
+    """What the board wrote of its connection."""
+    entries = [json.loads(line) for line in board.ledger.with_suffix(".faults").read_text().splitlines()]
+    return [entry["link"] for entry in entries if "link" in entry]
+
+
 # --- Resets and power
 
 
@@ -249,6 +257,7 @@ def test_unplugged_and_plugged_in_it_is_another_port_and_nothing_is_lost(bench: 
     port = board.port()
     assert port == board.link.with_name("tty-s1@2")
     assert port.readlink() != terminal
+    assert link(board) == ["opened", "closed"]
     again = bench.listen(board)
     again.samples = line.samples
     again.hellos = line.hellos
@@ -553,7 +562,7 @@ def _try_to_listen(bench: Bench, board: Board, stored: dict[str, dict[int, bytes
 def test_a_run_by_schedule_does_what_the_schedule_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rate = FaultRate("tests", 60.0)
     options = AvrOptions(faults=rate, as_json=True, noise=0.001)
-    assert main_avr(2, tmp_path, 100, 6.0, 1, options) == 0
+    assert main_avr(2, tmp_path, 100, 6.0, 1, options) == 1, "nobody opened a port"
     start, *done, end = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert start["boards"] == {"s1": str(tmp_path / "tty-s1"), "s2": str(tmp_path / "tty-s2")}
     expected = list(itertools.islice(schedule(rate, ("s1", "s2"), "serial", noise=0.001), len(done)))
@@ -568,18 +577,64 @@ def test_a_run_by_schedule_does_what_the_schedule_says(tmp_path: Path, capsys: p
         assert set(written) >= {one["fault"] for one in done if one["device"] == device}
 
 
+def test_boards_whose_port_nobody_opens_are_named_by_whole_paths_and_the_command_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_sim.avr._REACH_SECONDS_MAX", 1.0)
+    monkeypatch.chdir(tmp_path)
+    rate = FaultRate("tests", 60.0)
+    assert main_avr(2, Path("boards"), 100, 6.0, options=AvrOptions(faults=rate)) == 1
+    said = capsys.readouterr()
+    places = {board: tmp_path / "boards" / f"tty-{board}" for board in ("s1", "s2")}
+    lines = said.out.splitlines()
+    assert lines[1:3] == [f"{board} on {place}" for board, place in places.items()]
+    why = {
+        board: f"is {place} among serial.ports in gateway.toml, and does sluice run?" for board, place in places.items()
+    }
+    assert said.err.splitlines() == [
+        *(f"{board}: no gateway has opened its port yet: {why[board]}" for board in places),
+        *(f"{board}: no gateway opened its port: {why[board]}" for board in places),
+    ]
+    done = itertools.islice(schedule(rate, ("s1", "s2"), "serial"), sum(" s  s" in line for line in lines))
+    begun = Counter(fault.command.split()[0] for fault in done if not fault.is_end)
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(begun.items()))
+    assert lines[-1] == f"Faults: {told}. --faults tests:60 repeats them."
+
+
+def test_one_port_that_was_opened_does_not_speak_for_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opener = threading.Thread(target=_open_when_it_is_there, args=(tmp_path / "tty-s2",))
+    opener.start()
+    assert main_avr(2, tmp_path, 100, 3.0) == 1
+    opener.join()
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["s1"]
+
+
+def _open_when_it_is_there(port: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not port.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    opened = os.open(port, os.O_RDWR | os.O_NOCTTY)
+    time.sleep(1)
+    os.close(opened)
+
+
 def test_the_command_runs_boards_until_it_is_stopped_and_a_second_one_can_hit_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sluice_sim", "avr", "--count", "1", "--dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline().startswith("sensor-serial: flash")
         assert running.stdout.readline() == f"s1 on {tmp_path}/tty-s1\n"
+        opened = os.open(tmp_path / "tty-s1", os.O_RDWR | os.O_NOCTTY)
         hit = [sys.executable, "-m", "sluice_sim", "fault", str(tmp_path / "s1"), "power-cycle", "5"]
         subprocess.run(hit, check=True)
         wrong = subprocess.run([*hit[:-1], "soon"], capture_output=True, text=True, check=False)
         assert wrong.returncode == 1
         assert "refused 'power-cycle soon' and did nothing: it is: power-cycle [MS (1 to 3600000)]" in wrong.stderr
         time.sleep(1)
+        os.close(opened)
         running.send_signal(signal.SIGINT)
         table = running.stdout.read().splitlines()
         assert table[-1].split()[:2] == ["s1", "2"], "a board and its boots"
@@ -654,6 +709,10 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
                 assert wanted <= samples, "what the firmware saw acknowledged had arrived"
     assert {sample[0] for sample in samples} == {"w1", "w2"}, "not as boards of the other build"
     assert all(board.why_not_let_in(0) is None for board in boards)
+    for board in boards:
+        stands = link(board)
+        assert stands[:2] == ["let in", f"127.0.0.1:{broker.port}: the connection ended"]
+        assert stands[-1] == "let in", "its return stands there as well"
 
 
 def test_boards_that_no_gateway_lets_in_say_why_and_the_command_fails(

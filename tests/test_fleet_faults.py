@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -775,6 +776,19 @@ def test_a_fleet_that_nobody_let_in_ends_with_exit_code_1_and_says_why(monkeypat
     )
     assert result.exit_code == 1
     assert f"no sensor was ever let in: 127.0.0.1:{port}: Connection refused" in result.output
+
+
+def test_a_host_whose_name_is_not_known_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_arguments: object, **_others: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("sluice_sim.fleet.DRAIN_S_MAX", 0.2)
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    result = CliRunner().invoke(
+        main, ["fleet", "--host", "nosuch.example", "--sensors", "1", "--seconds", "0.2", "--interval-ms", "5000"]
+    )
+    assert result.exit_code == 1
+    assert "no sensor was ever let in: nosuch.example:1883: Name or service not known. See --host" in result.output
 
 
 async def test_the_end_does_not_say_that_nobody_is_connected() -> None:

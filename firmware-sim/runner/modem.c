@@ -62,6 +62,7 @@ static struct {
 	uint64_t dial_ends_us, redial_at_us;
 	uint8_t answer[CONNACK_BYTES]; /* how the connection's bytes from the gateway begin */
 	size_t answered;
+	bool let_in;
 	int forsaken[FORSAKEN_MAX];
 	unsigned forsaken_count;
 
@@ -114,18 +115,29 @@ static void note_answer(const uint8_t *bytes, size_t count)
 	if (modem.answered < CONNACK_BYTES)
 		return;
 	uint8_t code = modem.answer[3];
-	if (modem.answer[0] != 0x20 || modem.answer[1] != 2)
+	if (modem.answer[0] != 0x20 || modem.answer[1] != 2) {
 		note("it answers with something else than MQTT");
-	else if (code == 0)
+	} else if (code == 0) {
+		modem.let_in = true;
 		fault_log_link("let in");
-	else
+	} else {
 		note(code <= sizeof refusals / sizeof *refusals ? refusals[code - 1] : "it refuses");
+	}
+}
+
+/* A refusal stays the last word: it says more than the end that follows it. */
+static void note_end(void)
+{
+	if (modem.let_in)
+		note("the connection ended");
+	else if (modem.tcp == TCP_OPEN && modem.answered < CONNACK_BYTES)
+		note("the connection ended without an answer to CONNECT");
+	modem.let_in = false;
 }
 
 static void hang_up(void)
 {
-	if (modem.tcp == TCP_OPEN && modem.answered < CONNACK_BYTES)
-		note("the connection ended without an answer to CONNECT");
+	note_end();
 	if (modem.tcp != TCP_CLOSED)
 		close(modem.fd);
 	modem.tcp = TCP_CLOSED;

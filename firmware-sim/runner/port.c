@@ -171,6 +171,9 @@ bool port_exchange(void)
 {
 	bool listened = somebody_listens();
 	bool opened = listened && !port.listened;
+	/* Whoever runs the board wants to know why nobody answers it. */
+	if (listened != port.listened)
+		fault_log_link(listened ? "opened" : "closed");
 	port.listened = listened;
 	if (opened && port.auto_reset) {
 		fault_log("reset by the opening of the port");

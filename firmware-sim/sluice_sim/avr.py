@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -64,7 +65,12 @@ PREFIXES: Final[dict[Build, str]] = {"serial": "s", "mqtt": "w"}
 LOCK: Final = ".sluice-sim.lock"
 _LOOK_INTERVAL_S: Final = 0.05
 _REACH_SECONDS_MAX: Final = 10.0
-"""So long a board's modem may take until it is in, before that is told."""
+"""So long a board may take until its gateway is there, before that is told."""
+_ALONE: Final[dict[Build, tuple[str, str]]] = {
+    "serial": ("no gateway has opened its port yet", "no gateway opened its port"),
+    "mqtt": ("no listener has let it in yet", "no listener let it in"),
+}
+"""What is said of a board without a gateway: meanwhile, and at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,26 +186,28 @@ def main_avr(  # noqa: PLR0913, PLR0917 - one for each thing to choose
 ) -> int:
     """Run boards until SIGINT or SIGTERM, or for so many seconds (0: without end). Gives the exit code.
 
-    1 means that a board ended before its time, or that no gateway ever let one in. Raises SimulationError, also where
-    another process runs boards in `directory`, and ValueError. For the main thread only.
+    1 means that a board ended before its time, or that no gateway ever let one in or opened its port. Raises
+    SimulationError, also where another process runs boards in `directory`, and ValueError. For the main thread only.
     """
+    # What is printed goes into gateway.toml, which takes whole paths alone.
+    directory = directory.resolve()
     boards: list[Board] = []
     began_us = time.time_ns() // 1000
     with _stop_signals() as stop_asked, _alone_in(directory):
         try:
             boards = start_boards(directory, count, interval_ms=interval_ms, seed=seed, prefix=prefix, options=options)
             _show_start(boards, options)
-            ended = _run(boards, seconds, options, stop_asked, began_us)
+            ended, done = _run(boards, seconds, options, stop_asked, began_us)
         finally:
             with suppress(KeyboardInterrupt):
                 stop_boards(boards)
-        _show_end(boards, options)
+        _show_end(boards, options, done)
     if ended:
         print(f"Ended before their time, each with a message above: {', '.join(ended)}.")
-    outside = _not_let_in(boards, options, began_us)
-    for device, why in outside.items():
-        print(f"{device}: no listener let it in: {why}", file=sys.stderr)
-    return 1 if ended or outside else 0
+    alone = _without_gateway(boards, options, began_us)
+    for device, why in alone.items():
+        print(f"{device}: {_ALONE[options.build][1]}: {why}", file=sys.stderr)
+    return 1 if ended or alone else 0
 
 
 @contextmanager
@@ -221,10 +229,14 @@ def _alone_in(directory: Path) -> Iterator[None]:
         yield
 
 
-def _not_let_in(boards: Sequence[Board], options: AvrOptions, since_us: int) -> dict[str, str]:
-    """Boards of the MQTT build that no gateway has let in, and why."""
-    if options.build != "mqtt":
-        return {}
+def _without_gateway(boards: Sequence[Board], options: AvrOptions, since_us: int) -> dict[str, str]:
+    """Boards that no gateway has let in, or whose port none has opened, and why."""
+    if options.build == "serial":
+        return {
+            board.device: f"is {board.link} among serial.ports in gateway.toml, and does sluice run?"
+            for board in boards
+            if not board.was_opened(since_us)
+        }
     reasons = ((board.device, board.why_not_let_in(since_us)) for board in boards)
     return {device: why for device, why in reasons if why is not None}
 
@@ -247,8 +259,12 @@ def _stop_signals() -> Iterator[list[int]]:
 
 def _run(
     boards: Sequence[Board], seconds: float, options: AvrOptions, stop_asked: Sequence[int], began_us: int
-) -> list[str]:
-    """Let the boards run, and do to them what the schedule says. Gives those that ended before their time."""
+) -> tuple[list[str], Counter[str]]:
+    """Let the boards run, and do to them what the schedule says.
+
+    Gives those that ended before their time, and how often each kind of fault was begun.
+    """
+    done: Counter[str] = Counter()
     by_name = {board.device: board for board in boards}
     faults: Iterator[Fault] = iter(())
     if options.faults is not None:
@@ -262,11 +278,13 @@ def _run(
             break
         ended = [board.device for board in boards if board.process.poll() is not None]
         if ended:
-            return ended
+            return ended, done
         if following is not None and following.at_s <= at_s:
             try:
                 by_name[following.device].do(following.command)
                 _show_fault(following, options)
+                if not following.is_end:
+                    done[following.command.split()[0]] += 1
             except RefusedError as error:
                 # Somebody gave the board another one meanwhile: it is unplugged already, for example.
                 print(error, file=sys.stderr)
@@ -274,10 +292,10 @@ def _run(
             continue
         if not looked_outside and at_s >= _REACH_SECONDS_MAX:
             looked_outside = True
-            for device, why in _not_let_in(boards, options, began_us).items():
-                print(f"{device}: no listener has let it in yet: {why}", file=sys.stderr)
+            for device, why in _without_gateway(boards, options, began_us).items():
+                print(f"{device}: {_ALONE[options.build][0]}: {why}", file=sys.stderr)
         time.sleep(_LOOK_INTERVAL_S)
-    return []
+    return [], done
 
 
 def _show_start(boards: Sequence[Board], options: AvrOptions) -> None:
@@ -299,7 +317,7 @@ def _show_fault(fault: Fault, options: AvrOptions) -> None:
         print(f"{fault.at_s:8.1f} s  {fault.device}  {fault.command}", flush=True)
 
 
-def _show_end(boards: Sequence[Board], options: AvrOptions) -> None:
+def _show_end(boards: Sequence[Board], options: AvrOptions, done: Counter[str]) -> None:
     summaries = [summary(board) for board in boards]
     if options.as_json:
         print(json.dumps({"summary": summaries}), flush=True)
@@ -308,3 +326,6 @@ def _show_end(boards: Sequence[Board], options: AvrOptions) -> None:
     print("  ".join(f"{head:>12}" for head in heads))
     for one in summaries:
         print("  ".join(f"{value:>12}" for value in one.values()))
+    if done and options.faults is not None:
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items()))
+        print(f"Faults: {faults}. --faults {options.faults} repeats them.")

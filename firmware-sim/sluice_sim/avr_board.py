@@ -51,6 +51,9 @@ class Wiring:
 _PLAIN_WIRING: Final = Wiring()
 LET_IN: Final = "let in"
 """What the modem notes of a gateway that answers CONNECT with yes (modem.c)."""
+_OPENED: Final = "opened"
+"""What the serial port notes when somebody opens it (port.c)."""
+_FILES: Final = (".eeprom", ".ledger", ".samples", ".control", ".faults")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,18 @@ class Board:
 
     def why_not_let_in(self, since_us: int) -> str | None:
         """Why no gateway has let the modem's board in since then (microseconds since 1970); None where one has."""
-        log = _read_log(self.ledger.with_suffix(".faults"))
-        words = [str(entry["link"]) for entry in log if "link" in entry and entry["time_us"] >= since_us]
+        words = self._link_since(since_us)
         if LET_IN in words:
             return None
         return words[-1] if words else "it has not dialled yet"
+
+    def was_opened(self, since_us: int) -> bool:
+        """Whether somebody opened the serial port since then (microseconds since 1970)."""
+        return _OPENED in self._link_since(since_us)
+
+    def _link_since(self, since_us: int) -> list[str]:
+        log = _read_log(self.ledger.with_suffix(".faults"))
+        return [str(entry["link"]) for entry in log if "link" in entry and entry["time_us"] >= since_us]
 
 
 def board_command(
@@ -104,8 +114,8 @@ def board_command(
     at_uart = ("--modem",) if wiring.modem else ("--link", str(directory / f"tty-{device}"))
     files = (
         argument
-        for name in ("eeprom", "ledger", "samples", "control", "faults")
-        for argument in (f"--{name}", str(directory / f"{device}.{name}"))
+        for suffix in _FILES
+        for argument in (f"--{suffix.removeprefix('.')}", str(directory / f"{device}{suffix}"))
     )
     return (
         str(RUNNER),
@@ -180,6 +190,8 @@ def give_command(board: Path, command: str) -> None:
         raise SimulationError(f"there is no fault {name!r}; there are: {', '.join(COMMANDS)}")
     if len(words) > _COMMAND_CHARACTERS_MAX or not re.fullmatch(r"[ !#-\[\]-~]+", words):
         raise SimulationError(f"{words!r} is no fault: it is {_usage(name)}")
+    if not _control(board).exists():
+        raise SimulationError(_no_board(board))
     log = board.with_name(f"{board.name}.faults")
     done_before = len(_read_log(log))
     _write_to_pipe(board, words)
@@ -199,17 +211,35 @@ def _usage(name: str) -> str:
     return f"{name} {COMMANDS[name].arguments}".strip()
 
 
+def _control(board: Path) -> Path:
+    # Not by with_name: the path `.` has no name.
+    return board.parent / f"{board.name}.control"
+
+
+def _no_board(board: Path) -> str:
+    """Say why no board runs under that name, and which ones there are."""
+    if board.is_dir():
+        return _boards_in(board, f"{board} is a folder")
+    port_of = board.parent / board.name.removeprefix("tty-").partition("@")[0]
+    if port_of != board and _control(port_of).exists():
+        return f"{board} is a port; its board is {port_of}"
+    file_of = board.with_suffix("")
+    if board.suffix in _FILES and _control(file_of).exists():
+        return f"{board} is a file; its board is {file_of}"
+    return _boards_in(board.parent, f"no board runs as {board}: there is no {_control(board)}")
+
+
+def _boards_in(folder: Path, what: str) -> str:
+    names = sorted((control.stem for control in folder.glob("*.control")), key=lambda name: (len(name), name))
+    if not names:
+        return f"{what}. Start boards there with `sluice-sim avr --dir {folder}`"
+    return f"{what}. Name one of the boards there, as {folder / names[0]}: {' '.join(names)}"
+
+
 def _write_to_pipe(board: Path, command: str) -> None:
-    control = board.with_name(f"{board.name}.control")
+    control = _control(board)
     try:
         pipe = os.open(control, os.O_WRONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        port_of = board.with_name(board.name.removeprefix("tty-").partition("@")[0])
-        if port_of != board and port_of.with_name(f"{port_of.name}.control").exists():
-            raise SimulationError(f"{board} is a port; its board is {port_of}") from None
-        raise SimulationError(
-            f"no board runs as {board}: there is no {control}. Start boards with `sluice-sim avr --dir {board.parent}`"
-        ) from None
     except OSError as error:
         # A pipe whose reader was killed stays, but cannot be opened.
         why = "the board that made it was killed" if error.errno == errno.ENXIO else error.strerror

@@ -93,7 +93,8 @@ def _refuse_useless(build: Build) -> None:
     "--faults",
     metavar="SEED[:PER_MINUTE]",
     callback=_parse_faults,
-    help=f"Faults on a schedule that SEED decides, {FAULTS_PER_MINUTE:g} a minute for each board if nothing is said.",
+    help="Faults on a schedule that SEED, a number or any text, decides;"
+    f" {FAULTS_PER_MINUTE:g} a minute for each board if nothing is said.",
 )
 @click.option(
     "--noise", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Share of bytes with a wrong bit."
@@ -122,10 +123,11 @@ def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int
     """Run 8-bit sensors s1, s2, ...: the real firmware on simulated ATmega328Ps.
 
     Builds the firmware if need be. The gateway opens DIR/tty-s1 and so on as it would open USB adapters: set
-    serial.ports = ["DIR/tty-*"] in gateway.toml. With --build mqtt the boards w1, w2, ... dial the gateway's MQTT
-    listener instead. A board starts again with the boot counter of its EEPROM. For each board DIR has NAME.ledger (what
-    its firmware knows of its samples), NAME.samples (every value) and NAME.faults (what was done to it, and when).
-    Exit code 1: a board could not run, or no listener let it in.
+    serial.ports = ["DIR/tty-*"] in gateway.toml, with DIR as a whole path: the one that is printed for each board. With
+    --build mqtt the boards w1, w2, ... dial the gateway's MQTT listener instead. A board starts again with the boot
+    counter of its EEPROM. For each board DIR has NAME.ledger (what its firmware knows of its samples), NAME.samples
+    (every value) and NAME.faults (what was done to it, and when).
+    Exit code 1: a board could not run, no gateway opened its port, or no listener let it in.
     """
     _refuse_useless(others["build"])
     host, port = others["broker"]

@@ -52,14 +52,19 @@ class Fault:
     at_s: float
     device: str
     command: str
+    is_end: bool = False
+    """It ends what the board's fault before began."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRate:
-    """A schedule: its seed, and how often a board is hit."""
+    """A schedule: its seed, which may be any text, and how often a board is hit."""
 
     seed: str
     per_minute: float = FAULTS_PER_MINUTE
+
+    def __str__(self) -> str:
+        return f"{self.seed}:{str(self.per_minute).removesuffix('.0')}"
 
 
 def parse_fault_rate(text: str) -> FaultRate:
@@ -98,7 +103,7 @@ def _faults_of(rate: FaultRate, device: str, build: Build, noise: float, ppm: fl
         yield Fault(round(at_s, 3), device, begin)
         if end:
             at_s += lasts_s
-            yield Fault(round(at_s, 3), device, end.format(noise=noise, ppm=ppm))
+            yield Fault(round(at_s, 3), device, end.format(noise=noise, ppm=ppm), is_end=True)
 
 
 _Kind = Callable[[random.Random], tuple[str, float, str]]

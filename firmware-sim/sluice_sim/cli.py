@@ -7,6 +7,7 @@ from sluice_sim.fleet_cli import fleet
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sluice", message="sluice-sim %(version)s")
 def main() -> None:
     """Simulated sensors for Sluice: real clients of the gateway, with a ledger of what it acknowledged."""
 

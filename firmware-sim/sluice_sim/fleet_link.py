@@ -122,7 +122,8 @@ class SensorLink:
             except OSError as error:
                 # asyncio's own text repeats the address; a name that is not known has no errno of the system.
                 number = error.errno or 0
-                self.last_error = f"{host}:{port}: {os.strerror(number) if number > 0 else error}"
+                why = os.strerror(number) if number > 0 else error.strerror or error
+                self.last_error = f"{host}:{port}: {why}"
             else:
                 before = self.connections
                 await connection.closed.wait()
