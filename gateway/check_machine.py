@@ -43,6 +43,7 @@ from gateway.settings import (
     ListenerSettings,
     Settings,
 )
+from gateway.status_text import NO_SOURCE, has_source
 from gateway.terminal_text import size, span, utc
 from gateway.uplink_budget import DAY_S, UplinkBudget
 
@@ -53,10 +54,6 @@ HEARTBEATS_SHARE_MAX: Final = 1 / 2
 """Of what a metered link may carry: with more, readings have less of it than heartbeats."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _PER_S = "kafka.bytes_per_s_max"
-_NO_SOURCE = (
-    "nothing comes in: no section says where from; write [mqtt_listener] for sensors that connect to this box, "
-    "[[mqtt_brokers]] for a broker of the site, or [serial] with ports"
-)
 _LISTENING = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
@@ -84,8 +81,8 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from _quota(settings.kafka, settings.buffer.path, clock)
     if settings.serial is not None:
         yield from check_serial(settings.serial, settings.buffer.path, route_table(settings))
-    elif listener is None and not settings.mqtt_brokers:
-        yield _remark("sources", _NO_SOURCE)
+    elif not has_source(settings):
+        yield _remark("sources", NO_SOURCE)
 
 
 def _wrong(subject: str, words: str) -> Finding:

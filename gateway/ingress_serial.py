@@ -3,9 +3,9 @@
 import asyncio
 import fnmatch
 import termios
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
@@ -32,6 +32,14 @@ PORTS_MAX = 128
 FAULT_REPORT_INTERVAL_US = 60_000_000
 EXPLAINED_FOR_US = 60_000_000
 """A port that cannot be opened is tried at every scan; why is looked into anew after this, at the latest."""
+GONE_MAX = 16
+"""Ports that were served and are gone, which are remembered: of more, those that went last."""
+GONE_FOR_US_MAX = 86_400_000_000
+_OWN_NAMES = (
+    "their readings mix; give each its own name: to a sensor with our frames by flashing another, to others by device "
+    "in their section"
+)
+_ONE_NAME = f"one device name on several serial ports: {_OWN_NAMES}"
 
 log = structlog.get_logger()
 
@@ -87,6 +95,15 @@ class _Unopened:
     """The reason that the log has of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """A port that was served, and is there no more."""
+
+    devices: tuple[str, ...]
+    """Those that were heard on it."""
+    since_us: int
+
+
 class SerialIngress:
     """All ports of `[serial]`.
 
@@ -104,6 +121,8 @@ class SerialIngress:
         # By real path, for one port may have several names.
         self._open: dict[str, _Open] = {}
         self._unopened: dict[str, _Unopened] = {}
+        # By name, those that went last at the end: what a glob finds no more would be missed by nobody.
+        self._gone: dict[str, _Gone] = {}
         # By name: ports that are not opened because the settings do not say clearly what for.
         self._conflicts: dict[str, str] = {}
         # Of the settings: those that nothing is found for.
@@ -125,13 +144,22 @@ class SerialIngress:
 
     def state(self) -> dict[str, object]:
         """What `sluice status` tells of it."""
+        now_us = self._now_us()
         return {
             "ports": {
-                name: {**_state(self._open[path]), "rivals": self._rivals.get(path)}
+                name: {
+                    **_state(self._open[path]),
+                    "rivals": self._rivals.get(path),
+                    "shared": self._shared_words(name),
+                }
                 for path, name in self._names().items()
             },
             "unopened": self._conflicts | {each.name: each.reason for each in self._unopened.values()},
             "missing": sorted(self._missing),
+            "gone": {
+                name: {"gone_s": round((now_us - gone.since_us) / 1e6, 1), "devices": gone.devices}
+                for name, gone in self._gone.items()
+            },
         }
 
     def _names(self) -> dict[str, str]:
@@ -156,6 +184,7 @@ class SerialIngress:
         ]
         self._report_shared_devices()
         now_us = self._now_us()
+        self._forget_gone({each.name for each in sight.wanted.values()}, now_us)
         for each in self._open.values():
             if isinstance(each.line, PortLine) and not each.line.closed:
                 each.line.look(now_us)
@@ -168,7 +197,23 @@ class SerialIngress:
             await self._look_for_rivals()
 
     def _forget_closed(self) -> None:
+        now_us = self._now_us()
+        for each in self._open.values():
+            if each.line.closed and (devices := _heard(each)):
+                self._gone.pop(each.line.name, None)
+                self._gone[each.line.name] = _Gone(tuple(devices), now_us)
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
         self._open = {path: each for path, each in self._open.items() if not each.line.closed}
+
+    def _forget_gone(self, there: Container[str], now_us: int) -> None:
+        """Miss no port any more that is there again, or whose sensor is heard on another one; nor any for ever."""
+        heard = {device for each in self._open.values() if not each.line.closed for device in _heard(each)}
+        self._gone = {
+            name: gone
+            for name, gone in self._gone.items()
+            if name not in there and not heard.issuperset(gone.devices) and now_us - gone.since_us < GONE_FOR_US_MAX
+        }
 
     async def _report_missing(self, found: Mapping[str, Collection[str]], served: Collection[str]) -> None:
         """Say once what is not there; of a port that was served until now, its closing tells that."""
@@ -193,7 +238,7 @@ class SerialIngress:
 
     def _hand_over(self, wanted: Mapping[str, _Wanted]) -> None:
         """Close what the settings want otherwise: a name may be there later than its port, or lead to another now."""
-        for path, each in self._open.items():
+        for path, each in list(self._open.items()):
             now = wanted.get(path)
             if now is None:
                 moved = each.purpose is not self._settings and any(
@@ -207,6 +252,8 @@ class SerialIngress:
                     port=each.line.name,
                 )
                 each.line.close()
+                # Not for `_forget_closed`, which would miss it: it is our doing.
+                del self._open[path]
         self._forget_closed()
 
     async def _serve(self, path: str, wanted: _Wanted) -> bool:
@@ -291,13 +338,21 @@ class SerialIngress:
         for device, ports in shared.items():
             if self._shared_devices.get(device) != ports:
                 log.warning(
-                    "one device name on several serial ports: their readings mix; give each its own name: to a sensor "
-                    "with our frames by flashing another, to others by device in their section",
+                    _ONE_NAME,
                     device=device,
                     ports=ports,
                 )
                 self._intake.event("device-name-shared", device, ports=ports)
         self._shared_devices = shared
+
+    def _shared_words(self, name: str) -> str | None:
+        """Which devices of a port are on others too, and what to do; None where none is."""
+        also = [
+            f"{device} is on {', '.join(other for other in ports if other != name)} too"
+            for device, ports in self._shared_devices.items()
+            if name in ports
+        ]
+        return f"{', '.join(also)}: {_OWN_NAMES}" if also else None
 
 
 class _Sight(NamedTuple):
@@ -361,3 +416,11 @@ def _devices(each: _Open) -> Collection[str]:
         return [unit.device for unit in each.purpose.units]
     device = each.line.device if isinstance(each.line, PortLine) else None
     return () if device is None else (device,)
+
+
+def _heard(each: _Open) -> Collection[str]:
+    """The devices that were heard on a port since it was opened; of Modbus units, those that answered at the last."""
+    if isinstance(each.line, PortLine):
+        return each.line.heard
+    units: Mapping[str, Any] = each.line.state()
+    return [device for device, unit in units.items() if unit["answers"]]

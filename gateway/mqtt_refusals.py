@@ -1,4 +1,4 @@
-"""What the MQTT listener refuses: why, how often, and what the log says of it, which nobody may flood."""
+"""What the MQTT listener refuses or ends: why, how often, and what the log says of it, which nobody may flood."""
 
 import asyncio
 from collections import Counter
@@ -16,6 +16,12 @@ Whoever makes names up so hides no mistake of a sensor whose user name is in the
 is misspelt, or that gives none, is one of the others: among many made-up names it may be counted, and not named."""
 TAKEN_OVER: Final = "taken-over"
 """Why a connection ends whose client has connected anew: nothing was refused."""
+ENDS: Final = {
+    "keep-alive-timeout": "connection ended by the MQTT listener: nothing more was heard; check its power and radio",
+    "write-stall": "connection ended by the MQTT listener",
+    "connect-timeout": "connection ended by the MQTT listener",
+}
+"""What the log says where a connection ends because the client does nothing: it asked for nothing to be refused."""
 NAME_CHARACTERS_MAX: Final = 80
 """As much of a name as the log repeats."""
 
@@ -76,7 +82,8 @@ class Refusals:
         if reason == TAKEN_OVER:
             _log.info("an older connection was ended: the same client identifier connected again", **whose)
         else:
-            _log.warning("refused by the MQTT listener", reason=reason, why=message, **whose)
+            heading = ENDS.get(reason, "refused by the MQTT listener")
+            _log.warning(heading, reason=reason, why=message, **whose)
 
     def finish(self) -> None:
         """Log what is not logged yet: the listener ends."""
@@ -94,7 +101,8 @@ class Refusals:
             _log.info("older connections were ended in the last minute, beside those that were logged", count=again)
         if self._unlogged:
             _log.warning(
-                "refused by the MQTT listener in the last minute, beside what was logged", reasons=dict(self._unlogged)
+                "refused or ended by the MQTT listener in the last minute, beside what was logged",
+                reasons=dict(self._unlogged),
             )
             self._unlogged.clear()
 

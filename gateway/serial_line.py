@@ -82,6 +82,11 @@ class PortLine(ABC):
     def device(self) -> str | None:
         """Who is at the other end, as far as it is known."""
 
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """The devices that something usable came from since the port was opened."""
+        return () if self.device is None or self._used_us is None else (self.device,)
+
     def state(self) -> dict[str, object]:
         """What `sluice status` tells of it; times are seconds ago, None: never since the port was opened."""
         now_us = self._now_us()
@@ -108,7 +113,7 @@ class PortLine(ABC):
         elif now_us >= self._trouble_due_us and self._unused_bytes != self._trouble_told_bytes:
             self._trouble_due_us = now_us + TROUBLE_INTERVAL_US
             self._trouble_told_bytes = self._unused_bytes
-            log.warning("nothing that comes on a serial port can be used", port=self.name, reason=trouble)
+            log.warning("serial port gives nothing usable", port=self.name, reason=trouble)
         if self._is_new and now_us - self._opened_us >= TROUBLE_FIRST_US:
             self._is_new = False
             self.report_faults()

@@ -31,6 +31,11 @@ _BEGUN_BEFORE_S = 60.0
 """Two readings of a clock that was not set in between agree within this."""
 _DAYS_FROM_S = 2 * 86_400.0
 _BESIDE = " " * INDENT
+NO_SOURCE = (
+    "nothing comes in: no section says where from; write [mqtt_listener] for sensors that connect to this box, "
+    "[[mqtt_brokers]] for a broker of the site, or [serial] with ports"
+)
+"""Said by `sluice check`, `sluice run` and `sluice status` alike, where not `has_source`."""
 _CANNOT_ACKNOWLEDGE = "text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
 _WHEN_FULL = {
     "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
@@ -84,6 +89,8 @@ def status_lines(seen: Glance) -> Iterator[str]:
     if answer.get("uplink") is not None:
         yield from _uplink_lines(seen, msgspec.convert(answer["uplink"], _Uplink))
     yield from _buffer_lines(seen)
+    if not has_source(settings):
+        yield f"sources     {NO_SOURCE}"
     yield from _input_lines(answer, seen.now.boottime_us)
     if found.quarantined:
         yield f"quarantine  {found.quarantined:,} kept on this box{_by_reason(found.quarantine_reasons)}"
@@ -290,6 +297,13 @@ def _is_full(seen: Glance) -> bool:
 # -- the sources ----------------------------------------------------------------------------------
 
 
+def has_source(settings: "Settings") -> bool:
+    """Whether the settings say where readings come from, be it there or not."""
+    serial = settings.serial
+    on_serial = serial is not None and bool(serial.ports or serial.text or serial.modbus)
+    return on_serial or settings.mqtt_listener is not None or bool(settings.mqtt_brokers)
+
+
 def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
     """How the sources do, as far as a running gateway tells; `now_us` is CLOCK_BOOTTIME."""
     for name, broker in daemon.get("mqtt_brokers", {}).items():
@@ -321,15 +335,32 @@ def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:
         yield f"serial      {escaped(name)}: {_port_words(port)}"
         if port.get("rivals"):
             yield f"{_BESIDE}READ BY OTHERS TOO, so that each gets a part of what comes: {escaped(port['rivals'])}"
+        if port.get("shared"):
+            yield f"{_BESIDE}ONE NAME ON SEVERAL PORTS: {escaped(port['shared'])}"
         for device, unit in port.get("units", {}).items():
             yield f"{_BESIDE}{escaped(device)} {_unit_words(unit, now_us)}"
     for name, reason in serial.get("unopened", {}).items():
         yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
+    gone = serial.get("gone", {})
+    for name, port in gone.items():
+        yield f"serial      {escaped(name)}: {_gone_words(port)}"
     for name in serial.get("missing", []):
+        if name in gone:
+            continue
         settings = "serial.ports (or the section that names it; sluice check lists what is there)"
         yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend {settings}"
     if any(map(_is_mute, ports.values())):
-        yield f"{_BESIDE}{_CANNOT_ACKNOWLEDGE}"
+        # Of all these ports, not of the one above.
+        yield f"serial      {_CANNOT_ACKNOWLEDGE}"
+
+
+def _gone_words(port: dict[str, Any]) -> str:
+    """Since when a port is there no more, and who was heard on it."""
+    devices = port["devices"]
+    more = f" and {len(devices) - NAMED_MAX} more" if len(devices) > NAMED_MAX else ""
+    named = f"{', '.join(map(escaped, devices[:NAMED_MAX]))}{more}"
+    sensors = "sensor" if len(devices) == 1 else "sensors"
+    return f"GONE for {span(port['gone_s'])} (unplugged, or no power); last heard there: {sensors} {named}"
 
 
 def _is_mute(port: dict[str, Any]) -> bool:
@@ -359,7 +390,9 @@ def _text_words(port: dict[str, Any]) -> str:
     refused, last = port.get("refused", 0), port.get("refused_last")
     told = ""
     if refused and last:
-        told = f', the last for {escaped(last["reason"])}: "{escaped(last["line"])}"'
+        # The daemon has escaped it, from bytes: what can be printed is not escaped again.
+        line = last["line"] if last["line"].isprintable() else escaped(last["line"])
+        told = f', the last for {escaped(last["reason"])}: "{line}"'
     if used_s is not None:
         lines = f"; {counted(refused, 'line')} refused{told}" if refused else ""
         return f"last read {span(used_s)} ago{lines}"

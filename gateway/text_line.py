@@ -9,8 +9,7 @@ import structlog
 from gateway.reading import Reading, SerialIntake
 from gateway.serial_line import PortLine
 from gateway.settings import SerialTextSettings
-from gateway.terminal_text import span
-from gateway.text_formats import characters
+from gateway.terminal_text import escaped_bytes, shortened, span
 from gateway.text_link import TextLink, TextReadings, Uncollected, Unreadable
 
 MUTE_US = 60_000_000
@@ -56,6 +55,11 @@ class TextLine(PortLine):
 
     def trouble(self, now_us: int) -> str | None:
         """See `PortLine.trouble`. Lines that cannot be read are told one by one."""
+        if self._link.sends_frames:
+            return (
+                "FRAMES OF OURS COME, AND NO TEXT: remove its [[serial.text]], and write the port into serial.ports if "
+                "it is not there"
+            )
         if self._link.has_seen_a_line:
             return None
         if self._unused_bytes:
@@ -72,7 +76,8 @@ class TextLine(PortLine):
     def report_faults(self) -> None:
         """Log what could not be read since the last report: the quarantine has it, or a loss record counts it."""
         faults = self._faults_since(self._link.faults)
-        if faults:
+        # Of a sensor with our frames, `trouble` says what to do.
+        if faults and not self._link.sends_frames:
             log.warning(
                 "serial lines could not be read: check format and baud in [[serial.text]], then wiring and ground; "
                 "`sluice buffer quarantine ls` shows some of them",
@@ -112,5 +117,5 @@ class TextLine(PortLine):
 
 
 def _shown(line: bytes) -> str:
-    text = characters(line)
-    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
+    """As `sluice buffer quarantine ls` shows it too."""
+    return shortened(escaped_bytes(line), _SHOWN_MAX)

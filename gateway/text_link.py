@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.reading import Reading
+from gateway.serial_frames import FrameDecoder
 from gateway.settings import SerialTextSettings
 from gateway.text_formats import LineError, line_reader, proves_itself
 
@@ -54,12 +55,15 @@ TextEvent = TextReadings | Unreadable | Uncollected
 class TextLink:
     """One line from the opening of its port to its closing.
 
-    Holds `line_bytes_max` bytes at the most. All times are CLOCK_BOOTTIME in microseconds. No input raises.
+    Holds `line_bytes_max` bytes at the most, and a frame until the first reading has come. All times are CLOCK_BOOTTIME
+    in microseconds. No input raises.
     """
 
     __slots__ = (
         "_device",
         "_faults",
+        "_frames",
+        "_has_seen_a_frame",
         "_joined",
         "_kept",
         "_line_bytes_max",
@@ -81,6 +85,9 @@ class TextLink:
         self._line_bytes_max = settings.line_bytes_max
         self._read_line = line_reader(settings)
         self._proves_itself = proves_itself(settings)
+        # An installer may put a port here that belongs into serial.ports: a frame's CRC shows it.
+        self._frames: FrameDecoder | None = FrameDecoder()
+        self._has_seen_a_frame = False
         self._partial = bytearray()
         self._joined = False
         self._skipping = False
@@ -93,6 +100,11 @@ class TextLink:
     def has_seen_a_line(self) -> bool:
         """Whether the end of a line has come."""
         return self._joined
+
+    @property
+    def sends_frames(self) -> bool:
+        """Whether a frame of ours has come, and no reading: the sensor writes no text."""
+        return self._has_seen_a_frame
 
     @property
     def refused(self) -> Unreadable | None:
@@ -113,6 +125,8 @@ class TextLink:
         """Take in the next bytes, split anywhere."""
         readings: list[Reading] = []
         unreadable: list[Unreadable] = []
+        if self._frames is not None and self._frames.feed(data):
+            self._has_seen_a_frame = True
         uncollected: Counter[str] = Counter()
         for cut in self._cut(data):
             try:
@@ -131,6 +145,8 @@ class TextLink:
                 continue
             if payload is not None:
                 readings.append(Reading(self._topic, self._port, payload, now_us))
+        if readings:
+            self._frames, self._has_seen_a_frame = None, False
         taken: list[TextEvent] = [TextReadings(tuple(readings))] if readings else []
         return taken + unreadable + [Uncollected(reason, count) for reason, count in uncollected.items()]
 

@@ -28,6 +28,7 @@ from gateway.clock_gateway import WallClock, boottime_us
 from gateway.config_file import load
 from gateway.forward_memory import BUDGET_MARK
 from gateway.reading import Mark
+from gateway.status_text import NO_SOURCE
 from gateway.uplink_budget import UplinkBudget
 from tests.buffers import append, opened
 from tests.deadline import deadline
@@ -79,6 +80,7 @@ def test_a_place_where_all_is_well_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_gateway_that_nothing_can_reach_is_remarked_on(tmp_path: Path) -> None:
     found = findings(write_config(tmp_path))["sources"]
     assert judgement(found) == "warn"
+    assert found.words == NO_SOURCE
     assert found.words.startswith("nothing comes in: no section says where from; write [mqtt_listener]")
     for section in ('[serial]\nports = ["all"]\n', "[mqtt_listener]\nport = 0\nanonymous = true\n"):
         section_ = section.replace("port = 0", f"port = {free_port()}")

@@ -15,11 +15,13 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
-from gateway import buffer_aside, buffer_schema, buffer_status, control
+from gateway import buffer_aside, buffer_schema, buffer_status, control, pipeline
 from gateway.buffer_commands import read_rows_behind
 from gateway.cli import main
 from gateway.cli_options import WrappingGroup, load_settings
+from gateway.status_text import NO_SOURCE
 from tests.buffers import entry, opened, store
 from tests.deadline import deadline
 
@@ -243,6 +245,22 @@ async def test_status_of_a_stopped_gateway_with_a_full_buffer_says_so(tmp_path: 
         assert await store(buffer, [entry(bytes(500_000)), entry(bytes(500_000))])
     config.write_text(config.read_text().replace("[kafka]", "bytes_max = 1_000_000\n[kafka]"))
     assert "FULL: readings are held" in await status(config)
+
+
+async def test_a_gateway_that_nothing_can_reach_says_so_at_its_start_and_in_status(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    with capture_logs() as lines:
+        gateway = asyncio.create_task(pipeline.run(load_settings(config)))
+        async with asyncio.timeout(20):
+            while not any(line["event"] == NO_SOURCE for line in lines):
+                await asyncio.sleep(0.01)
+                assert not gateway.done()
+        gateway.cancel()
+        await asyncio.gather(gateway, return_exceptions=True)
+    (line,) = [line for line in lines if line["event"] == NO_SOURCE]
+    assert line["log_level"] == "warning"
+    shown = CliRunner().invoke(main, ["status", "--config", str(config)], env={"COLUMNS": "1000"})
+    assert f"sources     {NO_SOURCE}\n" in shown.output
 
 
 def test_status_before_the_first_start_says_so(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import pytest
 import serial
+from pymodbus.framer import FramerRTU
 from structlog.testing import capture_logs
 
 from gateway import ingress_serial, serial_line, serial_link
@@ -375,6 +376,19 @@ async def test_data_of_an_unknown_sensor_is_asked_about(bench: Bench) -> None:
     assert bench.intake.taken == []
 
 
+async def test_one_name_on_two_ports_is_shown_at_both(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (first, second), bench.serving() as ingress:
+        cellar = bench.plug("ttyUSB2", "cellar")
+        for sensor in (first, second, cellar):
+            await sensor.hello()
+        words = "attic is on {} too: their readings mix; give each its own name: to a sensor with our frames by"
+        await until(lambda: port_state(ingress, first)["shared"] is not None)
+        assert port_state(ingress, first)["shared"].startswith(words.format(second.port))
+        assert port_state(ingress, second)["shared"].startswith(words.format(first.port))
+        assert port_state(ingress, cellar)["shared"] is None
+
+
 async def test_one_name_on_two_ports_is_reported_once(bench: Bench) -> None:
     with capture_logs() as logs:
         first, second = bench.plug("ttyUSB0"), bench.plug("ttyUSB1")
@@ -502,7 +516,7 @@ async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_
         async with bench.serving() as ingress:
             missing = f"{tmp_path}/ttyUSB*"
             await until(lambda: told_missing(logs) == [missing])
-            assert ingress.state() == {"ports": {}, "unopened": {}, "missing": [missing]}
+            assert ingress.state() == {"ports": {}, "unopened": {}, "missing": [missing], "gone": {}}
             sensor = bench.plug()
             await sensor.hello()
             assert any(line["event"] == "serial port opened" for line in logs)
@@ -519,6 +533,57 @@ async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_
             assert ingress.state()["unopened"] == {}
             await asyncio.sleep(0.1)
     assert told_missing(logs) == [missing, missing]
+
+
+def gone(ingress: SerialIngress) -> dict[str, Any]:
+    """What `sluice status` is told of ports that are there no more."""
+    found: Any = ingress.state()["gone"]
+    return dict(found)
+
+
+async def test_a_port_that_went_with_its_sensor_is_missed_until_it_is_back_or_the_sensor_is_elsewhere(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0", "ttyUSB1") as (attic, nobody), bench.serving() as ingress:
+        await nobody.opened()
+        await attic.hello()
+        cellar = bench.plug("ttyUSB2", "cellar")
+        await cellar.hello()
+        assert gone(ingress) == {}
+        for sensor in (attic, nobody, cellar):
+            sensor.unplug()
+        await until(lambda: devices(ingress) == {})
+        await until(lambda: set(gone(ingress)) == {str(attic.port), str(cellar.port)})
+        assert gone(ingress)[str(attic.port)]["devices"] == ("attic",)
+        bench.skipped_us += 40_000_000
+        assert 40 <= gone(ingress)[str(attic.port)]["gone_s"] < 40 + DEADLINE_S
+        # The port is back, whoever is on it now.
+        back = bench.plug("ttyUSB0", "attic")
+        await back.opened()
+        await until(lambda: set(gone(ingress)) == {str(cellar.port)})
+        moved = bench.plug("ttyUSB7", "cellar")
+        await moved.opened()
+        assert set(gone(ingress)) == {str(cellar.port)}
+        await moved.hello()
+        await until(lambda: gone(ingress) == {})
+        moved.unplug()
+        await until(lambda: set(gone(ingress)) == {str(moved.port)})
+        bench.skipped_us += ingress_serial.GONE_FOR_US_MAX
+        await until(lambda: gone(ingress) == {})
+
+
+async def test_of_many_ports_that_went_the_last_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress_serial, "GONE_MAX", 2)
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench), bench.serving() as ingress:
+        sensors = [bench.plug(f"ttyUSB{number}", f"s{number}") for number in range(3)]
+        for sensor in sensors:
+            await sensor.hello()
+        for sensor in sensors:
+            sensor.unplug()
+            await until(lambda port=str(sensor.port): port in gone(ingress))  # type: ignore[misc]
+        assert set(gone(ingress)) == {str(sensor.port) for sensor in sensors[1:]}
 
 
 async def test_when_it_ends_every_descriptor_is_given_back(tmp_path: Path) -> None:
@@ -626,12 +691,14 @@ async def test_a_name_that_comes_later_than_its_port_takes_the_port_over(tmp_pat
     async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(link),)) as ingress:
         await weight.opened()
         await until(lambda: str(weight.port) in str(ingress.state()["ports"]))
+        await weight.hello()
         link.symlink_to(os.path.realpath(weight.port))
         await until(lambda: str(link) in str(ingress.state()["ports"]))
         await weight.write(b"grams=1\ngrams=2\n")
         (reading, *_), _ = await bench.intake.next()
         assert reading.topic == "device/scale/text"
         assert list(ingress.state()["ports"]) == [str(link)]  # type: ignore[call-overload]
+        assert gone(ingress) == {}
 
 
 async def test_a_name_that_leads_to_another_port_now_is_followed(tmp_path: Path) -> None:
@@ -691,6 +758,16 @@ async def test_units_of_modbus_are_asked_and_shown_by_device(tmp_path: Path) -> 
             port = ingress.state()["ports"][str(bus.port)]  # type: ignore[index]
             assert port["acknowledges"] is False
             assert list(port["units"]) == ["meter"]
+            assert gone(ingress) == {}
+            answer = bytes((17, 3, 2, 0, 230))
+            while not ingress.state()["ports"][str(bus.port)]["units"]["meter"]["answers"]:  # type: ignore[index]
+                with suppress(BlockingIOError):
+                    os.read(bus._master, 64)
+                    await bus.write(answer + FramerRTU.compute_CRC(answer).to_bytes(2, "big"))
+                await asyncio.sleep(0.002)
+            bus.unplug()
+            await until(lambda: gone(ingress) != {})
+            assert gone(ingress)[str(bus.port)]["devices"] == ("meter",)
 
 
 async def test_one_name_of_a_frame_sensor_and_an_adapter_is_reported(tmp_path: Path) -> None:
@@ -721,7 +798,7 @@ def rival(program: str, port: Path) -> Iterator[int]:
 
 
 def unusable(logs: Sequence[MutableMapping[str, Any]]) -> list[str]:
-    return [line["reason"] for line in logs if line["event"].startswith("nothing that comes")]
+    return [line["reason"] for line in logs if line["event"] == "serial port gives nothing usable"]
 
 
 async def test_a_sensor_that_falls_silent_is_told_once_and_when_it_speaks_again(
@@ -839,6 +916,36 @@ async def test_a_port_of_text_says_when_nothing_comes_and_when_it_has_no_lines(t
             state = port_state(ingress, weight)
             assert (state["trouble"], state["used_s"]) == (None, None)
             assert state["refused_last"] == {"reason": "no-pairs", "line": "grams: 12°"}
+
+
+async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    hello = encode_frame(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
+    with capture_logs() as logs:
+        async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+            await weight.opened()
+            # Noise that ends a line, so that what comes is refused line by line.
+            await weight.write(b"\nnoise\n\0" + hello)
+            await until(lambda: port_state(ingress, weight)["trouble"] is not None)
+            trouble = port_state(ingress, weight)["trouble"]
+            assert trouble.startswith(
+                "FRAMES OF OURS COME, AND NO TEXT: remove its [[serial.text]], and write the port"
+            )
+            bench.skipped_us += 5_000_000
+            await until(lambda: unusable(logs) == [trouble])
+    # Which would send the installer to format, wiring and ground.
+    assert [reason for *_, reason in bench.intake.quarantined] == ["no-pairs"]
+    assert not any(line["event"].startswith("serial lines could not be read") for line in logs)
+
+
+async def test_a_line_that_cannot_be_read_is_shown_as_the_quarantine_shows_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RecordingIntake())
+    async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
+        await weight.opened()
+        await weight.write(b"\n\xbf$\xd5\x03" + b"x" * 80 + b"\n")
+        await until(lambda: port_state(ingress, weight)["refused"] == 1)
+        line = port_state(ingress, weight)["refused_last"]["line"]
+        assert line == r"\xbf$\xd5\x03" + "x" * 46 + "…"
 
 
 async def test_lines_that_cannot_be_read_are_told_soon_after_the_opening(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import mqtt_link
 from tests.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening, until
@@ -51,6 +52,13 @@ async def test_keep_alive_closes_the_silent_and_not_the_pinging() -> None:
 
 async def test_a_peer_that_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mqtt_link, "WRITE_STALL_S", 0.3)
+    with capture_logs() as lines:
+        await _stall()
+    (line,) = [line for line in lines if line.get("reason") == "write-stall"]
+    assert line["event"] == "connection ended by the MQTT listener"
+
+
+async def _stall() -> None:
     async with listening(RecordingIntake()) as listener, connected(listener, connect(keep_alive_s=0)) as peer:
         transport = peer.writer.transport
         assert isinstance(transport, asyncio.Transport)

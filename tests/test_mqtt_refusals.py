@@ -10,7 +10,7 @@ from tests.mqtt_peers import USERS, RecordingIntake, connect, connected, listeni
 
 LOGGED = "refused by the MQTT listener"
 AGAIN = "an older connection was ended: the same client identifier connected again"
-SUMMED_UP = "refused by the MQTT listener in the last minute, beside what was logged"
+SUMMED_UP = "refused or ended by the MQTT listener in the last minute, beside what was logged"
 
 
 async def try_to_log_in(listener: MqttListener, *users: str) -> None:
@@ -66,6 +66,21 @@ async def test_a_client_that_connects_again_is_no_refusal_and_takes_no_place_of_
         refusals.finish()
         assert (lines[-1]["log_level"], lines[-1]["count"]) == ("info", LINES_MAX)
         assert refusals.counts["taken-over"] == 2 * LINES_MAX
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [(connect(keep_alive_s=1), "keep-alive-timeout"), (b"", "connect-timeout")],
+    ids=["after CONNECT", "before it"],
+)
+async def test_a_client_that_falls_silent_was_not_refused(sent: bytes, reason: str) -> None:
+    with capture_logs() as lines:
+        async with listening(RecordingIntake(), connect_timeout_s=0.1) as listener, connected(listener, sent) as peer:
+            await peer.read_to_end()
+    (line,) = [line for line in lines if line.get("reason") == reason]
+    assert line["event"].startswith("connection ended by the MQTT listener")
+    assert ("check its power and radio" in line["event"]) == (reason == "keep-alive-timeout")
+    assert not any(line["event"].startswith("refused") for line in lines)
 
 
 async def test_whoever_gives_no_name_is_known_by_its_address() -> None:

@@ -6,7 +6,7 @@ from gateway.status_text import _input_lines
 
 NOW_US = 600_000_000
 CANNOT_ACKNOWLEDGE = (
-    "            text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
+    "serial      text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
 )
 TEXT = {
     "device": "scale",
@@ -46,6 +46,38 @@ def test_a_port_that_others_read_too() -> None:
     rivals = "minicom (process 7) has it open: stop it, or take the port out of serial.ports"
     _, told = lines({"ports": {"/dev/ttyUSB0": {"device": "attic", "used_s": 1.9, "rivals": rivals}}})
     assert told == f"            READ BY OTHERS TOO, so that each gets a part of what comes: {rivals}"
+
+
+def test_a_port_whose_sensor_has_a_name_that_is_on_another_port_too() -> None:
+    shared = "z1 is on /dev/ttyUSB1 too: their readings mix; give each its own name"
+    port = {"device": "z1", "used_s": 1.9, "shared": shared}
+    assert lines({"ports": {"/dev/ttyUSB0": port, "/dev/ttyUSB1": {"device": "z2", "shared": None}}}) == [
+        "serial      /dev/ttyUSB0: sensor z1, last heard 2 s ago",
+        f"            ONE NAME ON SEVERAL PORTS: {shared}",
+        "serial      /dev/ttyUSB1: sensor z2",
+    ]
+
+
+def test_a_port_that_is_gone_is_told_once_with_who_was_heard_on_it() -> None:
+    gone = {
+        "/dev/ttyUSB2": {"gone_s": 40.2, "devices": ["s3"]},
+        "/dev/ttyUSB3": {"gone_s": 3_600.0, "devices": [f"unit{number}" for number in range(7)]},
+    }
+    (pattern,) = lines({"missing": ["/dev/ttyUSB*"]})
+    assert lines({"gone": gone, "missing": ["/dev/ttyUSB*", "/dev/ttyUSB2"]}) == [
+        "serial      /dev/ttyUSB2: GONE for 40 s (unplugged, or no power); last heard there: sensor s3",
+        (
+            "serial      /dev/ttyUSB3: GONE for 1 h (unplugged, or no power); last heard there: sensors unit0, unit1, "
+            "unit2, unit3, unit4 and 2 more"
+        ),
+        pattern,
+    ]
+
+
+def test_a_line_that_the_daemon_has_escaped_is_not_escaped_again() -> None:
+    last = {"reason": "not-text", "line": r"\xbf$\xd5\x03"}
+    (told, _) = lines({"ports": {"/dev/ttyUSB0": TEXT | {"used_s": None, "refused": 2, "refused_last": last}}})
+    assert told.endswith(r'2 LINES REFUSED, the last for not-text: "\xbf$\xd5\x03"')
 
 
 def test_sensors_that_write_text_and_once_that_they_cannot_acknowledge() -> None:

@@ -14,7 +14,16 @@ from gateway.buffer_commands import RoomLeft
 from gateway.buffer_status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.forward_memory import UplinkState
 from gateway.kafka_topics import ADMIN_WORDS
-from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, Settings
+from gateway.settings import (
+    BrokerSettings,
+    BufferSettings,
+    GatewaySettings,
+    KafkaSettings,
+    ListenerSettings,
+    SerialSettings,
+    SerialTextSettings,
+    Settings,
+)
 from gateway.status_text import DEVICES_MAX, NAMED_MAX, Glance, status_lines
 
 TODAY = datetime(2026, 3, 14, 12, 0, tzinfo=UTC).timestamp()
@@ -49,6 +58,22 @@ def uplink(seen: Glance) -> list[str]:
 def test_what_is_read_of_the_daemons_answer_is_what_the_daemon_says() -> None:
     said = {field.name for field in dataclasses.fields(UplinkState)}
     assert set(status_text._Uplink.__struct_fields__) <= said
+
+
+@pytest.mark.parametrize("serial", [None, SerialSettings()])
+def test_a_gateway_that_nothing_can_reach_is_told(serial: SerialSettings | None) -> None:
+    line = f"sources     {status_text.NO_SOURCE}"
+    for seen in (glance({"up": True}), glance(None, running=False)):
+        settings = structs.replace(SETTINGS, serial=serial)
+        assert line in [*status_lines(dataclasses.replace(seen, settings=settings))]
+        for change in (
+            {"serial": SerialSettings(ports=("all",))},
+            {"serial": SerialSettings(text=(SerialTextSettings("/dev/ttyUSB0", "scale", "json"),))},
+            {"mqtt_listener": ListenerSettings()},
+            {"mqtt_brokers": (BrokerSettings("b.example", ("#",)),)},
+        ):
+            settings = structs.replace(SETTINGS, **change)
+            assert line not in [*status_lines(dataclasses.replace(seen, settings=settings))]
 
 
 def test_a_broker_that_cannot_be_reached() -> None:

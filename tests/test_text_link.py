@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.serial_frames import Hello, encode_frame
 from gateway.settings import SerialTextSettings
 from gateway.text_formats import nmea_checksum
 from gateway.text_link import (
@@ -260,6 +261,24 @@ def test_any_bytes_in_any_split_give_the_same(
     assert [event for event in events if isinstance(event, Unreadable)] == [
         event for event in expected if isinstance(event, Unreadable)
     ]
+
+
+def test_frames_are_recognised_however_they_are_cut_until_a_reading_has_come() -> None:
+    # With ends of lines in it, so that lines are seen too.
+    hello = encode_frame(Hello(7, 0x0A0D0A0D, 2, 0, 0, "thermo-1", "sluice-avr 0.1.0", ("thermo",)))
+    sensor = link("nmea")
+    seen = []
+    for byte in hello:
+        assert payloads(sensor.receive(bytes((byte,)), 0)) == []
+        seen.append(sensor.sends_frames)
+    assert seen == [False] * (len(hello) - 1) + [True]
+    assert sensor.has_seen_a_line
+    sensor.receive(sentence(b"GPGLL,1") + b"\r\n", 0)
+    assert payloads(sensor.receive(sentence(b"GPGLL,1") + b"\r\n", 0)) != []
+    seen = [sensor.sends_frames]
+    # A sensor whose text is read has proved what it is.
+    sensor.receive(b"\0" + hello, 0)
+    assert [*seen, sensor.sends_frames] == [False, False]
 
 
 def test_what_was_refused_last_and_whether_there_are_lines_at_all_is_known() -> None:
