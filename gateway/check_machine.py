@@ -36,6 +36,7 @@ from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
 from gateway.processes import has_open, name_of, opened_by, processes, this_user
 from gateway.settings import (
+    NO_SOURCE,
     BrokerSettings,
     BufferSettings,
     GatewaySettings,
@@ -43,7 +44,6 @@ from gateway.settings import (
     ListenerSettings,
     Settings,
 )
-from gateway.status_text import NO_SOURCE, has_source
 from gateway.terminal_text import size, span, utc
 from gateway.uplink_budget import DAY_S, UplinkBudget
 
@@ -81,7 +81,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from _quota(settings.kafka, settings.buffer.path, clock)
     if settings.serial is not None:
         yield from check_serial(settings.serial, settings.buffer.path, route_table(settings))
-    elif not has_source(settings):
+    elif not settings.has_source:
         yield _remark("sources", NO_SOURCE)
 
 

@@ -28,8 +28,7 @@ from gateway.housekeeping import Housekeeping, LaneTurns
 from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 from gateway.name_lookup import bound_look_ups
-from gateway.settings import Settings
-from gateway.status_text import NO_SOURCE, has_source
+from gateway.settings import NO_SOURCE, Settings
 
 log = structlog.get_logger()
 
@@ -44,7 +43,7 @@ async def run(settings: Settings) -> None:
     lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
     forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins)
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
-    if not has_source(settings):
+    if not settings.has_source:
         log.warning(NO_SOURCE)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
     try:

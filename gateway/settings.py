@@ -367,6 +367,11 @@ class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 DEFAULT_ROUTE = RouteSettings(topic="device/{device}/{stream}", kafka="device-{stream}")
+NO_SOURCE = (
+    "nothing comes in: no section says where from; write [mqtt_listener] for sensors that connect to this box, "
+    "[[mqtt_brokers]] for a broker of the site, or [serial] with ports"
+)
+"""Said by `sluice check`, `sluice run` and `sluice status` alike, where not `Settings.has_source`."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -382,3 +387,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     fallback_topic: str | None = None
     """Kafka topic for MQTT topics that no route matches; without it they go to the quarantine."""
     log: LogSettings = LogSettings()
+
+    @property
+    def has_source(self) -> bool:
+        """Whether anything says where readings come from, be it there or not."""
+        serial = self.serial
+        on_serial = serial is not None and bool(serial.ports or serial.text or serial.modbus)
+        return on_serial or self.mqtt_listener is not None or bool(self.mqtt_brokers)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer_status import told
+from gateway.settings import NO_SOURCE
 from gateway.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
 from gateway.write_budget import SEEN_S_MIN
 
@@ -31,11 +32,6 @@ _BEGUN_BEFORE_S = 60.0
 """Two readings of a clock that was not set in between agree within this."""
 _DAYS_FROM_S = 2 * 86_400.0
 _BESIDE = " " * INDENT
-NO_SOURCE = (
-    "nothing comes in: no section says where from; write [mqtt_listener] for sensors that connect to this box, "
-    "[[mqtt_brokers]] for a broker of the site, or [serial] with ports"
-)
-"""Said by `sluice check`, `sluice run` and `sluice status` alike, where not `has_source`."""
 _CANNOT_ACKNOWLEDGE = "text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
 _WHEN_FULL = {
     "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
@@ -89,7 +85,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
     if answer.get("uplink") is not None:
         yield from _uplink_lines(seen, msgspec.convert(answer["uplink"], _Uplink))
     yield from _buffer_lines(seen)
-    if not has_source(settings):
+    if not settings.has_source:
         yield f"sources     {NO_SOURCE}"
     yield from _input_lines(answer, seen.now.boottime_us)
     if found.quarantined:
@@ -295,13 +291,6 @@ def _is_full(seen: Glance) -> bool:
 
 
 # -- the sources ----------------------------------------------------------------------------------
-
-
-def has_source(settings: "Settings") -> bool:
-    """Whether the settings say where readings come from, be it there or not."""
-    serial = settings.serial
-    on_serial = serial is not None and bool(serial.ports or serial.text or serial.modbus)
-    return on_serial or settings.mqtt_listener is not None or bool(settings.mqtt_brokers)
 
 
 def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:

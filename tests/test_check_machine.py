@@ -28,7 +28,7 @@ from gateway.clock_gateway import WallClock, boottime_us
 from gateway.config_file import load
 from gateway.forward_memory import BUDGET_MARK
 from gateway.reading import Mark
-from gateway.status_text import NO_SOURCE
+from gateway.settings import NO_SOURCE
 from gateway.uplink_budget import UplinkBudget
 from tests.buffers import append, opened
 from tests.deadline import deadline

@@ -21,7 +21,7 @@ from gateway import buffer_aside, buffer_schema, buffer_status, control, pipelin
 from gateway.buffer_commands import read_rows_behind
 from gateway.cli import main
 from gateway.cli_options import WrappingGroup, load_settings
-from gateway.status_text import NO_SOURCE
+from gateway.settings import NO_SOURCE
 from tests.buffers import entry, opened, store
 from tests.deadline import deadline
 

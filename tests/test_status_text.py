@@ -15,6 +15,7 @@ from gateway.buffer_status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.forward_memory import UplinkState
 from gateway.kafka_topics import ADMIN_WORDS
 from gateway.settings import (
+    NO_SOURCE,
     BrokerSettings,
     BufferSettings,
     GatewaySettings,
@@ -62,7 +63,7 @@ def test_what_is_read_of_the_daemons_answer_is_what_the_daemon_says() -> None:
 
 @pytest.mark.parametrize("serial", [None, SerialSettings()])
 def test_a_gateway_that_nothing_can_reach_is_told(serial: SerialSettings | None) -> None:
-    line = f"sources     {status_text.NO_SOURCE}"
+    line = f"sources     {NO_SOURCE}"
     for seen in (glance({"up": True}), glance(None, running=False)):
         settings = structs.replace(SETTINGS, serial=serial)
         assert line in [*status_lines(dataclasses.replace(seen, settings=settings))]
