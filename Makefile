@@ -23,7 +23,7 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
 WITH_SERVERS := kafka or spark or avr
-SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 6 --dist worksteal -m "not ($(WITH_SERVERS))"
+SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal -m "not ($(WITH_SERVERS))"
 
 .PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial peers
 

@@ -43,6 +43,7 @@ class Mosquitto:
             f"persistence_location {self.directory}/",
             # Started by root it would become a user that may not read the test's folder.
             f"user {getpass.getuser()}",
+            *(f"log_type {kind}" for kind in ("error", "warning", "notice", "information", "subscribe")),
             *self.settings,
         ]
         config.write_text("\n".join(lines) + "\n")

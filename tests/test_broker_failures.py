@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import re
 import signal
 import sqlite3
 import subprocess
@@ -116,14 +117,15 @@ def stored_payloads(directory: Path) -> list[str]:
 
 
 async def start(config: Path, *brokers: Mosquitto) -> subprocess.Popen[bytes]:
-    """`sluice run`, connected to the brokers."""
-    before = [broker.log.count("as sluice-gw1") for broker in brokers]
+    """`sluice run`, subscribed at the brokers."""
+
+    def subscriptions() -> list[int]:
+        return [len(re.findall(r" sluice-gw1 \d ", broker.log)) for broker in brokers]
+
+    before = subscriptions()
     with config.with_suffix(".log").open("ab") as log:
         process = subprocess.Popen([SLUICE, "run", "--config", config], stderr=log)  # noqa: ASYNC220 - a fork
-    await until(
-        lambda: all(broker.log.count("as sluice-gw1") > seen for broker, seen in zip(brokers, before, strict=True)),
-        20,
-    )
+    await until(lambda: all(now > seen for now, seen in zip(subscriptions(), before, strict=True)), 20)
     return process
 
 
