@@ -1,5 +1,5 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
-# make test   all tests            make test-fast   those that need neither Kafka nor Spark nor simavr
+# make test   all tests            make test-fast   those that are not slow, and need neither Kafka nor Spark nor simavr
 # make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
@@ -23,22 +23,22 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
 WITH_SERVERS := kafka or spark or avr
-SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal -m "not ($(WITH_SERVERS))"
+SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
 .PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those that share no server run side by side. After a failure the rest runs too.
+# Most tests wait more than they compute: those that share no server run side by side. After a failure the rest still runs.
 test: build/apt-test install jars
 	@failed=0; \
-	$(SIDE_BY_SIDE) || failed=1; \
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
 	$(BIN)/pytest -m "$(WITH_SERVERS)" || failed=1; \
 	exit $$failed
 
 test-fast: build/apt-test install
-	$(SIDE_BY_SIDE)
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow)"
 
 check: build/apt-demo install
 	$(BIN)/ruff check

@@ -663,6 +663,7 @@ def check_values(ledger: Ledger, stored: Stored) -> None:
         assert payload.startswith(b'{"celsius":%.2f,' % ledger.value(sample)), sample
 
 
+@pytest.mark.slow
 async def test_under_every_fault_and_kill_nothing_acknowledged_is_missing_and_nothing_is_stored_twice(
     tmp_path: Path,
 ) -> None:
@@ -705,6 +706,7 @@ async def test_under_every_fault_and_kill_nothing_acknowledged_is_missing_and_no
             assert reported == dropped or of not in last_boots
 
 
+@pytest.mark.slow
 async def test_with_qos_2_nothing_is_stored_twice_although_no_identity_is_read(tmp_path: Path) -> None:
     """Exactly once by the exchange alone: half-open connections, drop-outs, and kill -9 of the gateway."""
     port = free_port()
@@ -727,6 +729,7 @@ async def test_with_qos_2_nothing_is_stored_twice_although_no_identity_is_read(t
     check_values(ledger, stored)
 
 
+@pytest.mark.slow
 async def test_sensors_roam_between_two_gateways_and_one_of_them_has_each_acknowledged_sample(tmp_path: Path) -> None:
     ports = free_port(), free_port()
     configs = [gateway_config(tmp_path / name, port) for name, port in zip(("home", "away"), ports, strict=True)]

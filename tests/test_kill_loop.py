@@ -35,6 +35,7 @@ cli.main()
 """
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_missing_after_a_dozen_kills(tmp_path: Path) -> None:
     outcome = kill_loop(12, tmp_path, 1.2, None, 4)
     assert outcome.missing == dict.fromkeys(KINDS, 0)

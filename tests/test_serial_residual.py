@@ -9,6 +9,8 @@ import random
 import zlib
 from collections.abc import Collection
 
+import pytest
+
 from gateway.serial_frames import DELIMITER, Data, FrameDecoder, cobs_decode, encode_frame
 
 CORRUPTIONS = 1_000_000
@@ -54,6 +56,7 @@ def passes_16_bits(piece: bytes, sent: Collection[bytes]) -> bool:
     return content not in sent and zlib.crc32(content).to_bytes(CRC_BYTES, "little")[:2] == crc[:2]
 
 
+@pytest.mark.slow
 def test_of_a_million_random_corruptions_none_becomes_a_wrong_reading() -> None:
     rng = random.Random(8)  # noqa: S311 - repeatable
     judged = passed_16_bits = 0
