@@ -30,7 +30,7 @@ SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those that share no server run side by side. After a failure the rest still runs.
+# Most tests wait more than they compute: those that share no server run side by side. A failure does not stop the rest.
 test: build/apt-test install jars
 	@failed=0; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
