@@ -16,7 +16,7 @@ from typing import Final
 from gateway.check import Finding, Remark
 from gateway.modbus_registers import requests
 from gateway.processes import has_open, running, this_user
-from gateway.routes import DEVICE_NAME, Refusal, RouteTable
+from gateway.routes import DEVICE_NAME, Refusal, RouteTable, topic_of
 from gateway.serial_ports import (
     ALL,
     FRAMES,
@@ -345,7 +345,7 @@ def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]
         for number, unit in enumerate(line.units)
     ]
     for subject, device, stream in named:
-        topic = settings.topic.replace("{device}", device).replace("{stream}", stream)
+        topic = topic_of(settings.topic, device, stream)
         found = routes.resolve(topic, None)
         if isinstance(found, Refusal):
             yield _wrong(
@@ -378,7 +378,7 @@ def _unrouted_frames(template: str, routes: RouteTable) -> Iterator[Finding]:
 
 def _topics_to_try(template: str, routes: RouteTable) -> Iterator[str]:
     """A topic that only variables and wildcards take, and for each route one with the names that its text asks for."""
-    yield template.replace("{device}", _DEVICE).replace("{stream}", _STREAM)
+    yield topic_of(template, _DEVICE, _STREAM)
     levels = [_level_names(level) for level in template.split("/")]
     for route in routes.routes:
         names = {"device": _DEVICE, "stream": _STREAM}
@@ -386,7 +386,7 @@ def _topics_to_try(template: str, routes: RouteTable) -> Iterator[str]:
         for level, wanted in zip(levels, route.settings.topic.split("/"), strict=False):
             found = level.fullmatch(wanted)
             names |= {} if found is None else found.groupdict()
-        yield template.replace("{device}", names["device"]).replace("{stream}", names["stream"])
+        yield topic_of(template, names["device"], names["stream"])
 
 
 def _level_names(level: str) -> re.Pattern[str]:

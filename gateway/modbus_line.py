@@ -25,6 +25,7 @@ from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInput
 
 from gateway.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.reading import Intake, Reading
+from gateway.routes import topic_of
 from gateway.serial_ports import PortLostError, close_port, open_port, read_port, why_closed
 from gateway.settings import ModbusUnit, SerialModbusSettings
 
@@ -87,7 +88,7 @@ class _Unit:
     def __init__(self, settings: ModbusUnit, topic: str, due_s: float) -> None:
         self.settings = settings
         self.device: str = settings.device
-        self.topic = topic.replace("{device}", settings.device).replace("{stream}", settings.stream)
+        self.topic = topic_of(topic, settings.device, settings.stream)
         self.plan = list(requests(settings.registers))
         self.due_s = due_s
         self.answers = False

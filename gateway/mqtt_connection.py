@@ -23,7 +23,7 @@ from gateway.mqtt_protocol import (
     connack,
     publish,
 )
-from gateway.mqtt_refusals import RefusedError
+from gateway.mqtt_refusals import TAKEN_OVER, RefusedError
 from gateway.mqtt_session import Batch, Session
 from gateway.mqtt_sessions import Opening
 from gateway.mqtt_tls import common_name
@@ -38,10 +38,9 @@ SPARE_CONNECTIONS: Final = 64
 """Beyond `connections_max`: so many more are let in far enough to be told CONNACK 3."""
 
 SHUTDOWN: Final = "shutdown"
-_TAKEN_OVER: Final = "taken-over"
 _INTAKE_REFUSED: Final = "intake-refused"
 _HELD_TOO_MUCH: Final = "held-too-much"
-OUR_DOING: Final = frozenset({SHUTDOWN, _TAKEN_OVER, _INTAKE_REFUSED, _HELD_TOO_MUCH})
+OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, _INTAKE_REFUSED, _HELD_TOO_MUCH})
 """Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
 
 
@@ -195,7 +194,7 @@ class Connection(Link):
         older = listener.sessions.get(key)
         opening = listener.kept.open(key, clean=connect.clean_session)
         if older is not None:
-            older.refuse(_TAKEN_OVER, "the same client identifier connected again")  # [MQTT-3.1.4-2]
+            older.refuse(TAKEN_OVER, "the same client identifier connected again")  # [MQTT-3.1.4-2]
         listener.enter(key, self)
         client = self._client = Client(listener, connect, identity, opening, self.peer)
         if not opening.marks:

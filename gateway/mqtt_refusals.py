@@ -16,10 +16,11 @@ Whoever makes names up so hides no mistake of a sensor whose user name is in the
 is misspelt, or that gives none, is one of the others: among many made-up names it may be counted, and not named."""
 TAKEN_OVER: Final = "taken-over"
 """Why a connection ends whose client has connected anew: nothing was refused."""
+_ENDED: Final = "connection ended by the MQTT listener"
 ENDS: Final = {
-    "keep-alive-timeout": "connection ended by the MQTT listener: nothing more was heard; check its power and radio",
-    "write-stall": "connection ended by the MQTT listener",
-    "connect-timeout": "connection ended by the MQTT listener",
+    "keep-alive-timeout": f"{_ENDED}: nothing more was heard; check its power and radio",
+    "write-stall": _ENDED,
+    "connect-timeout": _ENDED,
 }
 """What the log says where a connection ends because the client does nothing: it asked for nothing to be refused."""
 NAME_CHARACTERS_MAX: Final = 80

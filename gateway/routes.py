@@ -15,6 +15,11 @@ INTERNAL_PREFIX = "__"
 _VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 
 
+def topic_of(template: str, device: str, stream: str) -> str:
+    """The topic that `serial.topic` makes of a device's stream."""
+    return template.replace("{device}", device).replace("{stream}", stream)
+
+
 class RouteError(ValueError):
     """A template that cannot work; the message says what to write instead."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.reading import Reading
+from gateway.routes import topic_of
 from gateway.serial_frames import FrameDecoder
 from gateway.settings import SerialTextSettings
 from gateway.text_formats import LineError, line_reader, proves_itself
@@ -81,7 +82,7 @@ class TextLink:
         """`topic` is `serial.topic`: the template with `{device}` and `{stream}`."""
         self._port = port
         self._device = settings.device
-        self._topic = topic.replace("{device}", settings.device).replace("{stream}", settings.stream)
+        self._topic = topic_of(topic, settings.device, settings.stream)
         self._line_bytes_max = settings.line_bytes_max
         self._read_line = line_reader(settings)
         self._proves_itself = proves_itself(settings)

@@ -158,12 +158,6 @@ def faults(board: Board) -> list[str]:
     return [str(fault["fault"]) for fault in board.faults()]
 
 
-def link(board: Board) -> list[str]:
-    """What the board wrote of its connection."""
-    entries = [json.loads(line) for line in board.ledger.with_suffix(".faults").read_text().splitlines()]
-    return [entry["link"] for entry in entries if "link" in entry]
-
-
 # --- Resets and power
 
 
@@ -257,7 +251,7 @@ def test_unplugged_and_plugged_in_it_is_another_port_and_nothing_is_lost(bench: 
     port = board.port()
     assert port == board.link.with_name("tty-s1@2")
     assert port.readlink() != terminal
-    assert link(board) == ["opened", "closed"]
+    assert board._link_since(0) == ["opened", "closed"]
     again = bench.listen(board)
     again.samples = line.samples
     again.hellos = line.hellos
@@ -710,7 +704,7 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
     assert {sample[0] for sample in samples} == {"w1", "w2"}, "not as boards of the other build"
     assert all(board.why_not_let_in(0) is None for board in boards)
     for board in boards:
-        stands = link(board)
+        stands = board._link_since(0)
         assert stands[:2] == ["let in", f"127.0.0.1:{broker.port}: the connection ended"]
         assert stands[-1] == "let in", "its return stands there as well"
 

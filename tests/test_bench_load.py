@@ -143,9 +143,8 @@ async def test_at_a_rate_waiting_for_the_window_is_latency_and_nothing_due_is_le
 
     async with speaking(serve) as port:
         done = await run_load(port, connections=1, window=1, rate=200, seconds=0.5)
-    # What is due in the last moment is sent if the generator has its turn just then.
-    assert 95 <= done.sent == done.acknowledged <= 100
-    assert done.max_ms > 400
+    assert (done.sent, done.acknowledged) == (100, 100)
+    assert done.max_ms > 450
 
 
 async def test_qos_0_flat_out() -> None:
@@ -202,7 +201,7 @@ async def test_the_real_gateway_has_what_the_generator_was_told_also_when_it_is_
         assert done.acknowledged == done.sent == sum(done.by_second) > 0
         assert 0 < done.p50_ms <= done.p99_ms <= done.p999_ms
         at_rate = await run_load(port, connections=20, rate=400, seconds=0.5, boot="c")
-        assert 100 <= at_rate.sent == at_rate.acknowledged <= 200
+        assert (at_rate.sent, at_rate.acknowledged) == (200, 200)
     with daemon(config, port) as first:
         async with load(
             port, connections=20, window=20, seconds=2.5, boot="e", reconnect=True, ledger=ledger

@@ -53,6 +53,7 @@ class RecordingIntake:
 
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         assert not marks
+        assert not self.holding
         self.readings += readings
         done(self.stores)
 
@@ -816,10 +817,19 @@ async def test_a_request_that_is_ignored_does_not_cost_the_others(
     assert bench.intake.events == [("device-appeared", "meter")]
 
 
-async def test_while_the_buffer_takes_nothing_nobody_is_asked(bench: Bench, puppet: Puppet) -> None:
+async def test_while_the_buffer_takes_nothing_nobody_is_asked(
+    bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = bench.intake.take
+
+    def take_and_hold(readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
+        # At the end of a turn: at another moment an answer may be on its way.
+        take(readings, done, marks)
+        bench.intake.holding = True
+
+    monkeypatch.setattr(bench.intake, "take", take_and_hold)
     async with bench.polling(unit(1, "meter"), timeout_s=0.2):
         await bench.intake.next_of("meter")
-        bench.intake.holding = True
         await until(lambda: bench.intake.losses["meter", "cannot-wait"] >= 3)
         asked = len(puppet.asked)
         await until(lambda: bench.intake.losses["meter", "cannot-wait"] >= 6)

@@ -581,9 +581,13 @@ static double storm(void)
 static uint64_t schedule(uint64_t now)
 {
     double passed = (double)(now - start_ns) / 1e9;
-    uint64_t due = (uint64_t)(passed * options.rate) + 1;
-    if (options.messages != 0 && due > options.messages)
-        due = options.messages;
+    uint64_t due = (uint64_t)(passed * options.rate) + 1, all = options.messages;
+    if (all == 0) {
+        all = (uint64_t)(options.seconds * options.rate);
+        all += (double)all < options.seconds * options.rate;
+    }
+    if (due > all)
+        due = all;
     for (; scheduled < due; scheduled++) {
         connection *sensor = &sensors[scheduled % options.connections];
         sensor->scheduled++;
@@ -612,11 +616,14 @@ static void run(void)
             fflush(stdout);
             continue;
         }
-        if (may_send(now)) {
-            if (options.rate > 0) {
-                uint64_t next = schedule(now);
-                wake = next < wake ? next : wake;
-            } else if (options.qos == 0) {
+        bool may = may_send(now);
+        if (options.rate > 0 && !stopping) {
+            /* Also when the time is over: what came due since the turn before is not left out. */
+            uint64_t next = schedule(now);
+            wake = may && next < wake ? next : wake;
+        }
+        if (may) {
+            if (options.rate == 0 && options.qos == 0) {
                 /* No acknowledgement asks for the next one. */
                 for (unsigned number = 0; number < options.connections; number++)
                     fill(&sensors[number], now);
