@@ -675,19 +675,32 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
             assert time.monotonic() < deadline, f"only {came()} of {wanted} messages came"
             time.sleep(0.05)
 
+    def until_let_in(board: Board, since_us: int) -> None:
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while (why := board.why_not_let_in(since_us)) is not None:
+            assert time.monotonic() < deadline, f"{board.device}: {why}"
+            time.sleep(0.05)
+
     try:
         options = AvrOptions("mqtt", Network(port=broker.port))
         boards = start_boards(tmp_path / "boards", 2, interval_ms=200, options=options)
         assert boards[0].port() is None
+        for board in boards:
+            until_let_in(board, 0)
         until_more(10)
+        cut_us = time.time_ns() // 1000
         boards[0].do("wifi off")
         time.sleep(2)
         boards[0].do("wifi on")
         boards[1].do("modem-reset")
+        for board in boards:
+            until_let_in(board, cut_us)
         until_more(40)
+        cut_us = time.time_ns() // 1000
         boards[1].do("power-cycle 100")
         with pytest.raises(SimulationError, match="it is for boards of the serial build"):
             boards[1].do("unplug")
+        until_let_in(boards[1], cut_us)
         until_more(20)
     finally:
         stop_boards(boards)
