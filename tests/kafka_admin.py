@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, for_code
 from aiokafka.protocol.admin import (
     AlterPartitionReassignmentsRequest,
     CreateAclsRequest,
@@ -116,6 +117,18 @@ async def alter_topic(bootstrap: str, topic: str, **config: str) -> None:
         response = await _ask(admin, INCREMENTAL_ALTER_CONFIGS([(TOPIC, topic, values)], False))
         for code, message, *_ in response.responses:
             _raise(code, message)
+
+
+async def until_refused(bootstrap: str, topic: str, size: int) -> None:
+    """Return once the broker refuses a record of so many bytes; those that it takes until then stand in the topic."""
+    async with (
+        asyncio.timeout(TIMEOUT_MS / 1000),
+        AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer,
+    ):
+        with suppress(MessageSizeTooLargeError):
+            while True:
+                await producer.send_and_wait(topic, bytes(size))
+                await asyncio.sleep(0.05)
 
 
 async def leaders_of(bootstrap: str, topic: str) -> dict[int, int]:

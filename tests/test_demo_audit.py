@@ -233,7 +233,12 @@ async def test_kafka_is_read_to_its_end_and_other_topics_are_left_out(kafka: Bro
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, 2, 1) for name in ("audited-thermo", "audited-empty", "other")])
+        await admin.create_topics(
+            [
+                NewTopic(name, 2, 1, topic_configs={"retention.ms": "-1"})
+                for name in ("audited-thermo", "audited-empty", "other")
+            ]
+        )
         headers = [
             ("ce_id", b"buffer-lane-t-1-7"),
             ("ce_time", b"2025-06-15T15:06:40.000001Z"),

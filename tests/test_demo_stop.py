@@ -58,7 +58,7 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         stderr=subprocess.STDOUT,
         text=True,
     ) as demo:
-        watchdog = threading.Timer(PATIENCE_S, demo.kill)
+        watchdog = threading.Timer(2 * PATIENCE_S, demo.kill)
         watchdog.start()
         try:
             assert demo.stdout is not None
@@ -68,6 +68,8 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
                 line = next(lines, None)
                 assert line is not None, "".join(said)
                 said.append(line)
+            # What follows has limits of its own.
+            watchdog.cancel()
             yield demo, mark
         finally:
             watchdog.cancel()

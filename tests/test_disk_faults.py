@@ -103,12 +103,15 @@ async def test_a_card_that_refuses_costs_nothing_and_the_daemon_goes_on_when_it_
         async with talking(talks, port):
             await asyncio.sleep(0.5)
             with failing(process, calls, error):
-                await asyncio.sleep(0.5)  # what was under way
+                await logged(config, "buffer cannot be read or written")
+                await asyncio.sleep(0.5)  # what was stored before is acknowledged
                 while_failing = acknowledged(devices)
                 pings = [talk.pings for talk in talks]
                 await asyncio.sleep(1.8)
+                async with asyncio.timeout(20):
+                    while not all(talk.pings >= before + 4 for talk, before in zip(talks, pings, strict=True)):
+                        await asyncio.sleep(0.05)
                 assert acknowledged(devices) == while_failing, "acknowledged what no disk has taken"
-                assert all(talk.pings >= before + 4 for talk, before in zip(talks, pings, strict=True))
                 on_disk = stored(tmp_path / "buffer.db")
                 assert all(set(sensor.acknowledged) <= set(on_disk[sensor.device]) for sensor in devices)
             async with asyncio.timeout(5):

@@ -117,6 +117,8 @@ class GatewayEnd:
         self.until(lambda: self.of(Hello))
         hello = self.of(Hello)[0]
         self.frames.clear()
+        # Where the port was opened in the middle of a frame, its end came alone.
+        self.decoder.defects.clear()
         self.run = hello.run
         self.ack(hello.oldest)
         return hello
@@ -296,7 +298,8 @@ def test_hello_is_repeated_until_acknowledged_and_given_when_asked_for(bench: Be
 def test_samples_come_in_order_with_tick_and_json(bench: Bench) -> None:
     line = bench.on(interval_ms=50)
     line.introduce()
-    for count in range(1, 21):
+    # By windows: what answers take is measured, and a moment's pause here must not look like a loss.
+    for count in range(WINDOW, 3 * WINDOW + 1, WINDOW):
         line.until_samples(count)
         line.ack(line.of(Data)[-1].sequence + 1)
     data = line.of(Data)
@@ -447,6 +450,9 @@ def test_garbage_and_frames_that_are_too_long_do_no_harm(bench: Bench) -> None:
     noise = random.Random(11)  # noqa: S311 - repeatable
     line = bench.on()
     line.introduce()
+    # That may have been the HELLO of the start; the one that was asked for comes before any sample.
+    line.until_samples(1)
+    line.frames = [*line.of(Data)]
     wrong_crc = bytearray(encode_frame(Ack(line.run, 3, 0)))
     wrong_crc[5] ^= 0x10
     nonces = range(10)
@@ -482,7 +488,7 @@ def test_the_tick_wraps_while_frames_are_under_way(bench: Bench) -> None:
     line = bench.on_as_it_is()
     line.introduce()
     while len(line.of(Data)) < 60:
-        line.until_samples(len(line.of(Data)) + 1)
+        line.until_samples(len(line.of(Data)) + WINDOW)
         line.ack(line.of(Data)[-1].sequence + 1)
     ticks = [each.tick_ms for each in line.of(Data)]
     assert ticks[0] > 2**31 > ticks[-1]

@@ -30,7 +30,7 @@ from tests.gateways import (
     publish,
     write_config,
 )
-from tests.kafka_admin import administered, alter_topic
+from tests.kafka_admin import administered, alter_topic, until_refused
 
 pytestmark = [
     pytest.mark.kafka,
@@ -105,6 +105,7 @@ async def test_a_topic_that_refuses_everything_does_not_hold_up_the_others(kafka
         publish(port, "device/42/bulk", reading(100))
         await consume_until(kafka.bootstrap, 1, "condemned-bulk")
         await alter_topic(kafka.bootstrap, "condemned-bulk", max_message_bytes="100")
+        await until_refused(kafka.bootstrap, "condemned-bulk", 200)
         for sequence in range(40):
             publish(port, "device/42/bulk", reading(sequence))
         publish(port, "device/42/thermo", reading(40))
@@ -184,8 +185,9 @@ async def test_a_metered_link_is_left_alone_when_its_quota_is_used_up(kafka: Bro
         state = await used_up()
         assert 100_000 <= state["wire_bytes"] <= 160_000, "overdrawn by one request at the most"
         assert state["quota_until"] is not None
-        waiting = read_status(tmp_path / "buffer.db").rows
-        assert waiting > 0
+    # Behind the daemon's end: what Kafka has is deleted a second after it was confirmed, or then.
+    waiting = read_status(tmp_path / "buffer.db").rows
+    assert waiting > 0
     with daemon(config, port):
         await used_up()
         assert read_status(tmp_path / "buffer.db").rows >= waiting
@@ -219,11 +221,11 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
     port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "clockless")
     config.write_text(config.read_text().replace('clock = "system"', 'clock = "kernel"\nhold_unsynced_s = 3'))
+    began_s = time.time()
     with daemon(config, port):
         publish(port, "device/42/thermo", "21.5")
-        await asyncio.sleep(1)
-        assert not await consume(kafka.bootstrap, "clockless-thermo")
         (record,) = await consume_until(kafka.bootstrap, 1, "clockless-thermo")
+    assert record.timestamp / 1000 >= began_s + 3, "it was sent before the wait was over"
     log = config.with_suffix(".log").read_text()
     assert log.index("readings wait on disk until the kernel says") < log.index("uplink is up")
     assert header(record, "ce_timequality") == "bounded"

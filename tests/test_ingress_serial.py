@@ -217,6 +217,11 @@ def port_state(ingress: SerialIngress, sensor: PtySensor) -> dict[str, Any]:
     return found
 
 
+async def listed(ingress: SerialIngress, sensor: PtySensor) -> None:
+    """Wait until a port is among the ingress's own, which is a moment after it was opened."""
+    await until(lambda: str(sensor.port) in devices(ingress))
+
+
 def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
@@ -924,6 +929,7 @@ async def test_a_sensor_with_our_frames_on_a_port_of_text_is_recognised(tmp_path
     with capture_logs() as logs:
         async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
             await weight.opened()
+            await listed(ingress, weight)
             # Noise that ends a line, so that what comes is refused line by line.
             await weight.write(b"\nnoise\n\0" + hello)
             await until(lambda: port_state(ingress, weight)["trouble"] is not None)
@@ -942,6 +948,7 @@ async def test_a_line_that_cannot_be_read_is_shown_as_the_quarantine_shows_it(tm
     bench = Bench(tmp_path, RecordingIntake())
     async with plugged(bench, "ttyUSB0") as (weight,), bench.serving(text=(scale(weight.port),)) as ingress:
         await weight.opened()
+        await listed(ingress, weight)
         await weight.write(b"\n\xbf$\xd5\x03" + b"x" * 80 + b"\n")
         await until(lambda: port_state(ingress, weight)["refused"] == 1)
         line = port_state(ingress, weight)["refused_last"]["line"]

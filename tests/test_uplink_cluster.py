@@ -143,8 +143,11 @@ async def seen_by_a_daemon_that_stands_still(site: Site, pid: int) -> list[Deliv
     await records_until(site.plain, site.topic(), 100, 30)
     os.kill(pid, signal.SIGSTOP)
     # What stands in its sockets is still taken.
-    await asyncio.sleep(0.5)
-    deliveries = in_kafka(await records_of(site.plain, site.topic()))
+    before, deliveries = -1, list[Delivery]()
+    while len(deliveries) != before:
+        before = len(deliveries)
+        await asyncio.sleep(1)
+        deliveries = in_kafka(await records_of(site.plain, site.topic()))
     # Before all that the new cluster will have.
     return [replace(each, place=each.place._replace(offset=each.place.offset - 1_000_000)) for each in deliveries]
 

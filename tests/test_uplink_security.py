@@ -392,6 +392,29 @@ async def test_a_password_changed_at_the_broker_and_in_the_file(broker: Broker, 
         assert changed not in await everything_told(site)
 
 
+async def let_in_by(broker: Broker, password: str) -> None:
+    """Wait until the broker goes by a password that was set a moment ago."""
+    context = ssl.create_default_context(cafile=str(broker.authority.certificate))
+    async with asyncio.timeout(BACK_S_MAX):
+        while True:
+            client = AIOKafkaAdminClient(
+                bootstrap_servers=broker.at("LOGIN"),
+                security_protocol="SASL_SSL",
+                ssl_context=context,
+                sasl_mechanism="SCRAM-SHA-256",
+                sasl_plain_username=USER,
+                sasl_plain_password=password,
+            )
+            try:
+                await client.start()
+            except KafkaError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+            finally:
+                await client.close()
+
+
 async def test_a_password_that_changes_under_a_session_that_works_begins_another(
     broker: Broker, papers: Papers, tmp_path: Path
 ) -> None:
@@ -403,6 +426,7 @@ async def test_a_password_that_changes_under_a_session_that_works_begins_another
         await arrives(site, 0)
         try:
             await kafka_admin.set_password(broker.plain, USER, "SCRAM-SHA-256", changed)
+            await let_in_by(broker, changed)
             papers.log_in_by(changed)
             async with asyncio.timeout(BACK_S_MAX):
                 while "has changed: connecting anew" not in site.log:
