@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,8 @@ from sluice_sim.avr_board import (
 )
 from sluice_sim.avr_faults import FaultRate, schedule
 from sluice_sim.provision import Network, provision
-from tests.mosquitto import Mosquitto
+from tests.board_scene import known
+from tests.mosquitto import Mosquitto, mosquitto
 
 pytestmark = pytest.mark.avr
 
@@ -157,6 +158,14 @@ def check(board: Board, stored: dict[str, dict[int, bytes]]) -> None:
 
 def faults(board: Board) -> list[str]:
     return [str(fault["fault"]) for fault in board.faults()]
+
+
+def until(condition: Callable[[], object], words: Callable[[], str]) -> None:
+    """Wait for a condition; what to say where it does not come."""
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, words()
+        time.sleep(0.02)
 
 
 # --- Resets and power
@@ -324,10 +333,7 @@ def test_opening_the_port_resets_a_board_that_is_wired_like_an_arduino(bench: Be
         hello = line.until_hello()
         assert (hello.boot, hello.reset_cause) == (boot, EXTERNAL)
         line.port.close()
-        deadline = time.monotonic() + PATIENCE_S
-        while board._link_since(0)[-1] != "closed":
-            assert time.monotonic() < deadline, "the board did not see that its port was closed"
-            time.sleep(0.005)
+        until(lambda: board._link_since(0)[-1] == "closed", lambda: "the board did not see that its port was closed")
     board.do("auto-reset off")
     assert bench.listen(board).until_hello().boot == 3
     assert faults(board) == [*(2 * ["reset by the opening of the port"]), "auto-reset off"], "a switch, and what it did"
@@ -683,46 +689,22 @@ def published(heard: Path) -> set[tuple[str, str, int]]:
     return {(line.split("/")[1], *_identity(line)) for line in lines}
 
 
-def acknowledged(boards: Iterable[Board]) -> set[tuple[str, str, int]]:
-    """The same of what the firmware saw acknowledged."""
-    return {
-        (board.device, boot["boot"], sequence)
-        for board in boards
-        for boot in map(json.loads, board.ledger.read_text().splitlines())
-        for first, last in boot["acknowledged"]
-        for sequence in range(first, last + 1)
-    }
-
-
-def until(condition: Callable[[], object], words: Callable[[], str]) -> None:
-    """Wait for a condition; what to say where it does not come."""
-    deadline = time.monotonic() + 2 * PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, words()
-        time.sleep(0.05)
-
-
 def until_let_in(board: Board, since_us: int) -> None:
     """Wait until a broker has let the board in since then."""
     until(lambda: board.why_not_let_in(since_us) is None, lambda: f"{board.device}: {board.why_not_let_in(since_us)}")
 
 
 def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path: Path) -> None:
-    broker = Mosquitto(tmp_path / "broker")
-    broker.start()
-    boards: list[Board] = []
     heard = tmp_path / "heard"
 
     def until_more(count: int) -> None:
         wanted = len(published(heard)) + count
         until(lambda: len(published(heard)) >= wanted, lambda: f"{len(published(heard))} of {wanted} messages came")
 
-    with ExitStack() as ended:
-        ended.callback(broker.stop)
-        ended.enter_context(subscribed(broker, heard))
-        ended.callback(lambda: stop_boards(boards))
+    with mosquitto(tmp_path / "broker") as broker, subscribed(broker, heard), ExitStack() as ended:
         options = AvrOptions("mqtt", Network(port=broker.port))
-        boards += start_boards(tmp_path / "boards", 2, interval_ms=200, options=options)
+        boards = start_boards(tmp_path / "boards", 2, interval_ms=200, options=options)
+        ended.callback(stop_boards, boards)
         assert boards[0].port() is None
         for board in boards:
             until_let_in(board, 0)
@@ -742,10 +724,9 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
         until_let_in(boards[1], cut_us)
         until_more(20)
         stop_boards(boards)
+        acknowledged = {sample for board in boards for sample in known(board).acknowledged}
         # Told to end, mosquitto_sub passes over what it has not read yet.
-        until(
-            lambda: acknowledged(boards) <= published(heard), lambda: "what the firmware saw acknowledged had arrived"
-        )
+        until(lambda: acknowledged <= published(heard), lambda: "what the firmware saw acknowledged had arrived")
     assert {device for device, *_ in published(heard)} == {"w1", "w2"}, "not as boards of the other build"
     assert all(board.why_not_let_in(0) is None for board in boards)
     for board in boards:

@@ -122,6 +122,14 @@ async def held(of: list[LedgerSensor]) -> None:
             await asyncio.sleep(HELD_S)
 
 
+async def answered(talks: list[Talk], pings: int) -> None:
+    """Wait until each sensor has had so many answers more."""
+    wanted = [talk.pings + pings for talk in talks]
+    async with asyncio.timeout(20):
+        while any(talk.pings < enough for talk, enough in zip(talks, wanted, strict=True)):
+            await asyncio.sleep(0.05)
+
+
 async def finished(talks: list[Talk]) -> None:
     """Let nothing new come, and wait until nothing is in flight."""
     for talk in talks:
@@ -201,10 +209,7 @@ async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itsel
             on_disk = await asyncio.to_thread(found, disk)
             for device, numbers in told.items():
                 assert numbers <= set(on_disk.numbers[device]), "an acknowledgement was a lie"
-            pings = [talk.pings for talk in talks]
-            async with asyncio.timeout(20):
-                while not all(talk.pings >= before + 5 for talk, before in zip(talks, pings, strict=True)):
-                    await asyncio.sleep(0.05)
+            await answered(talks, 5)
             assert all(sensor.unanswered > 0 for sensor in devices), "nothing waits: the disk was not full"
             disk.empty()
             async with asyncio.timeout(5):

@@ -198,19 +198,23 @@ CALLERS = [
 ]
 
 
-@pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: f"{caller.listener}-{caller.mechanism}-{caller.let_in}")
-async def test_what_the_listeners_ask_for(broker: Broker, caller: Caller) -> None:
+def client_of(broker: Broker, caller: Caller) -> AIOKafkaAdminClient:
     context = ssl.create_default_context(cafile=str(broker.authority.certificate))
     if caller.with_certificate:
         context.load_cert_chain(broker.client.certificate, broker.client.key)
     login = {"sasl_plain_username": USER, "sasl_plain_password": caller.password, "sasl_mechanism": caller.mechanism}
     (protocol,) = [each.protocol for each in broker.cluster.listeners if each.name == caller.listener]
-    client = AIOKafkaAdminClient(
+    return AIOKafkaAdminClient(
         bootstrap_servers=broker.at(caller.listener),
         security_protocol=protocol,
         ssl_context=context,
         **(login if caller.mechanism else {}),
     )
+
+
+@pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: f"{caller.listener}-{caller.mechanism}-{caller.let_in}")
+async def test_what_the_listeners_ask_for(broker: Broker, caller: Caller) -> None:
+    client = client_of(broker, caller)
     with contextlib.nullcontext() if caller.let_in else pytest.raises(KafkaError):
         await client.start()
         await client.list_topics()
@@ -394,17 +398,10 @@ async def test_a_password_changed_at_the_broker_and_in_the_file(broker: Broker, 
 
 async def let_in_by(broker: Broker, password: str) -> None:
     """Wait until the broker goes by a password that was set a moment ago."""
-    context = ssl.create_default_context(cafile=str(broker.authority.certificate))
+    caller = Caller("LOGIN", let_in=True, mechanism="SCRAM-SHA-256", password=password)
     async with asyncio.timeout(BACK_S_MAX):
         while True:
-            client = AIOKafkaAdminClient(
-                bootstrap_servers=broker.at("LOGIN"),
-                security_protocol="SASL_SSL",
-                ssl_context=context,
-                sasl_mechanism="SCRAM-SHA-256",
-                sasl_plain_username=USER,
-                sasl_plain_password=password,
-            )
+            client = client_of(broker, caller)
             try:
                 await client.start()
             except KafkaError:
