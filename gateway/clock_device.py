@@ -1,139 +1,597 @@
-"""A sensor's clock seen from the gateway: a line from its tick to gateway time, fitted to probe round trips.
+"""A sensor's clock seen from the gateway: when each of its ticks was, in CLOCK_BOOTTIME, and within which bound.
 
+Learnt from round trips (PROBE and REPLY on a serial line), or from arrivals of readings that carry a tick (MQTT).
 Pure: observations come in, times and bounds come out, all in microseconds.
 """
 
-from collections import deque
-from collections.abc import Collection
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-OBSERVATIONS_MAX = 64
-"""The sliding window: eleven minutes at one probe in ten seconds."""
-ROUND_TRIP_SLACK_US = 1_500
-"""A round trip longer than the shortest by more than this waited somewhere and tells little (FACTS, clocks)."""
-RATE_ERROR_PPM_MAX = 10_000
-"""How far a sensor's clock may run from true: an RC oscillator. A ceramic or crystal is better."""
-RATE_SPREAD_PPM = 200
-"""How far apart the rates of one clock may lie within the window and up to the tick that is asked for."""
+import msgspec
 
-# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101.
-_RATE_ERROR_MAX = RATE_ERROR_PPM_MAX / 1e6 * 1.03
-_RATE_SPREAD = RATE_SPREAD_PPM / 1e6 * 1.03
-_TICK_US_MODULUS = 2**32 * 1000
-_HALF_TICK_US = 500
+from gateway.clock_line import ROUNDING_US, Lines, Observation, RateLimits, chord, lines_at
+
+Kind = Literal["rc", "ceramic", "crystal"]
+
+
+class Oscillator(NamedTuple):
+    """What sets the pace of a sensor's clock, and how badly it may do it."""
+
+    error_ppm: float
+    """How far from true it may run."""
+    wander_ppm_per_s: float
+    """How fast its rate may change."""
+    spread_ppm: float
+    """How far apart its rates at any two times may lie."""
+
+
+OSCILLATORS: dict[Kind, Oscillator] = {
+    # 100 ppm a degree: a box that warms by six degrees in ten minutes, and by thirty in a day.
+    "rc": Oscillator(10_000, 1.0, 3_000),
+    "ceramic": Oscillator(5_000, 0.3, 800),
+    "crystal": Oscillator(100, 0.02, 30),
+}
+
+_KINDS: tuple[Kind, ...] = ("crystal", "ceramic", "rc")
+CONTRADICTIONS_MAX = 3
+"""After so many, each weighed up by two agreements, a clock is taken for one of a worse oscillator than was said."""
+
+OBSERVATIONS_MAX = 48
+"""The newest ones, and fewer the older they are: what an outage is bridged by."""
+NEWEST_KEPT = 12
+SAVED_MAX = 24
+"""Observations that are kept on disk: half a kilobyte for each sensor."""
+
+STRAIN_MAX = 16
+"""How many times as much change of rate than an oscillator should have is believed before an observation is not."""
+
+LEAST_DELAY_US = 50_000
+"""Of BUCKET_ARRIVALS readings one at least was under way for less than this; of half as many, for less than twice this.
+Nothing proves it: it is what a network does that is not always congested. All else about arrivals is certain."""
+BUCKET_US = 10_000_000
+"""Arrivals of this time at least, and at first, give one observation: the one that was under way for the shortest."""
+BUCKET_US_LONG = 120_000_000
+BUCKET_ARRIVALS = 16
+"""Each bucket is twice as large as the one before, up to these: the more arrivals, the surer one of them was quick."""
+BUCKET_US_MAX = 600_000_000
+"""Of a sensor that seldom sends, two arrivals within this are enough."""
+TIGHTENED_US = 5_000
+"""An arrival that is this much earlier than was thought possible is taken in before its bucket ends."""
+TIGHTEN_INTERVAL_US = 5_000_000
+ORDER_SLACK_US = 1_000_000
+"""Of two samples the later one (by its sequence) may bear an earlier tick by this: two tasks of one sensor."""
+
+TICK_US_MODULUS = 2**32 * 1000
+_REPLY_TICK_US = 5
+"""The same of a REPLY, whose timer steps by four microseconds in our firmware; rounded up."""
 _STEP_TOLERANCE_US = 5_000
+_PIECE_US = 10_000_000
+"""Bounds are made straight for so many ticks: that costs ten microseconds of them, and saves most of the reckoning."""
+_AHEAD_US = 2_000_000
+"""Ticks from this long before the newest observation on are reckoned from there."""
+
+# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101. And the
+# gateway's own clock is not true either.
+_BEYOND = 1.03
+_TICK_US_MAX = 1_020
+"""What a sample's tick leaves open: it was taken at some point of its millisecond, which is one of a slow clock."""
+_NEVER = float("-inf")
+_NONE = -1
+_WIDE_US = 1e9
+"""What tells no more than this of a time tells nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Observation:
-    tick_us: int
-    """The sensor's tick, unwrapped."""
-    middle_us: float
-    """Gateway time halfway between PROBE and REPLY."""
-    half_us: float
-    """The sensor read its tick at `middle_us` give or take this."""
+class _Piece(NamedTuple):
+    """Bounds of a stretch of ticks, made straight: they never cut into the exact ones."""
+
+    from_us: float
+    until_us: float
+    earliest_us: float
+    earliest_rate: float
+    latest_us: float
+    latest_rate: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Gateway time = `origin_us` + `rate` * (tick - `origin_tick_us`)."""
+class _Saved(msgspec.Struct, array_like=True, frozen=True):
+    """A clock as it is kept on disk."""
 
-    origin_tick_us: float
-    origin_us: float
-    rate: float
-    rate_error: float
-
-    def at(self, tick_us: int) -> float:
-        return self.origin_us + self.rate * (tick_us - self.origin_tick_us)
+    version: int
+    strain: int
+    observations: list[tuple[int, int | None, int]]
+    last: tuple[int, int] | None
 
 
 class DeviceClock:
     """The clock of one boot of one sensor.
 
-    The bound that `estimate` gives holds as long as the clock keeps within RATE_ERROR_PPM_MAX of true, and its
-    rates over the window within RATE_SPREAD_PPM of one another. It is made of: the tick's own resolution, half
-    the round trip of an observation, that observation's distance from the line, and the distance in time to it
-    multiplied by what is not known of the rate.
+    The bound that `estimate` gives is proven, as long as the oscillator is of its kind: it is what all observations
+    together leave open. Where they contradict each other, more change of rate is believed of this clock from then on.
+    Where a sensor's arrivals are all that is known, LEAST_DELAY_US is assumed as well.
     """
 
-    __slots__ = ("_line", "_observations")
+    __slots__ = (
+        "_bucket",
+        "_buckets",
+        "_contradictions",
+        "_former",
+        "_last_sequence",
+        "_last_tick_us",
+        "_lines",
+        "_observations",
+        "_piece",
+        "_reference",
+        "_strain",
+        "_tightened_us",
+        "_wrapped_us",
+        "kind",
+        "paced_by",
+        "version",
+    )
 
-    def __init__(self) -> None:
-        self._observations: deque[_Observation] = deque(maxlen=OBSERVATIONS_MAX)
-        self._line: _Line | None = None
+    def __init__(self, kind: Kind = "rc") -> None:
+        self.kind: Kind = kind
+        self.paced_by: Kind = kind
+        """What its observations show: worse than `kind`, perhaps."""
+        self._contradictions = 0
+        self._observations: list[Observation] = []
+        """By tick."""
+        self._former: list[Observation] = []
+        """What was known before a jump that nothing has confirmed yet."""
+        self._strain = 1
+        self._lines: Lines | None = None
+        """At the newest observation's tick."""
+        self._piece: _Piece | None = None
+        self._last_sequence = _NONE
+        """Of the samples that came, the highest, and its tick."""
+        self._last_tick_us = 0
+        self._wrapped_us = 0
+        """How far its counter had wrapped then."""
+        self._reference: tuple[int, int] | None = None
+        """A tick, and when it was about: what wrapped ticks are told by."""
+        self._bucket: _Bucket | None = None
+        self._buckets = 0
+        self._tightened_us = 0
+        self.version = 0
+        """Another one whenever something was learnt."""
 
-    def observe(self, sent_us: int, received_us: int, tick_ms: int, tick_us: int) -> bool:
+    @property
+    def observed_us(self) -> int | None:
+        """When it was observed last."""
+        return round(self._observations[-1].latest_us) if self._observations else None
+
+    @property
+    def drift_ppm(self) -> tuple[float, float] | None:
+        """How fast it runs, at least and at most: parts per million above true. None where that is not known."""
+        if self._lines is None:
+            return None
+        slow, fast = self._lines.rates()
+        return -fast / (1 + fast) * 1e6, -slow / (1 + slow) * 1e6
+
+    @property
+    def error_us(self) -> int | None:
+        """The bound of a sample that is taken when it was observed last; None where it is not known."""
+        if self._lines is None:
+            return None
+        earliest_us, latest_us = self._lines.span_at(self._lines.tick_us)
+        return round((latest_us - earliest_us + _TICK_US_MAX) / 2)
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence of the samples that came; -1 where none did, or the tick began anew since."""
+        return self._last_sequence
+
+    def restart(self) -> None:
+        """Forget everything: the counter is another one."""
+        self._forget()
+
+    # -- what is observed -------------------------------------------------------------------------
+
+    def probed(self, sent_us: int, received_us: int, tick_ms: int, tick_us: int) -> bool:
         """Take in one round trip: the sensor's clock said `tick_ms` and `tick_us` between the two times.
 
-        False says that no clock within RATE_ERROR_PPM_MAX came from the last observation to this one: the tick
-        stood still or began anew. The line then starts again from here.
+        False says that no clock of this kind came from the last observation to this one: the tick began anew, or was
+        read wrongly. What was known is not used until another round trip says which.
         """
-        half_us = (received_us - sent_us) / 2
-        middle_us = sent_us + half_us
-        sent_tick_us = tick_ms * 1000 + tick_us
-        continuous = True
-        if self._observations:
-            last = self._observations[-1]
-            sent_tick_us = self._unwrap(sent_tick_us, middle_us)
-            elapsed_us = middle_us - last.middle_us
-            tolerance_us = abs(elapsed_us) * _RATE_ERROR_MAX + half_us + last.half_us + _STEP_TOLERANCE_US
-            continuous = abs(sent_tick_us - last.tick_us - elapsed_us) <= tolerance_us
-            if not continuous:
-                self._observations.clear()
-        self._observations.append(_Observation(sent_tick_us, middle_us, half_us))
-        self._fit()
-        return continuous
+        tick = tick_ms * 1000 + tick_us
+        if self._reference is not None:
+            tick = self._unwrap(tick, (sent_us + received_us) // 2)
+        seen = Observation(tick, sent_us - _REPLY_TICK_US, received_us)
+        if self._former and not self._follows(self._observations, seen) and self._follows(self._former, seen):
+            # The one before was the odd one out.
+            self._observations = self._former
+        is_continuous = self._follows(self._observations, seen)
+        self._former = []
+        self._count(is_contradiction=not is_continuous)
+        if not is_continuous:
+            self._former, self._observations = self._observations, []
+            self._last_sequence = _NONE
+        self._reference = tick, (sent_us + received_us) // 2
+        self._add(seen)
+        return is_continuous
+
+    def arrived(self, received_us: int, tick_ms: int, sequence: int) -> bool:
+        """Take in that a sample with this tick arrived: it was taken before that.
+
+        False says that the tick began anew although the sensor's boot did not.
+        """
+        if self._reference is None:
+            self._reference = tick_ms * 1000, received_us
+        tick_us = self._unwrap(tick_ms * 1000, received_us)
+        if not self._in_order(sequence, tick_us):
+            self._forget()
+            self._reference = tick_ms * 1000, received_us
+            self._note(sequence, tick_ms * 1000)
+            return False
+        if sequence < self._last_sequence:
+            # Sent again, or of before: how long it was under way tells nothing of the clock.
+            return True
+        self._note(sequence, tick_us)
+        span = self._span(tick_us) if self._lines is not None else None
+        is_possible = True
+        if span is not None:
+            earliest_us, latest_us = span
+            if received_us < earliest_us - ORDER_SLACK_US:
+                # Taken after it arrived: the tick has jumped ahead, or all arrivals so far had waited.
+                self._count(is_contradiction=True)
+                self._forget()
+                span = None
+                is_possible = False
+            elif received_us < earliest_us or (
+                received_us < latest_us - TIGHTENED_US and received_us >= self._tightened_us + TIGHTEN_INTERVAL_US
+            ):
+                self._tightened_us = received_us
+                self._learn_arrival(Observation(tick_us, _NEVER, received_us))
+                span = self._span(tick_us) if self._lines is not None else None
+                if self._bucket is not None and span is not None:
+                    # What its best was compared with is another line now.
+                    self._bucket.excess_us = self._bucket.best_received_us - self._span(self._bucket.best_tick_us)[1]
+        self._reference = tick_us, received_us
+        excess_us = received_us - (tick_us if span is None else span[1])
+        if self._bucket is None or self._bucket.is_of_lines is (span is None):
+            self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
+        elif self._bucket.add(received_us, tick_us, excess_us, self._error):
+            best, self._bucket = self._bucket, None
+            self._buckets += 1
+            delay_us = LEAST_DELAY_US * max(1.0, BUCKET_ARRIVALS / best.arrivals)
+            earliest_us = best.best_received_us - delay_us - _TICK_US_MAX
+            self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us))
+        return is_possible
+
+    def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
+        """See that samples' ticks are in order, without learning from their arrival; False: the tick began anew.
+
+        Nothing is known of the clock then.
+        """
+        if self._reference is None:
+            return True
+        tick_us = self._unwrap(tick_ms * 1000, now_us)
+        if not self._in_order(sequence, tick_us):
+            self._forget()
+            return False
+        if sequence > self._last_sequence:
+            self._note(sequence, tick_us)
+        return True
+
+    # -- what follows from it ---------------------------------------------------------------------
 
     def estimate(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
-        """When a sample with this tick was taken, and the bound of that time's error; None before a REPLY.
+        """When a sample with this tick was taken, and the bound of that time's error; None where that is not known.
 
-        `now_us` is the time of its receipt: it says which of the tick's wraps is meant.
+        `now_us` is the time of its receipt: it says which of the tick's wraps is meant, and no sample is of after it.
         """
-        line = self._line
-        if line is None:
+        if self._lines is None or self._former:
             return None
-        # The sample was taken at some point of its millisecond.
-        tick_us = self._unwrap(tick_ms * 1000, now_us) + _HALF_TICK_US
-        # From each observation follows a bound; the tightest of them holds too.
-        line_error_us = min(
-            seen.half_us + abs(line.at(seen.tick_us) - seen.middle_us) + abs(tick_us - seen.tick_us) * line.rate_error
-            for seen in self._observations
+        earliest_us, latest_us = self._span(self._unwrap(tick_ms * 1000, now_us))
+        latest_us = min(latest_us + _TICK_US_MAX, now_us)
+        if earliest_us > latest_us:
+            # Of a time to come: the tick is of another counter than the one that was observed.
+            return None
+        return round((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
+
+    def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
+        """Take in an arrival, and give its sample's time, as `arrived` and `estimate` do."""
+        piece, bucket = self._piece, self._bucket
+        tick_us = self._wrapped_us + tick_ms * 1000
+        # Most arrivals tell nothing new: those are what costs.
+        if (
+            piece is not None
+            and bucket is not None
+            and piece.from_us <= tick_us < piece.until_us
+            and sequence > self._last_sequence
+            and tick_us >= self._last_tick_us
+            and received_us < bucket.due_us
+            and bucket.is_of_lines
+        ):
+            distance_us = tick_us - piece.from_us
+            earliest_us = piece.earliest_us + piece.earliest_rate * distance_us
+            latest_us = piece.latest_us + piece.latest_rate * distance_us
+            if received_us >= latest_us + bucket.excess_us and received_us >= earliest_us:
+                bucket.arrivals += 1
+                self._last_sequence, self._last_tick_us = sequence, tick_us
+                latest_us += _TICK_US_MAX
+                if latest_us > received_us:  # noqa: PLR1730 - a call of min() takes three times as long
+                    latest_us = received_us
+                return int((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
+        is_behind = sequence < self._last_sequence
+        self.arrived(received_us, tick_ms, sequence)
+        estimate = self.estimate(tick_ms, received_us)
+        if estimate is None or not is_behind:
+            return estimate
+        # Of before; or the sensor has restarted, and its boot counter failed. Both are within this.
+        earliest = estimate[0] - estimate[1]
+        return (earliest + received_us) // 2, (received_us - earliest) // 2 + 2
+
+    # -- on disk ----------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """What is worth keeping: the observations, of which the newest and the tightest."""
+        kept = _thinned(self._observations, SAVED_MAX)
+        saved = [
+            (round(tick), None if earliest == _NEVER else int(earliest) - 1, int(latest) + 1)
+            for tick, earliest, latest in kept
+        ]
+        last = None if self._last_sequence == _NONE else (self._last_sequence, self._last_tick_us)
+        return msgspec.msgpack.encode(_Saved(1, self._strain, [] if self._former else saved, last))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, kind: Kind = "rc") -> "DeviceClock":
+        """The clock as it was kept, in the same boot of the gateway. Raises ValueError where that is none."""
+        clock = cls(kind)
+        try:
+            saved = msgspec.msgpack.decode(data, type=_Saved)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"no device clock: {error}") from error
+        if saved.version != 1 or not 1 <= saved.strain <= STRAIN_MAX or len(saved.observations) > OBSERVATIONS_MAX:
+            raise ValueError("no device clock of this version")
+        clock._strain = saved.strain
+        if saved.last is not None:
+            clock._note(*saved.last)
+        for tick, earliest, latest in saved.observations:
+            clock._observations.append(Observation(tick, _NEVER if earliest is None else earliest, latest))
+        if clock._observations:
+            newest = clock._observations[-1]
+            clock._reference = round(newest.tick_us), round(newest.latest_us)
+            clock._refit()
+        return clock
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _limits(self) -> RateLimits:
+        paced_by, error = OSCILLATORS[self.paced_by], self._error
+        return RateLimits(
+            error,
+            paced_by.wander_ppm_per_s * self._strain * 1e-12,
+            min(paced_by.spread_ppm * self._strain * 1e-6, 2 * error),
         )
-        error_us = line_error_us + _HALF_TICK_US * (1 + _RATE_ERROR_MAX)
-        return round(line.at(tick_us)), int(error_us) + 2
 
-    def _unwrap(self, wrapped_us: int, now_us: float) -> int:
+    @property
+    def _error(self) -> float:
+        """|rate - 1| at most."""
+        return OSCILLATORS[self.paced_by].error_ppm * 1e-6 * _BEYOND
+
+    def _follows(self, observations: Sequence[Observation], seen: Observation) -> bool:
+        """Whether this clock may come from the last of them to the one that was seen now."""
+        if not observations:
+            return True
+        last = observations[-1]
+        ticks_us = seen.tick_us - last.tick_us
+        ends = ticks_us * (1 - self._error), ticks_us * (1 + self._error)
+        return (
+            min(ends) <= seen.latest_us - last.earliest_us + _STEP_TOLERANCE_US
+            and max(ends) >= seen.earliest_us - last.latest_us - _STEP_TOLERANCE_US
+        )
+
+    def _forget(self) -> None:
+        self._observations, self._former = [], []
+        self._lines, self._piece, self._bucket, self._reference = None, None, None, None
+        self._last_sequence = _NONE
+        self._buckets = 0
+        self.version += 1
+
+    def _in_order(self, sequence: int, tick_us: int) -> bool:
+        """Whether this tick may be of the same counter as those that came: a later sample has a later one."""
+        return (
+            sequence <= self._last_sequence or tick_us >= self._last_tick_us - ORDER_SLACK_US or self._last_sequence < 0
+        )
+
+    def _note(self, sequence: int, tick_us: int) -> None:
+        self._last_sequence, self._last_tick_us = sequence, tick_us
+        self._wrapped_us = tick_us - tick_us % TICK_US_MODULUS
+
+    def _add(self, seen: Observation) -> None:
+        self._observations = _thinned(sorted([*self._observations, seen]), OBSERVATIONS_MAX)
+        self._refit()
+
+    def _learn_arrival(self, seen: Observation) -> None:
+        """Take in an upper limit, which is certain, and perhaps a lower one, which is not."""
+        before = self._observations
+        self._observations = _thinned(sorted([*before, seen]), OBSERVATIONS_MAX)
+        is_fitting = self._fit()
+        if not is_fitting or seen.earliest_us > _NEVER:
+            self._count(is_contradiction=not is_fitting)
+        if not is_fitting and seen.earliest_us > _NEVER:
+            certain = [each._replace(earliest_us=_NEVER) for each in before]
+            if lines_at(seen.tick_us, [seen, *certain], self._limits()) is None:
+                # It was under way for longer than that.
+                self._observations = before
+                is_fitting = self._fit()
+        place = 0
+        while not is_fitting and place < len(self._observations):
+            if self._observations[place] is not seen:
+                # Arrivals that are older by now had waited for longer than was thought.
+                self._observations[place] = self._observations[place]._replace(earliest_us=_NEVER)
+                is_fitting = self._fit()
+            place += 1
+        if not is_fitting:
+            # Nothing is left that says how early: begin with short buckets again.
+            self._bucket, self._buckets = None, 0
+
+    def _count(self, *, is_contradiction: bool) -> None:
+        """After some contradictions, take the oscillator for the next worse one."""
+        self._contradictions = max(0, self._contradictions + (2 if is_contradiction else -1))
+        if self._contradictions >= 2 * CONTRADICTIONS_MAX and self.paced_by != _KINDS[-1]:
+            self.paced_by, self._strain = _KINDS[_KINDS.index(self.paced_by) + 1], 1
+            self._contradictions = 0
+
+    def _has_lower(self) -> bool:
+        return any(seen.earliest_us > _NEVER for seen in self._observations)
+
+    def _refit(self) -> None:
+        """Find lines that agree with all; where none does, believe more change of rate, then less of what is old."""
+        while not self._fit() and self._has_lower():
+            if self._strain < STRAIN_MAX:
+                self._strain *= 2
+            else:
+                del self._observations[0]
+
+    def _fit(self) -> bool:
+        """Find the lines that agree with all observations; whether there are any."""
+        self.version += 1
+        self._piece = self._lines = None
+        if self._has_lower():
+            self._lines = lines_at(self._observations[-1].tick_us, self._observations, self._limits())
+        return self._lines is not None
+
+    def _span(self, tick_us: float) -> tuple[float, float]:
+        piece = self._piece
+        if piece is None or not piece.from_us <= tick_us < piece.until_us:
+            piece = self._piece = self._piece_at(tick_us)
+        distance_us = tick_us - piece.from_us
+        return (
+            piece.earliest_us + piece.earliest_rate * distance_us,
+            piece.latest_us + piece.latest_rate * distance_us,
+        )
+
+    def _piece_at(self, tick_us: float) -> _Piece:
+        lines = self._lines
+        assert lines is not None  # noqa: S101 - whoever asks has looked
+        if tick_us >= lines.tick_us - _AHEAD_US:
+            return _piece(lines, tick_us, tick_us + _PIECE_US)
+        # Between observations the bounds are those of the place itself. Further off, they change slowly.
+        until_us = tick_us + _PIECE_US + (lines.tick_us - tick_us) / 100
+        piece = _piece(lines_at(tick_us, self._observations, self._limits()) or lines, tick_us, until_us)
+        place = bisect_right(self._observations, (tick_us,))
+        before, after = (
+            self._observations[place - 1 : place + 1] if 0 < place < len(self._observations) else (None, None)
+        )
+        if (
+            before is None
+            or after is None
+            or until_us > after.tick_us
+            or _NEVER in {before.earliest_us, after.earliest_us}
+        ):
+            return piece
+        return min(piece, self._piece_between(before, after, tick_us, until_us), key=_width_us)
+
+    def _piece_between(self, before: Observation, after: Observation, from_us: float, until_us: float) -> _Piece:
+        """What two observations say of a stretch of ticks between them."""
+        middle_us = min(max((before.tick_us + after.tick_us) / 2, from_us), until_us)
+        bulge_us = self._limits().bulge_us(middle_us - before.tick_us, after.tick_us - middle_us) + ROUNDING_US
+        width_us = until_us - from_us
+        earliest_us, latest_us = chord(before, after, from_us)
+        earliest_end_us, latest_end_us = chord(before, after, until_us)
+        return _Piece(
+            from_us,
+            until_us,
+            earliest_us - bulge_us,
+            (earliest_end_us - earliest_us) / width_us,
+            latest_us + bulge_us,
+            (latest_end_us - latest_us) / width_us,
+        )
+
+    def _unwrap(self, wrapped_us: int, now_us: int) -> int:
         """The tick of this value, modulo its wrap, that is nearest to what the clock says at `now_us`."""
-        last = self._observations[-1]
-        expected_us = last.tick_us + round(now_us - last.middle_us)
-        behind_us = (expected_us - wrapped_us + _TICK_US_MODULUS // 2) % _TICK_US_MODULUS
-        return expected_us - (behind_us - _TICK_US_MODULUS // 2)
-
-    def _fit(self) -> None:
-        """Choose the line whose rate is known best: fitted to the short round trips, to all, or at nominal rate."""
-        half_us_max = min(seen.half_us for seen in self._observations) + ROUND_TRIP_SLACK_US / 2
-        short = [seen for seen in self._observations if seen.half_us <= half_us_max]
-        last = short[-1]
-        nominal = _Line(last.tick_us, last.middle_us, 1.0, _RATE_ERROR_MAX)
-        fitted = [line for line in (_least_squares(short), _least_squares(self._observations)) if line]
-        self._line = min((*fitted, nominal), key=lambda line: line.rate_error)
+        assert self._reference is not None  # noqa: S101 - whoever asks has looked
+        tick_us, at_us = self._reference
+        expected_us = tick_us + (now_us - at_us)
+        behind_us = (expected_us - wrapped_us + TICK_US_MODULUS // 2) % TICK_US_MODULUS
+        return expected_us - (behind_us - TICK_US_MODULUS // 2)
 
 
-def _least_squares(observations: Collection[_Observation]) -> _Line | None:
-    """The line through observations, and the bound of its rate's error; None where they are all at one tick."""
-    # Relative to the first, for the squares of absolute microseconds exceed a float's precision.
-    first = next(iter(observations))
-    ticks = [seen.tick_us - first.tick_us for seen in observations]
-    times = [seen.middle_us - first.middle_us for seen in observations]
-    tick_mean = sum(ticks) / len(ticks)
-    time_mean = sum(times) / len(times)
-    squares = sum((tick - tick_mean) ** 2 for tick in ticks)
-    if squares == 0:
-        return None
-    products = sum((tick - tick_mean) * (time - time_mean) for tick, time in zip(ticks, times, strict=True))
-    # The slope errs most where every observation errs by its whole half, each to the slope's worst. And a slope
-    # fitted to rates that vary is a weighted mean of them, so that it is off by their spread at most.
-    moments = sum(abs(tick - tick_mean) * seen.half_us for tick, seen in zip(ticks, observations, strict=True))
-    return _Line(
-        first.tick_us + tick_mean, first.middle_us + time_mean, products / squares, moments / squares + _RATE_SPREAD
+class _Bucket:
+    """Arrivals that follow each other, of which the quickest is looked for."""
+
+    __slots__ = (
+        "_arrivals_wanted",
+        "_settled_for_us",
+        "arrivals",
+        "best_received_us",
+        "best_tick_us",
+        "due_us",
+        "excess_us",
+        "is_of_lines",
+        "settled_us",
     )
+
+    def __init__(self, before: int, received_us: int, tick_us: int, excess_us: float, *, is_of_lines: bool) -> None:
+        """`excess_us` is by how much an arrival is later than the lines allow, or than its tick says without lines."""
+        self.is_of_lines = is_of_lines
+        # `before` is how many there were before this one.
+        self._settled_for_us = min(BUCKET_US << min(before, 8), BUCKET_US_LONG)
+        self._arrivals_wanted = min(2 << min(before, 8), BUCKET_ARRIVALS)
+        self.settled_us = received_us
+        self.due_us = received_us + self._settled_for_us
+        """Until then it is not full, unless a quicker one comes."""
+        self.arrivals = 1
+        self.best_received_us, self.best_tick_us = received_us, tick_us
+        self.excess_us = excess_us
+
+    def add(self, received_us: int, tick_us: int, excess_us: float, rate_error: float) -> bool:
+        """Take in one more; whether the bucket is full.
+
+        A sensor that sends what had waited has arrivals each of which was under way for less than the one before: until
+        that is over, the quickest tells nothing of how quick it was.
+        """
+        self.arrivals += 1
+        apart_us = received_us - self.best_received_us
+        if excess_us < self.excess_us - LEAST_DELAY_US - apart_us * rate_error:
+            self.settled_us, self.arrivals = received_us, 1
+        if excess_us < self.excess_us:
+            self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us
+        self.due_us = self.settled_us + self._settled_for_us
+        if received_us < self.due_us:
+            return False
+        so_far_us = received_us - self.settled_us
+        missing = self._arrivals_wanted - self.arrivals
+        self.due_us = received_us + so_far_us * missing // self.arrivals
+        return missing <= 0 or so_far_us >= BUCKET_US_MAX
+
+
+def _piece(lines: Lines, from_us: float, until_us: float) -> _Piece:
+    """A stretch of what lines allow. The latest time is convex, and the earliest concave: chords lie outside."""
+    earliest_us, latest_us = lines.span_at(from_us)
+    earliest_end_us, latest_end_us = lines.span_at(until_us)
+    width_us = until_us - from_us
+    return _Piece(
+        from_us,
+        until_us,
+        earliest_us,
+        (earliest_end_us - earliest_us) / width_us,
+        latest_us,
+        (latest_end_us - latest_us) / width_us,
+    )
+
+
+def _width_us(piece: _Piece) -> float:
+    """How much a stretch leaves open, at both its ends."""
+    length_us = piece.until_us - piece.from_us
+    return 2 * (piece.latest_us - piece.earliest_us) + length_us * (piece.latest_rate - piece.earliest_rate)
+
+
+def _thinned(observations: Sequence[Observation], limit: int) -> list[Observation]:
+    """As many as that: the newest, and of the others those that tell most of their time."""
+    kept = list(observations)
+    while len(kept) > limit:
+        widths_us = [min(seen.latest_us - seen.earliest_us, _WIDE_US) for seen in kept]
+        least_us = min(widths_us) + 1_000
+        newest_us = kept[-1].tick_us
+        # Those between two neighbours that are near, for their age, are missed least; and wide ones sooner.
+        worth = [
+            (kept[place + 1].tick_us - kept[place - 1].tick_us)
+            / (newest_us - kept[place].tick_us + 1)
+            / (widths_us[place] + least_us)
+            for place in range(1, max(2, len(kept) - min(NEWEST_KEPT, limit // 2)))
+        ]
+        del kept[1 + worth.index(min(worth))]
+    return kept

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
+from gateway.device_clocks import DeviceClocks
 from gateway.reading import SerialIntake
 from gateway.serial_line import FrameLine, PortLine
 from gateway.serial_link import SerialLink
@@ -111,13 +112,19 @@ class SerialIngress:
     """
 
     def __init__(
-        self, settings: SerialSettings, intake: SerialIntake, now_us: Callable[[], int], nonce: Callable[[], int]
+        self,
+        settings: SerialSettings,
+        intake: SerialIntake,
+        now_us: Callable[[], int],
+        nonce: Callable[[], int],
+        clocks: DeviceClocks | None = None,
     ) -> None:
         self._settings = settings
         self._intake = intake
         self._losses = RingLosses(intake)
         self._now_us = now_us
         self._nonce = nonce
+        self._clocks = DeviceClocks() if clocks is None else clocks
         # By real path, for one port may have several names.
         self._open: dict[str, _Open] = {}
         self._unopened: dict[str, _Unopened] = {}
@@ -295,7 +302,7 @@ class SerialIngress:
             case SerialSettings():
                 # In a thread: a driver may wait for its adapter, and the other lines should not.
                 port = await asyncio.to_thread(open_port, name, purpose.baud)
-                link = SerialLink(name, settings, self._now_us())
+                link = SerialLink(name, settings, self._now_us(), self._clocks)
                 line = FrameLine(port, link, self._intake, self._losses, self._now_us, self._nonce)
         log.info("serial port opened", port=name, baud=purpose.baud)
         return line

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import get_args
 
 from gateway.clock_device import DeviceClock
+from gateway.device_clocks import DeviceClocks
 from gateway.duplicate_window import WINDOW_SEQUENCES
 from gateway.reading import Reading, Recalled
 from gateway.serial_frames import (
@@ -35,12 +36,16 @@ PROBES_FIRST = 5
 PROBE_FIRST_INTERVAL_US = 700_000
 HELLO_REQUEST_INTERVAL_US = 200_000
 """A burst of DATA from an unknown boot is one question, and its answer takes 35 ms of the line."""
+BITS_PER_BYTE = 10
+WIRE_SHARE = 0.95
+"""Of what bytes take on the wire by their baud rate, so much is certain: a UART may be some per cent off."""
 SILENT_OPEN_US = 2_000_000
 """How long a newly opened line may be silent (a sensor that opening has reset sends HELLO) until we ask."""
 
 REFUSED_HELLO = "refused-hello"
 """In `SerialLink.faults`: a HELLO whose names are none. What came was well."""
 
+_PROBE_BYTES = len(encode_frame(Probe(0)))
 _NAME = re.compile(get_args(Name)[1].pattern)
 _NAME_RULE = get_args(Name)[1].description
 
@@ -98,11 +103,13 @@ class SerialLink:
 
     __slots__ = (
         "_ack_wanted",
+        "_clocks",
         "_decoder",
         "_heard_us",
         "_hello_requested_us",
         "_hello_wanted",
         "_ignored",
+        "_oscillator",
         "_port",
         "_probe",
         "_probe_due_us",
@@ -112,10 +119,16 @@ class SerialLink:
         "_refused_hello",
         "_run",
         "_topic",
+        "_wire_byte_us",
     )
 
-    def __init__(self, port: str, settings: SerialSettings, opened_us: int) -> None:
+    def __init__(self, port: str, settings: SerialSettings, opened_us: int, clocks: DeviceClocks | None = None) -> None:
+        """`clocks` are those of all lines: a sensor may come back on another one."""
         self._port = port
+        self._clocks = DeviceClocks() if clocks is None else clocks
+        self._oscillator = settings.oscillator
+        self._wire_byte_us = BITS_PER_BYTE / settings.baud * 1e6 * WIRE_SHARE
+        """0 where the port carries bytes faster than its baud rate: it is no wire."""
         self._topic = settings.topic
         self._probe_interval_us = round(settings.probe_interval_s * 1e6)
         self._decoder = FrameDecoder()
@@ -278,7 +291,7 @@ class SerialLink:
         self._ack_wanted = True
         if self._run is not None and self._run.goes_on_with(hello):
             return self._run.drop_below(hello.oldest)
-        self._run = _Run(hello, self._topic)
+        self._run = _Run(hello, self._topic, self._clock_of(hello))
         self._probe = None
         self._probes_first = PROBES_FIRST
         self._probe_due_us = now_us
@@ -293,6 +306,13 @@ class SerialLink:
                 hello.next,
             )
         ]
+
+    def _clock_of(self, hello: Hello) -> DeviceClock:
+        clock = self._clocks.of(hello.device, boot_name(hello), self._oscillator)
+        if hello.next <= clock.last_sequence:
+            # Its boot counter failed: these are new samples, by a new tick.
+            clock.restart()
+        return clock
 
     def _receive_data(self, data: Data, now_us: int, arrived: list[tuple[int, Reading]]) -> list[LinkEvent]:
         run = self._run
@@ -318,6 +338,10 @@ class SerialLink:
         return losses
 
     def _reading(self, run: "_Run", data: Data, now_us: int) -> Reading:
+        if not run.clock.note(data.sequence, data.tick_ms, now_us):
+            # It has restarted, and neither its boot counter nor its sequence tells.
+            self._probe_due_us = now_us
+            self._hello_wanted = True
         estimate = run.clock.estimate(data.tick_ms, now_us)
         event_us, event_error_us = (None, 0) if estimate is None else estimate
         return Reading(
@@ -328,8 +352,7 @@ class SerialLink:
             device_boot=run.boot,
             device_sequence=data.sequence,
             tick_ms=data.tick_ms,
-            # No sample is taken after its receipt, so the true time is nearer to that than to anything later.
-            event_us=None if event_us is None else min(event_us, now_us),
+            event_us=event_us,
             event_error_us=event_error_us,
         )
 
@@ -339,9 +362,17 @@ class SerialLink:
             return
         _, sent_us = self._probe
         self._probe = None
-        if not self._run.clock.observe(sent_us, now_us, reply.tick_ms, reply.tick_us):
+        # The sensor read its tick when the PROBE's last byte had come, and then sent all of the REPLY.
+        out_us = self._wire_byte_us * _PROBE_BYTES
+        back_us = self._wire_byte_us * len(encode_frame(reply))
+        if now_us - sent_us < out_us + back_us:
+            # Native USB, or a tunnel: what was learnt by that assumption is void.
+            self._wire_byte_us = out_us = back_us = 0.0
+            self._run.clock.restart()
+        if not self._run.clock.probed(sent_us + int(out_us), now_us - int(back_us), reply.tick_ms, reply.tick_us):
             # The tick jumped: most likely the sensor has restarted and its HELLO was lost.
             self._hello_wanted = True
+            self._probe_due_us = now_us
 
 
 class _Place(Enum):
@@ -369,10 +400,10 @@ class _Run:
         "next",
     )
 
-    def __init__(self, hello: Hello, topic: str) -> None:
+    def __init__(self, hello: Hello, topic: str, clock: DeviceClock) -> None:
         self.hello = hello
-        self.boot = f"{hello.boot}-{hello.incarnation:08x}"
-        self.clock = DeviceClock()
+        self.boot = boot_name(hello)
+        self.clock = clock
         self._device_topic = topic.replace("{device}", hello.device)
         self._topics = tuple(self._device_topic.replace("{stream}", name) for name in hello.streams)
         # What came before is unknown here: an earlier link, or an earlier start of the gateway, may have it.
@@ -463,6 +494,11 @@ def spans_lost(device: str, boot: str, first: int, end: int, stored: frozenset[i
         if first < known:
             yield Lost(device, boot, first, known - 1)
         first = known + 1
+
+
+def boot_name(hello: Hello) -> str:
+    """The run's name: `7-1a2b3c4d`."""
+    return f"{hello.boot}-{hello.incarnation:08x}"
 
 
 def _identity(hello: Hello) -> tuple[object, ...]:

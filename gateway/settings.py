@@ -265,6 +265,8 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = "device/{device}/{stream}"
     """The topic that the routes see, made from a sensor's device name and stream name."""
     probe_interval_s: Seconds = 10.0
+    oscillator: Literal["rc", "ceramic", "crystal"] = "rc"
+    """What paces the sensors' clocks, at the worst: within 10,000, 5,000 or 100 ppm of true. Bounds of times follow."""
     scan_interval_s: Seconds = 1.0
     text: tuple[SerialTextSettings, ...] = ()
     modbus: tuple[SerialModbusSettings, ...] = ()

@@ -1,165 +1,428 @@
-"""A sensor's clock: the true time lies within the bound, whatever the drift and the round trips."""
+"""A sensor's clock: the true time lies within the bound, whatever the drift and the way of what it sends."""
 
+import math
+import random
 from dataclasses import dataclass
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock_device import OBSERVATIONS_MAX, RATE_ERROR_PPM_MAX, RATE_SPREAD_PPM, DeviceClock
+from gateway.clock_device import (
+    BUCKET_ARRIVALS,
+    BUCKET_US_MAX,
+    LEAST_DELAY_US,
+    OBSERVATIONS_MAX,
+    SAVED_MAX,
+    TICK_US_MODULUS,
+    DeviceClock,
+    Kind,
+)
+from tests.clock_world import (
+    HOUR_US,
+    SECOND_US,
+    Judged,
+    Network,
+    Oscillator,
+    SerialLine,
+    oscillator,
+    probed_readings,
+    sent_readings,
+)
 
-TICK_US_WRAP = 2**32 * 1000
+KINDS: dict[Kind, float] = {"rc": 10_000, "ceramic": 5_000, "crystal": 50}
 
 
 @dataclass
-class SimulatedClock:
-    """A sensor's counter in true time: it runs by `ppm` and sways by up to `spread_ppm` in steps of a minute."""
+class Probed:
+    """A clock and what it is of, on a line without delays of its own."""
 
-    start_us: int
-    ppm: float
-    sways: tuple[float, ...]
+    quartz: Oscillator
+    clock: DeviceClock
 
-    def tick_us(self, true_us: int) -> int:
-        tick = float(self.start_us)
-        whole, rest = divmod(true_us, 60_000_000)
-        for minute in range(whole):
-            tick += 60_000_000 * self._rate(minute)
-        return int(tick + rest * self._rate(whole))
+    def probe(self, true_us: int, out_us: int = 3_500, back_us: int = 3_500) -> bool:
+        return self.clock.probed(true_us - out_us, true_us + back_us, *self.quartz.tick(true_us))
 
-    def _rate(self, minute: int) -> float:
-        return 1 + (self.ppm + self.sways[minute % len(self.sways)]) / 1e6
-
-    def sample_ms(self, true_us: int) -> int:
-        return self.tick_us(true_us) // 1000 % 2**32
-
-    def observe(self, clock: DeviceClock, true_us: int, out_us: int, back_us: int) -> bool:
-        tick = self.tick_us(true_us) % TICK_US_WRAP
-        return clock.observe(true_us - out_us, true_us + back_us, tick // 1000, tick % 1000)
+    def judge(self, true_us: int, now_us: int) -> Judged:
+        estimate = self.clock.estimate(self.quartz.tick(true_us)[0], now_us)
+        assert estimate is not None
+        return Judged(true_us, *estimate)
 
 
-@st.composite
-def clocks(draw: st.DrawFn) -> SimulatedClock:
-    base = draw(st.floats(-RATE_ERROR_PPM_MAX, RATE_ERROR_PPM_MAX - RATE_SPREAD_PPM))
-    sways = draw(st.lists(st.floats(0, RATE_SPREAD_PPM), min_size=1, max_size=12))
-    return SimulatedClock(draw(st.integers(0, TICK_US_WRAP - 1)), base, tuple(sways))
+def probed(ppm: float, probes: int, kind: Kind = "rc", *, counter_us: int = 5_000_000_000) -> tuple[Probed, int]:
+    """Probed every ten seconds; the time of the last."""
+    made = Probed(Oscillator(ppm, counter_us=counter_us), DeviceClock(kind))
+    for number in range(probes):
+        assert made.probe(10_000_000 * (number + 1))
+    return made, 10_000_000 * probes
 
 
-DELAYS_US = st.integers(0, 2_000) | st.integers(0, 300_000)
+# -- the law ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from([10.0, 60.0]),
+    st.sampled_from([1_000, 16_000]),
+)
+def test_on_a_serial_line_the_true_time_lies_within_the_bound(
+    seed: int, kind: Kind, probe_s: float, latency_us: int
+) -> None:
+    chance = random.Random(seed)  # noqa: S311 - a simulation
+    clock = DeviceClock(kind)
+    quartz = oscillator(chance, KINDS[kind], counter_us=chance.randrange(TICK_US_MODULUS))
+    judged = probed_readings(chance, clock, quartz, SerialLine(latency_us), probe_s=probe_s, hours=0.5)
+    assert [each for each in judged if each is None] == []
+    assert [each for each in judged if each is not None and not each.is_within] == []
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from(sorted(KINDS)),
+    st.sampled_from([0.1, 1.0, 10.0]),
+    st.sampled_from([0.0, 0.4]),
+)
+def test_over_a_network_the_true_time_lies_within_the_bound_where_one_of_many_is_quick(
+    seed: int, kind: Kind, sample_s: float, away: float
+) -> None:
+    chance = random.Random(seed)  # noqa: S311 - a simulation
+    clock = DeviceClock(kind)
+    quartz = oscillator(chance, KINDS[kind], counter_us=chance.randrange(TICK_US_MODULUS))
+    hours = sample_s / 4
+    away_us = (0.2 * hours * HOUR_US, (0.2 + away) * hours * HOUR_US) if away else (0.0, 0.0)
+    # One of sixteen is under way for less than 50 ms: what the bound assumes.
+    network = Network(least_us=4_000, jitter_us=60_000, lost=0.02)
+    live, late = sent_readings(
+        chance,
+        clock,
+        quartz,
+        network,
+        hours=hours,
+        sample_s=sample_s,
+        away_us=away_us,
+        drained_per_s=5 / sample_s,
+    )
+    assert [each for each in (*live, *late) if each is not None and not each.is_within] == []
+    known = [each for each in live if each is not None]
+    # The first bucket of a clock that is not known, at its beginning and after it was away.
+    assert len(live) - len(known) <= 2 * (BUCKET_ARRIVALS + 15 / sample_s)
 
 
 @given(
-    clocks(),
-    st.lists(st.tuples(st.integers(1_000, 30_000_000), DELAYS_US, DELAYS_US), min_size=1, max_size=100),
+    st.lists(st.tuples(st.integers(1_000, 30_000_000), st.integers(0, 300_000), st.integers(0, 300_000)), max_size=60),
+    st.floats(-9_900, 9_900),
     st.lists(st.floats(0, 1), min_size=1, max_size=5),
     st.integers(0, 60_000_000),
 )
-def test_the_true_time_lies_within_the_bound(
-    simulated: SimulatedClock,
-    probes: list[tuple[int, int, int]],
-    samples: list[float],
-    held_us: int,
+def test_samples_of_any_age_are_within_the_bound_whatever_the_round_trips(
+    probes: list[tuple[int, int, int]], ppm: float, ages: list[float], held_us: int
 ) -> None:
-    clock = DeviceClock()
+    made = Probed(Oscillator(ppm, counter_us=TICK_US_MODULUS - 100_000_000), DeviceClock())
     now_us = 1_000_000
+    assert made.probe(now_us)
     for step_us, out_us, back_us in probes:
         now_us += step_us + out_us + back_us
-        assert simulated.observe(clock, now_us - back_us, out_us, back_us)
-    for share in samples:
-        # Samples from the sensor's ring, taken at any time since the start, and one that is taken later.
-        true_us = int(share * (now_us + held_us))
-        estimate = clock.estimate(simulated.sample_ms(true_us), now_us + held_us)
-        assert estimate is not None
-        event_us, error_us = estimate
-        assert abs(event_us - true_us) <= error_us
+        assert made.probe(now_us - back_us, out_us, back_us)
+    now_us += 3_500 + held_us
+    for age in ages:
+        judged = made.judge(int(age * now_us), now_us)
+        assert judged.is_within
 
 
-def fitted(ppm: float, probes: int) -> tuple[DeviceClock, SimulatedClock, int]:
-    clock = DeviceClock()
-    simulated = SimulatedClock(5_000_000_000, ppm, (0.0,))
-    for number in range(probes):
-        simulated.observe(clock, 10_000_000 * (number + 1), 3_500, 3_500)
-    return clock, simulated, 10_000_000 * probes
+# -- round trips --------------------------------------------------------------------------------
 
 
 def test_without_an_observation_there_is_no_time() -> None:
-    assert DeviceClock().estimate(1234, 1_000_000) is None
+    clock = DeviceClock()
+    assert clock.estimate(1234, 1_000_000) is None
+    assert (clock.drift_ppm, clock.error_us, clock.observed_us) == (None, None, None)
 
 
 def test_one_observation_gives_a_time_whose_bound_grows_by_one_percent() -> None:
-    clock, simulated, now_us = fitted(ppm=0, probes=1)
-    estimate = clock.estimate(simulated.sample_ms(now_us - 5_000_000), now_us)
-    assert estimate is not None
+    made, now_us = probed(ppm=0, probes=1)
+    judged = made.judge(now_us - 5_000_000, now_us)
     # Half the round trip of 7 ms, half a tick, and 5 s at somewhat over 10,000 ppm.
-    assert 3_500 + 500 + 50_000 <= estimate[1] <= 3_500 + 500 + 53_000
+    assert 3_500 + 500 + 50_000 <= judged.error_us <= 3_500 + 500 + 53_000
 
 
-def test_a_fitted_line_is_near_the_truth_though_the_clock_runs_eight_thousand_ppm_fast() -> None:
-    clock, simulated, now_us = fitted(ppm=8000, probes=30)
+def test_a_crystal_is_trusted_further_than_an_rc_oscillator() -> None:
+    made, now_us = probed(ppm=0, probes=1, kind="crystal")
+    assert made.judge(now_us - 5_000_000, now_us).error_us <= 3_500 + 500 + 530
+
+
+@pytest.mark.parametrize("ppm", [-10_000, -8_000, 0, 50, 8_000, 10_000])
+def test_it_is_near_the_truth_and_knows_the_drift(ppm: float) -> None:
+    made, now_us = probed(ppm, probes=30)
     for age_us in (0, 3_000_000, 60_000_000):
-        estimate = clock.estimate(simulated.sample_ms(now_us - age_us), now_us)
-        assert estimate is not None
-        assert abs(estimate[0] - (now_us - age_us)) <= 1_000
-        assert estimate[1] <= 3_500 + 500 + 3_000
+        judged = made.judge(now_us - age_us, now_us + 10_000)
+        assert judged.off_us <= 1_000
+        assert judged.error_us <= 3_500 + 500 + 1_500
+    assert made.clock.drift_ppm is not None
+    slowest, fastest = made.clock.drift_ppm
+    assert slowest <= ppm <= fastest
+    assert fastest - slowest < 400
+    assert made.clock.observed_us == now_us + 3_500
 
 
-def test_the_bound_covers_a_rate_that_changes_after_the_last_observation() -> None:
-    clock = DeviceClock()
-    simulated = SimulatedClock(0, 0, (0.0,) * 5 + (RATE_SPREAD_PPM,) * 5)
-    for number in range(1, 31):
-        simulated.observe(clock, 10_000_000 * number, 10, 10)
-    estimate = clock.estimate(simulated.sample_ms(360_000_000), 360_000_000)
-    assert estimate is not None
-    # A minute at 200 ppm is 12 ms, which nothing observed so far could tell.
-    assert 11_000 <= abs(estimate[0] - 360_000_000) <= estimate[1] <= 14_000
+def test_a_round_trip_that_waited_changes_little() -> None:
+    made, now_us = probed(ppm=50, probes=20)
+    before = made.judge(now_us, now_us + 10_000)
+    assert made.probe(now_us + 10_000_000, 3_500, 400_000)
+    after = made.judge(now_us, now_us + 10_000_000)
+    assert abs(after.event_us - before.event_us) <= 10
+    assert after.error_us <= before.error_us
 
 
-def test_the_bound_covers_a_line_that_was_bent_within_the_window() -> None:
-    clock = DeviceClock()
-    simulated = SimulatedClock(0, 0, (0.0,) * 5 + (RATE_SPREAD_PPM,) * 5)
-    for number in range(1, 61):
-        simulated.observe(clock, 10_000_000 * number, 10, 10)
-    estimate = clock.estimate(simulated.sample_ms(300_000_000), 600_000_000)
-    assert estimate is not None
-    assert 5_000 <= abs(estimate[0] - 300_000_000) <= estimate[1]
-
-
-def test_a_round_trip_that_waited_does_not_move_the_line() -> None:
-    clock, simulated, now_us = fitted(ppm=50, probes=20)
-    before = clock.estimate(simulated.sample_ms(now_us), now_us)
-    simulated.observe(clock, now_us + 10_000_000, 3_500, 400_000)
-    assert clock.estimate(simulated.sample_ms(now_us), now_us) == before
-
-
-def test_one_lucky_round_trip_does_not_make_the_others_useless() -> None:
-    clock = DeviceClock()
-    simulated = SimulatedClock(0, 8000, (0.0,))
-    for number in range(1, 31):
-        simulated.observe(clock, 10_000_000 * number, *((500, 500) if number == 3 else (4_000, 4_000)))
-    estimate = clock.estimate(simulated.sample_ms(310_000_000), 310_000_000)
-    assert estimate is not None
-    # At nominal rate, ten seconds alone would make the bound 100 ms.
-    assert abs(estimate[0] - 310_000_000) <= estimate[1] <= 10_000
+def test_each_side_is_taken_from_the_round_trip_that_was_quickest_there() -> None:
+    made = Probed(Oscillator(50), DeviceClock("crystal"))
+    for number in range(1, 21):
+        out_us, back_us = (100, 20_000) if number % 2 else (20_000, 100)
+        assert made.probe(number * 10_000_000, out_us, back_us)
+    # No round trip was under 20 ms, and no filter for short ones would know better than 10.
+    judged = made.judge(200_000_000, 200_010_000)
+    assert judged.off_us <= 500
+    assert judged.error_us <= 100 + 500 + 500
 
 
 def test_a_tick_that_wraps_goes_on() -> None:
-    clock = DeviceClock()
-    simulated = SimulatedClock(TICK_US_WRAP - 15_000_000, 0, (0.0,))
+    made = Probed(Oscillator(0, counter_us=TICK_US_MODULUS - 15_000_000), DeviceClock())
     for second in (10, 20, 30):
-        assert simulated.observe(clock, second * 1_000_000, 3_500, 3_500)
+        assert made.probe(second * 1_000_000)
     for second in (14, 16):
-        estimate = clock.estimate(simulated.sample_ms(second * 1_000_000), 30_000_000)
-        assert estimate is not None
-        assert abs(estimate[0] - second * 1_000_000) <= 1_000
+        assert made.judge(second * 1_000_000, 30_000_000).off_us <= 1_000
 
 
-def test_a_tick_that_began_anew_is_told_and_the_line_starts_again() -> None:
-    clock, _, now_us = fitted(ppm=0, probes=10)
-    restarted = SimulatedClock(-now_us - 5_000_000, 0, (0.0,))
-    assert not restarted.observe(clock, now_us + 10_000_000, 3_500, 3_500)
-    estimate = clock.estimate(restarted.sample_ms(now_us + 9_000_000), now_us + 10_000_000)
-    assert estimate is not None
-    assert abs(estimate[0] - (now_us + 9_000_000)) <= estimate[1] <= 15_000
+def test_between_two_probes_hours_apart_both_are_used() -> None:
+    made = Probed(Oscillator(40), DeviceClock("crystal"))
+    for minutes in (*range(1, 11), *range(190, 200)):
+        assert made.probe(minutes * 60_000_000)
+    judged = made.judge(100 * 60_000_000, 199 * 60_000_000)
+    assert judged.is_within
+    assert judged.error_us <= 90_000, "an hour and a half at 30 ppm, from one end alone, would be 160 ms"
+
+
+def test_a_tick_that_began_anew_is_told_and_has_no_time_until_it_is_confirmed() -> None:
+    made, now_us = probed(ppm=0, probes=10)
+    anew = Probed(Oscillator(0, started_us=now_us + 5_000_000), made.clock)
+    assert not anew.probe(now_us + 10_000_000)
+    assert made.clock.estimate(4_000, now_us + 10_000_000) is None
+    assert anew.probe(now_us + 11_000_000)
+    judged = anew.judge(now_us + 10_500_000, now_us + 11_000_000)
+    assert judged.is_within
+    assert judged.error_us <= 15_000
+
+
+def test_one_tick_that_was_read_wrongly_costs_nothing_once_the_next_is_right() -> None:
+    made, now_us = probed(ppm=8000, probes=10)
+    before = made.judge(now_us, now_us + 10_000)
+    tick_ms, tick_us = made.quartz.tick(now_us + 10_000_000)
+    assert not made.clock.probed(now_us + 9_996_500, now_us + 10_003_500, tick_ms ^ 0x4000_0000, tick_us)
+    assert made.clock.estimate(tick_ms, now_us + 10_010_000) is None
+    assert made.probe(now_us + 20_000_000)
+    after = made.judge(now_us, now_us + 20_010_000)
+    assert after.is_within
+    assert after.error_us <= before.error_us
+
+
+def test_a_clock_that_changes_more_than_its_kind_should_is_believed_less() -> None:
+    sway = ((20.0, 600.0 * SECOND_US, 0.0),)
+    swaying = Probed(Oscillator(0, sway), DeviceClock("crystal"))
+    calm = Probed(Oscillator(0), DeviceClock("crystal"))
+    now_us = 0
+    for _ in range(200):
+        now_us += 10_000_000
+        for each in (swaying, calm):
+            each.probe(now_us, 100, 100)
+    in_a_minute = [each.judge(now_us + 60_000_000, now_us + 60_010_000) for each in (swaying, calm)]
+    assert all(judged.is_within for judged in in_a_minute)
+    assert in_a_minute[0].error_us > 1.3 * in_a_minute[1].error_us
+
+
+def test_a_clock_that_is_worse_than_was_said_is_taken_for_one_of_a_worse_oscillator() -> None:
+    made = Probed(Oscillator(-8_000), DeviceClock("crystal"))
+    outcomes = [made.probe(number * 10_000_000) for number in range(1, 20)]
+    assert outcomes[1:4] == [False] * 3
+    assert outcomes[-10:] == [True] * 10
+    assert (made.clock.kind, made.clock.paced_by) == ("crystal", "rc")
+    assert made.judge(190_000_000, 190_010_000).is_within
+
+
+def test_a_sample_of_a_time_to_come_has_none() -> None:
+    made, now_us = probed(ppm=0, probes=5)
+    tick_ms, _ = made.quartz.tick(now_us + 60_000_000)
+    assert made.clock.estimate(tick_ms, now_us) is None
+
+
+def test_samples_out_of_order_betray_a_counter_that_began_anew() -> None:
+    made, now_us = probed(ppm=0, probes=5)
+    tick_ms, _ = made.quartz.tick(now_us)
+    assert made.clock.note(100, tick_ms, now_us)
+    assert made.clock.note(99, tick_ms - 60_000, now_us), "sent again, or late"
+    assert made.clock.note(101, tick_ms - 900, now_us), "two tasks of one sensor"
+    assert not made.clock.note(102, 50, now_us + 1_000)
+    assert made.clock.estimate(60, now_us + 1_000) is None
 
 
 def test_memory_is_bounded() -> None:
-    clock, _, _ = fitted(ppm=0, probes=OBSERVATIONS_MAX * 2)
-    assert len(clock._observations) == OBSERVATIONS_MAX
+    made, _ = probed(ppm=0, probes=OBSERVATIONS_MAX * 3)
+    assert len(made.clock._observations) == OBSERVATIONS_MAX
+    ticks = [seen.tick_us for seen in made.clock._observations]
+    assert ticks == sorted(ticks)
+    assert ticks[0] == 5_000_000_000 + 10_000_000, "the first one says most of the rate"
+
+
+# -- arrivals -----------------------------------------------------------------------------------
+
+
+def arrivals(
+    clock: DeviceClock, quartz: Oscillator, times: list[tuple[int, int]], first: int = 0
+) -> list[Judged | None]:
+    """Samples by when they were taken and when they arrived."""
+    judged = []
+    for sequence, (true_us, received_us) in enumerate(times, first):
+        stamped = clock.stamp(received_us, quartz.tick(true_us)[0], sequence)
+        judged.append(None if stamped is None else Judged(true_us, *stamped))
+    return judged
+
+
+def test_arrivals_that_keep_pace_give_a_time_after_ten_seconds() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(0)
+    judged = arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 200)])
+    assert judged[:10] == [None] * 10
+    known = [each for each in judged if each is not None]
+    assert len(known) == len(judged) - 10
+    assert all(each.is_within for each in known)
+    assert known[-1].error_us <= LEAST_DELAY_US / 2 + 4_000
+    assert clock.drift_ppm is not None
+
+
+def test_what_had_waited_since_before_anything_was_known_gets_no_time() -> None:
+    clock, quartz = DeviceClock(), Oscillator(0)
+    hour_us = HOUR_US
+    drained = [(place * SECOND_US, hour_us + place * 20_000) for place in range(3_600)]
+    live = [(hour_us + place * SECOND_US, hour_us + place * SECOND_US + 8_000) for place in range(73, 200)]
+    assert arrivals(clock, quartz, drained) == [None] * 3_600
+    judged = arrivals(clock, quartz, live, 3_600)
+    known = [each for each in judged if each is not None]
+    assert len(known) > 100
+    assert all(each.is_within for each in known)
+
+
+def test_what_waits_while_the_clock_is_known_gets_its_time() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(30)
+    before = [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 600)]
+    hour_us = HOUR_US
+    drained = [(place * SECOND_US, hour_us + place * 10_000) for place in range(600, 3_600)]
+    arrivals(clock, quartz, before)
+    judged = arrivals(clock, quartz, drained, 600)
+    assert all(each is not None and each.is_within for each in judged)
+
+
+def test_a_sensor_that_sends_each_ten_minutes_has_a_time_from_its_second_reading_on() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(0)
+    times = [(place * BUCKET_US_MAX, place * BUCKET_US_MAX + 8_000) for place in range(1, 20)]
+    judged = arrivals(clock, quartz, times)
+    assert judged[0] is None
+    known = [each for each in judged if each is not None]
+    assert len(known) == 18
+    assert all(each.is_within for each in known)
+    assert known[0].error_us >= LEAST_DELAY_US * BUCKET_ARRIVALS / 2 / 2, "two arrivals vouch for less than sixteen"
+
+
+def test_an_arrival_that_is_quicker_than_all_before_is_believed() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(0)
+    slow = [(second * SECOND_US, second * SECOND_US + 400_000) for second in range(1, 100)]
+    quick = [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(100, 300)]
+    arrivals(clock, quartz, slow)
+    judged = arrivals(clock, quartz, quick, 100)
+    known = [each for each in judged if each is not None]
+    assert len(known) > 150
+    assert all(each.is_within for each in known)
+
+
+def test_a_clock_that_is_worse_than_was_said_is_noticed_by_arrivals() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(8_000)
+    times = [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 1_500)]
+    judged = arrivals(clock, quartz, times)
+    assert clock.paced_by == "rc"
+    assert all(each is None or each.is_within for each in judged[-300:])
+    assert [each for each in judged[-300:] if each is not None]
+
+
+def test_a_tick_that_began_anew_under_the_same_boot_is_noticed_by_the_sequence() -> None:
+    clock, quartz = DeviceClock(), Oscillator(0)
+    arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 100)])
+    anew = Oscillator(0, started_us=100 * SECOND_US)
+    assert not clock.arrived(101 * SECOND_US + 8_000, anew.tick(101 * SECOND_US)[0], 100)
+    later = arrivals(clock, anew, [(s * SECOND_US, s * SECOND_US + 8_000) for s in range(102, 200)], 101)
+    known = [each for each in later if each is not None]
+    assert len(known) > 80
+    assert all(each.is_within for each in known)
+
+
+def test_a_tick_that_jumped_ahead_is_noticed_for_no_sample_is_of_after_its_arrival() -> None:
+    clock, quartz = DeviceClock(), Oscillator(0)
+    arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 100)])
+    ahead = Oscillator(0, counter_us=HOUR_US)
+    assert not clock.arrived(101 * SECOND_US, ahead.tick(101 * SECOND_US)[0], 101)
+    later = arrivals(clock, ahead, [(s * SECOND_US, s * SECOND_US + 8_000) for s in range(102, 200)], 102)
+    known = [each for each in later if each is not None]
+    assert len(known) > 80
+    assert all(each.is_within for each in known)
+
+
+def test_an_old_sequence_may_be_a_late_reading_or_a_restart_that_nothing_told_of() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(0)
+    arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 200)])
+    late = arrivals(clock, quartz, [(50 * SECOND_US, 200 * SECOND_US)], 49)
+    anew = Oscillator(0, started_us=150 * SECOND_US)
+    restarted = arrivals(clock, anew, [(200 * SECOND_US, 200 * SECOND_US + 8_000)], 49)
+    assert all(each is not None and each.is_within for each in (*late, *restarted))
+
+
+# -- on disk ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learnt_from", ["probes", "arrivals"])
+def test_what_was_kept_goes_on(learnt_from: str) -> None:
+    chance, clock = random.Random(7), DeviceClock("crystal")  # noqa: S311 - a simulation
+    quartz = oscillator(chance, 50)
+    if learnt_from == "probes":
+        probed_readings(chance, clock, quartz, SerialLine(1_000), probe_s=10)
+    else:
+        sent_readings(chance, clock, quartz, Network(jitter_us=50_000))
+    kept = clock.to_bytes()
+    assert len(kept) <= SAVED_MAX * 28 + 20
+    restored = DeviceClock.from_bytes(kept, "crystal")
+    true_us = 2 * HOUR_US + 60 * SECOND_US
+    before, after = (each.estimate(quartz.tick(true_us)[0], true_us + 9_000) for each in (clock, restored))
+    assert before is not None
+    assert after is not None
+    assert abs(after[0] - true_us) <= after[1]
+    assert before[1] <= after[1] + 2 <= before[1] * 2
+    assert restored.last_sequence == clock.last_sequence
+
+
+def test_an_empty_clock_is_kept_as_one() -> None:
+    restored = DeviceClock.from_bytes(DeviceClock().to_bytes())
+    assert restored.estimate(0, 0) is None
+
+
+@given(st.binary(max_size=200))
+def test_what_is_no_clock_says_so(data: bytes) -> None:
+    try:
+        clock = DeviceClock.from_bytes(data)
+    except ValueError:
+        return
+    clock.estimate(0, math.ceil(1e12))
+
+
+@given(st.integers(-(2**70), 2**70), st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1))
+def test_no_time_and_no_tick_raises(now_us: int, tick_ms: int, sequence: int) -> None:
+    made, _ = probed(ppm=0, probes=3)
+    made.clock.note(sequence, tick_ms, now_us)
+    made.clock.estimate(tick_ms, now_us)
+    made.clock.stamp(now_us, tick_ms, sequence)

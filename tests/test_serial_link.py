@@ -31,6 +31,7 @@ from gateway.serial_link import (
     PROBES_FIRST,
     SEQUENCE_MAX,
     SILENT_OPEN_US,
+    WIRE_SHARE,
     HelloRefused,
     Identified,
     LinkEvent,
@@ -407,26 +408,40 @@ def test_probes_come_quickly_after_hello_and_then_at_the_interval() -> None:
 
 def test_a_reply_gives_readings_their_time() -> None:
     link = known_link()
-    # The sensor's tick 900.000 lies between 1.000 s and 1.008 s: 104 ms later it says 1004.
+    # The sensor's tick 900.000 lies between 1.000 s and 1.008 s, less what PROBE and REPLY took on the wire: 104 ms
+    # later it says 1004.
     assert send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000) == []
     (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
     assert reading.event_us is not None
-    assert abs(reading.event_us - (START_US + 4_000 + 104_500)) <= 1
-    assert 4_000 + 500 <= reading.event_error_us <= 4_000 + 500 + 1_200
+    bits = 10 / 38_400 * 1e6 * WIRE_SHARE
+    out_us, back_us = bits * len(encode_frame(Probe(NONCE))), bits * len(encode_frame(Reply(NONCE, 900, 0)))
+    assert 2_500 < out_us < back_us < 5_000
+    assert abs(reading.event_us - (START_US + (out_us + 8_000 - back_us) / 2 + 104_500)) <= 20
+    half_us = (8_000 - out_us - back_us) / 2
+    assert half_us + 500 <= reading.event_error_us <= half_us + 500 + 1_200
+
+
+def test_a_port_that_is_no_wire_takes_no_time_for_its_bytes() -> None:
+    link = known_link()
+    send(link, Reply(NONCE, 900, 0), now_us=START_US + 2_000)
+    (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
+    assert reading.event_us is not None
+    assert abs(reading.event_us - (START_US + 1_000 + 104_500)) <= 20
 
 
 def test_a_fitted_time_is_never_after_the_receipt() -> None:
     link = known_link()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 100_000)
     (reading,) = only(send(link, data(0), now_us=START_US + 102_000)).readings
-    assert reading.event_us == START_US + 102_000
+    assert reading.event_us is not None
+    assert reading.event_us + reading.event_error_us <= START_US + 102_000 + 2
 
 
 def test_a_reply_to_no_probe_of_ours_is_ignored() -> None:
     link = known_link()
     send(link, Reply(NONCE + 1, 900, 0), Reply(NONCE, 900, 0), Reply(NONCE, 500, 0))
     assert link.faults == {"unexpected-reply": 2}
-    assert only(send(link, data(0))).readings[0].event_us is not None
+    assert only(send(link, data(0), now_us=START_US + 600_000)).readings[0].event_us is not None
 
 
 def test_a_reply_of_the_run_before_says_nothing_of_the_new_ones_clock() -> None:
@@ -441,7 +456,19 @@ def test_a_tick_that_jumped_is_asked_about() -> None:
     due_us = link.due_us
     assert answers(link, due_us) == [Probe(NONCE)]
     send(link, Reply(NONCE, 50, 0), now_us=due_us + 8_000)
-    assert answers(link, due_us + 8_000) == [HelloRequest()]
+    assert answers(link, due_us + 8_000) == [Probe(NONCE), HelloRequest()]
+
+
+def test_a_sensor_whose_tick_alone_began_anew_is_asked_about_and_gets_no_time_until_it_answers() -> None:
+    link = known_link()
+    send(link, Reply(NONCE, 900_000, 0), now_us=START_US + 8_000)
+    first, second = (
+        only(send(link, replace(data(sequence), tick_ms=tick_ms), now_us=START_US + 20_000)).readings[0]
+        for sequence, tick_ms in ((0, 900_005), (1, 50))
+    )
+    assert first.event_us is not None
+    assert second.event_us is None
+    assert answers(link, START_US + 20_000) == [Probe(NONCE), HelloRequest()]
 
 
 def test_our_own_frames_coming_back_are_ignored() -> None:

@@ -1,0 +1,104 @@
+"""The clocks of all sensors: bounded, kept with readings, and gone on with after a restart of the daemon."""
+
+from gateway.clock_device import DeviceClock
+from gateway.device_clocks import MARKS, SAVE_INTERVAL_US, SAVED_AGAIN_US, SAVED_AT_ONCE_MAX, DeviceClocks
+from gateway.reading import Mark
+
+
+def learn(clock: DeviceClock, now_us: int) -> None:
+    assert clock.probed(now_us, now_us + 1_000, now_us // 1000, 0)
+
+
+def kept(marks: list[Mark]) -> dict[str, bytes]:
+    return {mark.key: mark.value for mark in marks if mark.value is not None}
+
+
+def test_a_run_has_one_clock() -> None:
+    clocks = DeviceClocks("boot")
+    assert clocks.of("attic", "7-1a2b3c4d") is clocks.of("attic", "7-1a2b3c4d")
+    assert clocks.of("attic", "8-1a2b3c4d") is not clocks.of("attic", "7-1a2b3c4d")
+    assert clocks.find("cellar", "1") is None
+
+
+def test_another_oscillator_in_the_settings_is_another_clock() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7"), 1_000_000)
+    assert clocks.of("attic", "7", "crystal").observed_us is None
+
+
+def test_those_that_were_used_least_lately_go_first() -> None:
+    clocks = DeviceClocks("boot", runs_max=3)
+    for device in ("a", "b", "c"):
+        learn(clocks.of(device, "1"), 1_000_000)
+    clocks.of("a", "1")
+    clocks.of("d", "1")
+    assert [run.device for run in clocks.runs()] == ["c", "a", "d"]
+
+
+def test_what_was_learnt_is_kept_once_and_gone_on_with() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7", "crystal"), 1_000_000)
+    clocks.of("cellar", "1")
+    marks = clocks.marks(2_000_000)
+    assert [mark.key for mark in marks] == [f"{MARKS}attic"], "of the other nothing is known"
+    assert clocks.save_due_us == 2_000_000 + SAVE_INTERVAL_US
+    assert clocks.marks(clocks.save_due_us) == []
+    again = DeviceClocks("boot")
+    assert again.restore(kept(marks)) == []
+    clock = again.find("attic", "7")
+    assert clock is not None
+    assert clock.estimate(1_000, 1_002_000) is not None
+    assert again.of("attic", "7", "crystal") is clock
+    assert again.marks(3_000_000) == []
+
+
+def test_one_clock_is_not_written_at_each_reading() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7"), 1_000_000)
+    assert len(clocks.marks(1_000_000)) == 1
+    learn(clocks.of("attic", "7"), 20_000_000)
+    assert clocks.marks(20_000_000) == []
+    assert len(clocks.marks(1_000_000 + SAVED_AGAIN_US)) == 1
+    learn(clocks.of("attic", "7"), 400_000_000)
+    assert len(clocks.marks(400_000_000, all_of_them=True)) == 1, "at the end, whatever is new"
+
+
+def test_of_many_some_are_written_at_a_time_and_all_in_the_end() -> None:
+    clocks = DeviceClocks("boot")
+    names = [f"d{number}" for number in range(3 * SAVED_AT_ONCE_MAX)]
+    for name in names:
+        learn(clocks.of(name, "1"), 1_000_000)
+    written: list[str] = []
+    for _ in range(3):
+        marks = clocks.marks(clocks.save_due_us)
+        assert len(marks) == SAVED_AT_ONCE_MAX
+        written += [mark.key.removeprefix(MARKS) for mark in marks]
+    assert sorted(written) == sorted(names)
+
+
+def test_only_the_newest_run_of_a_device_is_kept() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7"), 1_000_000)
+    learn(clocks.of("attic", "8"), 2_000_000)
+    again = DeviceClocks("boot")
+    again.restore(kept(clocks.marks(2_000_000)))
+    assert again.find("attic", "7") is None
+    assert again.find("attic", "8") is not None
+
+
+def test_after_a_restart_of_the_box_it_is_void() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7"), 1_000_000)
+    marks = kept(clocks.marks(1_000_000))
+    later = DeviceClocks("another")
+    assert later.restore(marks) == [Mark(f"{MARKS}attic", None)]
+    assert later.find("attic", "7") is None
+
+
+def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7"), 1_000_000)
+    marks = kept(clocks.marks(1_000_000)) | {f"{MARKS}cellar": b"\xff\x00", f"{MARKS}roof": b""}
+    again = DeviceClocks("boot")
+    assert again.restore(marks) == [Mark(f"{MARKS}cellar", None), Mark(f"{MARKS}roof", None)]
+    assert again.find("attic", "7") is not None
