@@ -37,7 +37,7 @@ _KINDS: tuple[Kind, ...] = ("crystal", "ceramic", "rc")
 CONTRADICTIONS_MAX = 3
 """After so many, each weighed up by two agreements, a clock is taken for one of a worse oscillator than was said."""
 
-OBSERVATIONS_MAX = 48
+OBSERVATIONS_MAX = 32
 """The newest ones, and fewer the older they are: what an outage is bridged by."""
 NEWEST_KEPT = 12
 SAVED_MAX = 24
@@ -52,6 +52,8 @@ Nothing proves it: it is what a network does that is not always congested. All e
 BUCKET_US = 10_000_000
 """Arrivals of this time at least, and at first, give one observation: the one that was under way for the shortest."""
 BUCKET_US_LONG = 120_000_000
+BUCKET_ARRIVALS_FIRST = 4
+"""Fewer may be what had waited, sent with pauses that happen to be as long as those between the samples."""
 BUCKET_ARRIVALS = 16
 """Each bucket is twice as large as the one before, up to these: the more arrivals, the surer one of them was quick."""
 BUCKET_US_MAX = 600_000_000
@@ -115,6 +117,7 @@ class DeviceClock:
         "_buckets",
         "_contradictions",
         "_former",
+        "_is_odd",
         "_last_sequence",
         "_last_tick_us",
         "_lines",
@@ -152,6 +155,8 @@ class DeviceClock:
         self._bucket: _Bucket | None = None
         self._buckets = 0
         self._tightened_us = 0
+        self._is_odd = False
+        """Whether the last arrival was of no sample of this counter."""
         self.version = 0
         """Another one whenever something was learnt."""
 
@@ -213,31 +218,30 @@ class DeviceClock:
     def arrived(self, received_us: int, tick_ms: int, sequence: int) -> bool:
         """Take in that a sample with this tick arrived: it was taken before that.
 
-        False says that the tick began anew although the sensor's boot did not.
+        False says that it was not taken by this counter: the tick began anew although the sensor's boot did not, or
+        was misread. Two such in a row, and the clock is learnt anew.
         """
         if self._reference is None:
             self._reference = tick_ms * 1000, received_us
         tick_us = self._unwrap(tick_ms * 1000, received_us)
-        if not self._in_order(sequence, tick_us):
-            self._forget()
-            self._reference = tick_ms * 1000, received_us
-            self._note(sequence, tick_ms * 1000)
-            return False
         if sequence < self._last_sequence:
             # Sent again, or of before: how long it was under way tells nothing of the clock.
             return True
-        self._note(sequence, tick_us)
         span = self._span(tick_us) if self._lines is not None else None
-        is_possible = True
-        if span is not None:
-            earliest_us, latest_us = span
-            if received_us < earliest_us - ORDER_SLACK_US:
-                # Taken after it arrived: the tick has jumped ahead, or all arrivals so far had waited.
+        # Taken before the one before it, or after it arrived: the tick began anew, or jumped ahead; or all arrivals so
+        # far had waited.
+        if not self._in_order(sequence, tick_us) or (span is not None and received_us < span[0] - ORDER_SLACK_US):
+            if self._is_odd:
+                # Two in a row: it was not misread.
                 self._count(is_contradiction=True)
                 self._forget()
-                span = None
-                is_possible = False
-            elif received_us < earliest_us or (
+            self._is_odd = True
+            return False
+        self._is_odd = False
+        self._note(sequence, tick_us)
+        if span is not None:
+            earliest_us, latest_us = span
+            if received_us < earliest_us or (
                 received_us < latest_us - TIGHTENED_US and received_us >= self._tightened_us + TIGHTEN_INTERVAL_US
             ):
                 self._tightened_us = received_us
@@ -256,7 +260,7 @@ class DeviceClock:
             delay_us = LEAST_DELAY_US * max(1.0, BUCKET_ARRIVALS / best.arrivals)
             earliest_us = best.best_received_us - delay_us - _TICK_US_MAX
             self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us))
-        return is_possible
+        return True
 
     def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
         """See that samples' ticks are in order, without learning from their arrival; False: the tick began anew.
@@ -314,8 +318,7 @@ class DeviceClock:
                     latest_us = received_us
                 return int((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
         is_behind = sequence < self._last_sequence
-        self.arrived(received_us, tick_ms, sequence)
-        estimate = self.estimate(tick_ms, received_us)
+        estimate = self.estimate(tick_ms, received_us) if self.arrived(received_us, tick_ms, sequence) else None
         if estimate is None or not is_behind:
             return estimate
         # Of before; or the sensor has restarted, and its boot counter failed. Both are within this.
@@ -385,7 +388,7 @@ class DeviceClock:
     def _forget(self) -> None:
         self._observations, self._former = [], []
         self._lines, self._piece, self._bucket, self._reference = None, None, None, None
-        self._last_sequence = _NONE
+        self._last_sequence, self._is_odd = _NONE, False
         self._buckets = 0
         self.version += 1
 
@@ -529,7 +532,7 @@ class _Bucket:
         self.is_of_lines = is_of_lines
         # `before` is how many there were before this one.
         self._settled_for_us = min(BUCKET_US << min(before, 8), BUCKET_US_LONG)
-        self._arrivals_wanted = min(2 << min(before, 8), BUCKET_ARRIVALS)
+        self._arrivals_wanted = min(BUCKET_ARRIVALS_FIRST << min(before, 8), BUCKET_ARRIVALS)
         self.settled_us = received_us
         self.due_us = received_us + self._settled_for_us
         """Until then it is not full, unless a quicker one comes."""

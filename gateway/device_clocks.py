@@ -13,8 +13,8 @@ from gateway.clock_device import DeviceClock, Kind
 from gateway.reading import Mark
 
 MARKS = "clock/device/"
-RUNS_MAX = 20_000
-"""Clocks that are kept in memory, some kilobytes each at the most; those that were used least lately go first."""
+RUNS_MAX = 10_000
+"""Clocks that are kept in memory, four kilobytes each at the most; those that were used least lately go first."""
 SAVE_INTERVAL_US = 10_000_000
 SAVED_AT_ONCE_MAX = 50
 """Clocks written in one commit, no oftener than that: each is half a kilobyte for the card."""
@@ -28,6 +28,8 @@ class Run(msgspec.Struct):
     """One boot of one sensor, and its clock."""
 
     device: str
+    stream: str
+    """Empty where the device counts its samples through; else the topic whose samples are counted by themselves."""
     boot: str
     clock: DeviceClock
     saved_version: int = 0
@@ -36,6 +38,8 @@ class Run(msgspec.Struct):
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
     gateway_boot: str
+    device: str
+    stream: str
     boot: str
     kind: Kind
     clock: bytes
@@ -47,24 +51,24 @@ class DeviceClocks:
     def __init__(self, gateway_boot: str = "", runs_max: int = RUNS_MAX) -> None:
         self._gateway_boot = gateway_boot
         self._runs_max = runs_max
-        self._runs: dict[tuple[str, str], Run] = {}
+        self._runs: dict[tuple[str, str, str], Run] = {}
         """The one that was asked for last at the end."""
         self.save_due_us = 0
         """CLOCK_BOOTTIME: until then `marks` has nothing to say."""
 
-    def of(self, device: str, boot: str, kind: Kind = "rc") -> DeviceClock:
+    def of(self, device: str, boot: str, kind: Kind = "rc", stream: str = "") -> DeviceClock:
         """The clock of a run; one that knows nothing where the run is new."""
-        run = self._runs.pop((device, boot), None)
+        run = self._runs.pop((device, stream, boot), None)
         if run is None or run.clock.kind != kind:
             if len(self._runs) >= self._runs_max:
                 del self._runs[next(iter(self._runs))]
-            run = Run(device, boot, DeviceClock(kind))
-        self._runs[device, boot] = run
+            run = Run(device, stream, boot, DeviceClock(kind))
+        self._runs[device, stream, boot] = run
         return run.clock
 
-    def find(self, device: str, boot: str) -> DeviceClock | None:
+    def find(self, device: str, boot: str, stream: str = "") -> DeviceClock | None:
         """The clock of a run, if it is known."""
-        run = self._runs.get((device, boot))
+        run = self._runs.get((device, stream, boot))
         return None if run is None else run.clock
 
     def runs(self) -> Iterator[Run]:
@@ -74,14 +78,14 @@ class DeviceClocks:
     def marks(self, now_us: int, *, all_of_them: bool = False) -> list[Mark]:
         """What the next commit is to keep of what was learnt; all of it at the end."""
         self.save_due_us = now_us + SAVE_INTERVAL_US
-        newest = {run.device: run for run in self._runs.values()}.values()
+        newest = {(run.device, run.stream): run for run in self._runs.values()}.values()
         due = [run for run in newest if run.clock.version != run.saved_version]
         if not all_of_them:
             due = sorted((run for run in due if run.save_due_us <= now_us), key=lambda run: run.save_due_us)
             due = due[:SAVED_AT_ONCE_MAX]
         for run in due:
             run.saved_version, run.save_due_us = run.clock.version, now_us + SAVED_AGAIN_US
-        return [Mark(MARKS + run.device, self._encoded(run)) for run in due]
+        return [Mark(f"{MARKS}{run.device}/{run.stream}", self._encoded(run)) for run in due]
 
     def restore(self, marks: Mapping[str, bytes]) -> list[Mark]:
         """Go on with what an earlier start in this boot had learnt; give what is to be forgotten, as of other boots."""
@@ -97,9 +101,11 @@ class DeviceClocks:
                 log.warning("what was known of a sensor's clock cannot be read: it is learnt anew", error=str(error))
                 forgotten.append(Mark(key, None))
                 continue
-            device = key.removeprefix(MARKS)
-            self._runs[device, saved.boot] = Run(device, saved.boot, clock, clock.version)
+            run = Run(saved.device, saved.stream, saved.boot, clock, clock.version)
+            self._runs[run.device, run.stream, run.boot] = run
         return forgotten
 
     def _encoded(self, run: Run) -> bytes:
-        return msgspec.msgpack.encode(_Saved(self._gateway_boot, run.boot, run.clock.kind, run.clock.to_bytes()))
+        clock = run.clock
+        saved = _Saved(self._gateway_boot, run.device, run.stream, run.boot, clock.kind, clock.to_bytes())
+        return msgspec.msgpack.encode(saved)

@@ -374,6 +374,25 @@ def test_a_tick_that_jumped_ahead_is_noticed_for_no_sample_is_of_after_its_arriv
     assert all(each.is_within for each in known)
 
 
+def test_one_odd_tick_costs_its_reading_alone() -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(0)
+    arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 200)])
+    for sequence, tick_ms in ((199, 7), (201, 2**31)):
+        assert clock.stamp((sequence + 1) * SECOND_US, tick_ms, sequence) is None
+        at_us = (sequence + 2) * SECOND_US
+        after = clock.stamp(at_us + 8_000, quartz.tick(at_us)[0], sequence + 1)
+        assert after is not None
+        assert Judged(at_us, *after).is_within
+
+
+def test_pauses_between_what_had_waited_do_not_make_it_fresh() -> None:
+    clock, quartz = DeviceClock(), Oscillator(0)
+    # Of an hour ago, taken each ten seconds, and twice with ten seconds between two arrivals.
+    times = [(0, HOUR_US), (10 * SECOND_US, HOUR_US + 10 * SECOND_US), (20 * SECOND_US, HOUR_US + 11 * SECOND_US)]
+    times += [(30 * SECOND_US, HOUR_US + 21 * SECOND_US), (40 * SECOND_US, HOUR_US + 22 * SECOND_US)]
+    assert arrivals(clock, quartz, times) == [None] * 5
+
+
 def test_an_old_sequence_may_be_a_late_reading_or_a_restart_that_nothing_told_of() -> None:
     clock, quartz = DeviceClock("crystal"), Oscillator(0)
     arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 200)])

@@ -20,6 +20,18 @@ def test_a_run_has_one_clock() -> None:
     assert clocks.find("cellar", "1") is None
 
 
+def test_streams_that_count_by_themselves_have_clocks_by_themselves() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7", "rc", "device/attic/thermo"), 1_000_000)
+    learn(clocks.of("attic", "7", "rc", "device/attic/hygro"), 1_000_000)
+    marks = kept(clocks.marks(2_000_000))
+    assert len(marks) == 2
+    again = DeviceClocks("boot")
+    again.restore(marks)
+    assert again.find("attic", "7", "device/attic/hygro") is not None
+    assert again.find("attic", "7") is None
+
+
 def test_another_oscillator_in_the_settings_is_another_clock() -> None:
     clocks = DeviceClocks("boot")
     learn(clocks.of("attic", "7"), 1_000_000)
@@ -40,7 +52,7 @@ def test_what_was_learnt_is_kept_once_and_gone_on_with() -> None:
     learn(clocks.of("attic", "7", "crystal"), 1_000_000)
     clocks.of("cellar", "1")
     marks = clocks.marks(2_000_000)
-    assert [mark.key for mark in marks] == [f"{MARKS}attic"], "of the other nothing is known"
+    assert [mark.key for mark in marks] == [f"{MARKS}attic/"], "of the other nothing is known"
     assert clocks.save_due_us == 2_000_000 + SAVE_INTERVAL_US
     assert clocks.marks(clocks.save_due_us) == []
     again = DeviceClocks("boot")
@@ -72,7 +84,7 @@ def test_of_many_some_are_written_at_a_time_and_all_in_the_end() -> None:
     for _ in range(3):
         marks = clocks.marks(clocks.save_due_us)
         assert len(marks) == SAVED_AT_ONCE_MAX
-        written += [mark.key.removeprefix(MARKS) for mark in marks]
+        written += [mark.key.removeprefix(MARKS).removesuffix("/") for mark in marks]
     assert sorted(written) == sorted(names)
 
 
@@ -91,14 +103,14 @@ def test_after_a_restart_of_the_box_it_is_void() -> None:
     learn(clocks.of("attic", "7"), 1_000_000)
     marks = kept(clocks.marks(1_000_000))
     later = DeviceClocks("another")
-    assert later.restore(marks) == [Mark(f"{MARKS}attic", None)]
+    assert later.restore(marks) == [Mark(f"{MARKS}attic/", None)]
     assert later.find("attic", "7") is None
 
 
 def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else() -> None:
     clocks = DeviceClocks("boot")
     learn(clocks.of("attic", "7"), 1_000_000)
-    marks = kept(clocks.marks(1_000_000)) | {f"{MARKS}cellar": b"\xff\x00", f"{MARKS}roof": b""}
+    marks = kept(clocks.marks(1_000_000)) | {f"{MARKS}cellar/": b"\xff\x00", f"{MARKS}roof/": b""}
     again = DeviceClocks("boot")
-    assert again.restore(marks) == [Mark(f"{MARKS}cellar", None), Mark(f"{MARKS}roof", None)]
+    assert again.restore(marks) == [Mark(f"{MARKS}cellar/", None), Mark(f"{MARKS}roof/", None)]
     assert again.find("attic", "7") is not None
