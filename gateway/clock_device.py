@@ -73,9 +73,10 @@ _PIECE_US = 10_000_000
 _AHEAD_US = 2_000_000
 """Ticks from this long before the newest observation on are reckoned from there."""
 
-# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101. And the
-# gateway's own clock is not true either.
-_BEYOND = 1.03
+# Gateway time per tick strays a little further from 1 than ticks per gateway time do: 1 / 0.99 is 1.0101.
+_BEYOND = 1.0102
+_GATEWAY_PPM = 110
+"""The gateway's own clock is not true either: a crystal."""
 _TICK_US_MAX = 1_020
 """What a sample's tick leaves open: it was taken at some point of its millisecond, which is one of a slow clock."""
 _NEVER = float("-inf")
@@ -371,7 +372,7 @@ class DeviceClock:
     @property
     def _error(self) -> float:
         """|rate - 1| at most."""
-        return OSCILLATORS[self.paced_by].error_ppm * 1e-6 * _BEYOND
+        return (OSCILLATORS[self.paced_by].error_ppm * _BEYOND + _GATEWAY_PPM) * 1e-6
 
     def _follows(self, observations: Sequence[Observation], seen: Observation) -> bool:
         """Whether this clock may come from the last of them to the one that was seen now."""

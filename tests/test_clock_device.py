@@ -150,7 +150,7 @@ def test_one_observation_gives_a_time_whose_bound_grows_by_one_percent() -> None
 
 def test_a_crystal_is_trusted_further_than_an_rc_oscillator() -> None:
     made, now_us = probed(ppm=0, probes=1, kind="crystal")
-    assert made.judge(now_us - 5_000_000, now_us).error_us <= 3_500 + 500 + 530
+    assert made.judge(now_us - 5_000_000, now_us).error_us <= 3_500 + 500 + 1_100
 
 
 @pytest.mark.parametrize("ppm", [-10_000, -8_000, 0, 50, 8_000, 10_000])
@@ -295,7 +295,7 @@ def test_arrivals_that_keep_pace_give_a_time_after_ten_seconds() -> None:
     known = [each for each in judged if each is not None]
     assert len(known) == len(judged) - 10
     assert all(each.is_within for each in known)
-    assert known[-1].error_us <= LEAST_DELAY_US / 2 + 4_000
+    assert known[-1].error_us <= LEAST_DELAY_US / 2 + 6_000
     assert clock.drift_ppm is not None
 
 
