@@ -21,6 +21,7 @@ import structlog
 
 from gateway import buffer_lock, buffer_schema
 from gateway.buffer_attachment import Attachment, SetAside
+from gateway.buffer_boots import Correction
 from gateway.buffer_file import ROW_BYTES, BufferFile
 from gateway.buffer_lanes import LaneReport
 from gateway.buffer_losses import LOSSES_MAX
@@ -43,7 +44,7 @@ from gateway.buffer_rows import (
 from gateway.buffer_salvage import SalvagedBatch
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_tail import Tail
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock
 from gateway.reading import Mark, Recalled
 from gateway.settings import BufferSettings
 from gateway.write_meter import Usage, WriteMeter
@@ -117,8 +118,17 @@ class Buffer:
     `append`, `read`, `confirm` and the rest may be called from the event loop; none of them blocks it.
     """
 
-    def __init__(self, settings: BufferSettings, boot_id: str, clock: Callable[[], WallClock]) -> None:
-        """`clock` gives the gateway's wall clock as it is known now; called on the buffer's thread."""
+    def __init__(
+        self,
+        settings: BufferSettings,
+        boot_id: str,
+        clock: Callable[[], BootClock],
+        resume: Callable[[BootClock], None] | None = None,
+    ) -> None:
+        """`clock` gives what is known of the gateway's clock; called on any thread.
+
+        `resume` is told, before that is asked, what the file keeps of it from an earlier start in this boot.
+        """
         self._settings = settings
         self._clock = clock
         self.boot_id = boot_id
@@ -133,6 +143,7 @@ class Buffer:
             boot_id,
             clock,
             self.counts,
+            resume=resume,
             call=self._enqueue,
             on_attach=self._forget_former_file,
             on_rows=self._note_salvaged_rows,
@@ -324,11 +335,34 @@ class Buffer:
         """The lane of a row, in the file that it was read from. Raises BufferFileError."""
         return await self._call(lambda: self._file_of(buffer_id).lane_of(number))
 
-    async def boot_clock(self, boot_id: str) -> WallClock:
-        """What was last known of the wall clock in a boot of this gateway."""
+    async def boot_clock(self, boot_id: str) -> BootClock:
+        """What is known of the clock in a boot of this gateway. Raises BufferFileError where there was none."""
         if boot_id == self.boot_id:
             return self._clock()
-        return await self._call(lambda: self._file.boot_clock(boot_id))
+        return await self._call(lambda: self._file.boots.clock(boot_id))
+
+    async def owe_correction(self, boot_id: str) -> None:
+        """Have it on disk that records of a boot go out although its clock is not known. Raises BufferFileError."""
+
+        def owe() -> None:
+            if not self._file.boots.owes(boot_id):
+                self._transact(lambda: self._file.boots.owe(boot_id))
+
+        await self._call(owe)
+
+    @property
+    def owes_correction(self) -> bool:
+        """Whether records went out with times that are known better by now."""
+        return self._file.boots.owes_correction
+
+    async def report_corrections(self, report: Callable[[Correction], Entry]) -> list[Correction]:
+        """Add rows that correct such records; which. None while the buffer has no room even for these.
+
+        Raises BufferFileError.
+        """
+        if self._is_crowded():
+            return []
+        return await self._in_transaction(lambda: self._file.report_corrections(report))
 
     async def outstanding(self) -> Outstanding:
         """The lanes that still hold rows, with the event times these may have, and what else may still be sent.
@@ -871,8 +905,12 @@ class Buffer:
         if outcomes:
             self._loop.call_soon_threadsafe(_announce, outcomes)
 
+    def _is_crowded(self) -> bool:
+        """Whether there is no room even for what the gateway has to say of itself."""
+        return self.state.bytes_used >= self._settings.bytes_max + OWN_BYTES_MAX // 2
+
     def _report_losses(self, report: Callable[[Loss], Entry]) -> int:
-        if self._file.room.used_bytes() >= self._settings.bytes_max + OWN_BYTES_MAX // 2:
+        if self._is_crowded():
             return 0
         with self._wake:
             losses, self._losses = self._losses, {}

@@ -21,7 +21,7 @@ from gateway.buffer_file import ROW_BYTES, BufferFile
 from gateway.buffer_rows import Lane
 from gateway.buffer_salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 
@@ -57,9 +57,10 @@ class Attachment:
         self,
         settings: BufferSettings,
         boot_id: str,
-        clock: Callable[[], WallClock],
+        clock: Callable[[], BootClock],
         counts: Counter[str],
         *,
+        resume: Callable[[BootClock], None] | None,
         call: Callable[[Callable[[], bool]], Future[bool]],
         on_attach: Callable[[], None],
         on_rows: Callable[[], None],
@@ -67,11 +68,13 @@ class Attachment:
         """`call` has a function run on the buffer's thread; it raises BufferFileError where the buffer is closed.
 
         `on_attach` is told that a file is open that was not before, `on_rows` that rows have come into it from another.
+        `resume` is as `BufferFile` has it.
         """
         self._settings = settings
         self._boot_id = boot_id
         self._clock = clock
         self._counts = counts
+        self._resume = resume
         self._call = call
         self._on_attach = on_attach
         self._on_rows = on_rows
@@ -101,7 +104,9 @@ class Attachment:
                 self._go_on_replacing(unfinished)
             if not self.is_attached:
                 try:
-                    self.file = BufferFile(self._settings, self._boot_id, self._clock, self._counts)
+                    self.file = BufferFile(
+                        self._settings, self._boot_id, self._clock, self._counts, resume=self._resume
+                    )
                     try:
                         self._remember()
                     except BaseException:
@@ -248,6 +253,7 @@ class Attachment:
             bare = [replace(damaged, found=None) for damaged in (*kept, *given_up)]
             buffer_salvage.adopt_beside(file.connection, bare, file.salvaged)
         file.connection.execute("RELEASE beside")
+        file.boots.adopted()
         for damaged in kept:
             lanes = {number: file.salvaged[lane.name] for number, lane in damaged.lanes.items()}
             progress = msgspec.structs.replace(damaged.progress, lanes=lanes)

@@ -711,13 +711,13 @@ async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -
     """Do it as the daemon would, which does not run: with the buffer's lock, and a lane of its own."""
     from gateway import logs  # noqa: PLC0415 - a running daemon does all this itself
     from gateway.buffer import Buffer  # noqa: PLC0415
-    from gateway.clock_gateway import ClockWatch, boot_id, boottime_us  # noqa: PLC0415
+    from gateway.clock_kernel import ClockWatch, boot_id, boottime_us  # noqa: PLC0415
     from gateway.config_file import route_table  # noqa: PLC0415
     from gateway.intake import FrontDoor  # noqa: PLC0415
 
     logs.set_up(settings.log)
-    clock = ClockWatch(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
-    opened = Buffer(settings.buffer, boot_id(), clock.now)
+    clock = ClockWatch(settings.gateway)
+    opened = Buffer(settings.buffer, boot_id(), clock.now, clock.resume)
     front_door = FrontDoor(opened, route_table(settings), settings.gateway, settings.kafka, boottime_us)
     opened.open()
     try:

@@ -19,6 +19,7 @@ from msgspec.structs import astuple, force_setattr
 from msgspec.structs import replace as replace_fields
 
 from gateway import buffer_losses, buffer_quarantine, buffer_salvage, buffer_schema
+from gateway.buffer_boots import BootTable, Correction
 from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
 from gateway.buffer_room import Room
 from gateway.buffer_rows import (
@@ -39,7 +40,8 @@ from gateway.buffer_rows import (
 )
 from gateway.buffer_runs import DeviceRuns
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boottime_us
 from gateway.duplicate_window import Verdict
 from gateway.event_floor import NOTHING_US, EventFloor
 from gateway.reading import Mark, Recalled
@@ -118,21 +120,24 @@ class _State:
     floor: EventFloor = field(default_factory=EventFloor)
     floor_saved_us: int = NOTHING_US
     floor_due_s: float = 0.0
-    saved_clock: WallClock | None = None
 
 
 class BufferFile:
     """An open file. Methods that write belong into `with transaction()`; all raise sqlite3.Error where SQLite fails."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a file needs
         self,
         settings: BufferSettings,
         boot_id: str,
-        clock: Callable[[], WallClock],
+        clock: Callable[[], BootClock],
         counts: Counter[str],
         salvaged: Sequence[Lane] = (),
+        *,
+        resume: Callable[[BootClock], None] | None = None,
     ) -> None:
         """Open or make the file, and open a lane in it, behind lanes whose rows are salvaged from other files.
+
+        `resume` is told what the file keeps of this boot's clock, before `clock` is asked for it.
 
         `counts` is added to by each committed transaction: `duplicate`, `conflict`, `below-window`,
         `quarantine-overflow`, `dropped`, and the reasons of that: `buffer-full`, `too-old`. Raises sqlite3.Error,
@@ -158,6 +163,10 @@ class BufferFile:
             self._state.lanes = read_counts(self.connection)
             self._state.rows = sum(count.rows for count in self._state.lanes.values())
             self._runs = DeviceRuns(self.connection)
+            self.boots = BootTable(self.connection, boot_id)
+            kept = self.boots.kept()
+            if resume is not None and kept is not None:
+                resume(kept)
             self._quarantine = buffer_quarantine.Quarantine(settings, self.connection, boot_id, self._remember_lost)
             with self.transaction():
                 self.salvaged = {lane.name: self._adopt_lane(lane) for lane in salvaged}
@@ -210,7 +219,7 @@ class BufferFile:
         self.inserted, self.inserted_bytes = [], 0
         try:
             self.connection.execute("BEGIN IMMEDIATE")
-            self._save_clock()
+            self.boots.save(self._clock(), boottime_us(), time.monotonic())
             yield
             self._save_counts()
             self.room.extend()
@@ -222,10 +231,12 @@ class BufferFile:
             # Numbers and windows that this transaction gave are void: they are read again when needed.
             self._series_numbers.clear()
             self._runs.forget()
+            self.boots.forget()
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK")
             self._quarantine.measure()
             raise
+        self.boots.settle()
         self._counts.update(self._tally)
 
     # -- writing --------------------------------------------------------------------------------
@@ -431,16 +442,21 @@ class BufferFile:
         `spared`, as above.
         """
         lanes = self.connection.execute(
-            """SELECT number, lane.boot_id, offset_us, error_us FROM lane LEFT JOIN boot USING (boot_id)
+            """SELECT number, boot_id FROM lane
             WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number) ORDER BY number"""
         ).fetchall()
         now = self._clock()
-        for lane, boot_id, offset_us, error_us in lanes:
+        for lane, boot_id in lanes:
             cutoff_us = boottime_us() - age_us
             if boot_id != self._boot_id:
-                if error_us is None or not now.synced:
+                then = self.boots.find(boot_id)
+                if then is None or not (then.known and now.synced):
                     continue
-                cutoff_us += now.offset_us - offset_us
+                wall_us = now.at(boottime_us()) - age_us
+                cutoff_us = wall_us - then.offset_us(wall_us - then.offset_us(0))
+                if not then.synced:
+                    # Surely as old as that, wherever in its bound it lies.
+                    cutoff_us -= then.error_us(cutoff_us) or 0
             start = Position(lane, -1)
             dropped, _ = self._drop_front("too-old", self.room.commit_bytes_max, start, spared, cutoff_us)
             if dropped is not None:
@@ -500,6 +516,12 @@ class BufferFile:
         buffer_losses.count_losses(self.connection, losses)
         buffer_losses.note_told(self.connection, losses)
 
+    def report_corrections(self, report: Callable[[Correction], Entry]) -> list[Correction]:
+        """Add rows that correct what was forwarded before its boot's clock was known; which."""
+        corrections = self.boots.take_corrections()
+        self.insert_judged([report(correction) for correction in corrections])
+        return corrections
+
     def report_losses(self, report: Callable[[Loss], Entry], limit: int) -> int:
         """Turn loss counters into rows that report them; how many."""
         losses = buffer_losses.counted_losses(self.connection, limit)
@@ -533,7 +555,7 @@ class BufferFile:
         numbers = {number: self._series_number(found) for number, found in series.items() if number in needed}
         for input_ in quarantined:
             # Its clock may be lost; that there was such a boot must be known.
-            self.connection.execute("INSERT OR IGNORE INTO boot VALUES (?, 0, NULL)", (input_.boot_id,))
+            self.boots.add_unknown(input_.boot_id or self._boot_id)
             number = None if input_.series is None else numbers.get(input_.series)
             self._quarantine.keep(msgspec.structs.replace(input_, series=number), self._tally)
         if not rows:
@@ -652,10 +674,6 @@ class BufferFile:
             )
         )
 
-    def boot_clock(self, boot_id: str) -> WallClock:
-        """What was last known of a boot's wall clock. Raises BufferFileError where this file does not know it."""
-        return WallClock(*self._one("SELECT offset_us, error_us FROM boot WHERE boot_id = ?", boot_id))
-
     def marks(self, prefix: str) -> dict[str, bytes]:
         """The marks whose keys begin with `prefix`."""
         return buffer_schema.read_marks(self.connection, prefix)
@@ -736,10 +754,7 @@ class BufferFile:
             "INSERT INTO lane (name, boot_id, buffer_id) VALUES (?, ?, ?) RETURNING number",
             (name, self._boot_id, self.id),
         ).fetchone()
-        self.connection.execute(
-            """DELETE FROM boot WHERE boot_id NOT IN
-            (SELECT boot_id FROM lane UNION SELECT boot_id FROM quarantine UNION SELECT boot_id FROM loss)"""
-        )
+        self.boots.forget_unneeded()
         state.lane = Lane(number, name, self._boot_id, self.id)
         state.lanes[number] = LaneCount()
         state.floor, state.floor_saved_us, state.floor_due_s = EventFloor(), NOTHING_US, 0.0
@@ -826,24 +841,6 @@ class BufferFile:
             self.connection.execute("UPDATE lane SET event_from_us = ? WHERE number = ?", (floor_us, self.lane.number))
             state.floor_saved_us = floor_us
             state.floor_due_s = now_s + FLOOR_SAVE_S
-
-    def _save_clock(self) -> None:
-        """Keep what is known of this boot's wall clock for rows that a later boot sends.
-
-        The bound is kept with room to grow, so that it holds for rows that came in after it was written, and need
-        not be written each second.
-        """
-        clock = self._clock()
-        saved = self._state.saved_clock
-        if saved is not None and saved.covers(clock):
-            return
-        kept = clock.with_room()
-        self.connection.execute(
-            """INSERT INTO boot VALUES (?, ?, ?) ON CONFLICT (boot_id)
-            DO UPDATE SET offset_us = excluded.offset_us, error_us = excluded.error_us""",
-            (self._boot_id, kept.offset_us, kept.error_us),
-        )
-        self._state.saved_clock = kept
 
     def _one(self, statement: str, parameter: object) -> tuple[Any, ...]:
         found: tuple[Any, ...] | None = self.connection.execute(statement, (parameter,)).fetchone()

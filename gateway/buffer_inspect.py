@@ -13,10 +13,11 @@ from msgspec import UNSET, Struct, UnsetType
 from sqlite_utils import Database
 
 from gateway import buffer_status
+from gateway.buffer_boots import clock_of
 from gateway.buffer_losses import OWN
 from gateway.buffer_rows import OWN_TYPES, Row, Series
 from gateway.buffer_status import Moment, moment
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock, BootTimes
 from gateway.kafka_record import DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
 from gateway.write_budget import UsageHour
 
@@ -150,7 +151,7 @@ class LaneEnds(Struct, frozen=True):
     buffer: str
     salvaged: bool
     """Taken over from another file, with holes where that could not be read."""
-    clock: WallClock
+    clock: BootClock
     first: int
     last: int
 
@@ -186,14 +187,18 @@ def lanes(db: Database) -> list[LaneEnds]:
         """SELECT lane.number, lane.name, lane.boot_id AS boot,
             lane.buffer_id <> (SELECT value FROM meta WHERE name = 'buffer_id') IS TRUE AS salvaged,
             coalesce(lane.buffer_id, (SELECT value FROM meta WHERE name = 'buffer_id')) AS buffer,
-            coalesce(boot.offset_us, 0) AS offset_us, boot.error_us,
+            coalesce(boot.offset_us, 0) AS offset_us, boot.error_us, boot.clock,
             (SELECT min(sequence) FROM reading WHERE lane = lane.number) AS first,
             (SELECT max(sequence) FROM reading WHERE lane = lane.number) AS last
         FROM lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
         WHERE first IS NOT NULL ORDER BY lane.number"""
     )
     return [
-        LaneEnds(clock=WallClock(row.pop("offset_us"), row.pop("error_us")), salvaged=bool(row.pop("salvaged")), **row)
+        LaneEnds(
+            clock=clock_of(row.pop("offset_us"), row.pop("error_us"), row.pop("clock")),
+            salvaged=bool(row.pop("salvaged")),
+            **row,
+        )
         for row in found
     ]
 
@@ -222,11 +227,12 @@ def readings(db: Database, device: str | None = None, *, newest_first: bool = Fa
     # After the ends: a series that a row refers to does not go before the row does.
     series = {row.pop("number"): Series(**row) for row in db["series"].rows}
     for lane in reversed(ends) if newest_first else ends:
+        times = BootTimes(lane.clock)
         for row in _rows(db, lane, device, newest_first=newest_first):
             # A series that is not there is for `verify` to tell; the payload is what counts here.
             of_row = series.get(row.series, _NO_SERIES)
             event_us = row.received_us if row.event_us is None else row.event_us
-            error_us, quality = time_quality(row, lane.clock, of_gateway=of_row.is_of_gateway)
+            error_us, quality = time_quality(row, times.around(event_us), of_gateway=of_row.is_of_gateway)
             yield Reading(
                 id=f"{lane.buffer}-{lane.name}-{row.sequence}",
                 buffer=lane.buffer,
@@ -314,12 +320,12 @@ def _payload(payload: bytes) -> dict[str, str]:
         return {"payload_base64": base64.b64encode(payload).decode()}
 
 
-def _wall(clock: WallClock, at_us: int) -> str | None:
-    return rfc3339(clock.at(at_us)).decode() if clock.synced else None
+def _wall(clock: BootClock, at_us: int) -> str | None:
+    return rfc3339(clock.at(at_us)).decode() if clock.known else None
 
 
 def _moment(lane: LaneEnds, received_us: int) -> Moment:
-    return moment(received_us, lane.boot, lane.clock.offset_us, lane.clock.error_us)
+    return moment(received_us, lane.boot, lane.clock)
 
 
 def _earlier(found: Moment | None, other: Moment) -> Moment:
@@ -349,7 +355,7 @@ def quarantined(
     where, given = _quarantine_filter(reason, device)
     beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
     statement = f"""SELECT number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence,
-            boot_id, received_us, payload, boot.offset_us, boot.error_us
+            boot_id, received_us, payload, coalesce(boot.offset_us, 0), boot.error_us, boot.clock
         FROM quarantine LEFT JOIN boot USING (boot_id)
         WHERE number {beyond} :number AND {where} ORDER BY number {order} LIMIT {PAGE_ROWS}"""
     number = 2**63 - 1 if newest_first else 0
@@ -363,9 +369,9 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
     size = 0
     with closing(db.execute(statement, parameters)) as cursor:
         for number, reason, device, subject, topic, writer, tick_ms, device_boot, device_sequence, *rest in cursor:
-            boot, received_us, payload, offset_us, error_us = rest
+            boot, received_us, payload, *clock_columns = rest
             # A boot that is not known any more has no wall clock.
-            clock = WallClock(offset_us or 0, None if offset_us is None else error_us)
+            clock = clock_of(*clock_columns)
             page.append(
                 QuarantinedInput(
                     number=number,
@@ -378,7 +384,7 @@ def _quarantine_page(db: Database, statement: str, parameters: dict[str, object]
                     device_boot=device_boot,
                     device_sequence=device_sequence,
                     received_time=_wall(clock, received_us),
-                    received_error_us=clock.error_us,
+                    received_error_us=clock.error_us(received_us),
                     gateway_boot=boot,
                     received_boottime_us=received_us,
                     bytes=len(payload),

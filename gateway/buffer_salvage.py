@@ -20,6 +20,7 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
+from gateway import buffer_boots
 from gateway.buffer_aside import final_name
 from gateway.buffer_rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
 from gateway.buffer_scan import (
@@ -41,7 +42,7 @@ from gateway.buffer_scan import (
     scan_small,
 )
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import boottime_us
+from gateway.clock_kernel import boottime_us
 
 SALVAGE_PREFIX = "salvage/"
 """Marks by this and the damaged file's name: `Progress`."""
@@ -817,7 +818,13 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
         found = damaged.found or Found()
         boots |= {lane.boot_id for lane in damaged.lanes.values()}
         boots |= {str(values[2]) for values in found.tables.get("loss", ())}
+        of_file = found.tables.get("boot", ())
+        buffer_boots.adopt(connection, of_file)
+        if not any(buffer_boots.is_ordered(values) for values in of_file):
+            buffer_boots.order_by_lanes(connection, _first_lanes(damaged.lanes))
         for table in _COPIED_TABLES:
+            if table == "boot":
+                continue
             connection.executemany(
                 f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(SHAPES[table].columns))})",
                 [values for values in found.tables.get(table, ()) if not str(values[0]).startswith(SALVAGE_PREFIX)],
@@ -834,7 +841,15 @@ def adopt_beside(connection: sqlite3.Connection, files: Iterable[Damaged], lanes
         [(number,) for number in lanes.values()],
     )
     # Of a boot whose clock is lost nothing is known; that there was one must be.
-    connection.executemany("INSERT OR IGNORE INTO boot VALUES (?, 0, NULL)", [(boot,) for boot in sorted(boots)])
+    buffer_boots.adopt(connection, [(boot, 0) for boot in sorted(boots)])
+
+
+def _first_lanes(lanes: Mapping[int, Lane]) -> list[tuple[str, int]]:
+    """Boots, each with the first of its lanes."""
+    first: dict[str, int] = {}
+    for number in sorted(lanes):
+        first.setdefault(lanes[number].boot_id, number)
+    return list(first.items())
 
 
 def _last_quarantined(connection: sqlite3.Connection) -> int | None:

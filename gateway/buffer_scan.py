@@ -74,7 +74,7 @@ class Shape(NamedTuple):
 _OF_LETTER: dict[str, type] = {"s": str, "i": int, "b": bytes}
 SHAPES = {
     "meta": Shape("ss", 2, has_rowid=False),
-    "boot": Shape("siI", 3, has_rowid=False),
+    "boot": Shape("siIIIBiiI", 3, has_rowid=False),
     "lane": Shape("NssIS", 4, has_rowid=True),
     "lane_copy": Shape("ssSi", 4, has_rowid=False),
     "sqlite_autoindex_lane_1": Shape("si", 2, has_rowid=False),

@@ -74,6 +74,18 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE quarantine ADD COLUMN device_sequence INTEGER",
         "ALTER TABLE quarantine ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
     ),
+    (
+        # See `buffer_boots`: the order of boots (NULL: not known), the latest CLOCK_BOOTTIME known of each, its clock
+        # as `BootClock.to_bytes` writes it (NULL: the one offset and bound), and what was corrected of its records and
+        # is still to be. `offset_us` and `error_us` are those at `seen_us`.
+        "ALTER TABLE boot ADD COLUMN ordinal INTEGER",
+        "ALTER TABLE boot ADD COLUMN seen_us INTEGER",
+        "ALTER TABLE boot ADD COLUMN clock BLOB",
+        "ALTER TABLE boot ADD COLUMN version INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE boot ADD COLUMN owed INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE boot ADD COLUMN told_error_us INTEGER",
+        "UPDATE boot SET ordinal = (SELECT min(number) FROM lane WHERE lane.boot_id = boot.boot_id)",
+    ),
 )
 """Statements by version: `PRAGMA user_version` counts how many of these a file has."""
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from gateway import terminal_text
+from gateway.buffer_boots import clock_of
 from gateway.buffer_lanes import count_rows
 from gateway.buffer_rows import START, Position
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, buffer_id, is_corruption
-from gateway.clock_gateway import boot_id, boottime_us, read_wall_clock
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boot_id, boottime_us, read_wall_clock
 from gateway.settings import GatewaySettings
 from gateway.terminal_text import span
 
@@ -28,12 +30,12 @@ _NOT_TO_BE_OPENED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.S
 # Duplicate windows are written now and then, with the place that they speak for (`gateway.buffer_runs`): rows behind it
 # tell the rest. Both in the order in which they were stored; where `max` picks a row, SQLite gives its other columns.
 _DEVICES_SAVED = """
-    SELECT device, boot, seen_us, lane.boot_id, offset_us, error_us
+    SELECT device, boot, device_run.seen_us, lane.boot_id, offset_us, error_us, clock
     FROM device_run LEFT JOIN lane ON lane.number = device_run.lane LEFT JOIN boot ON boot.boot_id = lane.boot_id
-    ORDER BY device_run.lane, seen_us
+    ORDER BY device_run.lane, device_run.seen_us
 """
 _DEVICES_UNSAVED = """
-    SELECT device, device_boot, received_us, lane.boot_id, offset_us, error_us, max(sequence)
+    SELECT device, device_boot, received_us, lane.boot_id, offset_us, error_us, clock, max(sequence)
     FROM (
         SELECT lane, sequence, series, device_boot, device_sequence, received_us FROM reading
         WHERE (lane, sequence) > (?, ?) ORDER BY lane DESC, sequence DESC LIMIT ?
@@ -228,7 +230,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     oldest = connection.execute(
-        """SELECT reading.received_us, lane.boot_id, boot.offset_us, boot.error_us
+        """SELECT reading.received_us, lane.boot_id, boot.offset_us, boot.error_us, boot.clock
         FROM reading JOIN lane ON lane.number = reading.lane JOIN boot ON boot.boot_id = lane.boot_id
         ORDER BY reading.lane, reading.sequence LIMIT 1"""
     ).fetchone()
@@ -238,14 +240,16 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
     # A record of 0 says that something was lost, and that nobody knows how much.
     losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
+    oldest_us, oldest_boot, *clock_columns = oldest or (0, "", 0, None, None)
+    clock = clock_of(*clock_columns)
     return BufferStatus(
         buffer_id=buffer_id(connection),
         running=is_running(path),
         rows=count_rows(connection),
         bytes_used=(pages - free) * page_bytes,
-        oldest=None if oldest is None else moment(*oldest),
-        oldest_wall_us=None if oldest is None else oldest[0] + oldest[2],
-        oldest_synced=oldest is not None and oldest[3] is not None,
+        oldest=None if oldest is None else moment(oldest_us, oldest_boot, clock),
+        oldest_wall_us=None if oldest is None else clock.at(oldest_us),
+        oldest_synced=oldest is not None and clock.synced,
         lanes=lanes,
         quarantined=sum(reasons.values()),
         quarantine_reasons=reasons,
@@ -257,7 +261,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
 
 def this_moment(settings: GatewaySettings) -> Now:
     """This moment, by this machine's wall clock as far as it is known."""
-    clock = read_wall_clock(settings.clock, int(settings.system_clock_error_ms * 1000))
+    clock = read_wall_clock(settings)
     at_us = boottime_us()
     return Now(boot_id(), at_us, clock.at(at_us) if clock.synced else None)
 
@@ -270,25 +274,30 @@ def told(when: Moment, now: Now) -> str:
     return f"{terminal_text.moment(when.boottime_us, when.wall_us)}{zone}{age}"
 
 
-def moment(received_us: int, boot: str, offset_us: int, error_us: int | None) -> Moment:
-    """When something was received: CLOCK_BOOTTIME of a boot whose wall clock is told by its offset and bound."""
-    return Moment(boot, received_us, None if error_us is None else received_us + offset_us, error_us)
+def moment(received_us: int, boot: str, clock: BootClock) -> Moment:
+    """When something was received: CLOCK_BOOTTIME of a boot with that clock."""
+    if not clock.synced:
+        return Moment(boot, received_us, None, None)
+    return Moment(boot, received_us, clock.at(received_us), clock.error_us(received_us))
 
 
 def _devices(connection: sqlite3.Connection) -> tuple[DeviceStatus, ...]:
     found = {}
-    for device, boot, seen_us, gateway_boot, offset_us, error_us in connection.execute(_DEVICES_SAVED):
+    for device, boot, seen_us, gateway_boot, offset_us, error_us, clock in connection.execute(_DEVICES_SAVED):
         # Lanes that nothing is left of go at the next start. What was written before the clock was learnt is of another
         # clock: mostly one that stood before this boot began.
         known = offset_us is not None and seen_us >= offset_us
-        seen = moment(seen_us - offset_us, gateway_boot, offset_us, error_us) if known else None
+        seen = None
+        if known:
+            seen = moment(seen_us - offset_us, gateway_boot, clock_of(offset_us, error_us, clock))
         found[device] = DeviceStatus(device, boot, seen_us, seen)
     saved = connection.execute("SELECT value FROM meta WHERE name = 'windows_saved'").fetchone()
     place = START if saved is None else Position(*map(int, saved[0].split()))
     for row in connection.execute(_DEVICES_UNSAVED, (*place, UNSAVED_ROWS_MAX)):
-        device, boot, received_us, gateway_boot, offset_us, error_us, _ = row
-        seen = moment(received_us, gateway_boot, offset_us, error_us)
-        found[device] = DeviceStatus(device, boot, received_us + offset_us, seen)
+        device, boot, received_us, gateway_boot, offset_us, error_us, clock, _ = row
+        of_boot = clock_of(offset_us, error_us, clock)
+        seen = moment(received_us, gateway_boot, of_boot)
+        found[device] = DeviceStatus(device, boot, of_boot.at(received_us), seen)
     return tuple(found[device] for device in sorted(found))
 
 

@@ -30,7 +30,8 @@ from gateway.check_certificates import (
     read_names,
 )
 from gateway.check_serial import check_serial
-from gateway.clock_gateway import WallClock, boottime_us, read_wall_clock
+from gateway.clock_gateway import WallClock
+from gateway.clock_kernel import boottime_us, read_wall_clock
 from gateway.config_file import route_table
 from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
@@ -62,7 +63,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     """Look at all that the settings name on this box; `config` is where they stand. Each finding as it is made."""
     yield from _config_file(settings, config)
     yield _buffer(settings.buffer)
-    clock = read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    clock = read_wall_clock(settings.gateway)
     if not clock.synced:
         yield _remark("clock", _unsynced(settings.gateway))
     listener = settings.mqtt_listener

@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from gateway.buffer import Buffer
 from gateway.buffer_rows import Row
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootTimes
 from gateway.forward_memory import NO_PARTITION, Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
@@ -74,6 +74,8 @@ class Batcher:
         """By lane and series: those whose topic may be written to."""
         self._routes_due_s = time.monotonic() + USABLE_S
         """When topics are looked at again."""
+        self._times: dict[str, BootTimes] = {}
+        """Of the last rows, by boot of this gateway."""
 
     def follow(self) -> None:
         """See what became of the buffer's lanes: what is left of one that was live may go to another topic."""
@@ -108,24 +110,32 @@ class Batcher:
                 of_key[-1][1].extend(run)
             else:
                 of_key.append((route, run))
-        clocks: dict[str, WallClock] = {}
+        await self._find_clocks({self._routes[of].encoder.boot_id for of, _ in runs if of in self._routes})
         for partition, keys in by_key.items():
             out = outgoing.setdefault(partition, Outgoing())
             rows_max = self._memory.rows_max(partition)
             for route, of_route in (each for runs in keys.values() for each in runs):
-                boot_id = route.encoder.boot_id
-                clock = clocks.get(boot_id)
-                if clock is None:
-                    clock = clocks[boot_id] = await self._buffer.boot_clock(boot_id)
-                self._encode_run(route, of_route, clock, rows_max, out, aside)
+                times = self._times[route.encoder.boot_id]
+                self._encode_run(route, of_route, times, rows_max, out, aside)
             if not out.batches:
                 del outgoing[partition]
+
+    async def _find_clocks(self, boot_ids: set[str]) -> None:
+        """See what is known of boots' clocks. That something goes out without that is on disk before it does."""
+        times = {}
+        for boot_id in boot_ids:
+            clock = await self._buffer.boot_clock(boot_id)
+            if not clock.known:
+                await self._buffer.owe_correction(boot_id)
+            before = self._times.get(boot_id)
+            times[boot_id] = before if before is not None and before.clock is clock else BootTimes(clock)
+        self._times = times
 
     def _encode_run(  # noqa: PLR0913, PLR0917 - the inner loop
         self,
         route: _Route,
         run: list[Row],
-        clock: WallClock,
+        times: BootTimes,
         rows_max: int,
         out: Outgoing,
         aside: Aside,
@@ -135,7 +145,7 @@ class Batcher:
         batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
         records = batch.records
         for row in run:
-            record = encode(row, clock, len(records))
+            record = encode(row, times, len(records))
             size = len(record)
             if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
                 # An oversized record would spoil the producer for its partition: it is never handed over.
@@ -144,7 +154,7 @@ class Batcher:
             if records and (batch.bytes + size > bytes_max or len(records) >= rows_max):
                 batch, batch_rows = self._begin_batch(out)
                 records = batch.records
-                record = encode(row, clock, 0)
+                record = encode(row, times, 0)
             batch.add(record)
             batch_rows.append(row)
         if not records:

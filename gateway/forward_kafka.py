@@ -14,7 +14,8 @@ from aiokafka.errors import KafkaError
 
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boottime_us
 from gateway.forward_memory import MARKS, Memory, QuotaUsedUpError, UplinkState
 from gateway.forward_rounds import REFUSALS, RebuildError, RefusedError, Rounds
 from gateway.heartbeat import Heartbeat
@@ -56,7 +57,7 @@ class Forwarder:
         front_door: FrontDoor,
         gateway: GatewaySettings,
         kafka: KafkaSettings,
-        clock: Callable[[], WallClock],
+        clock: Callable[[], BootClock],
         on_session: Callable[[], Awaitable[None]],
     ) -> None:
         """`on_session` is awaited in each session that could be opened, before anything is sent in it."""

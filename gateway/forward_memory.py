@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.buffer_rows import Row
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boottime_us
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_session import BATCH_BYTES_MAX, TopicVerdicts
@@ -108,7 +109,7 @@ class _Trouble:
 class Memory:
     """Belongs to the event loop."""
 
-    def __init__(self, kafka: KafkaSettings, clock: Callable[[], WallClock]) -> None:
+    def __init__(self, kafka: KafkaSettings, clock: Callable[[], BootClock]) -> None:
         self._kafka = kafka
         self._clock = clock
         self.state = UplinkState()

@@ -153,9 +153,9 @@ class Rounds:
                 self._buffer.committed.clear()
                 self._batcher.follow()
                 await self._see_to_parked()
-                held = self._buffer.boot_id if self._holds() else None
+                is_held = self._holds()
                 live, behind = await self._supply.next(
-                    self._memory.round_bytes, self._may_go if self._parked else None, held
+                    self._memory.round_bytes, self._may_go if self._parked else None, is_held
                 )
                 self._tell_live(live)
                 if live or behind:
@@ -164,7 +164,7 @@ class Rounds:
                     self._memory.nothing_waits()
                     self._on_answer()
                 if not live and not behind and not self._supply.has_more:
-                    await self._wait_for_rows(is_held=held is not None)
+                    await self._wait_for_rows(is_held=is_held)
                 elif not behind and len(live) < LINGER_ROWS:
                     # Live: what comes in meanwhile shares the next request. A backlog does not wait.
                     self._memory.state.live_oldest_us = None

@@ -4,6 +4,7 @@ Rows that cannot go at present (their partition does not answer) are passed over
 """
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, takewhile
@@ -81,6 +82,9 @@ class Supply:
         """Whether nothing was found to send, and not everything was looked at."""
         self._live_s = float("-inf")
         """When there were live rows last."""
+        self._is_held = False
+        self._held_boots: dict[str, bool] = {}
+        """Boots of this gateway, and whether their rows wait for a clock."""
         self._series: dict[int, Series] = {}
         self._lanes: dict[int, Lane] = {}
 
@@ -107,16 +111,24 @@ class Supply:
         return True
 
     async def next(
-        self, budget: Callable[[bool], float], may_go: Callable[[Row], bool] | None, boot_held: str | None
+        self,
+        budget: Callable[[bool], float],
+        may_go: Callable[[Row], bool] | None,
+        is_held: bool,  # noqa: FBT001 - how things stand, not what to do
     ) -> tuple[list[Row], list[Row]]:
         """The rows to send now: live ones and those behind, in order.
 
         `budget` says how many bytes they may take before they are compressed, and is told whether both are there;
-        `may_go` which of them may be sent, None that all may; `boot_held` is the boot whose rows have to wait. The
-        buffer drops none of them before it is asked for the next.
+        `may_go` which of them may be sent, None that all may. `is_held` says that a time may still be learnt for rows
+        of this boot, and of earlier ones that were never synced: these have to wait. The buffer drops none of what is
+        given before it is asked for the next.
         """
+        if is_held != self._is_held:
+            self._is_held = is_held
+            self._held_boots.clear()
+            self.come_again()
         for _ in range(SCANS_MAX):
-            taken = await self._take(budget, may_go, boot_held)
+            taken = await self._take(budget, may_go)
             held = await self._hold(*taken)
             if any(held) or not any(taken):
                 return held
@@ -124,14 +136,14 @@ class Supply:
         return [], []
 
     async def _take(
-        self, budget: Callable[[bool], float], may_go: Callable[[Row], bool] | None, boot_held: str | None
+        self, budget: Callable[[bool], float], may_go: Callable[[Row], bool] | None
     ) -> tuple[list[Row], list[Row]]:
         """What is next, as far as it was not dropped meanwhile."""
         self.has_more = False
         if self._kafka.drain == "oldest-first":
-            rows, going = await self._look(self._live, may_go, boot_held)
+            rows, going = await self._look(self._live, may_go)
             return self._advance(self._live, rows, _within(going, budget(False))), []
-        live_rows, live = await self._look(self._live, may_go, boot_held)
+        live_rows, live = await self._look(self._live, may_go)
         behind: list[Row] = []
         if live:
             self._live_s = time.monotonic()
@@ -140,7 +152,7 @@ class Supply:
         if not self._behind.is_over:
             # What live readings do not need of their share, the backlog has, and the other way round.
             live_bytes = min(_bytes_of(live), left * (1 - self._kafka.backlog_share))
-            rows, going = await self._look(self._behind, may_go, boot_held)
+            rows, going = await self._look(self._behind, may_go)
             going = _within(going, left - live_bytes)
             behind = self._advance(self._behind, rows, going[:SHARED_ROWS_MAX] if is_shared else going)
             left -= _bytes_of(behind)
@@ -187,12 +199,10 @@ class Supply:
             lane = self._lanes[number] = await self._buffer.lane_of(self.buffer_id, number)
         return lane
 
-    async def _look(
-        self, cursor: _Cursor, may_go: Callable[[Row], bool] | None, boot_held: str | None
-    ) -> tuple[list[Row], list[Row]]:
+    async def _look(self, cursor: _Cursor, may_go: Callable[[Row], bool] | None) -> tuple[list[Row], list[Row]]:
         """The next rows behind a cursor, and those of them that may go; chunks of which none may are passed over."""
         for _ in range(SCANS_MAX):
-            rows = await self._read(cursor, boot_held)
+            rows = await self._read(cursor)
             going = rows if may_go is None else [row for row in rows if may_go(row)]
             if going or not rows:
                 return rows, going
@@ -213,7 +223,32 @@ class Supply:
             cursor.reading = asyncio.create_task(self._read_file(cursor), name="read ahead")
         return taken
 
-    async def _read(self, cursor: _Cursor, boot_held: str | None) -> list[Row]:
+    async def _read(self, cursor: _Cursor) -> list[Row]:
+        """The next rows behind a cursor, up to the first that has to wait for a clock."""
+        while True:
+            rows = await self._read_all(cursor)
+            if not self._is_held:
+                return rows
+            place = 0
+            while place < len(rows) and not await self._waits(rows[place].lane):
+                place += 1
+            if place or not rows or cursor is self._live:
+                return rows[:place]
+            # What lies behind a lane that waits need not wait with it, but for where all go in their order.
+            cursor.position = Position(rows[0].lane, sys.maxsize)
+            cursor.ahead = [row for row in rows if row.lane > rows[0].lane]
+            cursor.passed_over = True
+
+    async def _waits(self, number: int) -> bool:
+        """Whether the rows of a lane have to wait for a clock that may still be learnt."""
+        boot_id = (await self.lane(number)).boot_id
+        waits = self._held_boots.get(boot_id)
+        if waits is None:
+            waits = boot_id == self._buffer.boot_id or not (await self._buffer.boot_clock(boot_id)).known
+            self._held_boots[boot_id] = waits
+        return waits
+
+    async def _read_all(self, cursor: _Cursor) -> list[Row]:
         rows = cursor.ahead
         if not rows and cursor.reading is not None:
             reading, cursor.reading = cursor.reading, None
@@ -225,10 +260,6 @@ class Supply:
         if not rows:
             cursor.drops, rows = await self._read_file(cursor)
             cursor.is_over = not rows
-        if boot_held is not None:
-            for place, row in enumerate(rows):
-                if (await self.lane(row.lane)).boot_id == boot_held:
-                    return rows[:place]
         return rows
 
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.buffer import Buffer
 from gateway.buffer_rows import Lane, Row, Series
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock, BootTimes
 from gateway.intake import FrontDoor
 from gateway.kafka_record import RecordEncoder, rfc3339
 from gateway.settings import GatewaySettings
@@ -26,7 +26,7 @@ class Heartbeat:
         front_door: FrontDoor,
         gateway: GatewaySettings,
         events_topic: str,
-        clock: Callable[[], WallClock],
+        clock: Callable[[], BootClock],
     ) -> None:
         self._buffer = buffer
         self._front_door = front_door
@@ -44,14 +44,16 @@ class Heartbeat:
         meanwhile: what counts is when they are looked at.
         """
         clock = self._clock()
+        if not clock.known:
+            await self._buffer.owe_correction(self._buffer.boot_id)
         body = msgspec.json.encode(await self._body(now_us, clock, offsets))
         series = Series(self.topic, self.key, "", "heartbeat", "sluice.gateway.heartbeat", "application/json")
         lane = Lane(0, self._lane, self._buffer.boot_id, self._buffer.id)
         row = Row(0, self._sequence, 0, now_us, None, 0, None, None, None, body, 0)
         self._sequence += 1
-        return RecordEncoder(self._gateway, lane, series).encode(row, clock, 0)
+        return RecordEncoder(self._gateway, lane, series).encode(row, BootTimes(clock), 0)
 
-    async def _body(self, now_us: int, clock: WallClock, offsets: dict[tuple[str, int], int]) -> dict[str, object]:
+    async def _body(self, now_us: int, clock: BootClock, offsets: dict[tuple[str, int], int]) -> dict[str, object]:
         outstanding = await self._buffer.outstanding()
         # What is acknowledged from here on was pending above.
         by_topic: dict[str, dict[str, int]] = defaultdict(dict)
@@ -64,11 +66,11 @@ class Heartbeat:
         for lane in outstanding.lanes:
             then = await self._buffer.boot_clock(lane.boot_id)
             pending.append({"lane": lane.lane, "rows": lane.rows, **_span(then, lane.event_from_us, lane.event_to_us)})
-            if not then.synced:
+            if not then.known:
                 # A lane without a time may reach back any distance: nothing can be promised past it.
                 low_us = None
             elif low_us is not None:
-                low_us = min(low_us, then.at(lane.event_from_us))
+                low_us = min(low_us, _earliest_us(then, lane.event_from_us))
             age_s = _age_s(lane.received_us, lane.boot_id == self._buffer.boot_id, then, clock, now_us)
             oldest_s = None if oldest_s is None or age_s is None else max(oldest_s, age_s)
         aside = []
@@ -87,17 +89,23 @@ class Heartbeat:
         }
 
 
-def _span(clock: WallClock, from_us: int, to_us: int) -> dict[str, str | None]:
+def _span(clock: BootClock, from_us: int, to_us: int) -> dict[str, str | None]:
     """Event times as far as they are known."""
-    if not clock.synced:
+    if not clock.known:
         return {"from": None, "to": None}
-    return {"from": rfc3339(clock.at(from_us)).decode(), "to": rfc3339(clock.at(to_us)).decode()}
+    latest_us = clock.at(to_us) + (0 if clock.synced else clock.error_us(to_us) or 0)
+    return {"from": rfc3339(_earliest_us(clock, from_us)).decode(), "to": rfc3339(latest_us).decode()}
 
 
-def _age_s(received_us: int, is_of_this_boot: bool, then: WallClock, now: WallClock, now_us: int) -> float | None:  # noqa: FBT001
+def _earliest_us(clock: BootClock, at_us: int) -> int:
+    """The wall time of a moment; of a boot that is only known to lie between two times, the earliest it may be."""
+    return clock.at(at_us) - (0 if clock.synced else clock.error_us(at_us) or 0)
+
+
+def _age_s(received_us: int, is_of_this_boot: bool, then: BootClock, now: BootClock, now_us: int) -> float | None:  # noqa: FBT001
     """How long ago something was received; None where nothing tells."""
     if is_of_this_boot:
         return (now_us - received_us) / 1e6
-    if not (then.synced and now.synced):
+    if not (then.known and now.synced):
         return None
     return max(0.0, (now.at(now_us) - then.at(received_us)) / 1e6)

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import ClockWatch, boottime_us
+from gateway.clock_kernel import ClockWatch, boottime_us
 from gateway.forward_kafka import Forwarder
 from gateway.forward_memory import UplinkState
 from gateway.intake import FrontDoor
@@ -94,18 +94,43 @@ class Housekeeping:
         """Look once a second until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            self._look_at_the_clock()
+            self.look_at_the_clock()
+            await self._correct_times()
             self._tell_what_was_quarantined(time.monotonic())
             self._tell_what_was_too_old(time.monotonic())
             await self._tell_what_became_of_files()
             await self._lanes.look(self._forwarder.state)
             await self._report_losses()
 
-    def _look_at_the_clock(self) -> None:
+    def look_at_the_clock(self) -> None:
+        """See what is known of it now; also called in the moment in which somebody sets it."""
         before, now = self._clock.look()
+        now_us = boottime_us()
+        offset_us, error_us = now.offset_us(now_us), now.error_us(now_us)
         if now.synced and not before.synced:
-            log.info("the wall clock is synced", error_us=now.error_us)
-            self._front_door.event("clock-learnt", None, offset_us=now.offset_us, error_us=now.error_us)
+            log.info("the wall clock is synced", error_us=error_us)
+            self._front_door.event("clock-learnt", None, offset_us=offset_us, error_us=error_us)
+        elif now.revision != before.revision:
+            log.warning(
+                "the wall clock was wrong although it was said to be synced: what was forwarded is corrected",
+                by_s=round((offset_us - before.offset_us(now_us)) / 1e6, 3),
+                error_us=error_us,
+            )
+        elif now.leaps != before.leaps:
+            log.info("a leap second", seconds=now.leaps[-1][1] // 1_000_000)
+
+    async def _correct_times(self) -> None:
+        """Tell the times of what went out before they were known, in this boot or in one that was never synced."""
+        if not self._buffer.owes_correction:
+            return
+        with suppress(BufferFileError):  # it is written down that it is still to be told
+            for made in await self._front_door.report_corrections():
+                log.info(
+                    "times that were told before they were known are corrected on gateway-events",
+                    boot=made.boot_id,
+                    version=made.version,
+                    error_us=made.line.error_us,
+                )
 
     def _tell_what_was_quarantined(self, now_s: float) -> None:
         for reason, count in (self._front_door.quarantined - self._quarantined).items():

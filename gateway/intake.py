@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.buffer import Buffer
+from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.reading import Mark, Reading, Recalled, source
@@ -126,6 +127,12 @@ class FrontDoor:
             body["rows"] = rows
         return self.event_entry(kind, body)
 
+    async def report_corrections(self) -> list[Correction]:
+        """Have times corrected that were told before they were known; which. Raises BufferFileError."""
+        return await self._buffer.report_corrections(
+            lambda correction: self.event_entry("time-correction", correction_body(correction))
+        )
+
     async def report_losses(self) -> int:
         """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""
         return await self._buffer.report_losses(lambda loss: self.event_entry("loss", loss_body(loss)))
@@ -216,12 +223,14 @@ class FrontDoor:
         if input_.boot_id is not None and input_.boot_id != self._buffer.boot_id:
             then = await self._buffer.boot_clock(input_.boot_id)
             now = await self._buffer.boot_clock(self._buffer.boot_id)
-            shift_us = then.offset_us - now.offset_us
-            if then.error_us is None:
+            at_us = input_.received_us if event_us is None else event_us
+            shift_us = then.offset_us(at_us) - now.offset_us(self._now_us())
+            then_error_us = then.error_us(at_us)
+            if then_error_us is None or not now.known:
                 # As a sensor's clock that was not learnt: no bound is claimed for its time.
                 event_us, tick_ms = None, tick_ms or 0
             else:
-                error_us += then.error_us
+                error_us += then_error_us
         return Reading(
             input_.topic or "",
             input_.subject,

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from gateway.buffer_rows import Doubt, Lane, Row, Series
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import FOREVER_US, BootTimes, WallClock
 from gateway.settings import GatewaySettings
 
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
-"""`ce_timeerror` where nothing bounds the error: the clock was never synced in that boot."""
+"""`ce_timeerror` and `ce_boottimeerror` where nothing bounds the error."""
 HEADER_NAMES = (
     "ce_specversion",
     "ce_id",
@@ -32,9 +32,11 @@ HEADER_NAMES = (
     "ce_deviceboot",
     "ce_devicesequence",
     "ce_doubt",
+    "ce_boottimeerror",
 )
-"""The order on the wire. Readers may take them by position; of the last three, the device's are there where the sensor
-sends them, and `ce_doubt` where a reading may be stored already (`redelivered`), or its sequence is (`conflict`)."""
+"""The order on the wire. Readers may take them by position; of the last four, the device's are there where the sensor
+sends them, `ce_doubt` where a reading may be stored already (`redelivered`), or its sequence is (`conflict`), and
+`ce_boottimeerror` where the gateway's clock was not synced: what the time is corrected with once it is known."""
 HEADERS_MIN = 14
 
 _RFC3339_BYTES = 27
@@ -89,10 +91,11 @@ class RecordEncoder:
     """
 
     __slots__ = (
-        "_clock",
+        "_boottime_error",
         "_content_type",
         "_device_boot",
         "_encoded_key",
+        "_event_clock",
         "_from_content_type_to_devicesequence",
         "_from_gatewayboot_to_boottime",
         "_from_lane_to_lanesequence",
@@ -101,6 +104,8 @@ class RecordEncoder:
         "_from_timeerror_to_receivedtime",
         "_of_gateway",
         "_quality_of",
+        "_received_clock",
+        "_times",
         "_times_of",
         "_until_id",
         "boot_id",
@@ -126,9 +131,12 @@ class RecordEncoder:
         self._from_lane_to_lanesequence = _header("ce_lane", lane.name) + _name("ce_lanesequence")
         self._content_type = _header("content-type", series.content_type)
         self._times_of: tuple[object, ...] = ()
-        self._clock: WallClock | None = None
+        self._times: BootTimes | None = None
         self._from_source_to_lanesequence = b""
-        """Of the row before: what is in `_times_of`, by `_clock`."""
+        self._boottime_error = b""
+        """Both of the row before: what is in `_times_of`, by `_times`."""
+        self._event_clock = self._received_clock = _NO_SPAN
+        """What the clock said around its times."""
         self._quality_of: tuple[int, str] | None = None
         self._from_timeerror_to_receivedtime = b""
         """Of the row before, whose error and quality were those."""
@@ -136,16 +144,16 @@ class RecordEncoder:
         self._from_content_type_to_devicesequence = b""
         """Of the row before, whose `device_boot` was that."""
 
-    def encode(self, row: Row, clock: WallClock, offset: int) -> bytes:
-        """The record of one row, its times derived from what is known of the clock now.
+    def encode(self, row: Row, times: BootTimes, offset: int) -> bytes:
+        """The record of one row, its times derived from what is known now of the clock in its boot.
 
         `offset` is its place in its batch. Kafka's own timestamp is that of the batch: the broker's (LogAppendTime).
         """
         boot, device_sequence, payload = row.device_boot, row.device_sequence, row.payload
         times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms)
-        if times_of != self._times_of or clock is not self._clock:
-            self._from_source_to_lanesequence = self._times(row, clock)
-            self._times_of, self._clock = times_of, clock
+        if times_of != self._times_of or times is not self._times:
+            self._from_source_to_lanesequence = self._encode_times(row, times)
+            self._times_of, self._times = times_of, times
         sequence = b"%d" % row.sequence
         digits = len(sequence)
         if boot is None or device_sequence is None:
@@ -161,6 +169,9 @@ class RecordEncoder:
             headers, number_bytes = HEADERS_MIN + 2, _VARINTS[len(number)]
         if row.doubt in _DOUBTS:
             number += _DOUBTS[row.doubt]
+            headers += 1
+        if self._boottime_error:
+            number += self._boottime_error
             headers += 1
         record = b"".join(
             (
@@ -183,13 +194,20 @@ class RecordEncoder:
         )
         return _varint(len(record)) + record
 
-    def _times(self, row: Row, clock: WallClock) -> bytes:
-        received = rfc3339(clock.at(row.received_us))
-        event_us, event = row.event_us, received
+    def _encode_times(self, row: Row, times: BootTimes) -> bytes:
+        received_us, event_us = row.received_us, row.event_us
+        clock = self._received_clock
+        if times is not self._times or not clock.from_us <= received_us < clock.until_us:
+            clock = self._received_clock = times.around(received_us)
+        received = event = rfc3339(received_us + clock.offset_us)
         if event_us is None:
-            event_us = row.received_us
+            event_us = received_us
         else:
-            event = rfc3339(clock.at(event_us))
+            # It may lie hours before its receipt, when another offset and bound held.
+            clock = self._event_clock
+            if times is not self._times or not clock.from_us <= event_us < clock.until_us:
+                clock = self._event_clock = times.around(event_us)
+            event = rfc3339(event_us + clock.offset_us)
         quality_of = time_quality(row, clock, of_gateway=self._of_gateway)
         if quality_of != self._quality_of:
             self._quality_of = quality_of
@@ -199,6 +217,7 @@ class RecordEncoder:
                 + _name("ce_receivedtime")
                 + _varint(_RFC3339_BYTES)
             )
+        self._boottime_error = b"" if clock.synced else _boottime_error(row, of_gateway=self._of_gateway)
         boottime = b"%d" % event_us
         return b"".join(
             (
@@ -215,19 +234,39 @@ class RecordEncoder:
 
 
 def time_quality(row: Row, clock: WallClock, *, of_gateway: bool) -> tuple[int, str]:
-    """The bound of the event time's error in microseconds, and how the time was obtained."""
-    if clock.error_us is None:
-        return TIME_ERROR_UNKNOWN_US, "bounded"
-    if row.event_us is not None:
-        return clock.error_us + row.event_error_us, "synced" if of_gateway else "estimated"
-    if of_gateway:
-        return clock.error_us, "synced"
-    if row.tick_ms is not None:
-        # A sensor with a ring and a clock that was not learnt: the reading may be older than its receipt by any time.
-        return TIME_ERROR_UNKNOWN_US, "bounded"
-    # With a bound of its own where it was taken in again in another boot than that of its receipt.
-    return clock.error_us + row.event_error_us, "received"
+    """The bound of the event time's error in microseconds, and how the time was obtained.
 
+    `clock` is what is known of wall time at the event.
+    """
+    boottime_error_us = boottime_error(row, of_gateway=of_gateway)
+    is_of_receipt = row.event_us is None and row.tick_ms is None
+    if clock.error_us is None:
+        return TIME_ERROR_UNKNOWN_US, "received" if is_of_receipt and not of_gateway else "bounded"
+    error_us = min(clock.error_us + boottime_error_us, TIME_ERROR_UNKNOWN_US)
+    if clock.is_bounded:
+        return error_us, "bounded"
+    if of_gateway:
+        return error_us, "synced"
+    if row.event_us is not None:
+        return error_us, "estimated"
+    return error_us, "received" if is_of_receipt else "bounded"
+
+
+def boottime_error(row: Row, *, of_gateway: bool) -> int:
+    """The bound of the error of `ce_boottime`, in microseconds of the gateway's own clock."""
+    if row.event_us is None and row.tick_ms is not None and not of_gateway:
+        # A sensor with a ring and a clock that was not learnt: the reading may be older than its receipt by any time.
+        return TIME_ERROR_UNKNOWN_US
+    # Of a time of receipt too, where it was taken in again in another boot than that of its receipt.
+    return row.event_error_us
+
+
+def _boottime_error(row: Row, *, of_gateway: bool) -> bytes:
+    return _header("ce_boottimeerror", str(boottime_error(row, of_gateway=of_gateway)))
+
+
+# Of no time at all.
+_NO_SPAN = WallClock(0, None, from_us=FOREVER_US, until_us=-FOREVER_US)
 
 DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}
 _DOUBTS = {number: _header("ce_doubt", word) for number, word in DOUBTS.items()}

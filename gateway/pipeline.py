@@ -21,7 +21,7 @@ from gateway import control, network_watch
 from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
+from gateway.clock_kernel import ClockWatch, StepWatch, boot_id, boottime_us
 from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder
 from gateway.housekeeping import Housekeeping, LaneTurns
@@ -36,16 +36,19 @@ log = structlog.get_logger()
 async def run(settings: Settings) -> None:
     """Run the gateway until cancelled. Raises BufferFileError or ListenError where it cannot start."""
     bound_look_ups()
-    clock = ClockWatch(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
-    buffer = Buffer(settings.buffer, boot_id(), clock.now)
+    clock = ClockWatch(settings.gateway)
+    buffer = Buffer(settings.buffer, boot_id(), clock.now, clock.resume)
     front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
     buffer.open()
     lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
     forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins)
+    housekeeping = Housekeeping(front_door, buffer, forwarder, clock, lanes)
+    steps = StepWatch(housekeeping.look_at_the_clock)
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     if not settings.has_source:
         log.warning(NO_SOURCE)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
+    steps.start()
     try:
         with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
             await buffer.report_lanes("start", front_door.lane_entry)
@@ -53,7 +56,7 @@ async def run(settings: Settings) -> None:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
-            tasks.create_task(Housekeeping(front_door, buffer, forwarder, clock, lanes).run(), name="housekeeping")
+            tasks.create_task(housekeeping.run(), name="housekeeping")
             parts: control.Parts = {"uplink": forwarder.report}
             tasks.create_task(
                 control.serve(control.socket_path(settings.buffer.path), control.handlers(front_door, buffer, parts)),
@@ -86,5 +89,6 @@ async def run(settings: Settings) -> None:
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
     finally:
+        steps.stop()
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)

@@ -35,6 +35,8 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
         1_000.0
     )
     """The bound that the installer vouches for where `clock = "system"`."""
+    clock_error_ppm_max: Annotated[float, Meta(ge=1, le=10_000, description="parts per million, 1 to 10000")] = 100.0
+    """How far this box's own clock may run from true while nothing keeps it: a Raspberry Pi's crystal is within 50."""
 
 
 class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from gateway.buffer import Buffer
 from gateway.buffer_rows import START, Entry, Loss, Position, Row, Series, spans_of
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 
-CLOCK = WallClock(1_700_000_000_000_000, 1_000)
+CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
 BOOT = "boot-1"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gateway.buffer_file import BufferFile
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock
 from gateway.settings import BufferSettings
 from tests.gateways import SLUICE, free_port, wait_for_port, write_config
 from tests.kill_loop import KINDS, UNREACHABLE, LedgerSensor
@@ -26,7 +26,7 @@ CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,fallocate,unlink,sendto,sendms
 PAUSE_S = 0.02
 MEMORY = Path("/dev/shm")  # noqa: S108 - where a sync costs nothing
 SURVIVALS: tuple[Survival, ...] = get_args(Survival)
-CLOCK = WallClock(1_700_000_000_000_000, 1_000)
+CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
 
 _LINE = re.compile(r"(?P<pid>\d+) +(?P<name>\w+)\((?P<rest>.*)")
 _RESUMED = re.compile(r"(?P<pid>\d+) +<\.\.\. (?P<name>\w+) resumed>.*\) += (?P<result>-?\d+)")

@@ -25,7 +25,7 @@ from gateway.buffer_room import Room
 from gateway.buffer_rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
-from gateway.clock_gateway import boottime_us
+from gateway.clock_kernel import boottime_us
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 from tests.buffers import (

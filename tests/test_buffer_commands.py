@@ -20,7 +20,7 @@ from gateway.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_status import read_status
 from gateway.cli import main
-from gateway.clock_gateway import ClockWatch, boot_id, boottime_us
+from gateway.clock_kernel import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
 from gateway.intake import FrontDoor
 from gateway.reading import Reading
@@ -75,7 +75,7 @@ async def beside(config: Path, *command: str, told: str = "") -> Ended:
 @asynccontextmanager
 async def front_door(config: Path) -> AsyncIterator[tuple[FrontDoor, Buffer]]:
     settings = config_file.load(config)
-    clock = ClockWatch(settings.gateway.clock, 1_000)
+    clock = ClockWatch(settings.gateway)
     buffer = Buffer(settings.buffer, boot_id(), clock.now)
     door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
     buffer.open()
@@ -267,9 +267,9 @@ def forget_the_clock(config: Path, *, of_all: bool = True) -> None:
     """Let no boot's clock ever have been synced; or only not that of one in which quarantined input 2 came."""
     with closing(buffer_schema.connect(config.with_name("buffer.db"))) as connection:
         if of_all:
-            connection.execute("UPDATE boot SET error_us = NULL")
+            connection.execute("UPDATE boot SET error_us = NULL, clock = NULL")
         else:
-            connection.execute("INSERT INTO boot VALUES ('earlier', 0, NULL)")
+            connection.execute("INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('earlier', 0, NULL)")
             connection.execute("UPDATE quarantine SET boot_id = 'earlier' WHERE number = 2")
 
 

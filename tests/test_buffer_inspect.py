@@ -32,7 +32,10 @@ def written(path: Path) -> Iterator[sqlite3.Connection]:
     """A buffer file to put things into by hand, with a boot that was synced and one that never was."""
     connection = buffer_schema.connect(path)
     try:
-        connection.execute("INSERT INTO boot VALUES ('synced', ?, 1000), ('unsynced', 5, NULL)", (BOOT_OFFSET_US,))
+        connection.execute(
+            "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('synced', ?, 1000), ('unsynced', 5, NULL)",
+            (BOOT_OFFSET_US,),
+        )
         yield connection
     finally:
         connection.close()
@@ -76,7 +79,7 @@ async def test_a_waiting_reading_with_all_that_is_known_of_it(tmp_path: Path) ->
     assert (reading.device, reading.topic, reading.key) == ("42", "device-thermo", "42")
     assert (reading.time, reading.time_quality) == ("2023-11-14T22:13:25.000000Z", "received")
     assert reading.time_error_us is not None
-    assert reading.time_error_us >= CLOCK.error_us  # type: ignore[operator]
+    assert reading.time_error_us == CLOCK.error_us(5_000_000)
     assert (reading.gateway_boot, reading.received_boottime_us) == (BOOT, 5_000_000)
     assert (reading.device_boot, reading.device_sequence, reading.doubt) == ("1-00000001", 7, None)
     assert reading.payload == '{"t": 21.5}'
@@ -183,7 +186,9 @@ def test_ages_within_a_boot_need_no_wall_clock() -> None:
 def test_the_oldest_is_told_by_the_clock_where_it_is_known_and_by_lanes_where_not(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     with written(path) as connection:
-        connection.execute("INSERT INTO boot VALUES ('earlier', ?, 1000)", (BOOT_OFFSET_US - 10**12,))
+        connection.execute(
+            "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('earlier', ?, 1000)", (BOOT_OFFSET_US - 10**12,)
+        )
         put_lane(connection, "synced", [9])
         # Salvaged lanes are opened later, and hold what is older.
         put_lane(connection, "earlier", [9], buffer_id="00112233445566aa")

@@ -24,7 +24,8 @@ from gateway import buffer_schema, check_machine
 from gateway.check import Finding, Remark
 from gateway.check_certificates import read_certificates
 from gateway.cli import main
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import WallClock
+from gateway.clock_kernel import boottime_us
 from gateway.config_file import load
 from gateway.forward_memory import BUDGET_MARK
 from gateway.reading import Mark
@@ -103,7 +104,7 @@ async def test_looking_at_a_buffer_that_is_there_changes_nothing(tmp_path: Path)
         ("/file/buffer.db", "buffer.path", "file is no directory"),
         ("/folder", "buffer.path", "is a directory; name a file in it, such as "),
         ("/mail.db", "buffer.path", "is a database of some other program's; write a path of its own"),
-        ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 2)"),
+        ("/newer.db", "buffer.path", "was written by a newer Sluice (schema 99, this one knows 3)"),
     ],
 )
 def test_a_path_that_cannot_hold_the_buffer(tmp_path: Path, change: str, subject: str, words: str) -> None:
@@ -385,7 +386,7 @@ def with_tls(folder: Path, certificate: Path, key: Path, more: str = "") -> Path
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, now: datetime, *, synced: bool = True) -> None:
     clock = WallClock(int(now.timestamp() * 1e6) - boottime_us(), 1_000 if synced else None)
-    monkeypatch.setattr(check_machine, "read_wall_clock", lambda _mode, _error: clock)
+    monkeypatch.setattr(check_machine, "read_wall_clock", lambda _: clock)
 
 
 def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

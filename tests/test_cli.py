@@ -164,7 +164,7 @@ async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_pat
     config = write(tmp_path)
     await fill(tmp_path / "buffer.db")
     connection = buffer_schema.connect(tmp_path / "buffer.db")
-    connection.execute("UPDATE boot SET error_us = NULL, offset_us = 946684800000000")
+    connection.execute("UPDATE boot SET error_us = NULL, offset_us = 946684800000000, clock = NULL")
     connection.close()
     connection = buffer_schema.connect(tmp_path / "buffer.db")
     connection.execute("UPDATE reading SET received_us = 26549000000")

@@ -17,8 +17,9 @@ from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
 from gateway import control
 from gateway.buffer_status import read_status
-from gateway.clock_gateway import read_wall_clock
+from gateway.clock_kernel import read_wall_clock
 from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
+from gateway.settings import GatewaySettings
 from tests.gateways import (
     SLUICE,
     consume,
@@ -216,7 +217,7 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
     kafka: Broker, tmp_path: Path
 ) -> None:
     """Promise P5: `gateway.hold_unsynced_s`, then quality `bounded` with no bound claimed."""
-    if read_wall_clock("kernel", 0).synced:
+    if read_wall_clock(GatewaySettings("gw1")).synced:
         pytest.skip("this machine's kernel clock is synced")
     port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "clockless")

@@ -12,7 +12,7 @@ from aiokafka.errors import UnknownError
 
 from gateway import forward_kafka
 from gateway.buffer import Buffer
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock
 from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder, _is_as_good
 from gateway.forward_memory import UplinkState
@@ -83,7 +83,7 @@ async def forwarding(
     buffer: Buffer,
     monkeypatch: pytest.MonkeyPatch,
     broker: Broker,
-    clock: WallClock = CLOCK,
+    clock: BootClock = CLOCK,
     on_session: Callable[[], Awaitable[None]] = nothing_to_do,
     **changes: object,
 ) -> AsyncIterator[list[float]]:
@@ -131,7 +131,7 @@ async def test_a_clock_that_is_never_learnt_is_waited_for_once_however_often_the
     monkeypatch.setattr(Link, "cut_s", 0.4)
     async with opened(tmp_path / "buffer.db") as buffer:
         assert await store(buffer, [reading("a", b"x")])
-        async with forwarding(buffer, monkeypatch, Broker(), WallClock(0, None)) as sessions:
+        async with forwarding(buffer, monkeypatch, Broker(), BootClock.constant(0, None)) as sessions:
             await until(lambda: buffer.state.rows == 0)
             assert len(sessions) >= 2
 

@@ -226,7 +226,7 @@ async def test_times_of_another_boot_are_carried_over_with_their_bound(tmp_path:
         await buffer.quarantine(buffer.id, [door_of(buffer).quarantine_entry(quarantined)], [])
     with sqlite3.connect(path) as file:
         # That boot began a second before this one, and knew its time to 250 microseconds.
-        file.execute("UPDATE boot SET offset_us = ?, error_us = 250", (CLOCK.offset_us - 1_000_000,))
+        file.execute("UPDATE boot SET offset_us = ?, error_us = 250, clock = NULL", (CLOCK.offset_us(0) - 1_000_000,))
     file.close()
     async with opened(path) as buffer:
         assert await door_of(buffer, OTHER_ROUTE).retry_quarantined([1]) == RetryOutcome(1, {}, 0)

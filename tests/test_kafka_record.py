@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.buffer_rows import Doubt, Lane, Row, Series
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock, BootTimes
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_record import (
     HEADER_NAMES,
@@ -19,17 +19,17 @@ from gateway.kafka_record import (
 from gateway.settings import GatewaySettings
 
 WALL = int(datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC).timestamp() * 1_000_000)
-CLOCK = WallClock(offset_us=WALL - 1_000_000, error_us=250)
+CLOCK = BootClock.constant(WALL - 1_000_000, 250)
 GATEWAY = GatewaySettings(id="gw1", namespace="north")
 LANE = Lane(1, "0123456789ab", "boot-1", "00ff00ff00ff00ff")
 SERIES = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "application/json")
 EVENT = Series("gateway-events", "gw1", "", "boot", "sluice.gateway.boot", "application/json")
 
 
-def headers(row: Row, clock: WallClock = CLOCK, series: Series = SERIES) -> list[tuple[str, bytes]]:
+def headers(row: Row, clock: BootClock = CLOCK, series: Series = SERIES) -> list[tuple[str, bytes]]:
     """The headers of a row's record, as a consumer decodes them."""
     batch = EncodedBatch("none")
-    batch.add(RecordEncoder(GATEWAY, LANE, series).encode(row, clock, 0))
+    batch.add(RecordEncoder(GATEWAY, LANE, series).encode(row, BootTimes(clock), 0))
     (record,) = decoded(batch)
     assert (record.key, record.value) == (series.key.encode(), row.payload)
     return [(name, value) for name, value in record.headers if value is not None]
@@ -63,7 +63,7 @@ def test_a_reading_with_everything() -> None:
         ("ce_devicesequence", b"99"),
         ("ce_doubt", b"redelivered"),
     ]
-    assert tuple(name for name, _ in headers(row)) == HEADER_NAMES
+    assert tuple(name for name, _ in headers(row)) == HEADER_NAMES[:-1]
 
 
 def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
@@ -76,7 +76,7 @@ def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
 
 def test_without_a_synced_clock_no_bound_is_claimed() -> None:
     row = Row(1, 0, 1, 1_000_000, 900_000, 5, 1, None, None, b"21.5", 0)
-    found = dict(headers(row, WallClock(0, None)))
+    found = dict(headers(row, BootClock.constant(0, None)))
     assert found["ce_timequality"] == b"bounded"
     assert int(found["ce_timeerror"]) == TIME_ERROR_UNKNOWN_US
 
@@ -118,14 +118,14 @@ def test_any_time_is_written_as_rfc_3339(wall_us: int) -> None:
 def test_what_is_encoded_here_is_what_a_consumer_reads(
     compression: str, readings: list[tuple[bytes, int | None, str | None, int, int]]
 ) -> None:
-    encoder = RecordEncoder(GATEWAY, LANE, SERIES)
+    encoder, times = RecordEncoder(GATEWAY, LANE, SERIES), BootTimes(CLOCK)
     batch = EncodedBatch(compression)
     rows = [
         Row(1, sequence, 1, 1_000_000, event_us, 7, None, boot, sequence, payload, doubt)
         for payload, event_us, boot, sequence, doubt in readings
     ]
     for row in rows:
-        batch.add(encoder.encode(row, CLOCK, batch.record_count()))
+        batch.add(encoder.encode(row, times, batch.record_count()))
     batch._set_producer_state(7, 1, 42)
     uncompressed = batch.size()
     assert len(batch._build()) <= uncompressed

@@ -37,7 +37,7 @@ from msgspec import structs
 from demo.kafka_broker import Broker, kafka_broker
 from gateway import kafka_topics
 from gateway.buffer_rows import Lane, Row, Series
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock, BootTimes
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka_record import RecordEncoder
 from gateway.kafka_topics import (
@@ -768,7 +768,7 @@ def batch_of(size: int) -> EncodedBatch:
     while True:
         batch = EncodedBatch("none")
         row = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, bytes(payload), 0)
-        batch.add(encoder.encode(row, WallClock(0, 0), 0))
+        batch.add(encoder.encode(row, BootTimes(BootClock.constant(0, 0)), 0))
         if batch.bytes == size:
             return batch
         payload += size - batch.bytes

@@ -22,7 +22,7 @@ from gateway.buffer_file import BufferFile
 from gateway.buffer_lanes import LANE_PREFIX
 from gateway.buffer_losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
 from gateway.buffer_rows import Entry, Lane, Loss, Quarantined, Series, Span
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 from tests.power_cut_vfs import (
@@ -38,7 +38,7 @@ CUTS = int(os.environ.get("SLUICE_POWER_CUTS", "2000"))
 SEED = int(os.environ.get("SLUICE_SEED", "4"))
 CUTS_PER_CARD = 40
 DEVICES = ("7", "42", "43")
-CLOCK = WallClock(1_700_000_000_000_000, 1_000)
+CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
 EVENTS = Series("gateway-events", "gw1", "", "loss", LOSS_TYPE, "application/json")
 SURVIVALS: tuple[Survival, ...] = get_args(Survival)
 
@@ -530,7 +530,9 @@ def schema_1(directory: Path) -> tuple[Path, Model]:
     directory.mkdir()
     with mock.patch.object(buffer_schema, "MIGRATIONS", buffer_schema.MIGRATIONS[:1]):
         connection = buffer_schema.connect(directory / "buffer.db")
-    connection.execute("INSERT INTO boot VALUES ('boot', ?, 1000)", (CLOCK.offset_us,))
+    connection.execute(
+        "INSERT INTO boot (boot_id, offset_us, error_us) VALUES ('boot', ?, 1000)", (CLOCK.offset_us(0),)
+    )
     connection.execute("INSERT INTO lane VALUES (1, '0123456789ab', 'boot', 1)")
     connection.execute(
         "INSERT INTO series VALUES (1, 'device-thermo', '42', '42', 'device/42/thermo', 'sluice.reading', 'text/plain')"

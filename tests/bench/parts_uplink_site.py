@@ -14,7 +14,8 @@ from typing import Any
 from demo.kafka_broker import free_ports
 from gateway import config_file
 from gateway.buffer import Buffer
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boottime_us
 from gateway.intake import FrontDoor
 from gateway.reading import Reading
 from tests.bench.context import Bench, say
@@ -142,7 +143,7 @@ async def fill(config: Path, rows: int, stream: str = STREAM) -> float:
     """
     settings = config_file.load(config)
     span_us = rows * INTERVAL_US // DEVICES
-    clock = WallClock(int(time.time() * 1e6) - span_us, 1_000)
+    clock = BootClock.constant(int(time.time() * 1e6) - span_us, 1_000)
     buffer = Buffer(settings.buffer, str(uuid.uuid4()), lambda: clock)
     door = FrontDoor(buffer, config_file.route_table(settings), settings.gateway, settings.kafka, boottime_us)
     began = time.monotonic()

@@ -1,0 +1,210 @@
+"""The clocks of this box as the kernel shows them: CLOCK_BOOTTIME, the wall clock, and what vouches for that."""
+
+import asyncio
+import ctypes
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from gateway.clock_gateway import BootClock, Look, WallClock
+from gateway.settings import GatewaySettings
+
+STA_UNSYNC = 0x0040
+STA_NANO = 0x2000
+TIME_ERROR = 5
+"""adjtimex(2): the clock is not synchronised."""
+KERNEL_ERROR_US_MIN = 10_000
+"""The least bound that is believed of a clock that NTP keeps. systemd-timesyncd sets `maxerror` to 0 at each update,
+whatever the way to its server was like (`manager_adjust_clock` in timesyncd-manager.c), and the kernel lets that grow
+by 500 us a second; chrony sets root dispersion, half the root delay and what it has yet to slew (`set_sync_status` in
+sys_generic.c and sys_timex.c), ntpd its root distance."""
+TRIES = 5
+"""Readings of two clocks between which nothing else may have run: the closest pair counts."""
+CLOSE_NS = 20_000
+"""Farther apart than this, two readings tell nothing of how the kernel changes the clock's rate."""
+TFD_TIMER_ABSTIME = 1
+TFD_TIMER_CANCEL_ON_SET = 2
+FAR_S = 9_000_000_000
+"""When the timer that tells of steps goes off by itself: in 2255, later than the kernel lets anybody set its clock."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+ClockMode = Literal["kernel", "system"]
+
+log = structlog.get_logger()
+
+
+class Timex(ctypes.Structure):
+    """`struct timex` of Linux (adjtimex(2)); only the fields up to `status` are read."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+class _TimerSpec(ctypes.Structure):
+    """`struct itimerspec`: interval, then first time, each in seconds and nanoseconds."""
+
+    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def boottime_us() -> int:
+    """CLOCK_BOOTTIME in microseconds: counts on while suspended, never steps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
+def boot_id() -> str:
+    """The kernel's random name of this boot."""
+    return _BOOT_ID.read_text().strip()
+
+
+def look(mode: ClockMode, system_error_us: int) -> Look:
+    """Read the clocks. Raises OSError where the kernel does not say whether it is synced.
+
+    `kernel`: what adjtimex says vouches for the wall clock, and for how far. `system`: the wall clock is trusted as it
+    is, with the bound that the installer vouches for (`gateway.system_clock_error_ms`).
+    """
+    apart_ns, at_ns, offset_ns = _difference_ns(time.CLOCK_REALTIME, time.CLOCK_BOOTTIME)
+    close_ns, _, adjusted_ns = _difference_ns(time.CLOCK_MONOTONIC, time.CLOCK_MONOTONIC_RAW)
+    error_us = system_error_us if mode == "system" else _kernel_error_us()
+    return Look(
+        at_ns // 1000,
+        offset_ns // 1000,
+        None if error_us is None else error_us + apart_ns // 1000 + 1,
+        adjusted_ns // 1000 if close_ns <= CLOSE_NS else None,
+    )
+
+
+def read_wall_clock(gateway: GatewaySettings) -> WallClock:
+    """What the kernel says of wall time now, with nothing known from before. Raises OSError as `look` does."""
+    found = look(gateway.clock, int(gateway.system_clock_error_ms * 1000))
+    return WallClock(found.offset_us, found.error_us)
+
+
+def _difference_ns(clock: int, reference: int) -> tuple[int, int, int]:
+    """How far apart two readings of the reference were, the middle of them, and the clock less that."""
+    closest: tuple[int, int, int] | None = None
+    for _ in range(TRIES):
+        before_ns = time.clock_gettime_ns(reference)
+        at_ns = time.clock_gettime_ns(clock)
+        apart_ns = time.clock_gettime_ns(reference) - before_ns
+        middle_ns = before_ns + apart_ns // 2
+        if closest is None or apart_ns < closest[0]:
+            closest = apart_ns, middle_ns, at_ns - middle_ns
+        if apart_ns <= CLOSE_NS:
+            break
+    return closest or (0, 0, 0)
+
+
+def _kernel_error_us() -> int | None:
+    timex = Timex()
+    state = _libc.adjtimex(ctypes.byref(timex))
+    if state < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"adjtimex: {os.strerror(error)}")
+    return kernel_error_us(state, timex.status, timex.maxerror, timex.offset)
+
+
+def kernel_error_us(state: int, status: int, maxerror_us: int, offset: int) -> int | None:
+    """The bound of the wall clock's error by what adjtimex(2) says; None where it is not synced.
+
+    What is still to be slewed (`offset`, in nanoseconds or microseconds by STA_NANO) is an error that the clock has,
+    and that `maxerror` need not hold.
+    """
+    if state == TIME_ERROR or status & STA_UNSYNC:
+        return None
+    to_slew_us = -(-abs(offset) // 1000) if status & STA_NANO else abs(offset)
+    return max(maxerror_us + to_slew_us, KERNEL_ERROR_US_MIN)
+
+
+class ClockWatch:
+    """This boot's clock as it was last looked at: reading it for every record would cost more than it tells."""
+
+    def __init__(self, gateway: GatewaySettings) -> None:
+        """Raises OSError where the kernel does not say whether its clock is synced."""
+        self._mode: ClockMode = gateway.clock
+        self._system_error_us = int(gateway.system_clock_error_ms * 1000)
+        self._lock = threading.Lock()
+        self._is_resumed = False
+        self._looked = look(self._mode, self._system_error_us)
+        self._now = BootClock("unknown", gateway.clock_error_ppm_max).looked(self._looked)
+
+    def now(self) -> BootClock:
+        """What is known. May be called on any thread."""
+        return self._now
+
+    def look(self) -> tuple[BootClock, BootClock]:
+        """Read the clocks again; what was known before, and what is known now. Raises OSError."""
+        found = look(self._mode, self._system_error_us)
+        with self._lock:
+            before = self._now
+            self._looked = found
+            self._now = before.looked(found)
+            return before, self._now
+
+    def resume(self, kept: BootClock) -> None:
+        """Go on from what an earlier start in this boot has left behind; once. May be called on any thread."""
+        with self._lock:
+            if self._is_resumed or not kept.known:
+                return
+            self._is_resumed = True
+            self._now = kept.resumed(self._now.ppm).looked(self._looked)
+
+
+class StepWatch:
+    """Calls back in the moment in which somebody sets the wall clock, as the kernel tells it (timerfd_create(2))."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+        self._fd = -1
+
+    def start(self) -> bool:
+        """Begin to watch, in the running event loop; False where the kernel refuses: the look of each second stays."""
+        # Without TFD_NONBLOCK the event loop could wait for ever in a read that nothing is there for.
+        self._fd = _libc.timerfd_create(time.CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0 or not self._arm():
+            log.info("steps of the clock are noticed a second late", error=os.strerror(ctypes.get_errno()))
+            self.stop()
+            return False
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+        return True
+
+    def stop(self) -> None:
+        if self._fd >= 0:
+            with suppress(RuntimeError):  # no event loop any more
+                asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _arm(self) -> bool:
+        timer = _TimerSpec((0, 0), (FAR_S, 0))
+        flags = TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET
+        return bool(_libc.timerfd_settime(self._fd, flags, ctypes.byref(timer), None) == 0)
+
+    def _read(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno != errno.ECANCELED:
+                raise
+        # Armed first: a step that comes while the clock is looked at is told again.
+        self._arm()
+        self._on_step()
