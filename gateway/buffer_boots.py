@@ -280,7 +280,9 @@ class BootTable:
     def _boots(self) -> dict[str, _Boot]:
         if self._read is None:
             self._read = {
-                boot_id: _Boot(number, clock_of(offset_us, error_us, clock), seen_us or 0, version, owed, told_error_us)
+                boot_id: _Boot(
+                    ordinal, clock_of(offset_us, error_us, clock), seen_us or 0, version, owed, told_error_us
+                )
                 for boot_id, offset_us, error_us, ordinal, seen_us, clock, version, owed, told_error_us in (
                     self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM boot")
                 )

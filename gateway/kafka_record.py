@@ -133,13 +133,13 @@ class RecordEncoder:
         self._times_of: tuple[object, ...] = ()
         self._times: BootTimes | None = None
         self._from_source_to_lanesequence = b""
-        self._boottime_error = b""
-        """Both of the row before: what is in `_times_of`, by `_times`."""
+        """Of the row before: what is in `_times_of`, by `_times`."""
         self._event_clock = self._received_clock = _NO_SPAN
         """What the clock said around its times."""
-        self._quality_of: tuple[int, str] | None = None
+        self._quality_of: tuple[object, ...] = ()
         self._from_timeerror_to_receivedtime = b""
-        """Of the row before, whose error and quality were those."""
+        self._boottime_error = b""
+        """Both of the row before, of whose times that was known."""
         self._device_boot: str | None = None
         self._from_content_type_to_devicesequence = b""
         """Of the row before, whose `device_boot` was that."""
@@ -195,29 +195,37 @@ class RecordEncoder:
         return _varint(len(record)) + record
 
     def _encode_times(self, row: Row, times: BootTimes) -> bytes:
+        if times is not self._times:
+            self._received_clock = self._event_clock = _NO_SPAN
         received_us, event_us = row.received_us, row.event_us
         clock = self._received_clock
-        if times is not self._times or not clock.from_us <= received_us < clock.until_us:
+        offset_us, _, _, from_us, until_us = clock
+        if not from_us <= received_us < until_us:
             clock = self._received_clock = times.around(received_us)
-        received = event = rfc3339(received_us + clock.offset_us)
+            offset_us = clock.offset_us
+        received = event = rfc3339(received_us + offset_us)
+        how = clock, row.event_error_us, row.tick_ms is None, event_us is None
         if event_us is None:
             event_us = received_us
         else:
             # It may lie hours before its receipt, when another offset and bound held.
             clock = self._event_clock
-            if times is not self._times or not clock.from_us <= event_us < clock.until_us:
+            offset_us, _, _, from_us, until_us = clock
+            if not from_us <= event_us < until_us:
                 clock = self._event_clock = times.around(event_us)
-            event = rfc3339(event_us + clock.offset_us)
-        quality_of = time_quality(row, clock, of_gateway=self._of_gateway)
-        if quality_of != self._quality_of:
-            self._quality_of = quality_of
+                offset_us = clock.offset_us
+            event = rfc3339(event_us + offset_us)
+            how = clock, row.event_error_us, True, False
+        if how != self._quality_of:
+            self._quality_of = how
+            error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
             self._from_timeerror_to_receivedtime = (
-                _header("ce_timeerror", str(quality_of[0]))
-                + _header("ce_timequality", quality_of[1])
+                _header("ce_timeerror", str(error_us))
+                + _header("ce_timequality", quality)
                 + _name("ce_receivedtime")
                 + _varint(_RFC3339_BYTES)
             )
-        self._boottime_error = b"" if clock.synced else _boottime_error(row, of_gateway=self._of_gateway)
+            self._boottime_error = b"" if clock.synced else _boottime_error(row, of_gateway=self._of_gateway)
         boottime = b"%d" % event_us
         return b"".join(
             (

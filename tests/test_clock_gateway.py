@@ -194,9 +194,9 @@ def test_a_clock_set_by_hand_is_held_over_and_one_that_is_synced_again_goes_on(
 @given(st.floats(2.0, 1e9), st.booleans(), st.integers(1_000, 200_000), st.floats(1.0, 1e6))
 def test_a_clock_that_was_wrong_while_it_was_vouched_for_is_corrected_for_the_whole_boot(
     by_s: float,
-    back: bool,
+    back: bool,  # noqa: FBT001 - Hypothesis calls it
     error_us: int,
-    seconds: float,  # noqa: FBT001 - Hypothesis calls it
+    seconds: float,
 ) -> None:
     box = Box()
     box.offset_us = box.true_offset_us + (-by_s if back else by_s) * SECOND_US
