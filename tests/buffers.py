@@ -33,8 +33,10 @@ def entry(
 
 
 @asynccontextmanager
-async def opened(path: Path, boot: str = BOOT, **settings: object) -> AsyncIterator[Buffer]:
-    buffer = Buffer(BufferSettings(path=path, **settings), boot, lambda: CLOCK)  # type: ignore[arg-type]
+async def opened(
+    path: Path, boot: str = BOOT, clock: Callable[[], BootClock] = lambda: CLOCK, **settings: object
+) -> AsyncIterator[Buffer]:
+    buffer = Buffer(BufferSettings(path=path, **settings), boot, clock)  # type: ignore[arg-type]
     buffer.open()
     try:
         yield buffer
