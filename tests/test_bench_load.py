@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,33 @@ async def test_a_reading_carries_the_sensor_s_identity_in_40_bytes() -> None:
     assert {len(packet.payload) for packet in seen} == {40}
     assert [json.loads(packet.payload)["seq"] for packet in seen] == list(range(1_000))
     assert {(packet.topic, json.loads(packet.payload)["boot"]) for packet in seen} == {("device/d000/thermo", "b0000")}
+
+
+async def test_with_ticks_a_reading_says_when_it_was_taken_in_58_bytes_also_when_it_comes_again() -> None:
+    connections: list[list[Packet]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_packet(reader)
+        writer.write(CONNACK if not connections else CONNACK_SESSION_PRESENT)
+        seen: list[Packet] = []
+        connections.append(seen)
+        while len(connections) > 1 or len(seen) < 6:
+            seen.append(await read_packet(reader))
+            if len(connections) > 1:
+                writer.write(acknowledgement(0x40, seen[-1].packet_id))
+
+    before_ms = time.monotonic_ns() // 1_000_000
+    async with speaking(serve) as port:
+        options: dict[str, bool | int | str] = {"persistent": True, "reconnect": True, "tick": "tick"}
+        done = await run_load(port, connections=1, window=6, messages=20, **options)
+    after_ms = time.monotonic_ns() // 1_000_000
+    first, second = connections
+    assert done.acknowledged == 20
+    assert {len(packet.payload) for packet in first + second} == {58}
+    assert [packet.payload for packet in second[:6]] == [packet.payload for packet in first]
+    ticks = [json.loads(packet.payload)["tick"] for packet in second]
+    assert ticks == sorted(ticks)
+    assert before_ms <= ticks[0] <= ticks[-1] <= after_ms
 
 
 async def test_the_ledger_holds_what_was_acknowledged_and_no_more(tmp_path: Path) -> None:

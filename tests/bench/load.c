@@ -24,6 +24,7 @@
 
 enum {
     PAYLOAD_BYTES = 40,
+    TICK_BYTES = 18,             /* "tick":, ten places and a comma */
     PACKET_BYTES_MAX = 128,      /* a remaining length of one byte is enough for every packet here */
     ACKNOWLEDGEMENT_BYTES = 4,
     CONNECT_BYTES_MAX = 512,
@@ -64,11 +65,11 @@ typedef struct {
     uint8_t in[8];
     size_t in_length;
     uint8_t packet[PACKET_BYTES_MAX];
-    size_t packet_bytes, id_at, payload_at;
+    size_t packet_bytes, id_at, payload_at, payload_bytes;
 } connection;
 
 static struct {
-    const char *host, *secrets_path, *ledger_path, *name_prefix, *boot;
+    const char *host, *secrets_path, *ledger_path, *name_prefix, *boot, *tick;
     int port;
     unsigned connections, devices, qos, window;
     double rate, seconds, warmup_s, storm_after_s, grace_s;
@@ -189,13 +190,16 @@ static void make_template(connection *sensor)
     device_name(sensor, device);
     boot_name(sensor, boot);
     int topic_bytes = snprintf(topic, sizeof topic, "device/%s/thermo", device);
-    /* Seven places for the sequence, blanks where it is shorter: JSON takes them. */
-    const char *form = options.identity ? "{\"boot\":\"%s\",\"seq\":0      ,\"c\":21.50}"
-                                        : "{\"unit\":\"%s\",\"num\":0      ,\"c\":21.50}";
-    int payload_bytes = snprintf(payload, sizeof payload, form, boot);
-    if (payload_bytes != PAYLOAD_BYTES)
+    /* Seven places for the sequence and ten for the tick, blanks where they are shorter: JSON takes them. */
+    char tick[2 * NAME_BYTES] = "";
+    if (options.tick != NULL && snprintf(tick, sizeof tick, "\"%.60s\":0         ,", options.tick) != TICK_BYTES)
+        die("--tick", "a name of four letters is needed, so that the payload has 58 bytes");
+    const char *form = options.identity ? "{\"boot\":\"%s\",\"seq\":0      ,%s\"c\":21.50}"
+                                        : "{\"unit\":\"%s\",\"num\":0      ,%s\"c\":21.50}";
+    sensor->payload_bytes = PAYLOAD_BYTES + strlen(tick);
+    if (snprintf(payload, sizeof payload, form, boot, tick) != (int)sensor->payload_bytes)
         die("--boot", "one character is needed, so that the payload has 40 bytes");
-    size_t remaining = 2 + (size_t)topic_bytes + (options.qos ? 2 : 0) + PAYLOAD_BYTES;
+    size_t remaining = 2 + (size_t)topic_bytes + (options.qos ? 2 : 0) + sensor->payload_bytes;
     if (remaining > PACKET_BYTES_MAX - 2 || remaining > 127)
         die("--name-prefix", "too long: the packet must not exceed 127 bytes");
     uint8_t *at = sensor->packet;
@@ -206,8 +210,8 @@ static void make_template(connection *sensor)
     if (options.qos)
         at += 2;
     sensor->payload_at = (size_t)(at - sensor->packet);
-    memcpy(at, payload, PAYLOAD_BYTES);
-    sensor->packet_bytes = sensor->payload_at + PAYLOAD_BYTES;
+    memcpy(at, payload, sensor->payload_bytes);
+    sensor->packet_bytes = sensor->payload_at + sensor->payload_bytes;
 }
 
 static uint16_t packet_id(uint32_t sequence)
@@ -226,6 +230,18 @@ static void put_id(uint8_t *at, uint16_t id)
     at[1] = (uint8_t)id;
 }
 
+static void put_number(uint8_t *at, uint64_t rest)
+{
+    uint8_t reversed[20];
+    unsigned count = 0;
+    do {
+        reversed[count++] = (uint8_t)('0' + rest % 10);
+        rest /= 10;
+    } while (rest != 0);
+    while (count != 0)
+        *at++ = reversed[--count];
+}
+
 static void append_publish(connection *sensor, uint32_t sequence, bool duplicate)
 {
     uint8_t *at = sensor->out + sensor->out_end;
@@ -234,18 +250,12 @@ static void append_publish(connection *sensor, uint32_t sequence, bool duplicate
         at[0] |= 0x08;
     if (options.qos)
         put_id(at + sensor->id_at, packet_id(sequence));
-    uint8_t *digits = at + sensor->payload_at + 22, reversed[10];
-    unsigned count = 0;
-    uint32_t rest = sequence;
-    do {
-        reversed[count++] = (uint8_t)('0' + rest % 10);
-        rest /= 10;
-    } while (rest != 0);
-    for (unsigned place = 0; place < count; place++)
-        digits[place] = reversed[count - 1 - place];
+    put_number(at + sensor->payload_at + 22, sequence);
+    if (options.tick != NULL) /* 32 bits of milliseconds, of when it was taken: the same when it comes again */
+        put_number(at + sensor->payload_at + 37, slot_of(sensor, sequence)->due_ns / 1000000 % (1ULL << 32));
     /* A value that changes: 20.00 to 29.99. */
     unsigned value = sequence * 7 % 1000;
-    uint8_t *decimals = at + sensor->payload_at + PAYLOAD_BYTES - 5;
+    uint8_t *decimals = at + sensor->packet_bytes - 5;
     decimals[0] = (uint8_t)('0' + value / 100);
     decimals[2] = (uint8_t)('0' + value / 10 % 10);
     decimals[3] = (uint8_t)('0' + value % 10);
@@ -729,6 +739,7 @@ static const char usage[] =
     "  --seconds S | --messages N\n"
     "  --warmup S                latencies of readings that are due earlier do not count\n"
     "  --plain                   payloads without the members boot and seq\n"
+    "  --tick NAME               18 bytes more: a member of this name, the milliseconds of the sensor's clock\n"
     "  --boot C                  first character of the boots' names (b)\n"
     "  --persistent              sessions outlive their connections\n"
     "  --reconnect               dial again when a connection ends, and send again what was not acknowledged\n"
@@ -750,12 +761,12 @@ static double number_of(const char *name, double least, double most)
 static void read_options(int count, char **words)
 {
     enum { HOST, PORT, CONNECTIONS, DEVICES, PREFIX, SECRETS, QOS, WINDOW, RATE, SECONDS, MESSAGES, WARMUP, PLAIN,
-           BOOT, PERSISTENT, RECONNECT, STORM, GRACE, LEDGER, HELP };
+           TICK, BOOT, PERSISTENT, RECONNECT, STORM, GRACE, LEDGER, HELP };
     static const struct option known[] = {
         {"host", 1, 0, HOST}, {"port", 1, 0, PORT}, {"connections", 1, 0, CONNECTIONS}, {"devices", 1, 0, DEVICES},
         {"name-prefix", 1, 0, PREFIX}, {"secrets", 1, 0, SECRETS}, {"qos", 1, 0, QOS}, {"window", 1, 0, WINDOW},
         {"rate", 1, 0, RATE}, {"seconds", 1, 0, SECONDS}, {"messages", 1, 0, MESSAGES}, {"warmup", 1, 0, WARMUP},
-        {"plain", 0, 0, PLAIN}, {"boot", 1, 0, BOOT}, {"persistent", 0, 0, PERSISTENT},
+        {"plain", 0, 0, PLAIN}, {"tick", 1, 0, TICK}, {"boot", 1, 0, BOOT}, {"persistent", 0, 0, PERSISTENT},
         {"reconnect", 0, 0, RECONNECT}, {"storm-after", 1, 0, STORM}, {"grace", 1, 0, GRACE},
         {"ledger", 1, 0, LEDGER}, {"help", 0, 0, HELP}, {0, 0, 0, 0}};
     int found, index = 0;
@@ -775,6 +786,7 @@ static void read_options(int count, char **words)
         case MESSAGES: options.messages = (uint64_t)number_of(name, 1, 1e9); break;
         case WARMUP: options.warmup_s = number_of(name, 0, SECONDS_MAX); break;
         case PLAIN: options.identity = false; break;
+        case TICK: options.tick = optarg; break;
         case BOOT: options.boot = optarg; break;
         case PERSISTENT: options.persistent = true; break;
         case RECONNECT: options.reconnect = true; break;

@@ -3,12 +3,13 @@
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
-from tests.bench.load import LoadError, run_load
+from tests.bench.load import Done, LoadError, run_load
 from tests.bench.peers import FILTER, benthos, mosquitto, subscribed, telegraf
 from tests.bench.processes import Measured, NotMeasuredError, gateway, secrets_path, write_gateway
 from tests.bench.report import Result
@@ -21,12 +22,52 @@ Consumer = Callable[[Path, Measured, str, str], AbstractAsyncContextManager[Meas
 """What reads from a mosquitto into a Kafka topic: given a directory, the mosquitto, Kafka's bootstrap, the topic."""
 
 
+@dataclass(frozen=True, slots=True)
+class FlatOut:
+    """What the listener did with as many readings as it took."""
+
+    done: Done
+    count: int
+    """Records in Kafka."""
+    elapsed_s: float
+    """From the first PUBLISH to the last of them."""
+    cpu_us: float
+    """The gateway's, for each reading."""
+    rss_mb: float
+
+    @property
+    def readings_per_s(self) -> float:
+        return self.count / self.elapsed_s
+
+
 async def listener(bench: Bench) -> list[Result]:
     """Listener to Kafka, flat out, from the first PUBLISH to the last record in Kafka."""
     seconds = float(os.environ.get("BENCH_SECONDS", bench.pick(60, 3)))
-    directory = bench.directory / "listener"
-    config = write_gateway(directory, bench.kafka.bootstrap, "listener-thermo", devices=CONNECTIONS)
-    async with KafkaTopic(bench.kafka.bootstrap, "listener-thermo") as topic, gateway(config) as sluice:
+    async with KafkaTopic(bench.kafka.bootstrap, "listener-thermo") as topic:
+        run = await flat_out(bench, topic, bench.directory / "listener", seconds)
+    done = run.done
+    say(
+        f"listener: {done.acknowledged:,} acknowledged in {done.seconds:.1f} s ({done.acknowledged / done.seconds:,.0f}"
+        f"/s), {run.count:,} in Kafka after {run.elapsed_s:.1f} s; gateway {run.cpu_us:.1f} µs of CPU a reading, "
+        f"{run.rss_mb:.0f} MB at the most, generator {done.cpu_s / done.acknowledged * 1e6:.2f} µs; by second: "
+        f"{done.by_second}"
+    )
+    note = f"{run.count:,} readings in {run.elapsed_s:.1f} s, published for {seconds:.0f} s"
+    return [
+        Result("listener_readings_per_s", run.readings_per_s, "1/s", ">= 50000", note),
+        Result("listener_missing_in_kafka", done.acknowledged - run.count, "readings", "= 0"),
+        Result("listener_acknowledged_per_s", done.acknowledged / done.seconds, "1/s"),
+        Result("listener_cpu_us_per_reading", run.cpu_us, "µs"),
+        Result("listener_rss_mb", run.rss_mb, "MB", None, "the most, flat out"),
+    ]
+
+
+async def flat_out(
+    bench: Bench, topic: KafkaTopic, directory: Path, seconds: float, **options: float | str | Path | bool
+) -> FlatOut:
+    """A gateway of its own, and a generator with these options that sends whatever it takes."""
+    config = write_gateway(directory, bench.kafka.bootstrap, topic.name, devices=CONNECTIONS)
+    async with gateway(config) as sluice:
         cpu_before = sluice.cpu_s
         done = await run_load(
             sluice.port,
@@ -34,24 +75,11 @@ async def listener(bench: Bench) -> list[Result]:
             window=WINDOW,
             seconds=seconds,
             secrets=secrets_path(directory),
+            **options,
         )
         count, last = await topic.wait_for(done.acknowledged)
         cpu_us = (sluice.cpu_s - cpu_before) / done.acknowledged * 1e6
-        rss_mb = sluice.rss_mb_peak
-    elapsed = last - done.first_publish
-    say(
-        f"listener: {done.acknowledged:,} acknowledged in {done.seconds:.1f} s ({done.acknowledged / done.seconds:,.0f}"
-        f"/s), {count:,} in Kafka after {elapsed:.1f} s; gateway {cpu_us:.1f} µs of CPU a reading, {rss_mb:.0f} MB at "
-        f"the most, generator {done.cpu_s / done.acknowledged * 1e6:.2f} µs; by second: {done.by_second}"
-    )
-    note = f"{count:,} readings in {elapsed:.1f} s, published for {seconds:.0f} s"
-    return [
-        Result("listener_readings_per_s", count / elapsed, "1/s", ">= 50000", note),
-        Result("listener_missing_in_kafka", done.acknowledged - count, "readings", "= 0"),
-        Result("listener_acknowledged_per_s", done.acknowledged / done.seconds, "1/s"),
-        Result("listener_cpu_us_per_reading", cpu_us, "µs"),
-        Result("listener_rss_mb", rss_mb, "MB", None, "the most, flat out"),
-    ]
+        return FlatOut(done, count, last - done.first_publish, cpu_us, sluice.rss_mb_peak)
 
 
 async def broker(bench: Bench) -> list[Result]:
