@@ -8,8 +8,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from gateway.clock_device import DeviceClock
+from typing import Protocol
 
 SECOND_US = 1_000_000
 HOUR_US = 3_600 * SECOND_US
@@ -92,6 +91,16 @@ class Network:
         return self.least_us + chance.uniform(0, self.jitter_us) * chance.random() + again
 
 
+class TickClock(Protocol):
+    """What gives readings their times by their ticks: a `DeviceClock`, or a simpler way that it is compared with."""
+
+    def probed(self, sent_us: int, received_us: int, tick_ms: int, tick_us: int, /) -> bool: ...
+
+    def estimate(self, tick_ms: int, now_us: int, /) -> tuple[int, int] | None: ...
+
+    def stamp(self, received_us: int, tick_ms: int, sequence: int, /) -> tuple[int, int] | None: ...
+
+
 @dataclass(frozen=True)
 class Judged:
     """One reading's time, and the truth."""
@@ -116,7 +125,7 @@ def share(sorted_values: Sequence[float], part: float) -> float:
 
 def probed_readings(  # noqa: PLR0913 - what a line may be like
     chance: random.Random,
-    clock: DeviceClock,
+    clock: TickClock,
     quartz: Oscillator,
     line: SerialLine,
     *,
@@ -145,7 +154,7 @@ def probed_readings(  # noqa: PLR0913 - what a line may be like
 
 def sent_readings(  # noqa: PLR0913 - what a network may be like
     chance: random.Random,
-    clock: DeviceClock,
+    clock: TickClock,
     quartz: Oscillator,
     network: Network,
     *,

@@ -5,7 +5,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 PARTITIONS = 3
@@ -53,6 +53,19 @@ class KafkaTopic:
         """Records that Kafka has now."""
         ends: dict[TopicPartition, int] = await self._consumer.end_offsets(self._partitions)
         return sum(ends.values())
+
+    async def newest(self, count: int) -> list[ConsumerRecord]:
+        """The last records of each partition, so many at most."""
+        ends: dict[TopicPartition, int] = await self._consumer.end_offsets(self._partitions)
+        self._consumer.resume(*self._partitions)
+        records: list[ConsumerRecord] = []
+        for partition, end in ends.items():
+            self._consumer.seek(partition, max(0, end - count))
+            while await self._consumer.position(partition) < end:
+                for found in (await self._consumer.getmany(partition, timeout_ms=1000)).values():
+                    records += found
+        self._consumer.pause(*self._partitions)
+        return records
 
     async def wait_for(self, count: int, stall_s: float = STALL_S) -> tuple[int, float]:
         """Wait until there are `count` records, or no more come; give how many, and since when (UNIX time)."""

@@ -39,6 +39,8 @@ class Suite:
     """What says that a part cannot be measured here; the others are."""
     derived: Callable[[list[Result]], list[Result]] = _nothing
     """What follows from results of several parts."""
+    table: Callable[[Report], str] = table
+    """The report for people."""
 
 
 async def _measure(suite: Suite, parts: list[str], *, quick: bool) -> AsyncIterator[list[Result]]:
@@ -107,5 +109,5 @@ def run(suite: Suite, prepare: Callable[[], None] = lambda: None) -> int:
     except BrokerError as error:
         click.echo(str(error), err=True)
         return 2
-    click.echo(table(report))
+    click.echo(suite.table(report))
     return 1 if any(result.met is False for result in report.results) else 0
