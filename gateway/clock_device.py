@@ -103,6 +103,7 @@ class _Saved(msgspec.Struct, array_like=True, frozen=True):
     strain: int
     observations: list[tuple[int, int | None, int]]
     last: tuple[int, int] | None
+    paced_by: Kind | None = None
 
 
 class DeviceClock:
@@ -180,6 +181,24 @@ class DeviceClock:
         if self._lines is None:
             return None
         earliest_us, latest_us = self._lines.span_at(self._lines.tick_us)
+        return round((latest_us - earliest_us + _TICK_US_MAX) / 2)
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether the last observation contradicts those before, and nothing has said yet which is right."""
+        return bool(self._former)
+
+    def error_us_at(self, at_us: int) -> int | None:
+        """The bound of a sample that is taken at this time, which is none before the last observation.
+
+        None where it is not known.
+        """
+        if self._lines is None or self._former:
+            return None
+        lines = self._lines
+        earliest_us, latest_us = lines.span_at(lines.tick_us)
+        # A clock that is one per cent off moves the place by as much, and the bound there by less than a millisecond.
+        earliest_us, latest_us = lines.span_at(lines.tick_us + max(0.0, at_us - (earliest_us + latest_us) / 2))
         return round((latest_us - earliest_us + _TICK_US_MAX) / 2)
 
     @property
@@ -336,7 +355,8 @@ class DeviceClock:
             for tick, earliest, latest in kept
         ]
         last = None if self._last_sequence == _NONE else (self._last_sequence, self._last_tick_us)
-        return msgspec.msgpack.encode(_Saved(1, self._strain, [] if self._former else saved, last))
+        observations = [] if self._former else saved
+        return msgspec.msgpack.encode(_Saved(1, self._strain, observations, last, self.paced_by))
 
     @classmethod
     def from_bytes(cls, data: bytes, kind: Kind = "rc") -> "DeviceClock":
@@ -349,6 +369,7 @@ class DeviceClock:
         if saved.version != 1 or not 1 <= saved.strain <= STRAIN_MAX or len(saved.observations) > OBSERVATIONS_MAX:
             raise ValueError("no device clock of this version")
         clock._strain = saved.strain
+        clock.paced_by = saved.paced_by or kind
         if saved.last is not None:
             clock._note(*saved.last)
         for tick, earliest, latest in saved.observations:

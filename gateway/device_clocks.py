@@ -20,20 +20,58 @@ SAVED_AT_ONCE_MAX = 50
 """Clocks written in one commit, no oftener than that: each is half a kilobyte for the card."""
 SAVED_AGAIN_US = 300_000_000
 """One clock is written no oftener: an older state of it is as true, and less exact."""
+_UNREADABLE = "what was known of a sensor's clock cannot be read: it is learnt anew"
 
 log = structlog.get_logger()
 
 
-class Run(msgspec.Struct):
+class Run:
     """One boot of one sensor, and its clock."""
 
-    device: str
-    stream: str
-    """Empty where the device counts its samples through; else the topic whose samples are counted by themselves."""
-    boot: str
-    clock: DeviceClock
-    saved_version: int = 0
-    save_due_us: int = 0
+    __slots__ = ("_clock", "_saved", "_saved_version", "boot", "device", "kind", "save_due_us", "stream")
+
+    def __init__(self, device: str, stream: str, boot: str, kind: Kind, saved: bytes | None = None) -> None:
+        """`saved` is what was kept of its clock. It is looked into when it is needed: that takes half a millisecond."""
+        self.device = device
+        self.stream = stream
+        """Empty where the device counts its samples through; else the topic whose samples are counted by themselves."""
+        self.boot = boot
+        self.kind: Kind = kind
+        self.save_due_us = 0
+        self._saved = saved
+        self._saved_version = 0
+        self._clock: DeviceClock | None = None
+
+    @property
+    def clock(self) -> DeviceClock:
+        """One that knows nothing where nothing was learnt, or what was kept cannot be read."""
+        if self._clock is None:
+            self._clock = self._recalled()
+            self._saved, self._saved_version = None, self._clock.version
+        return self._clock
+
+    @property
+    def has_news(self) -> bool:
+        """Whether more was learnt than is kept."""
+        return self._clock is not None and self._clock.version != self._saved_version
+
+    @property
+    def mark(self) -> str:
+        """The key that it is kept under: a former boot's makes room for the next one's."""
+        return f"{MARKS}{self.device}/{self.stream}"
+
+    def save(self) -> bytes:
+        """Its clock, to be kept."""
+        self._saved_version = self.clock.version
+        return self.clock.to_bytes()
+
+    def _recalled(self) -> DeviceClock:
+        if self._saved is not None:
+            try:
+                return DeviceClock.from_bytes(self._saved, self.kind)
+            except ValueError as error:
+                log.warning(_UNREADABLE, device=self.device, error=str(error))
+        return DeviceClock(self.kind)
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
@@ -53,16 +91,19 @@ class DeviceClocks:
         self._runs_max = runs_max
         self._runs: dict[tuple[str, str, str], Run] = {}
         """The one that was asked for last at the end."""
+        self._kept: dict[str, str] = {}
+        """The marks on disk, each with the sensor's boot that it is of."""
+        self._forgotten: list[Mark] = []
+        """Those of runs that are known no more: what is on disk is bounded as well."""
         self.save_due_us = 0
         """CLOCK_BOOTTIME: until then `marks` has nothing to say."""
 
     def of(self, device: str, boot: str, kind: Kind = "rc", stream: str = "") -> DeviceClock:
         """The clock of a run; one that knows nothing where the run is new."""
         run = self._runs.pop((device, stream, boot), None)
-        if run is None or run.clock.kind != kind:
-            if len(self._runs) >= self._runs_max:
-                del self._runs[next(iter(self._runs))]
-            run = Run(device, stream, boot, DeviceClock(kind))
+        if run is None or run.kind != kind:
+            self._make_room()
+            run = Run(device, stream, boot, kind)
         self._runs[device, stream, boot] = run
         return run.clock
 
@@ -75,37 +116,52 @@ class DeviceClocks:
         """All of them, the one that was asked for last at the end."""
         return iter(self._runs.values())
 
+    def newest_runs(self) -> Iterator[Run]:
+        """Of each device, or each of its streams, the one that was asked for last."""
+        return iter({(run.device, run.stream): run for run in self._runs.values()}.values())
+
     def marks(self, now_us: int, *, all_of_them: bool = False) -> list[Mark]:
-        """What the next commit is to keep of what was learnt; all of it at the end."""
+        """What the next commit is to keep of what was learnt, and to forget; all of it at the end."""
         self.save_due_us = now_us + SAVE_INTERVAL_US
-        newest = {(run.device, run.stream): run for run in self._runs.values()}.values()
-        due = [run for run in newest if run.clock.version != run.saved_version]
+        due = [run for run in self.newest_runs() if run.has_news]
         if not all_of_them:
             due = sorted((run for run in due if run.save_due_us <= now_us), key=lambda run: run.save_due_us)
             due = due[:SAVED_AT_ONCE_MAX]
+        marks, self._forgotten = self._forgotten, []
         for run in due:
-            run.saved_version, run.save_due_us = run.clock.version, now_us + SAVED_AGAIN_US
-        return [Mark(f"{MARKS}{run.device}/{run.stream}", self._encoded(run)) for run in due]
+            run.save_due_us = now_us + SAVED_AGAIN_US
+            self._kept[run.mark] = run.boot
+            saved = _Saved(self._gateway_boot, run.device, run.stream, run.boot, run.kind, run.save())
+            marks.append(Mark(run.mark, msgspec.msgpack.encode(saved)))
+        return marks
 
     def restore(self, marks: Mapping[str, bytes]) -> list[Mark]:
         """Go on with what an earlier start in this boot had learnt; give what is to be forgotten, as of other boots."""
         forgotten = []
         for key, value in marks.items():
-            try:
-                saved = msgspec.msgpack.decode(value, type=_Saved)
-                if saved.gateway_boot != self._gateway_boot:
-                    forgotten.append(Mark(key, None))
-                    continue
-                clock = DeviceClock.from_bytes(saved.clock, saved.kind)
-            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-                log.warning("what was known of a sensor's clock cannot be read: it is learnt anew", error=str(error))
+            found = saved_run(value)
+            if found is None:
+                log.warning(_UNREADABLE, mark=key)
+            if found is None or found[0] != self._gateway_boot or len(self._runs) >= self._runs_max:
                 forgotten.append(Mark(key, None))
                 continue
-            run = Run(saved.device, saved.stream, saved.boot, clock, clock.version)
+            run = found[1]
             self._runs[run.device, run.stream, run.boot] = run
+            self._kept[run.mark] = run.boot
         return forgotten
 
-    def _encoded(self, run: Run) -> bytes:
-        clock = run.clock
-        saved = _Saved(self._gateway_boot, run.device, run.stream, run.boot, clock.kind, clock.to_bytes())
-        return msgspec.msgpack.encode(saved)
+    def _make_room(self) -> None:
+        while len(self._runs) >= self._runs_max:
+            run = self._runs.pop(next(iter(self._runs)))
+            if self._kept.get(run.mark) == run.boot:
+                del self._kept[run.mark]
+                self._forgotten.append(Mark(run.mark, None))
+
+
+def saved_run(value: bytes) -> tuple[str, Run] | None:
+    """What a mark keeps: the gateway's boot that it is of, and the run. None where it cannot be read."""
+    try:
+        saved = msgspec.msgpack.decode(value, type=_Saved)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return saved.gateway_boot, Run(saved.device, saved.stream, saved.boot, saved.kind, saved.clock)

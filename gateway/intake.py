@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
+import structlog
 from msgspec.structs import replace
 
 from gateway.buffer import Buffer
 from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
+from gateway.buffer_schema import BufferFileError
+from gateway.device_clocks import MARKS, DeviceClocks
+from gateway.devices_heard import DevicesHeard
 from gateway.reading import Mark, Reading, Recalled, source
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
@@ -29,6 +33,10 @@ REPORT_REST_BYTES = 3_000
 LOST_SEQUENCES_MAX = 2**32
 """What one report of a sensor may say it dropped: a sequence of ours has 32 bits, and counters must add up."""
 READING_TYPE = "sluice.reading"
+CLOCKS_AT_ONCE = 500
+"""Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
+
+log = structlog.get_logger()
 
 
 class _Identity(msgspec.Struct):
@@ -54,19 +62,22 @@ class RetryOutcome(msgspec.Struct, frozen=True):
 class FrontDoor:
     """`Intake`, and `SerialIntake`, as the pipeline wires it: everything that any ingress takes in passes here."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts that it joins
         self,
         buffer: Buffer,
         routes: RouteTable,
         gateway: GatewaySettings,
         kafka: KafkaSettings,
         now_us: Callable[[], int],
+        clocks: DeviceClocks | None = None,
     ) -> None:
         self._buffer = buffer
         self._routes = routes
         self._gateway = gateway
         self._kafka = kafka
         self._now_us = now_us
+        self.clocks = DeviceClocks() if clocks is None else clocks
+        self.heard = DevicesHeard()
         self._resolved: dict[tuple[str, str, str | None], tuple[Destination, Series] | Refusal] = {}
         self._identity = msgspec.json.Decoder(_Identity)
         # Base64 takes four bytes for three.
@@ -87,7 +98,28 @@ class FrontDoor:
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`."""
         self.counts["readings"] += len(readings)
-        self._buffer.append([self._entry(reading) for reading in readings], done, marks)
+        entries = [self._entry(reading) for reading in readings]
+        self.heard.note(entries)
+        if readings and readings[-1].received_us >= self.clocks.save_due_us:
+            # In a commit that is made anyway: no card is worn for it.
+            marks = [*marks, *self.clocks.marks(readings[-1].received_us)]
+        self._buffer.append(entries, done, marks)
+
+    async def recall_clocks(self) -> None:
+        """Go on with what an earlier start in this boot of the box had learnt of sensors' clocks."""
+        try:
+            kept = await self.marks(MARKS)
+        except BufferFileError as error:
+            log.warning("sensors' clocks are learnt anew: what was kept of them cannot be read", error=str(error))
+            return
+        if forgotten := self.clocks.restore(kept):
+            self._buffer.append((), None, forgotten)
+
+    def keep_clocks(self) -> None:
+        """Have all that was learnt of sensors' clocks written, as far as the disk has room: for the end."""
+        marks = self.clocks.marks(self._now_us(), all_of_them=True)
+        for start in range(0, len(marks), CLOCKS_AT_ONCE):
+            self._buffer.append((), None, marks[start : start + CLOCKS_AT_ONCE])
 
     async def recall(self, device: str, boot: str) -> Recalled:
         """See `SerialIntake.recall`."""

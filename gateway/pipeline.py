@@ -23,6 +23,7 @@ from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_kernel import ClockWatch, StepWatch, boot_id, boottime_us
 from gateway.config_file import route_table
+from gateway.device_clocks import DeviceClocks
 from gateway.forward_kafka import Forwarder
 from gateway.housekeeping import Housekeeping, LaneTurns
 from gateway.intake import FrontDoor
@@ -38,7 +39,8 @@ async def run(settings: Settings) -> None:
     bound_look_ups()
     clock = ClockWatch(settings.gateway)
     buffer = Buffer(settings.buffer, boot_id(), clock.now, clock.resume)
-    front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us)
+    clocks = DeviceClocks(boot_id())
+    front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us, clocks)
     buffer.open()
     lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
     forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins)
@@ -52,6 +54,7 @@ async def run(settings: Settings) -> None:
     try:
         with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
             await buffer.report_lanes("start", front_door.lane_entry)
+        await front_door.recall_clocks()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")
@@ -85,10 +88,11 @@ async def run(settings: Settings) -> None:
             if settings.serial is not None:
                 from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
 
-                serial = SerialIngress(settings.serial, front_door, boottime_us, lambda: secrets.randbits(32))
+                serial = SerialIngress(settings.serial, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
     finally:
         steps.stop()
+        front_door.keep_clocks()
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)

@@ -425,6 +425,33 @@ def test_what_was_kept_goes_on(learnt_from: str) -> None:
     assert restored.last_sequence == clock.last_sequence
 
 
+def test_a_clock_that_proved_worse_than_was_said_is_kept_as_that() -> None:
+    clock = DeviceClock("crystal")
+    rc = Oscillator(5_000)
+    for second in range(0, 200, 10):
+        at_us = second * SECOND_US
+        clock.probed(at_us, at_us + 1_000, *rc.tick(at_us + 500))
+    assert clock.paced_by != "crystal"
+    assert DeviceClock.from_bytes(clock.to_bytes(), "crystal").paced_by == clock.paced_by
+    assert DeviceClock.from_bytes(DeviceClock("ceramic").to_bytes(), "ceramic").paced_by == "ceramic"
+
+
+def test_the_bound_of_a_reading_taken_now_grows_until_the_next_probe() -> None:
+    made, last_us = probed(ppm=4_000, probes=8)
+    clock = made.clock
+    bounds = [clock.error_us_at(last_us + after_s * SECOND_US) for after_s in (0, 10, 60, 600)]
+    assert None not in bounds
+    assert bounds == sorted(bounds, key=lambda bound: bound or 0)
+    assert bounds[0] == clock.error_us or abs((bounds[0] or 0) - (clock.error_us or 0)) <= 2
+    # As a reading's is that is taken then and comes in a while later.
+    at_us = last_us + 60 * SECOND_US
+    estimate = clock.estimate(made.quartz.tick(at_us)[0], at_us + SECOND_US)
+    assert estimate is not None
+    assert bounds[2] is not None
+    assert abs(estimate[1] - bounds[2]) <= 0.01 * bounds[2] + 2
+    assert DeviceClock().error_us_at(0) is None
+
+
 def test_an_empty_clock_is_kept_as_one() -> None:
     restored = DeviceClock.from_bytes(DeviceClock().to_bytes())
     assert restored.estimate(0, 0) is None

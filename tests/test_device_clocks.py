@@ -1,5 +1,7 @@
 """The clocks of all sensors: bounded, kept with readings, and gone on with after a restart of the daemon."""
 
+import msgspec
+
 from gateway.clock_device import DeviceClock
 from gateway.device_clocks import MARKS, SAVE_INTERVAL_US, SAVED_AGAIN_US, SAVED_AT_ONCE_MAX, DeviceClocks
 from gateway.reading import Mark
@@ -114,3 +116,55 @@ def test_a_mark_that_is_none_is_forgotten_and_costs_nothing_else() -> None:
     again = DeviceClocks("boot")
     assert again.restore(marks) == [Mark(f"{MARKS}cellar/", None), Mark(f"{MARKS}roof/", None)]
     assert again.find("attic", "7") is not None
+
+
+def test_what_was_kept_is_looked_into_when_it_is_needed() -> None:
+    clocks = DeviceClocks("boot")
+    learn(clocks.of("attic", "7"), 1_000_000)
+    marks = kept(clocks.marks(1_000_000))
+    (key,) = marks
+    # The envelope is whole, and the clock in it is none.
+    saved = msgspec.msgpack.decode(marks[key])
+    broken = {key: msgspec.msgpack.encode([*saved[:-1], b"\xff"])}
+    again = DeviceClocks("boot")
+    assert again.restore(broken) == []
+    assert again.of("attic", "7").observed_us is None, "it is learnt anew, and nothing else is lost"
+    learn(again.of("attic", "7"), 2_000_000)
+    assert list(kept(again.marks(2_000_000))) == [key]
+
+
+def test_a_clock_that_is_known_no_more_is_forgotten_on_disk_too() -> None:
+    clocks = DeviceClocks("boot", runs_max=2)
+    learn(clocks.of("a", "1"), 1_000_000)
+    learn(clocks.of("b", "1"), 1_000_000)
+    on_disk = kept(clocks.marks(1_000_000))
+    assert len(on_disk) == 2
+    for name in "cdef":
+        learn(clocks.of(name, "1"), 2_000_000)
+        now_us = clocks.save_due_us
+        for mark in clocks.marks(now_us):
+            if mark.value is None:
+                del on_disk[mark.key]
+            else:
+                on_disk[mark.key] = mark.value
+        assert {key.removeprefix(MARKS).partition("/")[0] for key in on_disk} == {run.device for run in clocks.runs()}
+
+
+def test_a_boot_that_follows_takes_the_place_of_the_one_before_on_disk() -> None:
+    clocks = DeviceClocks("boot", runs_max=2)
+    learn(clocks.of("a", "1"), 1_000_000)
+    (first,) = clocks.marks(1_000_000)
+    learn(clocks.of("a", "2"), 2_000_000)
+    (second,) = clocks.marks(clocks.save_due_us)
+    assert first.key == second.key
+    clocks.of("b", "1")
+    assert clocks.marks(clocks.save_due_us) == [], "the mark is of the newer one, which is known still"
+
+
+def test_more_than_is_kept_in_memory_is_not_kept_on_disk_either() -> None:
+    clocks = DeviceClocks("boot")
+    for name in "abc":
+        learn(clocks.of(name, "1"), 1_000_000)
+    again = DeviceClocks("boot", runs_max=2)
+    assert again.restore(kept(clocks.marks(1_000_000))) == [Mark(f"{MARKS}c/", None)]
+    assert [run.device for run in again.runs()] == ["a", "b"]

@@ -15,7 +15,8 @@ from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer_runs import DeviceRuns, Run
 from gateway.buffer_schema import BufferFileError
-from gateway.intake import FrontDoor, RetryOutcome
+from gateway.device_clocks import MARKS, SAVE_INTERVAL_US
+from gateway.intake import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
 from gateway.reading import Reading, Recalled
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
@@ -396,3 +397,47 @@ async def test_a_run_that_could_not_be_recalled_is_looked_at_anew(
             await door.recall("42", "7")
         assert await take(door, *samples)
         assert len(await rows(buffer)) == len(samples), "what is sent again is known"
+
+
+# -- sensors' clocks --------------------------------------------------------------------------------
+
+
+def learnt(door: FrontDoor, device: str, now_us: int) -> None:
+    assert door.clocks.of(device, "7-1").probed(now_us, now_us + 1_000, now_us // 1000, 0)
+
+
+async def test_clocks_are_kept_in_commits_that_store_readings_and_no_oftener_than_that(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, buffer):
+        learnt(door, "42", 1)
+        await take(door)
+        assert await door.marks(MARKS) == {}, "for them alone no card is worn"
+        assert await take(door, reading(b"{}"))
+        kept = await door.marks(MARKS)
+        assert list(kept) == [f"{MARKS}42/"]
+        learnt(door, "43", 2_000_000)
+        assert await take(door, reading(b"{}"))
+        assert await door.marks(MARKS) == kept, "it is not ten seconds later"
+        assert await take(door, replace(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
+        assert list(await door.marks(MARKS)) == [f"{MARKS}42/", f"{MARKS}43/"]
+        assert len(await rows(buffer)) == 3
+
+
+async def test_all_clocks_are_kept_at_the_end_and_gone_on_with(tmp_path: Path) -> None:
+    names = [f"{number:04}" for number in range(2 * CLOCKS_AT_ONCE + 1)]
+    async with front_door(tmp_path) as (door, _):
+        for name in names:
+            learnt(door, name, 1_000_000)
+        door.keep_clocks()
+    async with front_door(tmp_path) as (door, _):
+        await door.recall_clocks()
+        assert sorted(run.device for run in door.clocks.runs()) == names
+        clock = door.clocks.find(names[-1], "7-1")
+        assert clock is not None
+        assert clock.observed_us == 1_001_001
+
+
+async def test_clocks_that_cannot_be_read_stop_nothing(tmp_path: Path) -> None:
+    async with front_door(tmp_path) as (door, _):
+        pass
+    await door.recall_clocks()
+    assert list(door.clocks.runs()) == []
