@@ -146,6 +146,37 @@ def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes 
         click.echo(hanging(line, status_text.INDENT))
 
 
+@main.command(
+    short_help="Each device: where, last heard, its clock's drift and bound.",
+    epilog="Example: sluice devices --config gateway.toml",
+)
+@config_option
+@json_option
+def devices(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Show every device that this gateway knows: where it is, when it was heard last, and what is known of its clock.
+
+    DRIFT is how fast the sensor's clock runs, in parts per million above true. BOUND is that of the error of a reading
+    taken now, against this box's clock. OBSERVED is when the sensor's clock was last compared with that: a PROBE that
+    was answered, or an MQTT reading that told something. Works on a running gateway and on a stopped one.
+
+    The exit code is 1 where a clock is worse than the settings say, or a sensor that sends ticks gets no time by them.
+    """
+    from gateway import device_listing, devices_text  # noqa: PLC0415
+
+    settings = load_settings(config)
+    try:
+        listing = device_listing.read_devices(settings)
+    except BufferFileError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        known = {"gateway": settings.gateway.id, "running": listing.running, "devices": listing.devices}
+        click.echo(msgspec.json.encode({**known, "unheard": listing.unheard or None}))
+    else:
+        for line in devices_text.devices_lines(listing):
+            click.echo(line)
+    sys.exit(FINDING if any(device.finding for device in listing.devices) else 0)
+
+
 async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:
     task = asyncio.ensure_future(daemon)
     loop = asyncio.get_running_loop()

@@ -12,11 +12,13 @@ import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import structlog
 from msgspec import Meta, Struct
+
+from gateway.clock_gateway import boottime_us
 
 if TYPE_CHECKING:
     from gateway.buffer import Buffer
@@ -37,6 +39,7 @@ NUMBERS_MAX = 1_000
 _ADDRESS_BYTES_MAX = 107
 """`sun_path` of unix(7), without the terminating null."""
 
+T = TypeVar("T")
 Handler = Callable[[dict[str, Any]], Awaitable[object]]
 
 log = structlog.get_logger()
@@ -76,12 +79,19 @@ Parts = dict[str, Callable[[], object]]
 
 
 def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = None) -> dict[str, Handler]:
-    """What the daemon does for the commands: `state` (with `parts`), `quarantine-retry` and `quarantine-drop`."""
+    """What the daemon does for the commands: `state` (with `parts`), `devices`, and what changes the quarantine."""
 
     async def state(_arguments: dict[str, Any]) -> object:
         told = {name: part() for name, part in (parts or {}).items()}
         counts = {**buffer.counts, **front_door.counts}
         return {"buffer": buffer.state, "usage": buffer.usage, "counts": counts, **told}
+
+    async def devices(arguments: dict[str, Any]) -> object:
+        # Imported when it is asked for: the commands' side of this module needs none of it.
+        from gateway.device_states import DevicesAsked, devices_page  # noqa: PLC0415
+
+        asked = _converted(arguments, DevicesAsked)
+        return await devices_page(asked, front_door.heard, front_door.clocks, boottime_us())
 
     async def quarantine_retry(arguments: dict[str, Any]) -> object:
         return await front_door.retry_quarantined(_numbers(arguments))
@@ -89,14 +99,23 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
     async def quarantine_drop(arguments: dict[str, Any]) -> object:
         return {"dropped": await buffer.drop_quarantined(_numbers(arguments))}
 
-    return {"state": state, "quarantine-retry": quarantine_retry, "quarantine-drop": quarantine_drop}
+    return {
+        "state": state,
+        "devices": devices,
+        "quarantine-retry": quarantine_retry,
+        "quarantine-drop": quarantine_drop,
+    }
 
 
 def _numbers(arguments: dict[str, Any]) -> list[int]:
+    return _converted(arguments, _Numbers).numbers
+
+
+def _converted(arguments: dict[str, Any], kind: type[T]) -> T:
     try:
-        return msgspec.convert(arguments, _Numbers).numbers
+        return msgspec.convert(arguments, kind)
     except msgspec.ValidationError as error:
-        raise RefusedError(f"the numbers cannot be taken: {error}") from error
+        raise RefusedError(f"the request cannot be taken: {error}") from error
 
 
 async def serve(path: Path, commands: Mapping[str, Handler]) -> None:

@@ -1,0 +1,199 @@
+"""`sluice devices`: all devices that a gateway knows, from its buffer file and, where it runs, from its memory."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from gateway import control
+from gateway.buffer_schema import read_marks
+from gateway.buffer_status import DeviceStatus, Now, is_running, read_status, reading, this_moment
+from gateway.clock_device import Kind
+from gateway.device_clocks import MARKS, saved_run
+from gateway.device_notes import RESTARTED, Note, note_on, note_on_clocks
+from gateway.device_states import ClockState, DevicesPage, DeviceState, HeardState
+from gateway.settings import Settings
+
+
+class Clock(Struct, frozen=True):
+    """What is known of a sensor's clock."""
+
+    stream: str
+    """Empty where the device counts its samples through; else the topic whose samples have this clock."""
+    boot: str
+    """The sensor's."""
+    oscillator: Kind
+    """What the settings say that paces it."""
+    paced_by: Kind
+    """What its observations show: worse than that, perhaps."""
+    drift_ppm: tuple[float, float] | None
+    """How fast it runs, at least and at most: parts per million above true."""
+    error_us: int | None
+    """The bound of a reading that is taken now, without what the gateway's own clock adds."""
+    observed_s: float | None
+    """How long ago it was observed last: an answer to a PROBE, or an arrival that told something."""
+
+
+class Device(Struct, frozen=True):
+    """One device that this gateway knows."""
+
+    device: str
+    place: str | None
+    """The MQTT topic or the serial port that it was heard on last, as far as it is known."""
+    is_serial: bool | None
+    heard_s: float | None
+    """How long ago something of it was taken in; None where nothing tells."""
+    boot: str | None
+    """The sensor's, as it was heard last."""
+    clocks: tuple[Clock, ...]
+    note: str | None
+    """Why there is no clock, or what is wrong with it."""
+    finding: bool
+    """Whether that is something to be mended."""
+
+
+class Listing(NamedTuple):
+    """All devices, by name, and how they were found."""
+
+    devices: list[Device]
+    running: bool
+    unheard: str
+    """Why a daemon that runs did not answer; empty where it did."""
+
+
+class Place(NamedTuple):
+    """Where a device is heard."""
+
+    name: str
+    is_serial: bool
+    heard_s: float | None = None
+    """How long ago something usable came; None where nothing tells."""
+    has_probes: bool = False
+    """Whether our frames are spoken there."""
+
+
+def read_devices(settings: Settings) -> Listing:
+    """Ask the file and the daemon. Raises BufferFileError where the file cannot be read."""
+    path = settings.buffer.path
+    found = read_status(path).devices
+    states: list[DeviceState] | None = None
+    ports: dict[str, Place] = {}
+    unheard = ""
+    running = is_running(path)
+    if running:
+        try:
+            states = list(_ask_daemon(path))
+            ports = places_on_ports(control.call(control.socket_path(path), "state").get("serial") or {})
+        except control.ControlError as error:
+            states, unheard = None, str(error)
+    now = this_moment(settings.gateway)
+    with reading(path) as connection:
+        places = _places(connection) | ports
+        if states is None:
+            # What it has in memory is newer than what is kept of it.
+            saved, restarted = states_from_marks(read_marks(connection, MARKS), now)
+        else:
+            saved, restarted = states, frozenset[str]()
+    return Listing(list(merged(found, saved, places, restarted, now, in_memory=states is not None)), running, unheard)
+
+
+def _ask_daemon(path: Path) -> Iterator[DeviceState]:
+    after = ""
+    while True:
+        page = msgspec.convert(control.call(control.socket_path(path), "devices", after=after), DevicesPage)
+        yield from page.devices
+        if page.is_last or not page.devices:
+            return
+        after = page.devices[-1].device
+
+
+def _places(connection: sqlite3.Connection) -> dict[str, Place]:
+    """Where devices were heard whose readings wait, or waited not long ago."""
+    return {
+        device: Place(subject, stream is not None and stream != subject)
+        for device, subject, stream in connection.execute(
+            "SELECT device, subject, stream FROM series WHERE type = 'sluice.reading' AND device <> '' ORDER BY number"
+        )
+    }
+
+
+def places_on_ports(serial: Mapping[str, Any]) -> dict[str, Place]:
+    """Who is on the serial ports, by device: from what `SerialIngress.state` tells."""
+    places = {}
+    for name, port in serial.get("ports", {}).items():
+        for unit in port.get("units", {}):
+            places[unit] = Place(name, is_serial=True)
+        device = port.get("device")
+        if device is not None:
+            places[device] = Place(
+                name, is_serial=True, heard_s=port.get("used_s"), has_probes=port.get("acknowledges", True)
+            )
+    return places
+
+
+def states_from_marks(marks: Mapping[str, bytes], now: Now) -> tuple[list[DeviceState], frozenset[str]]:
+    """What a gateway that is stopped had learnt; and the devices of which that is void, for the box was restarted."""
+    clocks: dict[str, list[ClockState]] = {}
+    restarted = set()
+    for value in marks.values():
+        saved = saved_run(value)
+        if saved is None:
+            continue
+        gateway_boot, run = saved
+        if gateway_boot == now.boot:
+            clocks.setdefault(run.device, []).append(ClockState.of(run, now.boottime_us))
+        else:
+            restarted.add(run.device)
+    return [DeviceState(name, clocks=tuple(of)) for name, of in clocks.items()], frozenset(restarted)
+
+
+def merged(  # noqa: PLR0913 - each is another source
+    stored: Iterable[DeviceStatus],
+    states: Iterable[DeviceState],
+    places: Mapping[str, Place],
+    restarted: frozenset[str],
+    now: Now,
+    *,
+    in_memory: bool,
+) -> Iterator[Device]:
+    """Put together what the sources know, by name; `in_memory`: the states are of a gateway that runs."""
+    by_name = {each.device: each for each in stored}
+    states_by_name = {each.device: each for each in states}
+    for name in sorted(by_name.keys() | states_by_name.keys() | places.keys() | restarted):
+        before, state = by_name.get(name), states_by_name.get(name, DeviceState(name))
+        heard, place = state.heard, places.get(name)
+        if heard is not None and (place is None or not place.has_probes):
+            place = Place(heard.subject, heard.is_serial)
+        if in_memory:
+            note = note_on(heard, state.clocks, has_probes=place is not None and place.has_probes)
+        else:
+            note = note_on_clocks(state.clocks) or (Note(RESTARTED) if name in restarted else None)
+        boots = [heard.boot if heard is not None else None, *(clock.boot for clock in reversed(state.clocks))]
+        yield Device(
+            name,
+            None if place is None else place.name,
+            None if place is None else place.is_serial,
+            _heard_s(heard, before, place, now),
+            next(filter(None, boots), None if before is None else before.boot),
+            tuple(_clock(clock, now) for clock in state.clocks),
+            None if note is None else note.words,
+            note is not None and note.is_finding,
+        )
+
+
+def _heard_s(heard: HeardState | None, before: DeviceStatus | None, place: Place | None, now: Now) -> float | None:
+    ages = [
+        None if heard is None else (now.boottime_us - heard.received_us) / 1e6,
+        None if place is None else place.heard_s,
+        None if before is None or before.seen is None else now.age_s(before.seen),
+    ]
+    known = [max(0.0, age) for age in ages if age is not None]
+    return round(min(known), 1) if known else None
+
+
+def _clock(state: ClockState, now: Now) -> Clock:
+    observed_s = None if state.observed_us is None else round(max(0, now.boottime_us - state.observed_us) / 1e6, 1)
+    return Clock(state.stream, state.boot, state.kind, state.paced_by, state.drift_ppm, state.error_us, observed_s)

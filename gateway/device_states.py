@@ -1,0 +1,116 @@
+"""What the running gateway knows of each device, by name, for the control socket: heard when and where, its clock."""
+
+import asyncio
+import heapq
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.clock_device import Kind
+from gateway.device_clocks import DeviceClocks, Run
+from gateway.devices_heard import DevicesHeard, Tells
+
+PAGE_MAX = 500
+"""Devices in one answer."""
+AT_ONCE = 10
+"""After so many the others get their turn: a clock that was restored is looked into here, half a millisecond each."""
+
+
+class ClockState(Struct, frozen=True):
+    """A sensor's clock at one moment."""
+
+    stream: str
+    """Empty where the device counts its samples through; else the topic whose samples have this clock."""
+    boot: str
+    """The sensor's."""
+    kind: Kind
+    """What is said to pace it."""
+    paced_by: Kind
+    """What its observations show."""
+    drift_ppm: tuple[float, float] | None
+    """How fast it runs, at least and at most."""
+    error_us: int | None
+    """The bound of a reading that is taken now."""
+    observed_us: int | None
+    """CLOCK_BOOTTIME of the last probe that was answered, or of the last arrival that told something."""
+    has_jumped: bool
+    """Its tick is not what it was to be, and nothing has confirmed that yet."""
+
+    @classmethod
+    def of(cls, run: Run, now_us: int) -> "ClockState":
+        clock = run.clock
+        return cls(
+            run.stream,
+            run.boot,
+            clock.kind,
+            clock.paced_by,
+            clock.drift_ppm,
+            clock.error_us_at(now_us),
+            clock.observed_us,
+            clock.has_jumped,
+        )
+
+
+class HeardState(Struct, frozen=True):
+    """A device's readings since the gateway was started; of its present boot. Times are CLOCK_BOOTTIME."""
+
+    subject: str
+    """The MQTT topic, or the serial port."""
+    is_serial: bool
+    boot: str | None
+    tells: Tells
+    """What the last one says of when it was taken."""
+    readings: int
+    since_us: int
+    received_us: int
+
+
+class DeviceState(Struct, frozen=True):
+    """A device as the running gateway has it in memory."""
+
+    device: str
+    heard: HeardState | None = None
+    """None where no reading came since the start."""
+    clocks: tuple[ClockState, ...] = ()
+    """Of its newest boot; the one that was used last at the end."""
+
+
+class DevicesPage(Struct, frozen=True):
+    """Some of the devices, in the order of their names."""
+
+    devices: list[DeviceState]
+    is_last: bool
+
+
+class DevicesAsked(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request for a page says."""
+
+    after: str = ""
+    """Devices whose names follow this one."""
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
+
+
+async def devices_page(asked: DevicesAsked, heard: DevicesHeard, clocks: DeviceClocks, now_us: int) -> DevicesPage:
+    """The next devices, as they are at CLOCK_BOOTTIME `now_us`."""
+    runs: dict[str, list[Run]] = {}
+    for run in clocks.newest_runs():
+        if run.device > asked.after:
+            runs.setdefault(run.device, []).append(run)
+    names = heapq.nsmallest(asked.limit + 1, runs.keys() | {name for name in heard if name > asked.after})
+    states = []
+    looked_into = 0
+    for name in names[: asked.limit]:
+        of = heard.get(name)
+        if looked_into >= AT_ONCE:
+            looked_into = 0
+            await asyncio.sleep(0)
+        looked_into += 1 + len(runs.get(name, ()))
+        states.append(
+            DeviceState(
+                name,
+                None if of is None else msgspec.convert(of, HeardState, from_attributes=True),
+                tuple(ClockState.of(run, now_us) for run in runs.get(name, ())),
+            )
+        )
+    return DevicesPage(states, len(names) <= asked.limit)

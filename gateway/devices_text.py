@@ -1,0 +1,88 @@
+"""The words of `sluice devices`: a table, and below it what is to be said of some of them. No I/O."""
+
+import math
+from collections.abc import Iterator
+
+from gateway.device_listing import Clock, Device, Listing
+from gateway.terminal_text import aligned, counted, escaped, hanging, span
+
+NAMED_MAX = 5
+"""Devices that are named one by one where the same is to be said of many."""
+INDENT = 4
+_UNKNOWN = "-"
+_MS_BELOW_US = 1_000_000
+_S_BELOW_US = 60_000_000
+_SPAN_UNITS = ((86_400_000_000, 3_600_000_000), (3_600_000_000, 60_000_000), (0, 1_000_000))
+_WHOLE_PPM = 10
+"""From here on parts of a ppm tell nothing."""
+
+
+def devices_lines(listing: Listing) -> Iterator[str]:
+    """The table, then the notes; safe to print, and fitted to the terminal."""
+    if listing.unheard:
+        yield hanging(f"what the gateway has in memory is not known: {listing.unheard}", INDENT)
+    if not listing.devices:
+        yield "no device is known yet"
+        return
+    headers = ("DEVICE", "WHERE", "HEARD", "BOOT", "DRIFT (ppm)", "BOUND", "OBSERVED")
+    rows = [cells for device in listing.devices for cells in _rows(device)]
+    yield from aligned(headers, rows, right=frozenset({2, 4, 5, 6}))
+    yield from _notes(listing)
+
+
+def _rows(device: Device) -> Iterator[tuple[str, ...]]:
+    """One row; or one for each stream whose samples have a clock of their own."""
+    heard, boot = _ago(device.heard_s), _UNKNOWN if device.boot is None else escaped(device.boot)
+    for clock in device.clocks or (None,):
+        stream = "" if clock is None else clock.stream
+        where = stream or device.place or _UNKNOWN
+        if clock is None:
+            yield escaped(device.device), escaped(where), heard, boot, _UNKNOWN, _UNKNOWN, _UNKNOWN
+            continue
+        known = drift(clock), bound(clock.error_us), _ago(clock.observed_s)
+        yield escaped(device.device), escaped(where), heard, escaped(clock.boot), *known
+
+
+def _ago(seconds: float | None) -> str:
+    return _UNKNOWN if seconds is None else f"{span(seconds)} ago"
+
+
+def drift(clock: Clock) -> str:
+    """`+7,950 ± 40`: the middle of what is possible, and how far it is from there to the ends."""
+    if clock.drift_ppm is None or clock.error_us is None:
+        return _UNKNOWN
+    least, most = clock.drift_ppm
+    half = (most - least) / 2
+    # Rounded up, with what rounding the middle moves it by.
+    if half < _WHOLE_PPM:
+        return f"{(least + most) / 2:+,.1f} ± {math.ceil(half * 10 + 0.5) / 10:.1f}"
+    return f"{(least + most) / 2:+,.0f} ± {math.ceil(half + 0.5):,}"
+
+
+def bound(error_us: int | None) -> str:
+    """`± 2.1 ms`, rounded up."""
+    if error_us is None:
+        return _UNKNOWN
+    if error_us < _MS_BELOW_US:
+        return f"± {math.ceil(error_us / 100) / 10:,.1f} ms"
+    if error_us < _S_BELOW_US:
+        return f"± {math.ceil(error_us / 100_000) / 10:.1f} s"
+    # In whole units of the smaller of the two that are shown.
+    unit_us = next(unit_us for least_us, unit_us in _SPAN_UNITS if error_us >= least_us)
+    return f"± {span(-(-error_us // unit_us) * unit_us / 1e6)}"
+
+
+def _notes(listing: Listing) -> Iterator[str]:
+    """What is to be said, findings first; once where it is the same of many."""
+    by_note: dict[tuple[bool, str], list[str]] = {}
+    for device in listing.devices:
+        if device.note is not None:
+            by_note.setdefault((not device.finding, device.note), []).append(escaped(device.device))
+    if by_note:
+        yield ""
+    for (_, note), names in sorted(by_note.items()):
+        more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+        yield hanging(f"{', '.join(names[:NAMED_MAX])}{more}: {note}", INDENT)
+    findings = sum(device.finding for device in listing.devices)
+    if findings:
+        yield f"to be looked at: {findings:,} of {counted(len(listing.devices), 'device')}"

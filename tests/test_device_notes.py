@@ -1,0 +1,58 @@
+"""What is said of a device's clock, and when it is a finding."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway import device_notes
+from gateway.device_notes import SETTLED_READINGS, SETTLED_US, Note, note_on
+from gateway.device_states import ClockState, HeardState
+
+CLOCK = ClockState("", "7-1", "crystal", "crystal", (-10.0, 10.0), 1_500, 1_000_000, has_jumped=False)
+UNKNOWN = replace(CLOCK, drift_ppm=None, error_us=None, observed_us=None)
+NEW = HeardState("device/42/thermo", False, "7-1", "tick", 1, 0, 0)
+SETTLED = replace(NEW, readings=SETTLED_READINGS, received_us=SETTLED_US)
+ON_A_PORT = replace(SETTLED, is_serial=True, subject="/dev/ttyUSB0")
+
+
+@dataclass
+class Case:
+    heard: HeardState | None
+    clocks: tuple[ClockState, ...]
+    words: str | None
+    has_probes: bool = False
+    is_finding: bool = False
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(SETTLED, (CLOCK,), None),
+        Case(None, (CLOCK,), None),
+        Case(None, (), device_notes.NOT_HEARD),
+        Case(None, (UNKNOWN,), device_notes.NO_ANSWER, has_probes=True),
+        Case(replace(ON_A_PORT, readings=1), (UNKNOWN,), device_notes.NO_ANSWER, has_probes=True),
+        Case(ON_A_PORT, (UNKNOWN,), device_notes.NEVER_ANSWERED, has_probes=True, is_finding=True),
+        Case(ON_A_PORT, (replace(UNKNOWN, has_jumped=True),), device_notes.JUMPED, has_probes=True),
+        Case(NEW, (UNKNOWN,), device_notes.LEARNING),
+        Case(replace(NEW, readings=1_000), (UNKNOWN,), device_notes.LEARNING),
+        Case(replace(NEW, received_us=SETTLED_US), (UNKNOWN,), device_notes.LEARNING),
+        Case(SETTLED, (UNKNOWN,), device_notes.NO_CLOCK, is_finding=True),
+        Case(replace(SETTLED, tells="nothing"), (), device_notes.NO_TICK),
+        Case(replace(SETTLED, tells="time"), (), device_notes.OWN_TIMES),
+        # One stream's clock is known, and the other's will be.
+        Case(SETTLED, (UNKNOWN, CLOCK), None),
+    ],
+)
+def test_why_there_is_no_clock(case: Case) -> None:
+    expected = None if case.words is None else Note(case.words, case.is_finding)
+    assert note_on(case.heard, case.clocks, has_probes=case.has_probes) == expected
+
+
+@pytest.mark.parametrize("heard", [None, NEW, ON_A_PORT])
+def test_a_clock_that_is_worse_than_was_said_is_a_finding(heard: Any) -> None:
+    worse = replace(CLOCK, paced_by="ceramic")
+    note = note_on(heard, (CLOCK, worse), has_probes=False)
+    assert note == Note('its clock is worse than a crystal: set oscillator = "ceramic"', is_finding=True)
