@@ -29,6 +29,7 @@ from gateway.check_certificates import (
     read_certificates,
     read_names,
 )
+from gateway.check_clock import check_clock
 from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us, read_wall_clock
@@ -40,12 +41,11 @@ from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
     BufferSettings,
-    GatewaySettings,
     KafkaSettings,
     ListenerSettings,
     Settings,
 )
-from gateway.terminal_text import size, span, utc
+from gateway.terminal_text import size, utc
 from gateway.uplink_budget import DAY_S, UplinkBudget
 
 NAMES_TOLD_MAX: Final = 12
@@ -64,8 +64,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from _config_file(settings, config)
     yield _buffer(settings.buffer)
     clock = read_wall_clock(settings.gateway)
-    if not clock.synced:
-        yield _remark("clock", _unsynced(settings.gateway))
+    yield from check_clock(settings, clock)
     listener = settings.mqtt_listener
     if listener is not None:
         if listener.port:
@@ -96,22 +95,6 @@ def _well(subject: str, words: str) -> Finding:
 
 def _remark(subject: str, words: str) -> Remark:
     return Remark(subject, ok=True, words=words)
-
-
-def _unsynced(gateway: GatewaySettings) -> str:
-    """What it means that the kernel does not take the clock for synced."""
-    wait = (
-        f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) from "
-        "when Kafka is first reached after a start, and then go"
-        if gateway.hold_unsynced_s
-        else "readings go"
-    )
-    return (
-        f"the kernel does not say that this box's clock is synced: {wait} to Kafka with a time that nothing vouches "
-        "for. See to time sync by NTP (timedatectl tells whether it is on, and whether it has succeeded); in a "
-        "container or virtual machine, whose kernel may never say so, and where its host keeps the clock, write "
-        'clock = "system" under [gateway]'
-    )
 
 
 # -- the settings and the buffer ------------------------------------------------------------------

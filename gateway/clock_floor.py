@@ -1,6 +1,6 @@
-"""The latest time that is known to have passed, whatever this box's clock says."""
+"""The latest time that is known to have passed: a lower bound of the true time, in a box that does not know it."""
 
-from datetime import UTC, datetime
+from typing import Final
 
-RELEASED_US = int(datetime(2026, 11, 22, tzinfo=UTC).timestamp()) * 1_000_000
-"""When this version was released, in microseconds since 1970: nothing that it takes in was measured before."""
+RELEASED_US: Final = 1_795_305_600_000_000
+"""2026-11-22T00:00Z, in microseconds since 1970: this code was not there before. To be set anew with each release."""

@@ -10,6 +10,7 @@ import structlog
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_kernel import ClockWatch, boottime_us
+from gateway.clock_report import ClockReport
 from gateway.forward_kafka import Forwarder
 from gateway.forward_memory import UplinkState
 from gateway.intake import FrontDoor
@@ -79,6 +80,7 @@ class Housekeeping:
         self._buffer = buffer
         self._forwarder = forwarder
         self._clock = clock
+        self.clock_report = ClockReport(clock.now(), boottime_us())
         self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
         self._tell_quarantined_s: dict[str, float] = {}
@@ -107,6 +109,7 @@ class Housekeeping:
         before, now = self._clock.look()
         now_us = boottime_us()
         offset_us, error_us = now.offset_us(now_us), now.error_us(now_us)
+        self.clock_report.looked(before, now, now_us)
         if now.synced and not before.synced:
             log.info("the wall clock is synced", error_us=error_us)
             self._front_door.event("clock-learnt", None, offset_us=offset_us, error_us=error_us)

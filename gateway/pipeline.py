@@ -60,7 +60,7 @@ async def run(settings: Settings) -> None:
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             tasks.create_task(housekeeping.run(), name="housekeeping")
-            parts: control.Parts = {"uplink": forwarder.report}
+            parts: control.Parts = {"uplink": forwarder.report, "clock": housekeeping.clock_report.view}
             tasks.create_task(
                 control.serve(control.socket_path(settings.buffer.path), control.handlers(front_door, buffer, parts)),
                 name="control",

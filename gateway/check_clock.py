@@ -1,0 +1,169 @@
+"""`sluice check` on this box's clock: can it be trusted, and why; what becomes of readings meanwhile."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway import control
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import is_running, reading
+from gateway.check import Finding, Remark
+from gateway.clock_floor import RELEASED_US
+from gateway.clock_gateway import WallClock
+from gateway.clock_kernel import boot_id, boottime_us
+from gateway.clock_report import ClockView
+from gateway.processes import name_of, processes
+from gateway.settings import GatewaySettings, Settings
+from gateway.terminal_text import counted, span, utc
+
+TIME_DAEMONS: Final = {
+    "systemd-timesyn": "systemd-timesyncd",
+    "chronyd": "chronyd",
+    "ntpd": "ntpd",
+    "ntp-daemon": "ntpd-rs",
+    "phc2sys": "phc2sys",
+}
+"""Programs that keep a clock, by their names as the kernel cuts them off."""
+FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
+"""Where a box without a clock of its own keeps the time at which it was last saved."""
+
+
+class _Passed(NamedTuple):
+    """A time that has passed for certain: microseconds since 1970, and how that is known."""
+
+    us: int
+    words: str
+
+
+def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
+    """Judge the clock as it was read just now, and how the daemon sees it that runs with this buffer."""
+    gateway, path = settings.gateway, settings.buffer.path
+    at_us = boottime_us()
+    wall_us = clock.at(at_us)
+    passed = _passed(path, at_us)
+    trouble = None
+    if wall_us + (clock.error_us or 0) < passed.us:
+        trouble = f"it says {utc(wall_us)} UTC, and {passed.words}"
+    if gateway.clock == "system":
+        yield _system(gateway, trouble)
+    else:
+        yield _kernel(gateway, clock, wall_us, trouble)
+    if gateway.clock == "system" and FAKE_HWCLOCK.exists():
+        yield _remark(
+            "gateway.clock",
+            f'"system", but this box has fake-hwclock ({FAKE_HWCLOCK}): after a power cut its clock goes on from '
+            "when it was last saved, plausible and late, until it is synced, and readings get that time; write "
+            'clock = "kernel" under [gateway], and they wait until it is',
+        )
+    if is_running(path):
+        yield from _as_the_daemon_sees_it(path, at_us)
+
+
+def _well(subject: str, words: str) -> Finding:
+    return Finding(subject, ok=True, words=words)
+
+
+def _remark(subject: str, words: str) -> Remark:
+    return Remark(subject, ok=True, words=words)
+
+
+def _wrong(subject: str, words: str) -> Finding:
+    return Finding(subject, ok=False, words=words)
+
+
+def _passed(path: Path, at_us: int) -> _Passed:
+    """The latest of this version's date, and of when this gateway is known to have run by clocks that were synced."""
+    released = _Passed(RELEASED_US, f"this version of Sluice is of {utc(RELEASED_US)[:10]}")
+    with suppress(BufferFileError), reading(path) as connection:
+        known = [
+            offset_us - error_us + (at_us if boot == boot_id() else 0)
+            for boot, offset_us, error_us in connection.execute(
+                "SELECT boot_id, offset_us, error_us FROM boot WHERE error_us IS NOT NULL"
+            )
+        ]
+        if known and max(known) > RELEASED_US:
+            return _Passed(max(known), f"{utc(max(known))} has passed, as the buffer tells")
+    return released
+
+
+def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
+    if trouble is not None:
+        return _wrong(
+            "clock",
+            f'clock = "system" takes this box\'s clock as it is, and it is wrong: {trouble}. Set it, or see to time '
+            'sync; where nobody keeps it, write clock = "kernel" under [gateway]: readings then wait for it',
+        )
+    keepers = _keepers()
+    kept = f"{keepers} runs here" if keepers else "no time daemon that is known runs here: its host must keep it"
+    return _well(
+        "clock",
+        f'taken as it is, within ± {_ms(gateway.system_clock_error_ms)}: whoever wrote clock = "system" '
+        f"(and system_clock_error_ms) under [gateway] vouches for that, and nothing here proves it; {kept}",
+    )
+
+
+def _kernel(gateway: GatewaySettings, clock: WallClock, wall_us: int, trouble: str | None) -> Finding:
+    keepers = _keepers()
+    if clock.error_us is None:
+        return _remark("clock", _unsynced(gateway, keepers, wall_us, trouble))
+    by = f", kept by {keepers}" if keepers else ""
+    if trouble is not None:
+        return _wrong("clock", f"the kernel says that it is synced{by}, and it is wrong: {trouble}. See to its source")
+    return _well("clock", f"the kernel says that it is synced, within ± {_ms(clock.error_us / 1e3)}{by}")
+
+
+def _unsynced(gateway: GatewaySettings, keepers: str, wall_us: int, trouble: str | None) -> str:
+    """What it means that the kernel does not take the clock for synced."""
+    runs = f"{keepers} runs, and has not succeeded yet" if keepers else "no time daemon that is known runs here"
+    wait = (
+        f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) from "
+        "when Kafka is first reached after a start, and then go"
+        if gateway.hold_unsynced_s
+        else "readings go"
+    )
+    late = ", or late by as long as the box was off (fake-hwclock)" if FAKE_HWCLOCK.exists() else ""
+    shown = f"It says {utc(wall_us)} UTC, which may be right{late}" if trouble is None else f"It is wrong: {trouble}"
+    return (
+        f"the kernel does not say that this box's clock is synced ({runs}): {wait} to Kafka with a time that nothing "
+        f"vouches for. {shown}. See to time sync by NTP (timedatectl tells whether it is on, and whether it has "
+        "succeeded); in a container or virtual machine, whose kernel may never say so, and where its host keeps the "
+        'clock, write clock = "system" under [gateway]'
+    )
+
+
+def _keepers() -> str:
+    """The time daemons that run on this box."""
+    running = {name_of(process) for process in processes()}
+    return " and ".join(sorted(told for name, told in TIME_DAEMONS.items() if name in running))
+
+
+def _as_the_daemon_sees_it(path: Path, at_us: int) -> Iterator[Finding]:
+    subject = "clock of the sluice that runs"
+    try:
+        answer = control.call(control.socket_path(path), "state").get("clock")
+        view = msgspec.convert(answer, ClockView)
+    except (control.ControlError, msgspec.ValidationError):
+        # That it does not answer, or is of another version, is no fault of its clock.
+        return
+    since = f"for {span((at_us - view.since_us) / 1e6)}"
+    if view.error_us is None:
+        yield _remark(subject, f"not synced since this box was started, and sluice has looked at it {since}")
+        return
+    known = f"known {since}, now within ± {_ms(view.error_us / 1e3)}"
+    if view.steps and view.stepped_us is not None:
+        how_often, ago = counted(view.steps, "time"), span((at_us - view.stepped_us) / 1e6)
+        yield _remark(
+            subject,
+            f"{known}; but it was set {how_often} since sluice was started, last {ago} ago "
+            f"by {view.stepped_by_us / 1e6:+,.1f} s: see who sets it (two time daemons, a person, a host), for one "
+            "of the two times was wrong",
+        )
+    else:
+        yield _well(subject, known)
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:,.1f} ms" if milliseconds < 1_000 else f"{milliseconds / 1_000:,.1f} s"

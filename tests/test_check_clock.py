@@ -1,0 +1,198 @@
+"""`sluice check` on the clock: trusted or not, and why."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway import check_clock, control
+from gateway.buffer import Buffer
+from gateway.check import Finding, Remark
+from gateway.clock_floor import RELEASED_US
+from gateway.clock_gateway import WallClock, boot_id, boottime_us
+from gateway.clock_report import ClockView
+from gateway.config_file import load
+from gateway.settings import BufferSettings, Settings
+from tests.buffers import opened
+
+RELEASED = datetime.fromtimestamp(RELEASED_US / 1e6, UTC)
+LATER = RELEASED + timedelta(days=100)
+SUBJECT = "clock of the sluice that runs"
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_this_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No time daemon, and no fake-hwclock, unless a test says so."""
+    monkeypatch.setattr(check_clock, "processes", list)
+    monkeypatch.setattr(check_clock, "FAKE_HWCLOCK", tmp_path / "fake-hwclock.data")
+    return iter((None,))
+
+
+def settings_of(folder: Path, gateway: str = "") -> Settings:
+    path = folder / "gateway.toml"
+    path.write_text(
+        f'[gateway]\nid = "gw1"\n{gateway}\n[buffer]\npath = "{folder}/buffer.db"\n'
+        '[kafka]\nbootstrap = ["127.0.0.1:1"]\n'
+    )
+    return load(path)
+
+
+def showing(now: datetime, error_us: int | None = None) -> WallClock:
+    return WallClock(int(now.timestamp() * 1e6) - boottime_us(), error_us)
+
+
+def judged(settings: Settings, clock: WallClock) -> dict[str, tuple[str, str]]:
+    return {
+        finding.subject: (judgement(finding), finding.words) for finding in check_clock.check_clock(settings, clock)
+    }
+
+
+def judgement(finding: Finding) -> str:
+    return "FAIL" if not finding.ok else "warn" if isinstance(finding, Remark) else "ok"
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(check_clock, "processes", lambda: list(range(len(names))))
+    monkeypatch.setattr(check_clock, "name_of", lambda process: names[process])
+
+
+# -- what the kernel says -------------------------------------------------------------------------
+
+
+def test_the_kernel_vouches_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path)
+    assert judged(settings, showing(LATER, 12_345))["clock"] == (
+        "ok",
+        "the kernel says that it is synced, within ± 12.3 ms",
+    )
+    runs(monkeypatch, "bash", "systemd-timesyn", "chronyd")
+    how, words = judged(settings, showing(LATER, 2_000_000))["clock"]
+    assert (how, words.endswith("within ± 2.0 s, kept by chronyd and systemd-timesyncd")) == ("ok", True)
+
+
+def test_the_kernel_does_not_vouch_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path)
+    how, words = judged(settings, showing(LATER))["clock"]
+    assert how == "warn"
+    assert "(no time daemon that is known runs here): readings wait on this box for it, at most 10 min" in words
+    assert f"It says {LATER:%Y-%m-%d %H:%M:%S} UTC, which may be right." in words
+    runs(monkeypatch, "ntpd")
+    check_clock.FAKE_HWCLOCK.touch()
+    _, words = judged(settings, showing(LATER))["clock"]
+    assert "(ntpd runs, and has not succeeded yet)" in words
+    assert "which may be right, or late by as long as the box was off (fake-hwclock)" in words
+
+
+def test_a_date_that_cannot_be_is_wrong_whoever_vouches_for_it(tmp_path: Path) -> None:
+    y2000 = datetime(2000, 1, 1, tzinfo=UTC)
+    impossible = f"it says 2000-01-01 00:00:00 UTC, and this version of Sluice is of {RELEASED:%Y-%m-%d}"
+    how, words = judged(settings_of(tmp_path), showing(y2000))["clock"]
+    assert how == "warn"
+    assert f"It is wrong: {impossible}." in words
+    how, words = judged(settings_of(tmp_path), showing(y2000, 1_000))["clock"]
+    assert how == "FAIL"
+    assert impossible in words
+    how, words = judged(settings_of(tmp_path, 'clock = "system"'), showing(y2000, 1_000_000))["clock"]
+    assert how == "FAIL"
+    assert impossible in words
+    assert 'write clock = "kernel" under [gateway]' in words
+
+
+# -- what the installer says ----------------------------------------------------------------------
+
+
+def test_whoever_wrote_system_vouches_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of(tmp_path, 'clock = "system"\nsystem_clock_error_ms = 250')
+    found = judged(settings, showing(LATER, 250_000))
+    how, words = found["clock"]
+    assert how == "ok"
+    assert "within ± 250.0 ms" in words
+    assert "its host must keep it" in words
+    assert "gateway.clock" not in found
+    runs(monkeypatch, "chronyd")
+    assert judged(settings, showing(LATER, 250_000))["clock"][1].endswith("; chronyd runs here")
+
+
+def test_a_clock_that_is_set_to_when_it_was_saved_is_no_clock_to_trust(tmp_path: Path) -> None:
+    check_clock.FAKE_HWCLOCK.touch()
+    how, words = judged(settings_of(tmp_path, 'clock = "system"'), showing(LATER, 1_000))["gateway.clock"]
+    assert how == "warn"
+    assert "plausible and late" in words
+    assert "gateway.clock" not in judged(settings_of(tmp_path), showing(LATER, 1_000))
+
+
+@pytest.mark.parametrize("boot", [boot_id(), "the boot before"])
+async def test_a_clock_behind_what_the_buffer_knows_is_wrong(tmp_path: Path, boot: str) -> None:
+    known = showing(LATER, 1_000_000)
+    buffer = Buffer(BufferSettings(path=tmp_path / "buffer.db"), boot, lambda: known)
+    buffer.open()
+    await buffer.close()
+    # Of a boot before it is known when it began, and not how long it lasted.
+    passed = LATER - timedelta(seconds=0 if boot == boot_id() else boottime_us() / 1e6)
+    settings = settings_of(tmp_path, 'clock = "system"')
+    assert judged(settings, showing(passed + timedelta(minutes=1), 1_000_000))["clock"][0] == "ok"
+    how, words = judged(settings, showing(passed - timedelta(minutes=1), 1_000_000))["clock"]
+    assert how == "FAIL"
+    assert "has passed, as the buffer tells" in words
+
+
+# -- what the daemon says -------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def daemon(folder: Path, clock: object) -> AsyncIterator[None]:
+    async def answer(_arguments: dict[str, object]) -> object:
+        return {"clock": clock}
+
+    async with opened(folder / "buffer.db"):
+        socket = control.socket_path(folder / "buffer.db")
+        serving = asyncio.create_task(control.serve(socket, {"state": answer}))
+        try:
+            while not socket.exists():
+                await asyncio.sleep(0.01)
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+async def told(folder: Path, clock: object) -> tuple[str, str] | None:
+    async with daemon(folder, clock):
+        found = await asyncio.to_thread(judged, settings_of(folder), showing(LATER, 1_000))
+    return found.get(SUBJECT)
+
+
+async def test_how_the_daemon_sees_it(tmp_path: Path) -> None:
+    hour_ago_us = boottime_us() - 3_600_000_000
+    synced = ClockView(synced=True, error_us=15_000, since_us=hour_ago_us)
+    assert await told(tmp_path, synced) == ("ok", "known for 1 h, now within ± 15.0 ms")
+    unsynced = ClockView(synced=False, error_us=None, since_us=hour_ago_us)
+    assert await told(tmp_path, unsynced) == (
+        "warn",
+        "not synced since this box was started, and sluice has looked at it for 1 h",
+    )
+
+
+async def test_a_clock_that_is_set_again_and_again_is_remarked_on(tmp_path: Path) -> None:
+    now_us = boottime_us()
+    view = ClockView(True, 15_000, now_us - 3_600_000_000, 3, now_us - 60_000_000, -3_200_000)
+    found = await told(tmp_path, view)
+    assert found is not None
+    assert found[0] == "warn"
+    assert "set 3 times since sluice was started, last 1 min ago by -3.2 s" in found[1]
+
+
+async def test_a_daemon_that_says_nothing_of_its_clock_is_no_trouble_of_it(tmp_path: Path) -> None:
+    assert await told(tmp_path, None) is None
+    assert await told(tmp_path, {"synced": "yes"}) is None
+    async with opened(tmp_path / "buffer.db"):
+        assert SUBJECT not in judged(settings_of(tmp_path), showing(LATER, 1_000))
+
+
+def test_what_is_asked_is_what_is_told() -> None:
+    view = ClockView(synced=True, error_us=1, since_us=2)
+    assert msgspec.convert(msgspec.to_builtins(view), ClockView) == view
