@@ -18,7 +18,7 @@ import msgspec
 import structlog
 from msgspec import Meta, Struct
 
-from gateway.clock_gateway import boottime_us
+from gateway.clock_kernel import boottime_us
 
 if TYPE_CHECKING:
     from gateway.buffer import Buffer
