@@ -3,13 +3,20 @@
 import asyncio
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct, structs
 
+from gateway.buffer_schema import BufferFileError, read_marks
+from gateway.buffer_status import is_running, reading
+from gateway.clock_floor import MARKS as CLOCK_MARKS
+from gateway.clock_floor import ClockFloor
+from gateway.clock_gateway import boottime_us, read_wall_clock
 from gateway.kafka_files import KafkaFileError
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_reach import address as spelled
@@ -25,6 +32,7 @@ from gateway.kafka_topics import (
 )
 from gateway.routes import INTERNAL_PREFIX
 from gateway.settings import KafkaSettings, Settings
+from gateway.tls_dates import Dates, true_time
 
 BROKERS_DIALLED_MAX = 12
 """In a larger cluster so many are tried: each that cannot be reached costs up to `kafka.connect_timeout_s`."""
@@ -55,17 +63,17 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
 
     The first finding is about Kafka as a whole.
     """
-    kafka = settings.kafka
+    kafka, dates = settings.kafka, _certificate_dates(settings)
     subject = f"Kafka at {','.join(kafka.bootstrap)}"
     try:
-        link = KafkaLink(kafka)
+        link = KafkaLink(kafka, dates)
     except KafkaFileError as error:
         return [Finding(subject, ok=False, words=_unusable(str(error)))]
     try:
         async with _connected(link, settings) as admin:
             # Before anything is asked: a broker that is not reached now is asked last.
             tried, unreached = await _dial(admin, link, kafka)
-            others = await _silent([each for each in kafka.bootstrap if each not in unreached], settings)
+            others = await _silent([each for each in kafka.bootstrap if each not in unreached], settings, dates)
             about = [*unreached.values(), *others]
             if unreached and len(unreached) == tried:
                 words = "answers, but this box reaches none of its brokers: nothing can be sent, nor topics looked at"
@@ -75,6 +83,25 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
         return [Finding(subject, ok=False, words=_trouble(link, kafka, error))]
     about += [*_absent(cluster), *_with_admin_words(findings)]
     return [_well(subject, f"answers; {_cluster_words(cluster)}"), *about]
+
+
+def _certificate_dates(settings: Settings) -> Dates:
+    """What the gateway would judge certificates by now."""
+    clock = read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    floor_us = known_floor(settings.buffer.path).us
+    return lambda: true_time((clock.at(boottime_us()), clock.error_us), floor_us, time.time_ns() // 1000)
+
+
+def known_floor(buffer: Path) -> ClockFloor:
+    """What the gateway that runs has kept of it.
+
+    Beside none its buffer is not opened: that would leave files of SQLite's there.
+    """
+    floor = ClockFloor()
+    if is_running(buffer):
+        with suppress(BufferFileError), reading(buffer) as connection:
+            floor.recall(read_marks(connection, CLOCK_MARKS))
+    return floor
 
 
 def _unusable(trouble: str) -> str:
@@ -132,7 +159,7 @@ async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSetting
     return len(brokers), unreached
 
 
-async def _silent(addresses: Sequence[str], settings: Settings) -> list[Finding]:
+async def _silent(addresses: Sequence[str], settings: Settings, dates: Dates) -> list[Finding]:
     """Those of `kafka.bootstrap` that lead to no broker, where another one does: tried side by side.
 
     One that is dead goes unseen until it is the only one that is left.
@@ -140,13 +167,13 @@ async def _silent(addresses: Sequence[str], settings: Settings) -> list[Finding]
     # One alone is the one that has answered.
     if len(settings.kafka.bootstrap) == 1:
         return []
-    found = await asyncio.gather(*(_is_silent(address, settings) for address in addresses))
+    found = await asyncio.gather(*(_is_silent(address, settings, dates) for address in addresses))
     return [finding for finding in found if finding is not None]
 
 
-async def _is_silent(address: str, settings: Settings) -> Finding | None:
+async def _is_silent(address: str, settings: Settings, dates: Dates) -> Finding | None:
     kafka = structs.replace(settings.kafka, bootstrap=(address,))
-    link = KafkaLink(kafka)
+    link = KafkaLink(kafka, dates)
     try:
         async with _connected(link, structs.replace(settings, kafka=kafka)):
             return None

@@ -12,13 +12,14 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, read_marks
 from gateway.buffer_status import is_running, reading
-from gateway.check import Finding, Remark
+from gateway.check import Finding, Remark, known_floor
 from gateway.check_certificates import (
     SOON,
     CertificateFileError,
@@ -65,19 +66,26 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield _buffer(settings.buffer)
     clock = read_wall_clock(settings.gateway)
     yield from check_clock(settings, clock)
+    today = _today(clock, settings.buffer.path)
+    if not clock.synced and _verifies(settings):
+        yield _remark(
+            "certificates",
+            f"until this box's clock is synced, those that ended before {today.passed:%Y-%m-%d}, which has passed, are "
+            "refused, and the dates of others are let pass",
+        )
     listener = settings.mqtt_listener
     if listener is not None:
         if listener.port:
             yield _port("mqtt_listener.port", listener, listener.port, settings.buffer.path)
         if listener.tls is not None:
             yield _port("mqtt_listener.tls.port", listener, listener.tls.port, settings.buffer.path)
-            yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, clock)
+            yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, today)
             yield from _names("mqtt_listener.tls", listener.tls.certificate)
             if listener.tls.client_ca is not None:
-                yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, clock)
+                yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, today)
     for index, broker in enumerate(settings.mqtt_brokers):
-        yield from _broker(f"mqtt_brokers[{index}]", broker, clock)
-    yield from _kafka(settings.kafka, clock)
+        yield from _broker(f"mqtt_brokers[{index}]", broker, today)
+    yield from _kafka(settings.kafka, today)
     yield from _quota(settings.kafka, settings.buffer.path, clock)
     if settings.serial is not None:
         yield from check_serial(settings.serial, settings.buffer.path, route_table(settings))
@@ -95,6 +103,16 @@ def _well(subject: str, words: str) -> Finding:
 
 def _remark(subject: str, words: str) -> Remark:
     return Remark(subject, ok=True, words=words)
+
+
+def _verifies(settings: Settings) -> bool:
+    """Whether this gateway looks at others' certificates."""
+    listener = settings.mqtt_listener
+    return (
+        settings.kafka.tls is not None
+        or any(broker.tls is not None for broker in settings.mqtt_brokers)
+        or (listener is not None and listener.tls is not None and listener.tls.client_ca is not None)
+    )
 
 
 # -- the settings and the buffer ------------------------------------------------------------------
@@ -319,14 +337,32 @@ def _kernels_address(told: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address
 # -- certificates and passwords -------------------------------------------------------------------
 
 
-def _pair(section: str, certificate: Path, key: Path, clock: WallClock) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Today:
+    """What day it is."""
+
+    by_clock: datetime
+    is_known: bool
+    """Whether something vouches for this box's clock."""
+    passed: datetime
+    """What has passed for certain."""
+
+
+def _today(clock: WallClock, buffer: Path) -> _Today:
+    by_clock = datetime.fromtimestamp(clock.at(boottime_us()) / 1e6, UTC)
+    if clock.synced:
+        return _Today(by_clock, is_known=True, passed=by_clock)
+    return _Today(by_clock, is_known=False, passed=datetime.fromtimestamp(known_floor(buffer).us / 1e6, UTC))
+
+
+def _pair(section: str, certificate: Path, key: Path, today: _Today) -> Iterator[Finding]:
     """A certificate that this box shows, and its key."""
     try:
         validities = read_certificates(certificate)
     except CertificateFileError as error:
         yield _wrong(f"{section}.certificate", str(error))
         return
-    yield _chain_dates(f"{section}.certificate", certificate, validities, clock)
+    yield _chain_dates(f"{section}.certificate", certificate, validities, today)
     subject = f"{section}.key"
     try:
         check_pair(certificate, key)
@@ -358,30 +394,30 @@ def _names(subject: str, certificate: Path) -> Iterator[Finding]:
         )
 
 
-def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], clock: WallClock) -> Finding:
+def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], today: _Today) -> Finding:
     """The first certificate is this box's and must hold; of those behind it nobody may have need."""
-    now = _wall_time(clock)
+    now = today.by_clock
     leaf, *others = chain
-    if date_trouble(leaf, now) is not None:
-        return _dates(subject, path, leaf, clock)
+    if date_trouble(leaf, now) is not None or leaf.end <= today.passed:
+        return _dates(subject, path, leaf, today)
     for number, dates in enumerate(others, start=2):
-        trouble = date_trouble(dates, now)
+        trouble = date_trouble(dates, today.passed if dates.end <= today.passed else now)
         if trouble is not None:
             return _remark(
                 subject,
                 f"certificate {number} of {len(chain)} in {path} {trouble}, and this box's clock says {now:%Y-%m-%d}; "
                 "whoever needs that one refuses this box: have it made anew, or take it out",
             )
-    return _dates(subject, path, min(chain, key=lambda dates: dates.end), clock)
+    return _dates(subject, path, min(chain, key=lambda dates: dates.end), today)
 
 
-def _authority(subject: str, path: Path, clock: WallClock) -> Finding:
+def _authority(subject: str, path: Path, today: _Today) -> Finding:
     """Certificates of those who sign others': one that is valid is enough."""
     try:
         validities = read_certificates(path)
     except CertificateFileError as error:
         return _wrong(subject, str(error))
-    now = _wall_time(clock)
+    now = today.by_clock
     valid = [dates for dates in validities if date_trouble(dates, now) is None]
     if 0 < len(valid) < len(validities):
         return _remark(
@@ -390,14 +426,19 @@ def _authority(subject: str, path: Path, clock: WallClock) -> Finding:
             f"yet, and this box's clock says {now:%Y-%m-%d}; whose certificate one of them signed is refused: take "
             "them out, or have them renewed",
         )
-    return _dates(subject, path, max(validities, key=lambda dates: dates.end), clock)
+    return _dates(subject, path, max(validities, key=lambda dates: dates.end), today)
 
 
-def _dates(subject: str, path: Path, dates: Validity, clock: WallClock) -> Finding:
-    now = _wall_time(clock)
-    end = dates.end
+def _dates(subject: str, path: Path, dates: Validity, today: _Today) -> Finding:
+    now, end = today.by_clock, dates.end
     trouble = date_trouble(dates, now)
-    if trouble is not None and not clock.synced:
+    if not today.is_known and end <= today.passed:
+        return _wrong(
+            subject,
+            f"{path} has expired on {end:%Y-%m-%d}: {today.passed:%Y-%m-%d} has passed, whatever this box's clock "
+            "says; have it made anew",
+        )
+    if not today.is_known and trouble is not None:
         return _remark(
             subject,
             f"{path} {trouble}, by a clock that says {now:%Y-%m-%d} and that nothing vouches for; look again when the "
@@ -407,8 +448,9 @@ def _dates(subject: str, path: Path, dates: Validity, clock: WallClock) -> Findi
         return _wrong(
             subject, f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it made anew, or mend the clock"
         )
-    if end - now <= SOON:
-        return _remark(subject, f"{path} expires on {end:%Y-%m-%d}, in {_days(end - now)}; have it renewed before that")
+    left = end - max(now, today.passed)
+    if left <= SOON:
+        return _remark(subject, f"{path} expires on {end:%Y-%m-%d}, in {_days(left)}; have it renewed before that")
     return _well(subject, f"{path} is valid until {end:%Y-%m-%d}")
 
 
@@ -416,18 +458,14 @@ def _days(span: timedelta) -> str:
     return "less than a day" if span.days < 1 else "1 day" if span.days == 1 else f"{span.days} days"
 
 
-def _wall_time(clock: WallClock) -> datetime:
-    return datetime.fromtimestamp(clock.at(boottime_us()) / 1e6, UTC)
-
-
-def _kafka(kafka: KafkaSettings, clock: WallClock) -> Iterator[Finding]:
+def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
     """What `[kafka.tls]` and `[kafka.sasl]` name."""
     tls, sasl = kafka.tls, kafka.sasl
     if tls is not None:
         if tls.ca is not None:
-            yield _authority("kafka.tls.ca", tls.ca, clock)
+            yield _authority("kafka.tls.ca", tls.ca, today)
         if tls.certificate is not None and tls.key is not None:
-            yield from _pair("kafka.tls", tls.certificate, tls.key, clock)
+            yield from _pair("kafka.tls", tls.certificate, tls.key, today)
     if sasl is not None:
         yield _password("kafka.sasl.password_file", sasl.password_file)
         if tls is None:
@@ -482,11 +520,11 @@ def _password(subject: str, path: Path) -> Finding:
     return _well(subject, f"{path} holds a password, and its owner alone may read it")
 
 
-def _broker(section: str, broker: BrokerSettings, clock: WallClock) -> Iterator[Finding]:
+def _broker(section: str, broker: BrokerSettings, today: _Today) -> Iterator[Finding]:
     if broker.password_file is not None:
         yield _password(f"{section}.password_file", broker.password_file)
     if broker.tls is not None:
         if broker.tls.ca is not None:
-            yield _authority(f"{section}.tls.ca", broker.tls.ca, clock)
+            yield _authority(f"{section}.tls.ca", broker.tls.ca, today)
         if broker.tls.certificate is not None and broker.tls.key is not None:
-            yield from _pair(f"{section}.tls", broker.tls.certificate, broker.tls.key, clock)
+            yield from _pair(f"{section}.tls", broker.tls.certificate, broker.tls.key, today)

@@ -29,6 +29,7 @@ from gateway.reading import Mark
 from gateway.redrive import LOOK_S as REDRIVE_S
 from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings
+from gateway.tls_dates import Dates, by_system_clock
 
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
@@ -45,7 +46,7 @@ class _BarredError(ConnectionError):
 
 
 class _RenewedError(Exception):
-    """A certificate, key or password is another one now."""
+    """What the session was let in by is not what counts now; the message says that, and that it is begun anew."""
 
 
 class Forwarder:
@@ -59,14 +60,19 @@ class Forwarder:
         kafka: KafkaSettings,
         clock: Callable[[], BootClock],
         on_session: Callable[[], Awaitable[None]],
+        dates: Dates = by_system_clock,
     ) -> None:
-        """`on_session` is awaited in each session that could be opened, before anything is sent in it."""
+        """`on_session` is awaited in each session that could be opened, before anything is sent in it.
+
+        `dates` is what brokers' certificates are judged by.
+        """
         self._buffer = buffer
         self._front_door = front_door
         self._gateway = gateway
         self._kafka = kafka
         self._clock = clock
         self._on_session = on_session
+        self._dates = dates
         self._memory = Memory(kafka, clock)
         self._redrive = Redrive(buffer, front_door, self._memory)
         self._since_us = boottime_us()
@@ -95,8 +101,10 @@ class Forwarder:
     def report(self) -> UplinkState:
         """The same, with what only others want to know."""
         state = self._memory.state
+        known = self._dates() if self._kafka.tls is not None else None
         return replace(
             state,
+            dates_passed=None if known is None else known.earliest_us / 1e6,
             # While the first attempt is under way, what has failed so far is what is to be mended.
             error=state.error or (None if state.up or self._link is None else self._link.fault),
             barred=state.barred if state.error or self._link is None else self._link.is_barred,
@@ -138,8 +146,8 @@ class Forwarder:
         """Have one session, for as long as it lasts; whether the next may begin at once."""
         try:
             await self._one_session()
-        except _RenewedError:
-            log.info("a certificate, key or password for Kafka has changed: connecting anew")
+        except _RenewedError as error:
+            log.info(str(error))
             return True
         except (RebuildError, NetworkChangedError) as error:
             log.debug("a new session", reason=str(error))
@@ -186,7 +194,7 @@ class Forwarder:
         if not self._remembers:
             self._memory.recall(await self._buffer.marks(MARKS))
             self._remembers = True
-        link = self._link = KafkaLink(self._kafka)
+        link = self._link = KafkaLink(self._kafka, self._dates)
         try:
             # Connecting costs as well: no longer than there is something left to spend, whether it succeeds or not.
             await self._memory.wait_for_allowance(link)
@@ -245,7 +253,9 @@ class Forwarder:
             self._memory.count(link)
             self._keep(self._memory.take_budget_mark())
             if link.files_changed():
-                raise _RenewedError
+                raise _RenewedError("a certificate, key or password for Kafka has changed: connecting anew")
+            if link.clock_changed():
+                raise _RenewedError("another clock judges the dates of Kafka's certificates now: connecting anew")
             was_cut_off, is_cut_off = is_cut_off, link.fault is not None and not link.peers()
             if was_cut_off and is_cut_off:
                 # The client would try on; with pauses of our own it is a state, and told.

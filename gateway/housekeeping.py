@@ -9,7 +9,8 @@ import structlog
 
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_kernel import ClockWatch, boottime_us
+from gateway.clock_floor import ClockFloor
+from gateway.clock_kernel import ClockWatch, StepWatch, boottime_us
 from gateway.clock_report import ClockReport
 from gateway.forward_kafka import Forwarder
 from gateway.forward_memory import UplinkState
@@ -73,14 +74,21 @@ class LaneTurns:
 class Housekeeping:
     """Looks at the parts of the gateway, and reports what changed since the last look."""
 
-    def __init__(
-        self, front_door: FrontDoor, buffer: Buffer, forwarder: Forwarder, clock: ClockWatch, lanes: LaneTurns
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts that it looks at
+        self,
+        front_door: FrontDoor,
+        buffer: Buffer,
+        forwarder: Forwarder,
+        clock: ClockWatch,
+        lanes: LaneTurns,
+        floor: ClockFloor,
     ) -> None:
         self._front_door = front_door
         self._buffer = buffer
         self._forwarder = forwarder
         self._clock = clock
         self.clock_report = ClockReport(clock.now(), boottime_us())
+        self._floor = floor
         self._lanes = lanes
         self._quarantined: Counter[str] = Counter()
         self._tell_quarantined_s: dict[str, float] = {}
@@ -93,19 +101,23 @@ class Housekeeping:
         self._report_losses_s = 0.0
 
     async def run(self) -> None:
-        """Look once a second until cancelled."""
-        while True:
-            await asyncio.sleep(INTERVAL_S)
-            self.look_at_the_clock()
-            await self._correct_times()
-            self._tell_what_was_quarantined(time.monotonic())
-            self._tell_what_was_too_old(time.monotonic())
-            await self._tell_what_became_of_files()
-            await self._lanes.look(self._forwarder.state)
-            await self._report_losses()
+        """Look once a second until cancelled; at the clock in the moment as well in which somebody sets it."""
+        steps = StepWatch(self._look_at_the_clock)
+        steps.start()
+        try:
+            while True:
+                await asyncio.sleep(INTERVAL_S)
+                self._look_at_the_clock()
+                await self._correct_times()
+                self._tell_what_was_quarantined(time.monotonic())
+                self._tell_what_was_too_old(time.monotonic())
+                await self._tell_what_became_of_files()
+                await self._lanes.look(self._forwarder.state)
+                await self._report_losses()
+        finally:
+            steps.stop()
 
-    def look_at_the_clock(self) -> None:
-        """See what is known of it now; also called in the moment in which somebody sets it."""
+    def _look_at_the_clock(self) -> None:
         before, now = self._clock.look()
         now_us = boottime_us()
         offset_us, error_us = now.offset_us(now_us), now.error_us(now_us)
@@ -121,6 +133,10 @@ class Housekeeping:
             )
         elif now.leaps != before.leaps:
             log.info("a leap second", seconds=now.leaps[-1][1] // 1_000_000)
+        if now.synced and error_us is not None:
+            mark = self._floor.learn(now.at(now_us), error_us)
+            if mark is not None:
+                self._buffer.confirm(self._buffer.id, (), [mark])
 
     async def _correct_times(self) -> None:
         """Tell the times of what went out before they were known, in this boot or in one that was never synced."""

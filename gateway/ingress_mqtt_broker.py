@@ -50,6 +50,7 @@ from gateway.mqtt_tls import tls_reason
 from gateway.password_file import PasswordFileError, read_password
 from gateway.reading import READING_BYTES, Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
+from gateway.tls_dates import CertificateDateError, Dates, by_system_clock, judge_dates
 
 HOLD_POLL_S: Final = 0.1
 """How often a connection that is not read from looks whether it may be."""
@@ -103,18 +104,20 @@ class _Taken:
 class BrokerIngress:
     """Reads from one broker, for as long as it runs. One broker's troubles cost nobody else anything.
 
-    `now_us` is CLOCK_BOOTTIME in microseconds, `random` gives numbers from 0 to 1. `counts` counts since the start:
+    `now_us` is CLOCK_BOOTTIME in microseconds, `random` gives numbers from 0 to 1, `dates` is what the broker's
+    certificate is judged by. `counts` counts since the start:
     `readings`, `recognised` (delivered again and not stored again), `doubtful` (stored with `redelivered`), `retained`,
     `too-large`, `connections`. `subscribed` and `refused` say how it stands now.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a broker's connection goes by
         self,
         settings: BrokerSettings,
         gateway_id: str,
         intake: Intake,
         now_us: Callable[[], int],
         random: Callable[[], float],
+        dates: Dates = by_system_clock,
     ) -> None:
         self.settings = settings
         self.client_id = settings.client_id or f"sluice-{gateway_id}"
@@ -127,6 +130,9 @@ class BrokerIngress:
         self._intake = intake
         self._now_us = now_us
         self._random = random
+        self._dates = dates
+        self._by_system_clock = True
+        """Whether OpenSSL has judged the dates of the certificate that this connection's broker showed."""
         self._prefix = session_prefix(settings, gateway_id)
         self._deliveries = Deliveries(self._prefix, {})
         self._topics: set[str] = set()
@@ -214,6 +220,9 @@ class BrokerIngress:
         settings = self.settings
         try:
             context = None if settings.tls is None else tls_context(settings.tls)
+            self._by_system_clock = context is None or self._dates() is None
+            if context is not None and not self._by_system_clock:
+                judge_dates(context, self._dates)
             async with asyncio.timeout(settings.connect_timeout_s):
                 return await connect(settings.host, settings.port, context, self._resolver)
         except TimeoutError as error:
@@ -221,6 +230,8 @@ class BrokerIngress:
                 f"does not answer within connect_timeout_s ({settings.connect_timeout_s:g} s); "
                 "check host and port, and the network between"
             ) from error
+        except CertificateDateError as error:
+            raise BrokerError(f"its certificate {error.verify_message}; have it renewed at the broker") from error
         except ssl.SSLCertVerificationError as error:
             raise BrokerError(
                 f"its certificate is not accepted: {error.verify_message}; set tls.ca to the certificate of who "
@@ -318,6 +329,8 @@ class BrokerIngress:
             client.send(b"", ping=True)
         if client.is_reading and now_s - client.heard_s >= keep_alive_s * 1.5:
             client.end(f"it said nothing for {keep_alive_s * 1.5:g} s, not even to PINGREQ")
+        if not self._by_system_clock and self._dates() is None:
+            client.end("this box's clock is known now, and the date of the broker's certificate is looked at by it")
         if self.refused and now_s >= self._ask_again_s:
             self._subscribe(client, sorted(self.refused))
 

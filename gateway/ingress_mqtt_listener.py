@@ -27,6 +27,7 @@ from gateway.mqtt_sessions import Sessions
 from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
+from gateway.tls_dates import Dates, by_system_clock
 
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
 CLOSING_COMMITS_S: Final = 2.0
@@ -44,13 +45,17 @@ class ListenError(OSError):
 class MqttListener:
     """Takes MQTT 3.1.1 connections and hands what they publish to the intake.
 
-    `now_us` is CLOCK_BOOTTIME in microseconds. `counts` counts by reason whatever was refused or ended.
+    `now_us` is CLOCK_BOOTTIME in microseconds, `dates` is what clients' certificates are judged by. `counts` counts by
+    reason whatever was refused or ended.
     """
 
-    def __init__(self, settings: ListenerSettings, intake: Intake, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, settings: ListenerSettings, intake: Intake, now_us: Callable[[], int], dates: Dates = by_system_clock
+    ) -> None:
         self.settings = settings
         self.intake = intake
         self.now_us = now_us
+        self._dates = dates
         self.refusals = Refusals(settings.users.keys() | settings.operators.keys())
         self.counts = self.refusals.counts
         self.listening = asyncio.Event()
@@ -79,6 +84,8 @@ class MqttListener:
         """Time of the event loop's clock until which the intake is held to refuse."""
         self._tls_files: TlsFiles | None = None
         self._tls_connections: set[TlsConnection] = set()
+        self._judged = False
+        """Whether some of them were let in although this box's clock could not say whether their certificates hold."""
         self._generated_ids = 0
 
     async def run(self) -> None:
@@ -87,7 +94,7 @@ class MqttListener:
         self._allow_open_files()
         if self.settings.tls is not None:
             try:
-                self._tls_files = TlsFiles(self.settings.tls)
+                self._tls_files = TlsFiles(self.settings.tls, self._dates)
             except TlsFilesError as error:
                 raise ListenError(str(error)) from error
         await self._load_sessions()
@@ -184,6 +191,7 @@ class MqttListener:
                 self._tls_ended,
             )
             self._tls_connections.add(connection)
+            self._judged = self._judged or self._tls_files.judges
             return connection
 
         return new
@@ -199,8 +207,20 @@ class MqttListener:
         if self.intake.holding or self.inflight.beyond:
             self._pause_or_resume()
         self.devices.flush(now_s)
+        if self._judged and self._tls_files is not None and not self._tls_files.judges:
+            self._judged = False
+            self._judge_again()
         if not self.intake.holding:
             self._expire_sessions()
+
+    def _judge_again(self) -> None:
+        """This box's clock is known now: end the connections of clients whose certificates do not hold by it."""
+        for connection in tuple(self._tls_connections):
+            trouble = connection.date_trouble()
+            if trouble is not None:
+                why = f"{trouble}: this was not known while this box's clock was not, when it connected"
+                self.refusals.refused("tls-certificate-date", why, peer=connection.peer)
+                connection.cut()
 
     def _pause_or_resume(self) -> None:
         """Judge anew who is read from: any connection may be beyond the total, and below it those that are paused."""

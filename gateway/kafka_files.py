@@ -13,6 +13,7 @@ from gateway.check_certificates import FILE_BYTES_MAX
 from gateway.client_tls import ClientTlsError, client_context, trusted_stamp
 from gateway.password_file import PasswordFileError, read_password
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from gateway.tls_dates import Dates, judge_dates
 
 _CERTIFICATE_MESSAGE: Final = 11
 """`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""
@@ -43,12 +44,15 @@ class UnusableFiles:
     """A password is not read where others may, and that can be mended without another word in the file."""
 
 
-def read_files(kafka: KafkaSettings) -> KafkaFiles:
-    """What the settings name, read now. Raises KafkaFileError where something of it cannot be used."""
+def read_files(kafka: KafkaSettings, judge: Dates | None = None) -> KafkaFiles:
+    """What the settings name, read now. Raises KafkaFileError where something of it cannot be used.
+
+    Brokers' certificates are judged by the dates that `judge` gives; without it by the system's clock.
+    """
     # First what is compared later: a file that changes while it is read has changed since.
     digests = digests_of(kafka)
     tls = kafka.tls
-    context = None if tls is None else _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca))
+    context = None if tls is None else _tls_context(tls, tuple(digests.items()), trusted_stamp(tls.ca), judge)
     return KafkaFiles(context, None if kafka.sasl is None else _password(kafka.sasl), digests)
 
 
@@ -88,13 +92,17 @@ def _password(sasl: KafkaSaslSettings) -> str:
 
 
 @lru_cache(maxsize=1)
-def _tls_context(tls: KafkaTlsSettings, _digests: tuple[object, ...], _trusted: tuple[object, ...]) -> ssl.SSLContext:
+def _tls_context(
+    tls: KafkaTlsSettings, _digests: tuple[object, ...], _trusted: tuple[object, ...], judge: Dates | None
+) -> ssl.SSLContext:
     """The context for files as they are: each has all authorities in it, and sessions may begin every few seconds."""
     try:
         context = client_context(tls.ca, tls.certificate, tls.key)
     except ClientTlsError as error:
         raise KafkaFileError(f"kafka.{error}") from error
     _watch_certificates(context)
+    if judge is not None:
+        judge_dates(context, judge)
     return context
 
 

@@ -40,6 +40,7 @@ from gateway.kafka_reach import address as spelled
 from gateway.kafka_socket import BrokerSocket
 from gateway.name_lookup import Address, names
 from gateway.settings import KafkaSettings
+from gateway.tls_dates import Dates, by_system_clock
 
 STAGGER_S: Final = 0.25
 """How long an address is waited for before the next one of the same name is tried beside it (RFC 8305, section 5)."""
@@ -134,9 +135,12 @@ class KafkaLink:
     Raises KafkaFileError where a certificate, key or password cannot be used. To be used on one event loop.
     """
 
-    def __init__(self, kafka: KafkaSettings) -> None:
+    def __init__(self, kafka: KafkaSettings, dates: Dates = by_system_clock) -> None:
         self._kafka = kafka
-        self._files = read_files(kafka)
+        self._dates = dates
+        self._judge = None if kafka.tls is None or dates() is None else dates
+        """What judges the dates of brokers' certificates in the place of the system's clock, where that cannot."""
+        self._files = read_files(kafka, self._judge)
         self._pauses: dict[tuple[str, int], _Pause] = {}
         self._fault: Fault | None = None
         self._unusable: UnusableFiles | None = None
@@ -194,7 +198,7 @@ class KafkaLink:
         if found == self._unusable:
             return False
         try:
-            read_files(self._kafka)
+            read_files(self._kafka, self._judge)
         except KafkaFileError as error:
             self._unusable = found
             log.warning(
@@ -203,6 +207,10 @@ class KafkaLink:
             )
             return False
         return True
+
+    def clock_changed(self) -> bool:
+        """Whether the dates of brokers' certificates are to be judged by another clock now than they were."""
+        return self._kafka.tls is not None and (self._judge is None) != (self._dates() is None)
 
     @property
     def fault(self) -> str | None:

@@ -24,6 +24,7 @@ from aiokafka.errors import (
 from gateway.check_certificates import date_trouble, host_names, validity
 from gateway.mqtt_tls import tls_reason
 from gateway.settings import KafkaSettings
+from gateway.tls_dates import CertificateDateError
 
 Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
 """How far a connection came: the look-up of its name, TCP, TLS, ApiVersions, SASL, the first request of its own."""
@@ -275,6 +276,11 @@ def _has_default_route(folder: Path = Path("/proc/net")) -> bool:
 def _certificate_refused(error: ssl.SSLCertVerificationError, at: _Place, shown: bytes | None) -> Fault:
     """This gateway does not accept the certificate of a broker."""
     code = error.verify_code
+    if isinstance(error, CertificateDateError):
+        return Fault(
+            f"the certificate of {at} {error.verify_message}, although this box's own clock is not to be trusted",
+            "have the certificate renewed at the broker",
+        )
     if code in {_OTHER_NAME, _OTHER_ADDRESS}:
         return at.fault(
             f"the certificate of {at} is {_for_whom(shown)}, and not for {at.host}",

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from gateway.settings import TlsSettings
+from gateway.tls_dates import CertificateDateError, Dates, check_dates, judge_dates
 
 TLS_BUFFER_BYTES: Final = 8_192
 """Read buffer of one connection; asyncio's own is 256 KiB, which 5,000 sensors would pay with 1.4 GB."""
@@ -68,9 +69,10 @@ class TlsFilesError(OSError):
 class TlsFiles:
     """The certificate, its key and the CA of clients, as they stand on disk."""
 
-    def __init__(self, settings: TlsSettings) -> None:
-        """Raises TlsFilesError."""
+    def __init__(self, settings: TlsSettings, dates: Dates) -> None:
+        """`dates` is what clients' certificates are judged by. Raises TlsFilesError."""
         self._settings = settings
+        self._dates = dates
         self._stamp = self._look()
         self._context = self._load()
 
@@ -99,9 +101,14 @@ class TlsFiles:
             files["client_ca"] = settings.client_ca
         return files
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
-        """When each file was last changed, how long it is, and which file it is."""
-        stamps = []
+    @property
+    def judges(self) -> bool:
+        """Whether clients' certificates are looked at, and their dates by another clock than the system's."""
+        return self._settings.client_ca is not None and self._dates() is not None
+
+    def _look(self) -> tuple[object, ...]:
+        """By which clock dates are judged; when each file was last changed, how long it is, and which file it is."""
+        stamps: list[object] = [self.judges]
         for name, path in self._files().items():
             try:
                 status = path.stat()
@@ -138,6 +145,11 @@ class TlsFiles:
                     f"mqtt_listener.tls.client_ca: {settings.client_ca} holds no PEM certificate: {tls_reason(error)}"
                 ) from error
             context.verify_mode = ssl.CERT_REQUIRED
+        if self.judges:
+            judge_dates(context, self._dates)
+            # A session that is gone on with shows no chain: as far as the server decides that, none is.
+            context.num_tickets = 0
+            context.options |= ssl.OP_NO_TICKET
         return context
 
 
@@ -179,6 +191,18 @@ class TlsConnection(sslproto.SSLProtocol):
         self._underlying = transport
         self.peer = peer_name(transport)
         super().connection_made(transport)
+
+    def date_trouble(self) -> str | None:
+        """Why its client's certificate does not hold by the system's clock: in words, or None."""
+        tls: ssl.SSLObject | None = self._sslobj  # type: ignore[attr-defined]  # typeshed leaves it out
+        if tls is None or not self._handshake.done() or self._handshake.exception() is not None:
+            # What is under way looks at the dates itself.
+            return None
+        try:
+            check_dates(tls, None)
+        except CertificateDateError as error:
+            return f"the client's certificate {error.verify_message}"
+        return None
 
     def cut(self) -> None:
         """Close at once, in the middle of the handshake too."""

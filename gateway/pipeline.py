@@ -21,7 +21,9 @@ from gateway import control, network_watch
 from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_kernel import ClockWatch, StepWatch, boot_id, boottime_us
+from gateway.clock_floor import MARKS as CLOCK_MARKS
+from gateway.clock_floor import ClockFloor
+from gateway.clock_kernel import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
 from gateway.device_clocks import DeviceClocks
 from gateway.forward_kafka import Forwarder
@@ -30,6 +32,7 @@ from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 from gateway.name_lookup import bound_look_ups
 from gateway.settings import NO_SOURCE, Settings
+from gateway.tls_dates import CertificateDates
 
 log = structlog.get_logger()
 
@@ -39,20 +42,21 @@ async def run(settings: Settings) -> None:
     bound_look_ups()
     clock = ClockWatch(settings.gateway)
     buffer = Buffer(settings.buffer, boot_id(), clock.now, clock.resume)
+    dates = CertificateDates(clock.now, ClockFloor())
     clocks = DeviceClocks(boot_id())
     front_door = FrontDoor(buffer, route_table(settings), settings.gateway, settings.kafka, boottime_us, clocks)
     buffer.open()
     lanes = LaneTurns(front_door, buffer, LanePolicy(settings.kafka, time.monotonic()))
-    forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins)
-    housekeeping = Housekeeping(front_door, buffer, forwarder, clock, lanes)
-    steps = StepWatch(housekeeping.look_at_the_clock)
+    forwarder = Forwarder(buffer, front_door, settings.gateway, settings.kafka, clock.now, lanes.session_begins, dates)
+    housekeeping = Housekeeping(front_door, buffer, forwarder, clock, lanes, dates.floor)
     log.info("buffer is open", path=str(settings.buffer.path), rows_waiting=buffer.state.rows, lane=buffer.lane.name)
     if not settings.has_source:
         log.warning(NO_SOURCE)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
-    steps.start()
     try:
         with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
+            # Before anybody is connected to: whose certificate has ended is not to be let in.
+            dates.floor.recall(await buffer.marks(CLOCK_MARKS))
             await buffer.report_lanes("start", front_door.lane_entry)
         await front_door.recall_clocks()
         async with asyncio.TaskGroup() as tasks:
@@ -69,7 +73,7 @@ async def run(settings: Settings) -> None:
             if settings.mqtt_listener is not None:
                 from gateway.ingress_mqtt_listener import MqttListener  # noqa: PLC0415
 
-                listener = MqttListener(settings.mqtt_listener, front_door, boottime_us)
+                listener = MqttListener(settings.mqtt_listener, front_door, boottime_us, dates)
                 tasks.create_task(listener.run(), name="mqtt-listener")
                 parts["mqtt_listener"] = lambda: listener.counts
             strays = removed_sessions(await front_door.marks(MARKS), settings.mqtt_brokers, settings.gateway.id)
@@ -79,7 +83,7 @@ async def run(settings: Settings) -> None:
                 from gateway.ingress_mqtt_broker import BrokerIngress  # noqa: PLC0415
 
                 brokers = [
-                    BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random)
+                    BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random, dates)
                     for of_broker in settings.mqtt_brokers
                 ]
                 for broker in brokers:
@@ -92,7 +96,6 @@ async def run(settings: Settings) -> None:
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
     finally:
-        steps.stop()
         front_door.keep_clocks()
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)

@@ -67,6 +67,7 @@ class _Uplink(Struct, frozen=True):
     barred: bool = False
     since: float | None = None
     waits_for_clock: bool = False
+    dates_passed: float | None = None
     quota_used_up: bool = False
     quota_until: float | None = None
     live_oldest_us: int | None = None
@@ -150,6 +151,12 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         yield f"uplink      Kafka {what}{_since(seen, uplink)}: {why}{end} {_safe(seen)}{_room(seen)}"
         yield from _what_then(seen)
         yield f"{_BESIDE}sluice check says what to do"
+    if uplink.dates_passed is not None:
+        passed = datetime.fromtimestamp(uplink.dates_passed, UTC)
+        yield (
+            f"{_BESIDE}this box's clock is not to be trusted: until it is synced, brokers' certificates that ended "
+            f"before {passed:%Y-%m-%d}, which has passed, are refused, and the dates of others let pass"
+        )
     for partition, why in islice(uplink.parked.items(), NAMED_MAX):
         yield f"{_BESIDE}partition {escaped(partition)} {escaped(why)}: its readings wait on disk, others go on"
     yield from _rest(uplink.parked, "partitions that take nothing at present")

@@ -10,6 +10,7 @@ from typing import Any
 from gateway.ingress_mqtt_broker import BrokerIngress
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerSettings
+from gateway.tls_dates import Dates, by_system_clock
 from tests.mosquitto import publish
 from tests.stream_server import Script, speaking
 
@@ -63,11 +64,13 @@ class MemoryIntake:
 
 
 @contextlib.asynccontextmanager
-async def reading_from(intake: MemoryIntake, port: int, **settings: Any) -> AsyncIterator[BrokerIngress]:
+async def reading_from(
+    intake: MemoryIntake, port: int, dates: Dates = by_system_clock, **settings: Any
+) -> AsyncIterator[BrokerIngress]:
     """An ingress that runs; it is not waited for, because it may not get a connection."""
     given: dict[str, Any] = {"host": "127.0.0.1", "port": port, "topics": ("device/#",)}
     given |= {"backoff_s_min": 0.1, "backoff_s_max": 0.2}
-    ingress = BrokerIngress(BrokerSettings(**given | settings), "gw1", intake, lambda: 123_456, random.random)
+    ingress = BrokerIngress(BrokerSettings(**given | settings), "gw1", intake, lambda: 123_456, random.random, dates)
     running = asyncio.create_task(ingress.run())
     try:
         yield ingress

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.ingress_mqtt_listener import MqttListener
 from gateway.reading import Mark, Reading
 from gateway.settings import ListenerSettings
+from gateway.tls_dates import Dates, by_system_clock
 from tests.gateways import free_port
 
 Done = Callable[[bool], None]
@@ -84,10 +85,15 @@ class RecordingIntake:
 
 @contextlib.asynccontextmanager
 async def listening(
-    intake: RecordingIntake, port: int | None = None, clock: Callable[[], int] = lambda: 123_456, **settings: Any
+    intake: RecordingIntake,
+    port: int | None = None,
+    clock: Callable[[], int] = lambda: 123_456,
+    dates: Dates = by_system_clock,
+    **settings: Any,
 ) -> AsyncIterator[MqttListener]:
     settings.setdefault("anonymous", True)
-    listener = MqttListener(ListenerSettings(port=free_port() if port is None else port, **settings), intake, clock)
+    given = ListenerSettings(port=free_port() if port is None else port, **settings)
+    listener = MqttListener(given, intake, clock, dates)
     running = asyncio.create_task(listener.run())
     begun = asyncio.create_task(listener.listening.wait())
     try:

@@ -34,6 +34,7 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
+from gateway.tls_dates import by_system_clock
 from tests.deadline import deadline
 from tests.gateways import create_topic, free_port, write_config
 from tests.kafka_peers import FakeBroker
@@ -224,8 +225,8 @@ async def test_a_dead_entry_of_bootstrap_is_warned_of_though_another_answers() -
         settings = settings_of("meters")
         good = f"127.0.0.1:{port}"
         kafka = structs.replace(settings.kafka, bootstrap=("127.0.0.1:1", good, "127.0.0.1:2"))
-        dead, other = await _silent(kafka.bootstrap, structs.replace(settings, kafka=kafka))
-        assert await _silent((good,), structs.replace(settings, kafka=kafka)) == []
+        dead, other = await _silent(kafka.bootstrap, structs.replace(settings, kafka=kafka), by_system_clock)
+        assert await _silent((good,), structs.replace(settings, kafka=kafka), by_system_clock) == []
     assert isinstance(dead, Remark)
     assert (dead.subject, dead.ok) == ("kafka.bootstrap", True)
     assert dead.words == (
@@ -251,7 +252,7 @@ async def test_entries_of_bootstrap_that_say_nothing_are_waited_for_side_by_side
         settings = settings_of("meters")
         kafka = structs.replace(settings.kafka, bootstrap=(f"127.0.0.1:{first}", f"127.0.0.1:{second}"))
         with deadline():
-            found = await _silent(kafka.bootstrap, structs.replace(settings, kafka=kafka))
+            found = await _silent(kafka.bootstrap, structs.replace(settings, kafka=kafka), by_system_clock)
     assert len(found) == 2
     assert all_try.is_set()
     assert "is reached, and cannot be used" in found[0].words

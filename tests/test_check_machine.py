@@ -21,17 +21,18 @@ import pytest
 from click.testing import CliRunner
 
 from gateway import buffer_schema, check_machine
-from gateway.check import Finding, Remark
+from gateway.check import Finding, Remark, known_floor
 from gateway.check_certificates import read_certificates
 from gateway.cli import main
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us
+from gateway.clock_floor import FLOOR_MARK, RELEASED_US, ClockFloor
 from gateway.config_file import load
 from gateway.forward_memory import BUDGET_MARK
 from gateway.reading import Mark
 from gateway.settings import NO_SOURCE
 from gateway.uplink_budget import UplinkBudget
-from tests.buffers import append, opened
+from tests.buffers import append, opened, until
 from tests.deadline import deadline
 from tests.gateways import SLUICE, free_port
 from tests.mosquitto import self_signed
@@ -423,6 +424,42 @@ def test_a_certificate_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     judged, words = told(datetime(1970, 1, 1, tzinfo=UTC), synced=False)
     assert judged == "warn"
     assert "by a clock that says 1970-01-01 and that nothing vouches for" in words
+
+
+def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_unsynced_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    (dates,) = read_certificates(certificate)
+    config = with_tls(tmp_path, certificate, key, f'client_ca = "{certificate}"\n')
+    set_clock(monkeypatch, dates.begin - timedelta(days=9000), synced=False)
+    floor = ClockFloor()
+    monkeypatch.setattr(check_machine, "known_floor", lambda _: floor)
+
+    def told() -> tuple[str, str]:
+        found = findings(config)
+        assert "certificates that ended before" in found["clock"].words
+        return judgement(found["mqtt_listener.tls.certificate"]), found["mqtt_listener.tls.client_ca"].words
+
+    def known(moment: datetime) -> None:
+        floor.recall({FLOOR_MARK: b"%d" % (moment.timestamp() * 1e6)})
+
+    known(dates.end - timedelta(hours=1))
+    assert told()[0] == "warn"
+    known(dates.end)
+    judged, words = told()
+    assert judged == "FAIL"
+    assert f"has expired on {dates.end:%Y-%m-%d}: {dates.end:%Y-%m-%d} has passed, whatever this box's clock" in words
+
+
+async def test_the_latest_time_that_is_known_is_read_beside_a_running_gateway_alone(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path) as buffer:
+        buffer.confirm(buffer.id, (), [Mark(FLOOR_MARK, b"%d" % (RELEASED_US + 5))])
+        await until(lambda: known_floor(path).us == RELEASED_US + 5)
+    before = sorted(tmp_path.iterdir())
+    assert known_floor(path).us == RELEASED_US
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_whom_clients_may_take_this_box_for(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_topics import TopicVerdict
 from gateway.lanes import LanePolicy
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
+from gateway.tls_dates import Dates
 from tests.buffers import CLOCK, opened, store, until
 from tests.kafka_peers import API_VERSIONS
 from tests.kafka_peers import FakeBroker as SilentBroker
@@ -57,8 +58,11 @@ class Link:
     fault: str | None = None
     cut_s = float("inf")
 
-    def __init__(self, _: KafkaSettings) -> None:
+    def __init__(self, _: KafkaSettings, __: Dates) -> None:
         self.began_s = time.monotonic()
+
+    def clock_changed(self) -> bool:
+        return False
 
     def files_changed(self) -> bool:
         if time.monotonic() - self.began_s > self.cut_s:

@@ -397,7 +397,13 @@ async def test_tls_with_user_and_password(tmp_path: Path) -> None:
     broker.settings = (f"password_file {passwords}", f"certfile {certificate}", f"keyfile {key}")
     broker.start()
     intake = MemoryIntake()
-    settings = {"host": "localhost", "tls": BrokerTlsSettings(ca=certificate), "user": "gw", "password_file": secret}
+    settings: dict[str, Any] = {
+        "host": "localhost",
+        "tls": BrokerTlsSettings(ca=certificate),
+        "user": "gw",
+        "password_file": secret,
+    }
+
     try:
         async with reading_from(intake, broker.port, **settings) as ingress:
             await asyncio.wait_for(ingress.subscribed.wait(), 10)

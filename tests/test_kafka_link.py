@@ -34,6 +34,7 @@ from gateway.kafka_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_
 from gateway.kafka_topics import read_cluster
 from gateway.name_lookup import Address, names
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
+from gateway.tls_dates import Dates
 from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
 from tests.stream_server import speaking
 
@@ -1043,9 +1044,9 @@ def test_a_new_file_that_cannot_be_used_is_read_once_and_logged_once(
     reads = []
     read = kafka_files.read_files
 
-    def counted(kafka: KafkaSettings) -> KafkaFiles:
+    def counted(kafka: KafkaSettings, judge: Dates | None) -> KafkaFiles:
         reads.append(kafka)
-        return read(kafka)
+        return read(kafka, judge)
 
     monkeypatch.setattr(kafka_link, "read_files", counted)
     sasl.password_file.chmod(0o600)

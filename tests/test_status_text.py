@@ -90,6 +90,12 @@ def test_a_broker_that_cannot_be_reached() -> None:
     assert advice == "sluice check says what to do"
 
 
+def test_by_what_certificates_are_judged_while_the_clock_is_not_known() -> None:
+    lines = uplink(glance({"up": True, "dates_passed": datetime(2026, 11, 22, 9, tzinfo=UTC).timestamp()}))
+    assert any("certificates that ended before 2026-11-22, which has passed, are refused" in line for line in lines)
+    assert not any("certificates" in line for line in uplink(glance({"up": True})))
+
+
 def test_a_broker_that_is_reached_is_not_called_unreachable() -> None:
     why = "kafka.example:9092 refuses the log-in of user gw1: user or password is wrong"
     first, *_ = uplink(glance({"up": False, "error": why, "barred": True, "since": clock(10, 2)}))
