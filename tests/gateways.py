@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,10 +56,10 @@ identity = "json"
 
 
 @contextmanager
-def daemon(config: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def daemon(config: Path, port: int, environment: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """`sluice run`, listening; stopped by SIGTERM at the end unless it was killed before."""
     log = config.with_suffix(".log").open("ab")
-    process = subprocess.Popen([SLUICE, "run", "--config", config], stderr=log)
+    process = subprocess.Popen([SLUICE, "run", "--config", config], stderr=log, env=environment)
     try:
         wait_for_port(port, process)
         yield process
