@@ -16,7 +16,7 @@ from gateway.buffer_schema import BufferFileError, read_marks
 from gateway.buffer_status import is_running, reading
 from gateway.clock_floor import MARKS as CLOCK_MARKS
 from gateway.clock_floor import ClockFloor
-from gateway.clock_gateway import boottime_us, read_wall_clock
+from gateway.clock_kernel import boottime_us, read_wall_clock
 from gateway.kafka_files import KafkaFileError
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_reach import address as spelled
@@ -87,7 +87,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
 
 def _certificate_dates(settings: Settings) -> Dates:
     """What the gateway would judge certificates by now."""
-    clock = read_wall_clock(settings.gateway.clock, int(settings.gateway.system_clock_error_ms * 1000))
+    clock = read_wall_clock(settings.gateway)
     floor_us = known_floor(settings.buffer.path).us
     return lambda: true_time((clock.at(boottime_us()), clock.error_us), floor_us, time.time_ns() // 1000)
 

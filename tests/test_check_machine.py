@@ -24,9 +24,9 @@ from gateway import buffer_schema, check_machine
 from gateway.check import Finding, Remark, known_floor
 from gateway.check_certificates import read_certificates
 from gateway.cli import main
+from gateway.clock_floor import FLOOR_MARK, RELEASED_US, ClockFloor
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us
-from gateway.clock_floor import FLOOR_MARK, RELEASED_US, ClockFloor
 from gateway.config_file import load
 from gateway.forward_memory import BUDGET_MARK
 from gateway.reading import Mark
