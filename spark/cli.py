@@ -158,6 +158,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
         "late": counts.late,
         "revised": counts.revised,
         "unwindowed": counts.unwindowed,
+        "corrections": counts.corrections,
         "lag": batch.lag,
         "end_offsets": batch.end_offsets,
         "seconds": round(counts.seconds, 3),
@@ -174,6 +175,7 @@ def batch_line(batch: "BatchReport") -> str:
         (counts.rejected, "rejected (`log` says why)"),
         (counts.late, f"fell into windows already written ({counts.revised} corrected)"),
         (counts.unwindowed, "in no window (their time is unknown or cannot be)"),
+        (counts.corrections, "put earlier times right"),
     )
     return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])
 
@@ -191,6 +193,7 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
     columns = (
         *("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality"),
         *("device_boot", "device_sequence", "doubt", "ce_id"),
+        *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
     )
     latest = _latest(_opened(spark, warehouse, open_readings), device, "event_time", limit)
     if as_json:

@@ -12,9 +12,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark.correction_records import CORRECTION_TYPE
 from spark.kafka_records import typed_records
 from spark.log_table import BatchId, append_batch, batch_rows, create_log, lane_spans, open_log
-from spark.payload_decode import READING_TYPE, decoded
+from spark.payload_decode import decoded
+from spark.readings_view import is_reading
+from spark.time_corrections import create_corrections, retimed, take_corrections
 from spark.windows_table import WINDOW_S, Revisions, create_windows, merge_batch, unwindowed
 
 TOPICS_DEFAULT = "device-.*|gateway-events"
@@ -56,6 +59,8 @@ class BatchCounts:
     """Windows that they corrected."""
     unwindowed: int
     """Good readings that are in no window, because their time is implausible or unknown."""
+    corrections: int
+    """Time corrections, by which gateways put right what they told of their clocks."""
     seconds: float
 
 
@@ -103,21 +108,28 @@ def process_batch(records: DataFrame, batch: BatchId, warehouse: str, window_s: 
         late=revisions.late,
         revised=revisions.revised,
         unwindowed=counts.unwindowed,
+        corrections=counts.corrections,
         seconds=time.monotonic() - begun,
     )
 
 
 def _merge_appended(log: DataFrame, batch: BatchId, warehouse: str, window_s: int) -> tuple[Row, Revisions]:
     appended = batch_rows(log, batch).persist()
-    is_good_reading = (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
     try:
-        counts = appended.agg(
-            F.count("*").alias("rows"),
-            F.count_if("duplicate").alias("duplicates"),
-            F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
-            F.count_if(is_good_reading & unwindowed()).alias("unwindowed"),
-        ).collect()[0]
-        return counts, merge_batch(warehouse, log, appended, batch, window_s)
+        corrections = take_corrections(warehouse, log, appended)
+        is_correction = (F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
+        counts = (
+            retimed(appended, corrections.current)
+            .agg(
+                F.count("*").alias("rows"),
+                F.count_if("duplicate").alias("duplicates"),
+                F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
+                F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
+                F.count_if(is_correction).alias("corrections"),
+            )
+            .collect()[0]
+        )
+        return counts, merge_batch(warehouse, log, appended, corrections, batch, window_s)
     finally:
         appended.unpersist()
 
@@ -153,6 +165,7 @@ def run_ingest(
     """
     create_windows(spark, settings.warehouse, settings.window_s)
     create_log(spark, settings.warehouse)
+    create_corrections(spark, settings.warehouse, open_log(spark, settings.warehouse))
     finished: dict[int, BatchCounts] = {}
 
     def take(records: DataFrame, number: int) -> None:

@@ -26,14 +26,22 @@ DEVICE_HEADERS = ("ce_deviceboot", "ce_devicesequence")
 """They follow the others where the sensor sends them."""
 DOUBT_HEADER = "ce_doubt"
 DOUBTS = ("redelivered", "conflict")
-"""Of the last header: the gateway cannot tell whether it has the reading already, or has another of its sequence."""
-SHAPES = tuple(HEADERS + device + doubt for device in ((), DEVICE_HEADERS) for doubt in ((), (DOUBT_HEADER,)))
+"""The gateway cannot tell whether it has the reading already, or has another of its sequence."""
+BOOT_TIME_ERROR_HEADER = "ce_boottimeerror"
+"""The last header of a record that was made before the gateway's clock was synced: what a later correction needs."""
+SHAPES = tuple(
+    HEADERS + device + doubt + boot_time_error
+    for device in ((), DEVICE_HEADERS)
+    for doubt in ((), (DOUBT_HEADER,))
+    for boot_time_error in ((), (BOOT_TIME_ERROR_HEADER,))
+)
 """All the headers that a record may have."""
 
 IDENTITY = "^([0-9a-f]{16})-([0-9a-f]{12})-([0-9]{1,19})$"
 """`ce_id`: buffer id, lane, lane sequence."""
 SOURCE = "^/([^/]+)/([^/]+)$"
-RFC3339 = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$"
+RFC3339 = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$"
+"""Without the year 0, in which Python, that collects the rows, knows no times."""
 INTEGER = "^-?[0-9]{1,19}$"
 
 
@@ -54,6 +62,8 @@ def _texts(records: DataFrame) -> DataFrame:
     fits = F.coalesce(in_order & readable, F.lit(False))
     of_device = F.get(names, F.lit(len(HEADERS))) == DEVICE_HEADERS[0]
     last = F.size("headers") - 1
+    ends_with_error = F.get(names, last) == BOOT_TIME_ERROR_HEADER
+    doubt = last - F.when(ends_with_error, 1).otherwise(0)
     return records.select(
         "topic",
         "partition",
@@ -67,7 +77,8 @@ def _texts(records: DataFrame) -> DataFrame:
             _text(F.lit(position), fits & of_device).alias(name)
             for position, name in enumerate(DEVICE_HEADERS, start=len(HEADERS))
         ),
-        _text(last, fits & (F.get(names, last) == DOUBT_HEADER)).alias("doubt"),
+        _text(doubt, fits & (F.get(names, doubt) == DOUBT_HEADER)).alias("doubt"),
+        _text(last, fits & ends_with_error).alias("ce_boottimeerror"),
     )
 
 
@@ -114,6 +125,10 @@ def _typed(texts: DataFrame) -> DataFrame:
             "device_sequence_unreadable"
         ),
         "doubt",
+        _integer("ce_boottimeerror").alias("boot_time_error_us"),
+        (F.col("ce_boottimeerror").isNotNull() & ~F.coalesce(_integer("ce_boottimeerror") >= 0, F.lit(False))).alias(
+            "boot_time_error_unreadable"
+        ),
     )
 
 
@@ -132,8 +147,12 @@ def _judged(typed: DataFrame) -> DataFrame:
         _unless(F.col("boot_time_us").isNotNull(), "ce_boottime is not a count of microseconds"),
         F.when(F.col("device_sequence_unreadable"), "ce_devicesequence is not a 64-bit integer"),
         _unless(F.col("doubt").isNull() | F.col("doubt").isin(*DOUBTS), "ce_doubt is no doubt that the contract knows"),
+        F.when(F.col("boot_time_error_unreadable"), "ce_boottimeerror is not a count of microseconds"),
     )
-    dropped = {"headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable", "ce_id"}
+    dropped = {
+        *("headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable"),
+        *("boot_time_error_unreadable", "ce_id"),
+    }
     kept = [column for column in typed.columns if column not in dropped]
     return typed.select("*", fault.alias("header_fault")).select(
         *kept,

@@ -9,7 +9,7 @@ from typing import cast
 from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from spark.payload_decode import METRICS_TYPE
 
@@ -20,13 +20,17 @@ SCHEMA = f"""
     buffer string, lane string, lane_sequence bigint, ce_id string, ce_type string, subject string,
     event_time timestamp, time_error_us bigint, time_quality string, received_time timestamp,
     gateway_boot string, boot_time_us bigint, content_type string,
-    device_boot string, device_sequence bigint, doubt string,
+    device_boot string, device_sequence bigint, doubt string, boot_time_error_us bigint,
     metrics {METRICS_TYPE}, duplicate boolean, reject_reason string,
     ingest string, batch bigint, code_version string, event_date date
 """
 PARTITION = "event_date"
-SKIPPING_COLUMNS = "event_time,lane,lane_sequence,ingest,batch,device,ce_type,topic,partition,offset"
-"""Whose least and greatest value each file keeps: what queries and the duplicate check are pruned by."""
+SKIPPING_COLUMNS = (
+    "event_time,lane,lane_sequence,ingest,batch,device,ce_type,topic,partition,offset,"
+    "gateway_boot,boot_time_us,boot_time_error_us"
+)
+"""Whose least and greatest value, and count of nulls, each file keeps: what queries, the duplicate check and the search
+for what a time correction mends are pruned by."""
 
 PLAUSIBLE_FROM = "2020-01-01"
 AHEAD_MAX = "1 day"
@@ -70,7 +74,10 @@ def log_path(warehouse: str) -> str:
 
 
 def create_log(spark: SparkSession, warehouse: str) -> None:
-    """Create the table where there is none."""
+    """Create the table where there is none; give one that an earlier version made the columns that it lacks."""
+    if DeltaTable.isDeltaTable(spark, log_path(warehouse)):
+        _add_columns(spark, warehouse)
+        return
     (
         DeltaTable.createIfNotExists(spark)
         .location(log_path(warehouse))
@@ -82,9 +89,29 @@ def create_log(spark: SparkSession, warehouse: str) -> None:
     )
 
 
+def _add_columns(spark: SparkSession, warehouse: str) -> None:
+    """Columns that are new come last, null in what stands there already: its files are not touched."""
+    missing = _missing(spark.read.format("delta").load(log_path(warehouse)))
+    if not missing:
+        return
+    table = f"delta.`{log_path(warehouse)}`"
+    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in missing)
+    spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({columns})")
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{SKIPPING_COLUMNS}')")
+
+
+def _missing(log: DataFrame) -> list[StructField]:
+    there = set(log.columns)
+    return [field for field in log_schema() if field.name not in there]
+
+
 def open_log(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `log`."""
+    """Return the table, which SQL then finds as the temporary view `log`.
+
+    Columns that it lacks, for an earlier version made it and no job of this one has written it yet, are null.
+    """
     log = spark.read.format("delta").load(log_path(warehouse))
+    log = log.withColumns({field.name: F.lit(None).cast(field.dataType) for field in _missing(log)})
     log.createOrReplaceTempView("log")
     return log
 
@@ -140,22 +167,26 @@ def with_duplicates(rows: DataFrame, log: DataFrame, spans: list[LaneSpan]) -> D
 
 def log_rows(judged: DataFrame, batch: BatchId) -> DataFrame:
     """Bring a batch into the table's schema."""
-    # The upper bound is the record's own: Kafka's clock, unlike the time of this run, is the same in a retry.
-    plausible = (
-        (F.col("event_time") >= F.lit(PLAUSIBLE_FROM).cast("timestamp"))
-        & (F.col("event_time") <= F.col("kafka_timestamp") + F.expr(f"interval {AHEAD_MAX}"))
-        & (F.col("time_error_us") < TIME_ERROR_UNKNOWN_US)
-    )
-    event_date = F.when(plausible, F.to_date("event_time")).otherwise(F.lit(IMPLAUSIBLE_DATE).cast("date"))
     complete = judged.withColumns(
         {
             "ingest": F.lit(batch.ingest),
             "batch": F.lit(batch.number),
             "code_version": F.lit(version("sluice")),
-            "event_date": event_date,
+            "event_date": date_of(F.col("event_time"), F.col("time_error_us")),
         }
     )
     return complete.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in log_schema()))
+
+
+def date_of(event_time: Column, time_error_us: Column) -> Column:
+    """The date of an event time, `IMPLAUSIBLE_DATE` for one that cannot be; beside the record's `kafka_timestamp`."""
+    # The upper bound is the record's own: Kafka's clock, unlike the time of this run, is the same in a retry.
+    plausible = (
+        (event_time >= F.lit(PLAUSIBLE_FROM).cast("timestamp"))
+        & (event_time <= F.col("kafka_timestamp") + F.expr(f"interval {AHEAD_MAX}"))
+        & (time_error_us < TIME_ERROR_UNKNOWN_US)
+    )
+    return F.when(plausible, F.to_date(event_time)).otherwise(F.lit(IMPLAUSIBLE_DATE).cast("date"))
 
 
 def _within(spans: list[LaneSpan]) -> Column:

@@ -3,6 +3,8 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark import correction_records
+
 METRICS_TYPE = "map<string,decimal(18,6)>"
 VALUE_TYPE = "decimal(18,6)"
 """Values are quantised to six decimals, half up, so that sums are the same in any order."""
@@ -40,7 +42,8 @@ def decoded(records: DataFrame) -> DataFrame:
     """Replace `header_fault` by `metrics` and `reject_reason`; one of the two is null, or both for gateway events.
 
     `records` as `kafka_records.typed_records` yields them. JSON objects give every numeric top-level member but
-    the identity; `text/plain` gives the metric `value`.
+    the identity; `text/plain` gives the metric `value`. Of what a gateway says of itself, time corrections alone are
+    looked into: a table is computed by them.
     """
     kept = [column for column in records.columns if column != "header_fault"]
     return _reasoned(_with_metrics(_parsed(_texts(records))), kept)
@@ -49,19 +52,21 @@ def decoded(records: DataFrame) -> DataFrame:
 def _texts(records: DataFrame) -> DataFrame:
     """Add what is to be decoded (`text`) and as what (`format`); both null where it is not to be decoded."""
     is_reading = F.col("header_fault").isNull() & (F.col("ce_type") == READING_TYPE)
+    is_correction = F.col("header_fault").isNull() & (F.col("ce_type") == correction_records.CORRECTION_TYPE)
     media_type = F.lower(F.trim(F.substring_index("content_type", ";", 1)))
     text = F.try_validate_utf8(F.col("value").cast("string"))
     return records.select(
         "*",
         F.when(is_reading, media_type).alias("format"),
-        F.when(is_reading & (media_type == "application/json"), text).alias("json_text"),
+        is_correction.alias("is_correction"),
+        F.when((is_reading & (media_type == "application/json")) | is_correction, text).alias("json_text"),
         F.when(is_reading & (media_type == "text/plain"), F.trim(text, F.lit(SPACE))).alias("plain_text"),
         text.isNotNull().alias("is_text"),
     )
 
 
 def _parsed(texts: DataFrame) -> DataFrame:
-    """Add `members`: the JSON object as a map, null where the text is anything but one object.
+    """Add `members` of a reading and `correction`: the JSON object as a map, null where the text is no such object.
 
     Spark's parser stops at the end of the first value, whatever comes after it. Within `[…,0]` anything that
     follows makes a different array or no array; only `…,0]…` closes the brackets itself, and does not fit in an
@@ -74,9 +79,11 @@ def _parsed(texts: DataFrame) -> DataFrame:
         & F.try_variant_get("wrapped", "$[2]", "variant").isNull()
         & (~F.contains(F.col("json_text"), F.lit("]")) | in_object.isNotNull())
     )
+    whole = F.when(alone, F.try_variant_get("wrapped", "$[0]", "map<string,variant>"))
     return texts.select("*", in_array.alias("wrapped")).select(
         *texts.columns,
-        F.when(alone, F.try_variant_get("wrapped", "$[0]", "map<string,variant>")).alias("members"),
+        F.when(~F.col("is_correction"), whole).alias("members"),
+        F.when(F.col("is_correction"), whole).alias("correction"),
     )
 
 
@@ -136,6 +143,7 @@ def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
         F.when((is_json | is_plain) & (F.size("numbers") == 0), NO_METRIC),
         F.when(F.exists("numbers", lambda number: number["value"].isNull()), OUT_OF_RANGE),
         F.when(~is_gateway & ~is_json & ~is_plain, UNKNOWN_CONTENT),
+        F.when(F.col("is_correction"), correction_records.fault(F.col("correction"))),
     )
     return numbered.select("*", reason.alias("reject_reason")).select(
         *kept,

@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 
 from spark.log_table import IMPLAUSIBLE_DATE, BatchId
 from spark.payload_decode import VALUE_TYPE
-from spark.readings_view import readings
+from spark.readings_view import is_reading, readings
+from spark.time_corrections import BatchCorrections, moved_to, readings_moved
 
 WINDOW_S = 60
 DAY_US = 86_400 * 1_000_000
@@ -122,7 +123,7 @@ def windowed(view: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
 
 
 def unwindowed() -> Column:
-    """Tell which rows of `log` and `readings` belong to no window, because their time is implausible or unknown."""
+    """Tell which rows of `readings`, or of `retimed`, belong to no window: their time cannot be, or is unknown."""
     return F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")
 
 
@@ -133,7 +134,7 @@ def aggregated(windowed_readings: DataFrame, window_s: int = WINDOW_S) -> DataFr
     """
     order = F.struct("event_time", "buffer", "lane", "lane_sequence")
     return (
-        windowed_readings.groupBy(*KEY, F.col("event_date").alias("window_date"))
+        windowed_readings.groupBy(*KEY)
         .agg(
             F.count("value").alias("n"),
             F.min("value").alias("min"),
@@ -146,33 +147,49 @@ def aggregated(windowed_readings: DataFrame, window_s: int = WINDOW_S) -> DataFr
             *KEY,
             (F.col("window_start") + F.expr(f"interval {window_s} seconds")).alias("window_end"),
             *VALUES,
-            "window_date",
+            F.to_date("window_start").alias("window_date"),
         )
     )
 
 
-def merge_batch(
-    warehouse: str, log: DataFrame, appended: DataFrame, batch: BatchId, window_s: int = WINDOW_S
+def merge_batch(  # noqa: PLR0913, PLR0917 - what the job knows of one batch
+    warehouse: str,
+    log: DataFrame,
+    appended: DataFrame,
+    corrections: BatchCorrections,
+    batch: BatchId,
+    window_s: int = WINDOW_S,
 ) -> Revisions:
     """Compute the windows that a batch touched anew from `log`, and merge them into the table.
 
-    `appended` is the batch's part of `log`. Nothing changes if this batch was merged before.
+    `appended` is the batch's part of `log`. Touched are the windows of its readings, and those out of which and into
+    which its time corrections move readings; one that is left empty goes. Nothing changes if this batch was merged
+    before.
     """
     # Windows of duplicates too: they come out as they are, unless a run with another checkpoint, which read these
     # records first, died between its append and its merge.
-    touched = windowed(readings(appended.withColumn("duplicate", F.lit(False))), window_s)
-    keys = touched.select(*KEY).distinct().persist()
+    copies = appended.withColumn("duplicate", F.lit(False))
+    touched = windowed(readings(copies, corrections.current), window_s).select(*KEY)
+    if corrections.brought_boots:
+        moved = readings_moved(log.where(is_reading()), corrections).withColumns(
+            {"metric": F.explode(F.map_keys("metrics"))}
+        )
+        touched = touched.union(windowed(moved, window_s).select(*KEY))
+    keys = touched.distinct().persist()
     try:
         starts = keys.select(F.unix_micros("window_start").alias("start_us")).distinct().collect()
         spans = time_spans((row.start_us for row in starts), window_s)
         if not spans:
             return Revisions(late=0, revised=0)
-        candidates = windowed(readings(log.where(_within(spans))), window_s)
-        fresh = aggregated(candidates.join(keys, list(KEY), "left_semi"), window_s)
+        near = log.where(_within(spans) | moved_to(corrections, spans[0].start_us))
+        candidates = windowed(readings(near, corrections.current), window_s)
+        # A window that has no readings any more comes out with `n` 0.
+        fresh = aggregated(candidates.join(keys, list(KEY), "right"), window_s)
         _merge(log.sparkSession, warehouse, fresh, spans, batch)
     finally:
         keys.unpersist()
-    return _revisions(open_windows(log.sparkSession, warehouse), windowed(readings(appended), window_s), spans, batch)
+    own = windowed(readings(appended, corrections.current), window_s)
+    return _revisions(open_windows(log.sparkSession, warehouse), own, spans, batch)
 
 
 def time_spans(starts_us: Iterable[int], window_s: int = WINDOW_S, spans_max: int = SPANS_MAX) -> list[TimeSpan]:
@@ -213,8 +230,9 @@ def _merge(spark: SparkSession, warehouse: str, fresh: DataFrame, spans: list[Ti
             .alias("old")
             # Literal dates: without them MERGE reads every partition of the target.
             .merge(source, same & F.col(f"old.{PARTITION}").isin(*_dates(spans)))
+            .whenMatchedDelete(F.col("fresh.n") == 0)
             .whenMatchedUpdate(changed, {**update, "revision": F.col("old.revision") + 1})
-            .whenNotMatchedInsert(values={name: F.col(f"fresh.{name}") for name in columns})
+            .whenNotMatchedInsert(F.col("fresh.n") > 0, {name: F.col(f"fresh.{name}") for name in columns})
             .execute()
         )
     finally:

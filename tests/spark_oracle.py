@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Self
@@ -18,6 +18,7 @@ LIMIT = Decimal(10) ** 12
 METRICS_MAX = 256
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
 PLAUSIBLE_FROM = datetime(2020, 1, 1, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
 REQUIRED = [
     *("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject", "ce_time", "ce_timeerror", "ce_timequality"),
@@ -25,14 +26,24 @@ REQUIRED = [
 ]
 OPTIONAL = ["ce_deviceboot", "ce_devicesequence"]
 DOUBT = ["ce_doubt"]
-SHAPES = (REQUIRED, REQUIRED + OPTIONAL, REQUIRED + DOUBT, REQUIRED + OPTIONAL + DOUBT)
+BOOT_TIME_ERROR = ["ce_boottimeerror"]
+SHAPES = [
+    REQUIRED + optional + doubt + boot_time_error
+    for optional in ([], OPTIONAL)
+    for doubt in ([], DOUBT)
+    for boot_time_error in ([], BOOT_TIME_ERROR)
+]
+CORRECTION = "sluice.gateway.time-correction"
+TOLD_SLACK = timedelta(seconds=60)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Headers = list[tuple[str, bytes | None]]
-Reading = tuple[str, str, str, str, datetime, Decimal, str]
-"""namespace, device, stream, metric, event time, value, ce_id"""
+Reading = tuple[str, str, str, str, datetime, Decimal, str, int, str, int | None]
+"""namespace, device, stream, metric, event time, value, ce_id; the time's bound, quality and correction"""
+GatewayBoot = tuple[str, str, str]
+"""namespace, gateway, boot"""
 
 
 class UnreadableError(Exception):
@@ -69,11 +80,34 @@ class Event:
     content_type: str
     time: datetime
     time_error_us: int
+    time_quality: str
+    gateway: str
+    gateway_boot: str
+    boot_time_us: int
+    boot_time_error_us: int | None
+    correction_version: int | None = None
 
     @property
     def plausible(self) -> bool:
         known = self.time_error_us != TIME_ERROR_UNKNOWN_US
         return known and PLAUSIBLE_FROM <= self.time <= self.record.timestamp + DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What a gateway learnt of one of its boots' clocks."""
+
+    boot: GatewayBoot
+    version: int
+    quality: str
+    boottime_us: int
+    offset_us: int
+    rate_ppm: Decimal
+    error_us: int
+    error_growth_ppm: Decimal
+    supersedes: bool
+    told: datetime
+    ce_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +138,7 @@ class Tables:
 def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
     """Compute everything from all records at once, each given once."""
     rejected: set[tuple[str, int, int]] = set()
-    copies: dict[str, list[tuple[Event, Mapping[str, Decimal]]]] = defaultdict(list)
+    copies: dict[str, list[tuple[Event, Mapping[str, Decimal], Correction | None]]] = defaultdict(list)
     for record in records:
         try:
             event = read_headers(record)
@@ -113,29 +147,71 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
             continue
         try:
             metrics = {} if event.type.startswith("sluice.gateway.") else read_payload(event)
+            correction = read_correction(event) if event.type == CORRECTION else None
         except UnreadableError:
             # No copy of anything: a good one may come yet.
             rejected.add(record.place)
             continue
-        copies[event.ce_id].append((event, metrics))
+        copies[event.ce_id].append((event, metrics, correction))
     first_copies = [min(same, key=lambda copy: copy[0].record.place) for same in copies.values()]
+    told: dict[GatewayBoot, list[Correction]] = defaultdict(list)
+    for _, _, correction in first_copies:
+        if correction is not None:
+            told[correction.boot].append(correction)
+    timed = [(retimed(event, told), metrics) for event, metrics, _ in first_copies]
     readings = [
-        (e.namespace, e.device, e.record.topic, metric, e.time, value, e.ce_id)
-        for e, metrics in first_copies
+        (
+            *(e.namespace, e.device, e.record.topic, metric, e.time, value, e.ce_id),
+            *(e.time_error_us, e.time_quality, e.correction_version),
+        )
+        for e, metrics in timed
         for metric, value in metrics.items()
     ]
-    return Tables(
-        sorted(readings), windows(first_copies, window_s), rejected, sum(len(same) - 1 for same in copies.values())
+    return Tables(sorted(readings), windows(timed, window_s), rejected, sum(len(same) - 1 for same in copies.values()))
+
+
+def retimed(event: Event, told: Mapping[GatewayBoot, list[Correction]]) -> Event:
+    """Give a reading the time that the last correction of its gateway's boot says, where that applies."""
+    versions = sorted(
+        told.get((event.namespace, event.gateway, event.gateway_boot), []),
+        key=lambda correction: (correction.version, correction.ce_id),
     )
+    if not versions or event.time_quality == "device":
+        return event
+    last = versions[-1]
+    away = event.boot_time_us - last.boottime_us
+    time_us = event.boot_time_us + last.offset_us + millionths(away, last.rate_ppm)
+    own_error_us = event.time_error_us if event.boot_time_error_us is None else event.boot_time_error_us
+    growth_us = -millionths(-abs(away), last.error_growth_ppm, down=True)
+    error_us = min(last.error_us + growth_us + own_error_us, TIME_ERROR_UNKNOWN_US)
+    try:
+        time = EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:
+        return event
+    wrong = [correction.told for correction in versions if correction.supersedes]
+    better = error_us < event.time_error_us and time <= last.told + TOLD_SLACK
+    if not better and not (wrong and time <= wrong[-1] + TOLD_SLACK):
+        return event
+    quality = event.time_quality
+    if last.quality == "bounded":
+        quality = "bounded"
+    elif quality == "bounded" and event.boot_time_error_us != TIME_ERROR_UNKNOWN_US:
+        quality = "estimated"
+    return replace(event, time=time, time_error_us=error_us, time_quality=quality, correction_version=last.version)
+
+
+def millionths(number: int, ppm: Decimal, *, down: bool = False) -> int:
+    """So many parts in a million of a number, cut towards zero, or down to the next whole one."""
+    product = number * int(ppm.scaleb(6))
+    return product // 10**12 if down or product >= 0 else -(-product // 10**12)
 
 
 def windows(events: Iterable[tuple[Event, Mapping[str, Decimal]]], window_s: int) -> dict[WindowKey, WindowRow]:
     """Fold the readings whose time can be believed."""
     grouped: dict[WindowKey, list[tuple[datetime, tuple[str, str, int], Decimal]]] = defaultdict(list)
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
     for event, metrics in events:
         if event.plausible:
-            start = event.time - (event.time - epoch) % timedelta(seconds=window_s)
+            start = event.time - (event.time - EPOCH) % timedelta(seconds=window_s)
             for metric, value in metrics.items():
                 key = (event.namespace, event.device, event.record.topic, metric, start)
                 grouped[key].append((event.time, event.identity, value))
@@ -160,7 +236,6 @@ def read_headers(record: KafkaRecord) -> Event:
     if identity[2] != given["ce_lane"] or identity[3] != given["ce_lanesequence"]:
         raise UnreadableError
     sequence = integer(given["ce_lanesequence"])
-    integer(given["ce_boottime"])
     time(given["ce_receivedtime"])
     time_error_us = integer(given["ce_timeerror"])
     if time_error_us < 0:
@@ -168,6 +243,9 @@ def read_headers(record: KafkaRecord) -> Event:
     if "ce_devicesequence" in given:
         integer(given["ce_devicesequence"])
     if given.get("ce_doubt", "conflict") not in {"redelivered", "conflict"}:
+        raise UnreadableError
+    boot_time_error_us = integer(given["ce_boottimeerror"]) if "ce_boottimeerror" in given else None
+    if boot_time_error_us is not None and boot_time_error_us < 0:
         raise UnreadableError
     key = utf8(record.key)
     return Event(
@@ -180,6 +258,57 @@ def read_headers(record: KafkaRecord) -> Event:
         content_type=given["content-type"],
         time=time(given["ce_time"]),
         time_error_us=time_error_us,
+        time_quality=given["ce_timequality"],
+        gateway=source[2],
+        gateway_boot=given["ce_gatewayboot"],
+        boot_time_us=integer(given["ce_boottime"]),
+        boot_time_error_us=boot_time_error_us,
+    )
+
+
+def read_correction(event: Event) -> Correction:
+    """Return what a time correction says, or raise UnreadableError."""
+    body = json_object(utf8(event.record.value))
+
+    def number(name: str, least: int | None = None) -> int:
+        given = body.get(name)
+        if not isinstance(given, NumberText) or not re.fullmatch("-?[0-9]+", given):
+            raise UnreadableError
+        value = integer(given)
+        if least is not None and value < least:
+            raise UnreadableError
+        return value
+
+    def rate(name: str, least: int) -> Decimal:
+        given = body.get(name)
+        if not isinstance(given, NumberText):
+            raise UnreadableError
+        # As most readers of JSON do: with an exponent it is a binary fraction.
+        value = Decimal(repr(float(given))) if "e" in given.lower() else Decimal(given)
+        if not value.is_finite() or abs(value) > 10**9:
+            raise UnreadableError
+        value = value.quantize(SIX_PLACES, context=EXACT)
+        if not least <= value <= 100_000:
+            raise UnreadableError
+        return value
+
+    boot, supersedes = body.get("boot"), body.get("supersedes")
+    if not isinstance(boot, str) or isinstance(boot, NumberText) or not isinstance(supersedes, bool):
+        raise UnreadableError
+    if body.get("quality") not in {"synced", "bounded"}:
+        raise UnreadableError
+    return Correction(
+        boot=(event.namespace, event.gateway, boot),
+        version=number("version", 1),
+        quality=str(body["quality"]),
+        boottime_us=number("boottime_us"),
+        offset_us=number("offset_us"),
+        rate_ppm=rate("rate_ppm", -100_000),
+        error_us=number("error_us", 0),
+        error_growth_ppm=rate("error_growth_ppm", 0),
+        supersedes=supersedes,
+        told=event.time,
+        ce_id=event.ce_id,
     )
 
 
@@ -198,7 +327,19 @@ def read_payload(event: Event) -> dict[str, Decimal]:
 
 
 def json_metrics(text: str) -> dict[str, Decimal]:
-    """Return the numeric members of a JSON object that holds no name twice, but for the identity."""
+    """Return the numeric members of a JSON object, but for the identity."""
+    numbers = {
+        name: number
+        for name, number in json_object(text).items()
+        if isinstance(number, NumberText) and name not in {"boot", "seq", "tick"}
+    }
+    if not 0 < len(numbers) <= METRICS_MAX:
+        raise UnreadableError
+    return {name: quantised(number) for name, number in numbers.items()}
+
+
+def json_object(text: str) -> dict[str, object]:
+    """Return the members of a JSON object that holds no name twice, its numbers as they were written."""
     try:
         members = json.loads(
             text,
@@ -213,14 +354,7 @@ def json_metrics(text: str) -> dict[str, Decimal]:
         raise UnreadableError from error
     if not isinstance(members, dict):
         raise UnreadableError
-    numbers = {
-        name: number
-        for name, number in members.items()
-        if isinstance(number, NumberText) and name not in {"boot", "seq", "tick"}
-    }
-    if not 0 < len(numbers) <= METRICS_MAX:
-        raise UnreadableError
-    return {name: quantised(number) for name, number in numbers.items()}
+    return members
 
 
 class NumberText(str):

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.spark_oracle import Headers, KafkaRecord
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+BOOTS = ("5d0a1f7e", "0b5c9d3a", "77e1f204")
 BUFFER = "00112233445566aa"
 LANE = "0123456789ab"
 KAFKA_SCHEMA = """
@@ -28,6 +30,10 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
     *,
     time: datetime = NOON,
     error_us: int = 1_000,
+    quality: str = "estimated",
+    gateway_boot: str = BOOTS[0],
+    boot_us: int = 123_456_789,
+    boot_error_us: int | None = None,
     event_type: str = "sluice.reading",
     content_type: str = "application/json",
     buffer: str = BUFFER,
@@ -45,10 +51,10 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
         ("ce_subject", "device/42/thermo"),
         ("ce_time", rfc3339(time)),
         ("ce_timeerror", str(error_us)),
-        ("ce_timequality", "estimated"),
+        ("ce_timequality", quality),
         ("ce_receivedtime", rfc3339(time)),
-        ("ce_gatewayboot", "5d0a1f7e"),
-        ("ce_boottime", "123456789"),
+        ("ce_gatewayboot", gateway_boot),
+        ("ce_boottime", str(boot_us)),
         ("ce_lane", lane),
         ("ce_lanesequence", str(sequence)),
         ("content-type", content_type),
@@ -57,6 +63,8 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
         texts += [("ce_deviceboot", device_boot), ("ce_devicesequence", str(sequence))]
     if doubt is not None:
         texts.append(("ce_doubt", doubt))
+    if boot_error_us is not None:
+        texts.append(("ce_boottimeerror", str(boot_error_us)))
     return [(name, text.encode()) for name, text in texts]
 
 
@@ -70,6 +78,34 @@ def reading(
     """One record, right unless told otherwise."""
     headers = reading_headers() if headers is None else headers
     return KafkaRecord("device-thermo", 0, offset, NOON + timedelta(hours=1), key, value, headers)
+
+
+def correction(
+    sequence: int,
+    members: Mapping[str, object],
+    *,
+    told: datetime = NOON + timedelta(hours=1),
+    offset: int = 0,
+    namespace: str = "plant",
+) -> KafkaRecord:
+    """A time correction, right but for the members that are given: the boot was at noon, to a millisecond."""
+    body: dict[str, object] = {
+        "device": None,
+        "boot": BOOTS[0],
+        "version": 1,
+        "quality": "synced",
+        "boottime_us": 0,
+        "offset_us": (NOON - EPOCH) // timedelta(microseconds=1),
+        "rate_ppm": 0,
+        "error_us": 1_000,
+        "error_growth_ppm": 0,
+        "supersedes": False,
+    }
+    headers = reading_headers(
+        sequence, time=told, quality="synced", event_type="sluice.gateway.time-correction", namespace=namespace
+    )
+    value = json.dumps(body | dict(members)).encode()
+    return replace(reading(value, headers, offset=offset, key=b"gw-1"), topic="gateway-events")
 
 
 def changed(headers: Headers, name: str, text: str) -> Headers:
@@ -107,16 +143,22 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
         if rng.random() < 0.05:
             time = rng.choice([datetime(2000, 1, 1, 0, 0, sequence % 60, tzinfo=UTC), NOON + timedelta(days=3)])
         device = rng.randrange(4)
+        namespace = rng.choice(["plant", "attic"])
+        unsynced = rng.random() < 0.3
         content_type = rng.choice(["application/json", "application/json; charset=utf-8", "text/plain"])
         headers = reading_headers(
             sequence,
             # Whole seconds are often shared: ties for first and last.
             time=time.replace(microsecond=0) if rng.random() < 0.3 else time,
-            error_us=2**63 - 1 if rng.random() < 0.05 else rng.randrange(5_000),
+            error_us=rng.choice([2**63 - 1, 3_600_000_000]) if unsynced else rng.randrange(5_000),
+            quality=rng.choice(["bounded", "received", "device"] if unsynced else ["estimated", "received", "device"]),
+            gateway_boot=rng.choice(BOOTS),
+            boot_us=rng.choice([rng.randrange(-60_000_000, 600_000_000), rng.randrange(-(2**63), 2**63)]),
+            boot_error_us=rng.choice([0, rng.randrange(100_000), 2**63 - 1]) if unsynced else None,
             content_type=content_type,
             buffer=buffer,
             lane=lane,
-            namespace=rng.choice(["plant", "attic"]),
+            namespace=namespace,
             device_boot=rng.choice([None, "7-1a2b3c4d"]),
             doubt=rng.choice(["redelivered", "conflict"]) if rng.random() < 0.1 else None,
         )
@@ -135,6 +177,9 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
         if rng.random() < 0.2:
             earlier = rng.choice(sent)
             send(better_timed(earlier) if rng.random() < 0.3 else earlier)
+        if rng.random() < 0.06:
+            told = drawn_correction(rng, 20_000 + sequence)
+            send(damaged(rng, told) if rng.random() < 0.1 else told)
         if rng.random() < 0.05:
             send(
                 replace(
@@ -146,6 +191,32 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
                 )
             )
     return sent
+
+
+def drawn_correction(rng: random.Random, sequence: int) -> KafkaRecord:
+    """One of those that a gateway may send of a boot, or something that is none."""
+    whole = rng.choice([0, 20, -50])
+    start = rng.choice([NOON - timedelta(minutes=rng.randrange(20)), NOON - timedelta(days=40), NOON.replace(2000)])
+    members: dict[str, object] = {
+        "boot": rng.choice(BOOTS),
+        "offset_us": (start - EPOCH) // timedelta(microseconds=1),
+        "version": rng.randrange(1, 5),
+        "quality": rng.choice(["synced", "synced", "bounded"]),
+        "boottime_us": rng.choice([0, rng.randrange(600_000_000), rng.randrange(-(2**63), 2**63)]),
+        "rate_ppm": rng.choice([whole, rng.uniform(-200, 200), rng.uniform(-1, 1) * 1e-6, -100_000]),
+        "error_us": rng.choice([0, rng.randrange(5_000_000), 2**63 - 1]),
+        "error_growth_ppm": rng.choice([0, 100, rng.uniform(0, 500), 100_000]),
+        "supersedes": rng.random() < 0.3,
+    }
+    if rng.random() < 0.2:
+        name = rng.choice(list(members))
+        members[name] = rng.choice([None, "1", -1.5, 1e300, [], True, 2**63, float("nan")])
+    return correction(
+        sequence,
+        namespace=rng.choice(["plant", "attic"]),
+        told=rng.choice([NOON, NOON + timedelta(minutes=3), NOON + timedelta(hours=1)]),
+        members=members,
+    )
 
 
 def drawn_value(rng: random.Random) -> bytes:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import SparkSession
 
-from spark import payload_decode
+from spark import correction_records, payload_decode
 from spark.kafka_records import typed_records
 from spark.payload_decode import decoded
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord, UnreadableError
-from tests.spark_records import changed, kafka_frame, reading, reading_headers
+from tests.spark_records import changed, correction, kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
 
@@ -201,6 +201,10 @@ HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
     (changed(GOOD, "ce_timeerror", "9223372036854775808"), "ce_timeerror"),
     (changed(GOOD, "ce_boottime", "1.5"), "ce_boottime"),
     (changed(GOOD, "ce_devicesequence", "x"), "ce_devicesequence"),
+    ([*GOOD, ("ce_boottimeerror", b"-1")], "ce_boottimeerror"),
+    ([*GOOD, ("ce_boottimeerror", b"9223372036854775808")], "ce_boottimeerror"),
+    ([*GOOD, ("ce_boottimeerror", b"nan")], "ce_boottimeerror"),
+    ([*GOOD, ("ce_boottimeerror", b"1"), ("ce_doubt", b"conflict")], "the headers are not"),
     ([*GOOD, ("ce_doubt", b"true")], "ce_doubt"),
     ([*GOOD, ("ce_doubt", None)], "the headers are not"),
     ([*GOOD[:14], ("ce_doubt", b"conflict"), *GOOD[14:]], "the headers are not"),
@@ -239,15 +243,59 @@ def test_headers_become_typed_columns(spark: SparkSession) -> None:
     assert (heartbeat.metrics, heartbeat.reject_reason) == (None, None)
 
 
-def test_a_reading_that_may_be_stored_twice_is_marked_with_and_without_a_device_sequence(spark: SparkSession) -> None:
-    shapes = [(boot, doubt) for boot in (None, "7-1a2b3c4d") for doubt in (None, "redelivered", "conflict")]
+def test_headers_that_are_there_or_not_are_found_in_each_combination(spark: SparkSession) -> None:
+    shapes = [
+        (boot, doubt, error_us)
+        for boot in (None, "7-1a2b3c4d")
+        for doubt in (None, "redelivered", "conflict")
+        for error_us in (None, 0, 2**63 - 1)
+    ]
     records = [
-        reading(headers=reading_headers(17, device_boot=boot, doubt=doubt), offset=offset)
-        for offset, (boot, doubt) in enumerate(shapes)
+        reading(headers=reading_headers(17, device_boot=boot, doubt=doubt, boot_error_us=error_us), offset=offset)
+        for offset, (boot, doubt, error_us) in enumerate(shapes)
     ]
 
-    rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=9)])).orderBy("offset").collect()
+    rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=99)])).orderBy("offset").collect()
 
-    found = [(row.device_boot, row.device_sequence, row.doubt, row.header_fault) for row in rows]
-    assert found[:-1] == [(boot, None if boot is None else 17, doubt, None) for boot, doubt in shapes]
-    assert rows[-1].doubt is None
+    found = [(r.device_boot, r.device_sequence, r.doubt, r.boot_time_error_us, r.header_fault) for r in rows]
+    assert found[:-1] == [
+        (boot, None if boot is None else 17, doubt, error_us, None) for boot, doubt, error_us in shapes
+    ]
+    assert (rows[-1].doubt, rows[-1].boot_time_error_us) == (None, None)
+
+
+WRONG_CORRECTIONS: list[tuple[KafkaRecord, str]] = [
+    (replace(correction(1, {}), value=None), correction_records.NO_BODY),
+    (replace(correction(1, {}), value=b"\xff"), correction_records.NO_BODY),
+    (replace(correction(1, {}), value=b"[1]"), correction_records.NO_BODY),
+    (replace(correction(1, {}), value=(correction(1, {}).value or b"") + b"{}"), correction_records.NO_BODY),
+    (replace(correction(1, {}), value=b"{}"), "boot of the correction is not text"),
+    (correction(1, {"boot": 7}), "boot of the correction"),
+    (correction(1, {"version": 0}), "version of the correction is not a whole number from 1"),
+    (correction(1, {"version": 1.5}), "version of the correction"),
+    (correction(1, {"version": True}), "version of the correction"),
+    (correction(1, {"version": 2**63}), "version of the correction"),
+    (correction(1, {"quality": "estimated"}), "quality of the correction is not synced or bounded"),
+    (correction(1, {"boottime_us": "0"}), "boottime_us of the correction is not a whole number"),
+    (correction(1, {"offset_us": None}), "offset_us of the correction"),
+    (correction(1, {"offset_us": -(2**63) - 1}), "offset_us of the correction"),
+    (correction(1, {"rate_ppm": 100_000.1}), "rate_ppm of the correction is not a number from -100000 to 100000"),
+    (correction(1, {"rate_ppm": 1e300}), "rate_ppm of the correction"),
+    (replace(correction(1, {}), value=b'{"rate_ppm": NaN}'), correction_records.NO_BODY),
+    (correction(1, {"error_us": -1}), "error_us of the correction is not a whole number from 0"),
+    (correction(1, {"error_growth_ppm": -0.1}), "error_growth_ppm of the correction"),
+    (correction(1, {"supersedes": 1}), "supersedes of the correction is not true or false"),
+]
+
+
+def test_a_correction_that_makes_no_sense_is_a_reject_with_its_reason(spark: SparkSession) -> None:
+    right = [correction(1, {}), correction(1, {"rate_ppm": -12.3456785, "more": [], "device": None, "version": 2**62})]
+    cases = WRONG_CORRECTIONS + [(record, "") for record in right]
+    records = [replace(record, offset=offset) for offset, (record, _) in enumerate(cases)]
+
+    rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
+
+    for row, record, (_, reason) in zip(rows, records, cases, strict=True):
+        assert (row.reject_reason or "").startswith(reason), record.value
+        assert bool(row.reject_reason) == bool(reason), (record.value, row.reject_reason)
+        assert row.metrics is None

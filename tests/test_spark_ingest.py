@@ -102,7 +102,7 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
         asyncio.run(send(kafka, {"device-ingest-b"}, second))
         (batch, *_) = read_until(told, {"device-ingest-b": {"0": 2, "1": 2}})
         assert set(batch) == {
-            *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed"),
+            *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "corrections"),
             *("lag", "end_offsets", "seconds"),
         }
         assert not others & set(batch["end_offsets"])
@@ -131,7 +131,7 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     )
     found = open_readings(spark, path).select("device", "stream", "metric", "value", "ce_id").collect()
     assert sorted((r.device, r.stream, r.metric, r.value, r.ce_id) for r in found) == sorted(
-        (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id in expected.readings
+        (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id, *_ in expected.readings
     )
     windows = open_windows(spark, path)
     assert windows.count() == len(expected.windows)
@@ -173,13 +173,14 @@ def test_missing_jars_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_batch_says_what_became_of_its_records() -> None:
-    counts = BatchCounts(rows=9, duplicates=1, rejected=2, late=4, revised=3, unwindowed=5, seconds=1.25)
+    counts = BatchCounts(rows=9, duplicates=1, rejected=2, late=4, revised=3, unwindowed=5, corrections=1, seconds=1.25)
     assert batch_line(BatchReport(7, counts, 11, {})).split("; ") == [
         "batch 7: 9 records in 1.2 s, 11 behind",
         "1 seen before",
         "2 rejected (`log` says why)",
         "4 fell into windows already written (3 corrected)",
         "5 in no window (their time is unknown or cannot be)",
+        "1 put earlier times right",
     ]
 
 

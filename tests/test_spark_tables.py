@@ -12,22 +12,30 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from delta.tables import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
 
 from spark import ingest_job
 from spark.ingest_job import BatchCounts, QueryIdError, process_batch, running_query_id
-from spark.log_table import IMPLAUSIBLE_DATE, BatchId, create_log, open_log
+from spark.kafka_records import typed_records
+from spark.log_table import IMPLAUSIBLE_DATE, BatchId, create_log, log_path, log_schema, open_log
+from spark.payload_decode import decoded
 from spark.readings_view import open_readings
+from spark.time_corrections import create_corrections
 from spark.windows_table import TimeSpan, create_windows, open_windows, time_spans
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord, Reading, WindowKey, WindowRow
 from tests.spark_records import (
     BUFFER,
+    EPOCH,
     LANE,
     NOON,
+    changed,
+    correction,
     drawn_batches,
     drawn_records,
     kafka_frame,
@@ -37,7 +45,7 @@ from tests.spark_records import (
 
 pytestmark = pytest.mark.spark
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Warehouse:
@@ -48,6 +56,7 @@ class Warehouse:
         self.path = str(path)
         self.ingest = ingest
         create_log(spark, self.path)
+        create_corrections(spark, self.path, open_log(spark, self.path))
         create_windows(spark, self.path)
 
     def take(self, number: int, records: list[KafkaRecord]) -> BatchCounts:
@@ -66,8 +75,15 @@ class Warehouse:
     def readings(self) -> list[Reading]:
         view = open_readings(self.spark, self.path)
         columns = ["namespace", "device", "stream", "metric", "event_us", "value", "ce_id"]
+        columns += ["time_error_us", "time_quality", "correction_version"]
         rows = view.withColumn("event_us", F.unix_micros("event_time")).select(*columns).collect()
-        return sorted((r.namespace, r.device, r.stream, r.metric, at(r.event_us), r.value, r.ce_id) for r in rows)
+        return sorted(
+            (
+                *(r.namespace, r.device, r.stream, r.metric, at(r.event_us), r.value, r.ce_id),
+                *(r.time_error_us, r.time_quality, r.correction_version),
+            )
+            for r in rows
+        )
 
     def windows(self) -> dict[WindowKey, tuple[WindowRow, int]]:
         """Each window with its revision."""
@@ -203,9 +219,8 @@ def test_a_new_checkpoint_reads_everything_again_and_changes_nothing(warehouse: 
 
 
 def test_times_that_cannot_be_are_readings_but_no_windows(warehouse: Warehouse, spark: SparkSession) -> None:
-    year_2000 = datetime(2000, 1, 1, tzinfo=UTC)
     tomorrow_at_kafka = NOON + timedelta(hours=1, days=1)
-    times = (year_2000, datetime(1, 1, 1, tzinfo=UTC), tomorrow_at_kafka, tomorrow_at_kafka + timedelta(microseconds=1))
+    times = (YEAR_2000, datetime(1, 1, 1, tzinfo=UTC), tomorrow_at_kafka, tomorrow_at_kafka + timedelta(microseconds=1))
     never_synced = reading(headers=reading_headers(10, error_us=2**63 - 1), offset=10)
     batch = [*readings_at(*times), reading(headers=[], offset=9), never_synced]
     # A copy and a reject are counted as what they are.
@@ -219,6 +234,185 @@ def test_times_that_cannot_be_are_readings_but_no_windows(warehouse: Warehouse, 
     assert [row.event_date for row in dates] == [*[implausible] * 2, date(2026, 3, 15), *[implausible] * 5]
     assert len(warehouse.readings()) == 5
     assert [key[4] for key in warehouse.windows()] == [tomorrow_at_kafka]
+
+
+def test_no_reading_is_lost_because_of_its_time(warehouse: Warehouse, spark: SparkSession) -> None:
+    usual = reading_headers()
+    headers = {
+        "ce_time": [
+            *("0001-01-01T00:00:00.000000Z", "1969-12-31T23:59:59.999999Z", "1970-01-01T00:00:00.000000Z"),
+            *("2106-02-07T06:28:15.000000Z", "2106-02-07T06:28:16.000000Z", "9999-12-31T23:59:59.999999Z"),
+            *("0000-01-01T00:00:00.000000Z", "10000-01-01T00:00:00.000000Z", "2026-02-30T00:00:00.000000Z"),
+            *("NaN", "", "yesterday", "1750000000", "-62135596800000001"),
+        ],
+        "ce_receivedtime": ["0001-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z", "NaN"],
+        "ce_timeerror": ["0", str(2**63 - 1), str(2**63), "-1", "NaN", "1e3", ""],
+        "ce_boottime": ["-1", str(-(2**63)), str(2**63 - 1), str(2**63), "NaN", ""],
+        "ce_timequality": ["", "device", "guessed"],
+    }
+    faults = [changed(usual, name, text) for name, texts in headers.items() for text in texts]
+    faults += [reading_headers(boot_error_us=error_us) for error_us in (0, 2**63 - 1, 2**63, -1)]
+    # Each with an identity of its own, and a correction that would move all of them.
+    records = [
+        reading(headers=changed(changed(each, "ce_id", f"{BUFFER}-{LANE}-{n}"), "ce_lanesequence", str(n)), offset=n)
+        for n, each in enumerate(faults)
+    ]
+    records.append(correction(999, {"supersedes": True, "rate_ppm": 100_000, "error_growth_ppm": 100_000}, offset=999))
+
+    counts = warehouse.take(0, records)
+
+    expected = spark_oracle.tables(records)
+    assert counts.rows == len(records)
+    assert (len(expected.readings), len(expected.rejected)) == (18, 19)
+    found = warehouse.tables()
+    assert found.rejected == expected.rejected
+    assert found.readings == expected.readings
+    assert found == expected
+    dates = open_log(spark, warehouse.path).select("event_date").distinct()
+    assert {row.event_date for row in dates.collect()} == {date.fromisoformat(IMPLAUSIBLE_DATE), NOON.date()}
+
+
+def unsynced(  # noqa: PLR0913 - one argument for each thing that varies
+    sequence: int,
+    boot_s: float,
+    *,
+    began: datetime = YEAR_2000,
+    error_us: int = 2**63 - 1,
+    quality: str = "received",
+    boot_error_us: int = 500,
+) -> KafkaRecord:
+    """A reading that went out before its gateway's clock was known: of a box that believes it is 2000, say."""
+    boot_us = round(boot_s * 1e6)
+    headers = reading_headers(
+        sequence,
+        time=began + timedelta(microseconds=boot_us),
+        error_us=error_us,
+        quality=quality,
+        boot_us=boot_us,
+        boot_error_us=boot_error_us,
+    )
+    return reading(f'{{"t": {sequence}}}'.encode(), headers, offset=sequence)
+
+
+def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt(warehouse: Warehouse) -> None:
+    early = [unsynced(1, 10), unsynced(2, 70, quality="bounded"), unsynced(3, 80, boot_error_us=2**63 - 1)]
+    assert warehouse.take(0, early).unwindowed == 3
+    assert warehouse.windows() == {}
+
+    counts = warehouse.take(1, [correction(100, {"rate_ppm": 20, "error_growth_ppm": 100}, offset=0)])
+
+    assert (counts.corrections, counts.late, counts.revised) == (1, 0, 0)
+    known = [
+        ("plant", "42", "device-thermo", "t", NOON + timedelta(seconds=10, microseconds=200), 2_500, "received", 1),
+        ("plant", "42", "device-thermo", "t", NOON + timedelta(seconds=70, microseconds=1_400), 8_500, "estimated", 1),
+    ]
+    unknown = YEAR_2000 + timedelta(seconds=80), 2**63 - 1, "received", None
+    found = [(*row[:5], *row[7:]) for row in warehouse.readings()]
+    assert sorted(found[1:]) == known
+    assert found[0][4:] == unknown
+    assert [key[4] for key in sorted(warehouse.windows())] == [NOON, NOON + timedelta(seconds=60)]
+    # What comes later, and what comes again, is put right as well.
+    assert warehouse.take(2, [unsynced(4, 20), unsynced(1, 10)]).unwindowed == 0
+    assert warehouse.windows()["plant", "42", "device-thermo", "t", NOON][0].n == 2
+    assert warehouse.tables() == spark_oracle.tables(
+        [*early, correction(100, {"rate_ppm": 20, "error_growth_ppm": 100}), unsynced(4, 20), unsynced(1, 10)]
+    )
+
+
+def test_a_window_that_loses_its_readings_goes_and_a_retry_changes_nothing(warehouse: Warehouse) -> None:
+    # A boot without NTP: the gateway knew its time to two hours, and guessed one hour wrong.
+    hour_before = NOON - timedelta(hours=1)
+    guessed = [
+        unsynced(sequence, boot_s, began=hour_before, error_us=7_200_000_000, quality="bounded")
+        for sequence, boot_s in ((1, 10), (2, 20))
+    ]
+    first = [*guessed, *readings_at(NOON + timedelta(seconds=5), first=3)]
+    told = correction(100, {}, offset=0)
+    warehouse.take(0, first)
+    assert {key[4]: row.n for key, (row, _) in warehouse.windows().items()} == {NOON: 1, hour_before: 2}
+
+    warehouse.take(1, [told])
+    windows = warehouse.windows()
+    assert {key[4]: row.n for key, (row, _) in windows.items()} == {NOON: 3}
+    warehouse.take(1, [told])
+    assert warehouse.windows() == windows
+    assert warehouse.tables() == spark_oracle.tables([*first, told])
+
+
+@pytest.mark.parametrize("place", ["take_corrections", "merge_batch"])
+def test_a_correction_that_a_dying_run_read_is_found_by_one_that_begins_anew(
+    warehouse: Warehouse, spark: SparkSession, place: str
+) -> None:
+    early, told = [unsynced(1, 10), unsynced(2, 70)], correction(100, {}, offset=0)
+    warehouse.take(0, early)
+    dying(warehouse, 1, [told], place)
+
+    again = Warehouse(spark, Path(warehouse.path), ingest="second-query")
+    again.take(0, early)
+    again.take(1, [told])
+
+    copies = [replace(record, offset=record.offset + 1_000) for record in (*early, told)]
+    assert again.tables() == spark_oracle.tables([*early, told, *copies])
+
+
+def test_what_was_told_wrong_is_taken_back_and_what_was_told_since_stays(warehouse: Warehouse) -> None:
+    wrong_by = timedelta(days=2)
+    boot_us = [10_000_000, 20_000_000, 900_000_000]
+
+    def sent(sequence: int, off: timedelta) -> KafkaRecord:
+        at_us = boot_us[sequence]
+        time = NOON + timedelta(microseconds=at_us) + off
+        return reading(headers=reading_headers(sequence, time=time, error_us=100, boot_us=at_us), offset=sequence)
+
+    before = [sent(0, wrong_by), sent(1, wrong_by)]
+    after = sent(2, timedelta(0))
+    taken_back = correction(100, {"version": 2, "supersedes": True}, told=NOON + timedelta(seconds=60), offset=0)
+    better_yet = correction(101, {"version": 3, "error_us": 9}, told=NOON + timedelta(seconds=90), offset=1)
+    warehouse.take(0, [*before, after])
+    warehouse.take(1, [taken_back])
+    warehouse.take(2, [better_yet])
+
+    assert [(row[4], row[7], row[9]) for row in warehouse.readings()] == [
+        (NOON + timedelta(seconds=10), 109, 3),
+        (NOON + timedelta(seconds=20), 109, 3),
+        (NOON + timedelta(seconds=900), 100, None),
+    ]
+    assert warehouse.tables() == spark_oracle.tables([*before, after, taken_back, better_yet])
+
+
+def test_a_warehouse_of_an_earlier_version_gets_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "warehouse"
+    old = [field for field in log_schema() if field.name != "boot_time_error_us"]
+    (
+        DeltaTable.create(spark)
+        .location(log_path(str(path)))
+        .addColumns(StructType(old))
+        .partitionedBy("event_date")
+        .property("delta.appendOnly", "true")
+        .execute()
+    )
+    told = correction(100, {"supersedes": True}, offset=0)
+    early = [reading(headers=reading_headers(1, time=YEAR_2000, boot_us=10_000_000)), told]
+    rows = (
+        decoded(typed_records(kafka_frame(spark, early)))
+        .drop("boot_time_error_us")
+        .withColumn("duplicate", F.lit(False))
+    )
+    missing = [F.lit(None).cast(field.dataType).alias(field.name) for field in old if field.name not in rows.columns]
+    dated = rows.select("*", *missing).withColumn("event_date", F.lit(date(1970, 1, 1)))
+    dated.write.format("delta").mode("append").save(log_path(str(path)))
+    # Before a job of this version has written it, it can be read.
+    assert [row.correction_version for row in open_corrected(spark, path)] == [1]
+
+    warehouse = Warehouse(spark, path)
+    warehouse.take(0, [unsynced(2, 70)])
+
+    assert [row.correction_version for row in open_corrected(spark, path)] == [1, 1]
+    assert warehouse.tables().readings == spark_oracle.tables([*early, unsynced(2, 70)]).readings
+
+
+def open_corrected(spark: SparkSession, path: Path) -> list[Row]:
+    return open_readings(spark, str(path)).select("correction_version").collect()
 
 
 def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:

@@ -1,0 +1,267 @@
+"""`time_corrections`: what gateways told of their clocks afterwards, and readings whose times it puts right.
+
+A reading bears its time by the gateway's clock (CLOCK_BOOTTIME, in `boot_time_us`), which never steps. A correction
+says of one boot of a gateway how that clock and the true time go together. At a boot time b the time is
+
+    offset_us + b + (b - boottime_us) * rate_ppm / 10^6        the last term cut towards zero to whole microseconds
+
+and its bound
+
+    error_us + |b - boottime_us| * error_growth_ppm / 10^6     the last term rounded up
+
+plus the reading's own bound: `boot_time_error_us`, or where it has none `time_error_us`. All of this is whole numbers
+and decimals, no binary fractions.
+
+Of a boot's corrections the one with the highest version counts. It applies where it makes the bound smaller, or where
+what was told before was wrong (`supersedes`); and only to what was told before it: a reading whose corrected time lies
+after the correction was sent by a clock that knew it. Times that a sensor sent itself (`device`) do not go by the
+gateway's clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from spark.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
+from spark.log_table import TIME_ERROR_UNKNOWN_US, date_of
+
+BOOT = ("namespace", "gateway", "gateway_boot")
+"""Which boot of which gateway a correction is about."""
+SCHEMA = f"""
+    namespace string, gateway string, gateway_boot string,
+    {", ".join(f"{member.name} {member.type}" for member in MEMBERS if member.name != "boot")},
+    told_us bigint, ce_id string
+"""
+TOLD_SLACK_US = 60_000_000
+"""A reading that came in so much after a correction may yet have been sent by the clock as it was before."""
+BOOTS_MAX = 200
+"""Boots that are named one by one when `log` is searched for their readings."""
+EARLIEST_US = -62_135_596_800_000_000
+LATEST_US = 253_402_300_799_999_999
+"""The years 1 to 9999, all that a table's reader can show: a correction that leads out of them applies to nothing."""
+DEVICE_QUALITY = "device"
+WIDE = "decimal(38,0)"
+DISTANCE_US = "(cast(boot_time_us as decimal(19,0)) - cast(correction.boottime_us as decimal(19,0)))"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCorrections:
+    """What the windows of one batch need to know of corrections."""
+
+    current: DataFrame
+    """As `current` yields them: of all that are known, this batch's among them."""
+    brought: DataFrame
+    """All versions of the boots that this batch tells of; `wrong_until_us`: when the last that supersedes was made."""
+    brought_boots: frozenset[str]
+    wrong_boots: frozenset[str]
+    """Boots of which something was told that was wrong; of all that are known."""
+    told_us: dict[str, int]
+    """When a boot was last told of, of all that are known: later readings are moved by nothing."""
+
+
+def corrections_schema() -> StructType:
+    """Return the table's columns; needs a running session, whose parser reads them."""
+    return cast("StructType", StructType.fromDDL(SCHEMA))
+
+
+def corrections_path(warehouse: str) -> str:
+    """Return where the table lies."""
+    return f"{warehouse.rstrip('/')}/time_corrections"
+
+
+def create_corrections(spark: SparkSession, warehouse: str, log: DataFrame) -> None:
+    """Create the table where there is none, with what `log` already holds for it."""
+    path = corrections_path(warehouse)
+    if not DeltaTable.isDeltaTable(spark, path):
+        corrections_in(log).write.format("delta").save(path)
+
+
+def open_corrections(spark: SparkSession, warehouse: str, log: DataFrame) -> DataFrame:
+    """Return the table, which SQL then finds as the temporary view `time_corrections`.
+
+    Where an earlier version of the job made the warehouse, and none has written it since, what `log` holds for it.
+    """
+    path = corrections_path(warehouse)
+    found = DeltaTable.isDeltaTable(spark, path)
+    corrections = spark.read.format("delta").load(path) if found else corrections_in(log)
+    corrections.createOrReplaceTempView("time_corrections")
+    return corrections
+
+
+def corrections_in(log: DataFrame) -> DataFrame:
+    """Derive `time_corrections` from `log`, or from any part of it."""
+    good = log.where((F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
+    body = F.col("body")
+    parsed = good.withColumn("body", body_of(F.col("value").cast("string"))).where(fault(body).isNull())
+    told = parsed.select(
+        "namespace",
+        "gateway",
+        *members_of(body),
+        F.unix_micros("event_time").alias("told_us"),
+        "ce_id",
+    ).withColumnRenamed("boot", "gateway_boot")
+    return told.select(*(F.col(field.name).cast(field.dataType) for field in corrections_schema()))
+
+
+def take_corrections(warehouse: str, log: DataFrame, appended: DataFrame) -> BatchCorrections:
+    """Store the corrections that a batch brings, and return what is known now. Doing it again changes nothing.
+
+    `appended` is the batch's part of `log`.
+    """
+    spark = log.sparkSession
+    known = open_corrections(spark, warehouse, log)
+    # Without a file there is nothing to be read, and most warehouses have none: a job less in every batch.
+    stored = known.collect() if known.inputFiles() else []
+    # Copies of those that stand in `log` already too: the run that read them first may have died before it came here.
+    is_correction = (F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull()
+    told = appended.where(is_correction).select("lane", "ce_id").distinct().collect()
+    if not told:
+        return _of_batch(spark, stored, [])
+    # The lanes prune, the identities decide.
+    lanes, ids = {row.lane for row in told}, [row.ce_id for row in told]
+    brought = corrections_in(log.where(F.col("lane").isin(*lanes) & F.col("ce_id").isin(*ids))).collect()
+    stored_ids = {row.ce_id for row in stored}
+    new = [row for row in brought if row.ce_id not in stored_ids]
+    _frame(spark, new, SCHEMA).write.format("delta").mode("append").save(corrections_path(warehouse))
+    return _of_batch(spark, stored + new, brought)
+
+
+def _of_batch(spark: SparkSession, known: list[Row], brought: list[Row]) -> BatchCorrections:
+    boots = {_boot(row) for row in brought}
+    wrong_until: dict[tuple[str, ...], int] = {}
+    told: dict[str, int] = {}
+    for row in known:
+        told[row.gateway_boot] = max(row.told_us, told.get(row.gateway_boot, row.told_us))
+        if row.supersedes:
+            wrong_until[_boot(row)] = max(row.told_us, wrong_until.get(_boot(row), row.told_us))
+    versions = [(*row, wrong_until.get(_boot(row))) for row in known if _boot(row) in boots]
+    return BatchCorrections(
+        current=current(_frame(spark, known, SCHEMA)),
+        brought=_frame(spark, versions, f"{SCHEMA}, wrong_until_us bigint"),
+        brought_boots=frozenset(boot for *_, boot in boots),
+        wrong_boots=frozenset(boot for *_, boot in wrong_until),
+        told_us=told,
+    )
+
+
+def _boot(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in BOOT)
+
+
+def _frame(spark: SparkSession, rows: Sequence[tuple[object, ...]], schema: str) -> DataFrame:
+    frame = spark.createDataFrame(rows, schema)
+    # A condition that never holds: Spark then knows that nothing is joined, and leaves out all that is done for it.
+    return frame if rows else frame.where(F.lit(False))
+
+
+def current(corrections: DataFrame) -> DataFrame:
+    """Choose each boot's correction that counts: a struct `correction` for each boot.
+
+    Its `wrong_until_us` says up to when what was told was wrong: when the last one that supersedes was made; null where
+    none does. Of two with one version, which no gateway sends, the one with the greater `ce_id` counts.
+    """
+    latest = F.struct("version", "ce_id")
+    values = [F.col(name) for name in corrections.columns if name not in BOOT]
+    wrong_until = F.max_by("told_us", F.when(F.col("supersedes"), latest))
+    return (
+        corrections.groupBy(*BOOT)
+        .agg(F.max_by(F.struct(*values), latest).alias("last"), wrong_until.alias("wrong_until_us"))
+        .select(*BOOT, F.struct("last.*", "wrong_until_us").alias("correction"))
+    )
+
+
+def retimed(records: DataFrame, corrections: DataFrame) -> DataFrame:
+    """Put the times of readings right: `event_time`, `time_error_us`, `time_quality` and `event_date`.
+
+    What was sent is kept in `sent_event_time`, `sent_time_error_us` and `sent_time_quality`; `correction_version` is
+    null where no correction applies. `records` are rows as they stand in `log`, `corrections` what `current` yields.
+    """
+    joined = records.join(F.broadcast(corrections), list(BOOT), "left")
+    mended = joined.withColumns({"mended_us": mended_us(), "mended_error_us": _mended_error_us()})
+    told_before = _within_us("correction.told_us")
+    was_wrong = _within_us("correction.wrong_until_us")
+    better = (F.col("mended_error_us") < F.col("time_error_us")) & told_before
+    applies = (F.col("time_quality") != DEVICE_QUALITY) & (better | was_wrong)
+
+    def chosen(value: Column, sent: str) -> Column:
+        return F.when(F.col("applies"), value).otherwise(F.col(sent)).alias(sent)
+
+    time, error_us = F.timestamp_micros("mended_us"), F.col("mended_error_us")
+    replaced = {"event_time", "time_error_us", "time_quality", "event_date"}
+    return mended.withColumn("applies", applies).select(
+        *(name for name in records.columns if name not in replaced),
+        chosen(time, "event_time"),
+        chosen(error_us, "time_error_us"),
+        chosen(_mended_quality(), "time_quality"),
+        chosen(date_of(time, error_us), "event_date"),
+        F.col("event_time").alias("sent_event_time"),
+        F.col("time_error_us").alias("sent_time_error_us"),
+        F.col("time_quality").alias("sent_time_quality"),
+        F.when(F.col("applies"), F.col("correction.version")).alias("correction_version"),
+    )
+
+
+def mended_us() -> Column:
+    """The time by `correction`, in microseconds since 1970; null where there is none, or no such year."""
+    drift = F.expr(f"({DISTANCE_US} * correction.rate_ppm) div 1000000").cast(WIDE)
+    time = F.col("boot_time_us").cast(WIDE) + F.col("correction.offset_us").cast(WIDE) + drift
+    return F.when(time.between(EARLIEST_US, LATEST_US), time.try_cast("bigint"))
+
+
+def _mended_error_us() -> Column:
+    # A millionth of a microsecond less than one more: rounds up.
+    growth = F.expr(f"(abs({DISTANCE_US}) * correction.error_growth_ppm + 999999.999999) div 1000000").cast(WIDE)
+    own = F.coalesce("boot_time_error_us", "time_error_us").cast(WIDE)
+    error = F.col("correction.error_us").cast(WIDE) + growth + own
+    return F.least(error, F.lit(TIME_ERROR_UNKNOWN_US).cast(WIDE)).try_cast("bigint")
+
+
+def _mended_quality() -> Column:
+    unbounded = F.col("boot_time_error_us") == TIME_ERROR_UNKNOWN_US
+    synced = F.col("correction.quality") == "synced"
+    from_bounded = synced & (F.col("time_quality") == "bounded") & ~F.coalesce(unbounded, F.lit(False))
+    return F.when(~synced, "bounded").when(from_bounded, "estimated").otherwise(F.col("time_quality"))
+
+
+def _within_us(moment: str) -> Column:
+    """Whether the time by `correction` lies before a moment, or so little after it that this may be chance."""
+    slack = F.col(moment) + TOLD_SLACK_US
+    return F.coalesce(F.col("mended_us") <= slack, F.lit(False))
+
+
+def readings_moved(records: DataFrame, corrections: BatchCorrections) -> DataFrame:
+    """Find the readings that corrections of a batch's boots move, with all times that they may have had.
+
+    One row for each of these times: `event_time` and `event_date`, as sent and by each version. A few more than were
+    really moved, which changes nothing in tables that are computed from what there is.
+    """
+    may_move = F.col("boot_time_error_us").isNotNull() | F.col("gateway_boot").isin(*corrections.wrong_boots)
+    candidates = records.where(F.col("gateway_boot").isin(*corrections.brought_boots) & may_move)
+    values = [name for name in corrections.brought.columns if name not in BOOT]
+    versions = corrections.brought.select(*BOOT, F.struct(*values).alias("correction"))
+    joined = candidates.join(F.broadcast(versions), list(BOOT)).withColumn("mended_us", mended_us())
+    concerned = joined.where(F.col("boot_time_error_us").isNotNull() | _within_us("correction.wrong_until_us"))
+    time = F.timestamp_micros("mended_us")
+    sent = F.struct("event_time", "event_date")
+    by_version = F.struct(time.alias("event_time"), date_of(time, F.lit(0)).alias("event_date"))
+    return concerned.select(
+        *(name for name in records.columns if name not in {"event_time", "event_date"}),
+        F.inline(F.array(sent, by_version)),
+    )
+
+
+def moved_to(corrections: BatchCorrections, from_us: int) -> Column:
+    """Where in `log` readings stand that corrections may have moved to a time from `from_us` on, whatever was sent.
+
+    In literals, so that Delta passes over files without such readings: most have none.
+    """
+    boots = [boot for boot, told_us in corrections.told_us.items() if from_us <= told_us + TOLD_SLACK_US]
+    if not boots:
+        return F.lit(False)
+    may_move = F.col("boot_time_error_us").isNotNull() | F.col("gateway_boot").isin(*corrections.wrong_boots)
+    return may_move & F.col("gateway_boot").isin(*boots) if len(boots) <= BOOTS_MAX else may_move
