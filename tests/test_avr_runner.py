@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,24 @@ def check(board: Board, stored: dict[str, dict[int, bytes]]) -> None:
         assert acknowledged <= set(stored.get(name, {})), f"boot {name}: acknowledged, and not there"
         for sequence, payload in stored.get(name, {}).items():
             assert payload == b'{"celsius":%.2f}' % (taken[name, sequence] / 100)
+
+
+@pytest.mark.parametrize("ppm", [-8_000.0, 0.0, 8_000.0])
+def test_samples_bear_their_true_time_however_wrong_the_boards_clock_is(bench: Bench, ppm: float) -> None:
+    began_us = time.time_ns() // 1000
+    board = bench.on(Wiring(ppm=ppm), interval_ms=50)
+    heard = bench.listen(board)
+    heard.until_samples(20)
+    bench.off()
+    ended_us = time.time_ns() // 1000
+
+    with board.samples.open(newline="") as file:
+        times_us = [int(row["time_us"]) for row in csv.DictReader(file)]
+    assert began_us < times_us[0]
+    assert times_us[-1] < ended_us
+    # The chip counts whole milliseconds of its own: each sample but the very first is taken as one of them begins.
+    steps_us = [after - before for before, after in pairwise(times_us[1:])]
+    assert steps_us == pytest.approx([50_000 / (1 + ppm / 1e6)] * len(steps_us), abs=100)
 
 
 def faults(board: Board) -> list[str]:

@@ -1,12 +1,14 @@
 """The MQTT fleet: its sensors without a socket, then the whole fleet against the listener that it is made for."""
 
 import asyncio
+import csv
 import hashlib
 import json
 import os
 import shutil
 import signal
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -244,6 +246,27 @@ async def test_the_ledger_is_what_the_intake_took_although_the_listener_was_away
     assert last.reconnects >= 20
     assert of_the_ledger(ledger, "acknowledged") == of_the_intake(intake.stored)
     assert len(intake.stored) > last.acknowledged  # some came twice, and count once
+
+
+async def test_each_sample_stands_in_the_samples_with_the_time_at_which_it_was_taken(tmp_path: Path) -> None:
+    intake = RecordingIntake()
+    samples = tmp_path / "samples.csv"
+    began_us = time.time_ns() // 1000
+    async with listening(intake) as listener:
+        options = FleetOptions("127.0.0.1", listener.port, 3, 20, seconds=0.5, samples=samples)
+        last = await run_fleet(options, asyncio.Event(), ignore)
+    ended_us = time.time_ns() // 1000
+    with samples.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == last.taken > 0
+    noted: Numbers = defaultdict(set)
+    for row in rows:
+        noted[row["device"], row["boot"]].add(int(row["sequence"]))
+    assert noted == of_the_intake(intake.stored)
+    times_us = [int(row["time_us"]) for row in rows]
+    assert times_us == sorted(times_us)
+    assert began_us <= times_us[0]
+    assert times_us[-1] <= ended_us
 
 
 async def test_a_refusing_intake_costs_no_acknowledged_reading(tmp_path: Path) -> None:

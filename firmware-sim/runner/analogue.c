@@ -1,9 +1,11 @@
 #include "analogue.h"
 
 #include <math.h>
+#include <stdbool.h>
 
 #include <simavr/avr_adc.h>
 
+#include "pace.h"
 #include "system.h"
 
 enum {
@@ -16,6 +18,8 @@ static struct {
 	uint64_t seed;
 	uint64_t (*now_us)(void);
 	uint64_t noise;
+	bool measures;
+	uint64_t began_us;
 } analogue;
 
 /* A room's temperature: a slow and a quicker swing about a mean, all three by the seed, and the converter's noise. */
@@ -47,8 +51,18 @@ static void conversion_starts(avr_irq_t *irq, uint32_t value, void *unused)
 		mv = noise % REFERENCE_MV;
 	} else if (input.mux.src == 0) {
 		mv = temperature_mv((double)analogue.now_us() / 1e6);
+		/* One measurement is many conversions; it counts as taken when the first of them begins. */
+		if (!analogue.measures)
+			analogue.began_us = pace_real_us();
+		analogue.measures = true;
 	}
 	avr_raise_irq(avr_io_getirq(analogue.avr, AVR_IOCTL_ADC_GETIRQ, ADC_IRQ_ADC0 + input.mux.src), mv);
+}
+
+uint64_t analogue_measured_us(void)
+{
+	analogue.measures = false;
+	return analogue.began_us;
 }
 
 void analogue_connect(avr_t *avr, uint64_t seed, uint64_t (*now_us)(void))

@@ -104,7 +104,7 @@ static __attribute__((noreturn)) void usage(FILE *to, int status)
 	      "  --modem         an ESP-AT module at the UART instead, with this machine's TCP\n"
 	      "  --eeprom FILE   the EEPROM's 1024 bytes; an erased one where there is no file\n"
 	      "  --ledger FILE   account of what the firmware took, sent, saw acknowledged and dropped\n"
-	      "  --samples FILE  every sample as CSV, appended: boot,sequence,centi_celsius\n"
+	      "  --samples FILE  every sample as CSV, appended: boot,sequence,centi_celsius,time_us\n"
 	      "  --control PATH  named pipe to make, for commands to the running board, one a line\n"
 	      "  --faults FILE   what was done to the board and when, as JSON lines, appended\n"
 	      "  --seed N        which temperatures the sensor measures and which bytes noise hits (default 0)\n"

@@ -116,6 +116,7 @@ void chip_on_reset(void (*notify)(void))
 static void was_reset(avr_t *avr)
 {
 	chip.reset_of_simavr(avr);
+	analogue_measured_us(); /* a measurement under way is given up */
 	if (!chip.starting)
 		fault_log("watchdog");
 	if (chip.on_reset)
@@ -214,7 +215,7 @@ static void report_event(avr_t *avr, avr_io_addr_t address, uint8_t event, void 
 		report_boot(reported(4), reported(0));
 		break;
 	case LEDGER_TAKEN:
-		ledger_file_taken(reported(4), (int32_t)reported(0));
+		ledger_file_taken(reported(4), (int32_t)reported(0), analogue_measured_us());
 		break;
 	case LEDGER_SENT:
 		ledger_file_sent();

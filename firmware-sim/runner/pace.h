@@ -16,6 +16,10 @@ double pace_ppm(void);
 uint64_t pace_due(uint64_t now_us);
 void pace_ran(uint64_t cycles);
 
+/* The real time, in microseconds since 1970, at which the chip's present cycle was due: when what it does now happens in
+ * the world that it lives in, however late this process comes to it. */
+uint64_t pace_real_us(void);
+
 /* Whether it still is: less was given than was due, so that bytes come and go meanwhile. */
 bool pace_is_behind(void);
 

@@ -71,7 +71,7 @@ class Board:
 
     @property
     def samples(self) -> Path:
-        """Every sample: `boot,sequence,centi_celsius`."""
+        """Every sample: `boot,sequence,centi_celsius,time_us`, the true time in microseconds since 1970."""
         return self.ledger.with_suffix(".samples")
 
     def port(self) -> Path | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from sluice_sim.fleet_faults import NONE, FaultRates, boot_of, faults_of, traits_of
-from sluice_sim.fleet_ledger import BootLedger, write_ledger
+from sluice_sim.fleet_ledger import BootLedger, samples_file, write_ledger
 from sluice_sim.fleet_link import Address, SensorLink
 from sluice_sim.mqtt_sensor import MqttSensor
 
@@ -56,6 +56,8 @@ class FleetOptions:
     not."""
     roam: Address | None = None
     """The other gateway, where sensors roam."""
+    samples: Path | None = None
+    """CSV, written over: each sample, and when it truly was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,23 @@ async def run_fleet(options: FleetOptions, stopping: asyncio.Event, report: Call
 
     Then no more samples are taken, and outstanding acknowledgements are waited for. The ledger is written
     at the start, every two seconds and at the end, whatever ends it. Raises FleetError, and OSError where the ledger
-    cannot be written at the start or the end.
+    cannot be written at the start or the end, or the samples cannot.
     """
+    with samples_file(options.samples) as taken:
+        return await _run(options, stopping, report, taken)
+
+
+async def _run(
+    options: FleetOptions,
+    stopping: asyncio.Event,
+    report: Callable[[Progress], None],
+    taken: Callable[[str, str, int], None],
+) -> Progress:
     loop = asyncio.get_running_loop()
     _allow_open_files(options)
     seed = int.from_bytes(os.urandom(6), "big") if options.seed is None else options.seed
     struck: Counter[str] = Counter()
-    links = _make_links(options, seed, struck)
+    links = _make_links(options, seed, struck, taken)
     started = loop.time()
     stand = _Stand(links, started, seed, struck)
     _write_ledger(options.ledger, links)
@@ -131,7 +143,9 @@ async def run_fleet(options: FleetOptions, stopping: asyncio.Event, report: Call
     return stand.summary(loop.time())
 
 
-def _make_links(options: FleetOptions, seed: int, struck: Counter[str]) -> list[SensorLink]:
+def _make_links(
+    options: FleetOptions, seed: int, struck: Counter[str], taken: Callable[[str, str, int], None]
+) -> list[SensorLink]:
     gateways: list[Address] = [(options.host, options.port)]
     if options.roam is not None:
         gateways.append(options.roam)
@@ -142,7 +156,7 @@ def _make_links(options: FleetOptions, seed: int, struck: Counter[str]) -> list[
         traits = traits_of(seed, name, options.rates)
         sensor = MqttSensor(name, boot_of(seed, name, 1), options.secret, traits, seed)
         faults = faults_of(seed, name, options.rates, can_roam=len(gateways) > 1)
-        links.append(SensorLink(sensor, gateways, seed, faults, struck, rng))
+        links.append(SensorLink(sensor, gateways, seed, faults, struck, rng, taken))
     return links
 
 

@@ -77,6 +77,11 @@ def _faults_help() -> str:
     help="File of JSON lines, written over: what each boot of each sensor took, sent, dropped, and got acknowledged.",
 )
 @click.option(
+    "--samples",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="CSV file, written over: each sample and when it was taken, whatever the sensor's own clock says.",
+)
+@click.option(
     "--seed",
     type=int,
     help="Repeat a run: the same boot identities, values and faults. Without it they are new.",
@@ -114,6 +119,7 @@ def fleet(  # noqa: PLR0913, PLR0917 - one for each option
     interval_ms: float,
     seconds: float,
     ledger: Path | None,
+    samples: Path | None,
     seed: int | None,
     user_secret: str | None,
     all_faults: bool,  # noqa: FBT001 - a flag of the command line
@@ -135,14 +141,16 @@ def fleet(  # noqa: PLR0913, PLR0917 - one for each option
     if rates == NONE and scale_source is ParameterSource.COMMANDLINE:
         raise click.UsageError("--time-scale compresses the time of faults, of which there are none: add --faults")
     options = FleetOptions(
-        host, port, sensors, interval_ms, seconds, ledger, seed, user_secret, rates, time_scale, other
+        host, port, sensors, interval_ms, seconds, ledger, seed, user_secret, rates, time_scale, other, samples
     )
     show = _show_json if as_json else _shown_on_terminal(seconds) if sys.stdout.isatty() else _shown_sometimes()
     try:
         last = asyncio.run(_until_stopped(options, show))
     except OSError as error:
+        of_samples = samples is not None and error.filename == str(samples)
+        name, path = ("samples", samples) if of_samples else ("ledger", ledger)
         raise click.ClickException(
-            f"cannot write the ledger {ledger}: {error.strerror or error}; choose another --ledger"
+            f"cannot write the {name} {path}: {error.strerror or error}; choose another --{name}"
         ) from None
     except FleetError as error:
         raise click.ClickException(str(error)) from None

@@ -5,8 +5,10 @@ Values are not kept. They are computed from the fleet's seed and the sample's id
 
 import json
 import os
+import time
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -169,3 +171,17 @@ def write_ledger(path: Path, boots: Iterable[BootLedger]) -> None:
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+@contextmanager
+def samples_file(path: Path | None) -> Iterator[Callable[[str, str, int], None]]:
+    """Yield what notes a sample as it is taken (device, boot, sequence), with the time, as a line of CSV.
+
+    Without a path nothing is noted. Raises OSError where the file cannot be made.
+    """
+    if path is None:
+        yield lambda _device, _boot, _sequence: None
+        return
+    with path.open("w", encoding="utf-8") as file:
+        file.write("device,boot,sequence,time_us\n")
+        yield lambda device, boot, sequence: print(device, boot, sequence, time.time_ns() // 1000, sep=",", file=file)

@@ -69,6 +69,7 @@ class SensorLink:
         faults: Iterator[Fault],
         struck: Counter[str],
         rng: random.Random,
+        taken: Callable[[str, str, int], None],
     ) -> None:
         self.sensor = sensor
         self.connections = 0
@@ -82,6 +83,8 @@ class SensorLink:
         self._faults = faults
         self._struck = struck
         self._rng = rng
+        self._taken = taken
+        """Told of each sample as it is taken: device, boot, sequence."""
         self._started_s = asyncio.get_running_loop().time()
         self._connection: _Connection | None = None
         self._abandoned: list[asyncio.Transport] = []
@@ -102,6 +105,7 @@ class SensorLink:
         sensor = self.sensor
         boot = sensor.boot
         celsius = value_of(self._seed, sensor.name, boot.boot, boot.taken)
+        self._taken(sensor.name, boot.boot, boot.taken)
         elapsed_s = asyncio.get_running_loop().time() - self._started_s
         self.send(sensor.sample(celsius, tick_ms(elapsed_s, sensor.traits.drift_ppm)))
 
