@@ -83,6 +83,10 @@ class TableReading:
     metric: str
     event_us: int
     value: float
+    error_us: int
+    """Bound of the error of `event_us`."""
+    quality: str
+    """How `event_us` was obtained."""
 
     @property
     def identity(self) -> Identity:

@@ -39,6 +39,39 @@ class Axis:
         """A value as it stands at the axis."""
         return f"{value:,.{self.decimals}f}"
 
+    @property
+    def data(self) -> str:
+        """What the page's script reads values back by."""
+        return f"{self.low} {self.high} {self.value_decimals} {self.unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogAxis(Axis):
+    """An axis on which each step is ten times the one before. `low` and `high` are values, not their logarithms."""
+
+    def share(self, value: float) -> float:
+        """Where a value lies; what is not above 0 is kept at the low end."""
+        if value <= self.low:
+            return 0.0
+        return min(1.0, math.log10(value / self.low) / math.log10(self.high / self.low))
+
+    def label(self, value: float) -> str:
+        """A value as it stands at the axis: 0.01, 0.1, 1, 10, ..."""
+        return f"{value:,.12g}"
+
+    @property
+    def data(self) -> str:
+        return f"{self.low} {self.high} {self.value_decimals} {self.unit} log"
+
+
+def log_axis(values: Iterable[float], title: str, unit: str) -> LogAxis:
+    """An axis over all values above 0, from one power of ten to another."""
+    above = [value for value in values if value > 0] or [1.0]
+    first, last = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
+    last = max(last, first + 1)
+    ticks = tuple(10.0**power for power in range(first, last + 1))
+    return LogAxis(ticks[0], ticks[-1], ticks, 0, max(0, 1 - first), title, unit)
+
 
 def axis(values: Iterable[float], title: str, unit: str, *, count: int = 5, whole_from_zero: bool = False) -> Axis:
     """An axis over all values, ending at round numbers, with about `count` labels.
@@ -113,8 +146,7 @@ def chart(x: Axis, y: Axis, marks: Sequence[Marks], bands: Sequence[Band] = (), 
     y_labels = "".join(f'<span style="bottom:{100 * y.share(tick):.2f}%">{y.label(tick)}</span>' for tick in y.ticks)
     x_labels = "".join(f'<span style="left:{100 * x.share(tick):.2f}%">{x.label(tick)}</span>' for tick in x.ticks)
     return (
-        f'<div class="chart" data-x="{x.low} {x.high} {x.value_decimals} {escape(x.unit)}"'
-        f' data-y="{y.low} {y.high} {y.value_decimals} {escape(y.unit)}">'
+        f'<div class="chart" data-x="{escape(x.data)}" data-y="{escape(y.data)}">'
         f'<div class="y-title">{escape(y.title)}</div>'
         f'<div class="notes" style="height:{1.5 * rows:.1f}em">{notes}</div>'
         f'<div class="y-labels">{y_labels}</div>'

@@ -11,6 +11,7 @@ from rich.console import Console
 from demo.audit import (
     LATE_US,
     Audit,
+    Identity,
     KafkaReading,
     Ledger,
     SensorAudit,
@@ -30,6 +31,7 @@ from demo.demo_settings import DemoSettings
 from demo.progress import Progress
 from demo.report import Story, report_page
 from demo.run import EXPORT_S_MAX, Folder, Run, board_kind, board_ledgers
+from demo.time_audit import TimeAudit, audit_times, read_taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class Evidence:
     fleet: Sequence[Ledger]
     records: Sequence[KafkaReading]
     readings: Sequence[TableReading]
+    taken: Mapping[Identity, int]
+    """When each reading was truly measured, as the simulated sensors know it."""
 
 
 async def conclude(run: Run) -> bool:
@@ -61,7 +65,8 @@ async def gather(run: Run) -> Evidence:
         records = await read_kafka(run.broker.bootstrap)
         step.result = f"{len(records):,} records"
     fleet = read_ledgers(folder.fleet_ledger) if run.settings.sensors else []
-    return Evidence(board_ledgers(folder), fleet, records, readings)
+    taken = read_taken(folder.fleet_samples, sorted(folder.boards.glob("*.samples")))
+    return Evidence(board_ledgers(folder), fleet, records, readings, taken)
 
 
 def publish(
@@ -69,20 +74,23 @@ def publish(
 ) -> bool:
     """Compare, write summary.json, audit.txt and report.html, and tell a person; whether all is well."""
     result = audit([*evidence.boards, *evidence.fleet], evidence.records, evidence.readings)
-    findings = run_findings(result, settings, chronicle)
+    times = audit_times(evidence.readings, evidence.taken)
+    findings = (*run_findings(result, settings, chronicle), *times.findings)
     boards = {ledger.device: board_kind(ledger.device) for ledger in evidence.boards}
     shown = shown_sensors(result, boards)
-    summary = run_summary(result, chronicle.buffer_peak, progress.elapsed_s)
-    story = Story(settings, chronicle, result, findings, shown, boards, evidence.records, evidence.readings, summary)
+    summary = run_summary(result, times, chronicle.buffer_peak, progress.elapsed_s)
+    story = Story(
+        settings, chronicle, result, times, findings, shown, boards, evidence.records, evidence.readings, summary
+    )
     folder.report.write_text(report_page(story), encoding="utf-8")
     folder.summary.write_text(json.dumps(summary, indent=2) + "\n")
     lines = [*audit_lines(result.sensors, result.total), "", *_notes(result), *findings, *result.examples]
     folder.audit.write_text("\n".join(lines) + "\n")
-    _tell(progress.console, folder, result, findings, shown)
+    _tell(progress.console, folder, result, times, findings, shown)
     return not findings
 
 
-def run_summary(result: Audit, buffer_peak: int, seconds: float) -> Mapping[str, float]:
+def run_summary(result: Audit, times: TimeAudit, buffer_peak: int, seconds: float) -> Mapping[str, float]:
     """What `summary.json` holds."""
     total = result.total
     return {
@@ -94,6 +102,8 @@ def run_summary(result: Audit, buffer_peak: int, seconds: float) -> Mapping[str,
         "duplicates": total.doubled,
         "buffer_peak": buffer_peak,
         "late_readings": result.late_readings,
+        "times_judged": times.judged,
+        "times_within_bound": times.within,
         "seconds": round(seconds, 1),
     }
 
@@ -106,8 +116,13 @@ def _notes(result: Audit) -> list[str]:
     return [f"{result.waiting:,} {words} unacknowledged when the sensors were switched off: nobody vouched for them."]
 
 
-def _tell(
-    console: Console, folder: Folder, result: Audit, findings: Sequence[str], shown: Sequence[SensorAudit]
+def _tell(  # noqa: PLR0913, PLR0917 - all that is told
+    console: Console,
+    folder: Folder,
+    result: Audit,
+    times: TimeAudit,
+    findings: Sequence[str],
+    shown: Sequence[SensorAudit],
 ) -> None:
     """The audit on the screen; its last line is the verdict."""
     total = result.total
@@ -129,6 +144,11 @@ def _tell(
         f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken"
         f"{waited}. {result.copies:,} records in Kafka are repetitions, which the table leaves out."
     )
+    if times.judged:
+        say_wrapped(
+            f"{times.within:,} of {times.judged:,} readings with a time of their own were truly measured within its "
+            "bound."
+        )
     for words in _notes(result):
         say_wrapped(words)
     for words in (*findings, *result.examples):

@@ -12,7 +12,7 @@ from spark.session import open_session
 
 
 def export(warehouse: Path, target: Path) -> int:
-    """One line a row: device, boot, sequence, metric, event time in microseconds since 1970, value."""
+    """One line a row: device, boot, sequence, metric, event time in microseconds since 1970, value, bound, quality."""
     # Imported late: it takes a second, and who only asks for this module's name need not pay it.
     from pyspark.sql.functions import col, unix_micros  # noqa: PLC0415
 
@@ -25,6 +25,8 @@ def export(warehouse: Path, target: Path) -> int:
             col("metric"),
             unix_micros(col("event_time")),
             col("value").cast("double"),
+            col("time_error_us"),
+            col("time_quality"),
         )
         count = 0
         with target.open("w") as file:

@@ -8,15 +8,23 @@ from pathlib import Path
 from string import Template
 
 from demo.audit import LATE_US, Audit, Identity, KafkaReading, SensorAudit, TableReading, verdict
-from demo.chart import SPAN, Axis, Band, Marks, Moment, axis, chart, legend, span_axis
+from demo.chart import SPAN, Axis, Band, Marks, Moment, axis, chart, legend, log_axis, span_axis
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
+from demo.time_audit import RECEIVED, UNBOUNDED_US, QualityAudit, TimeAudit, one_each
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 WAITED_US = 2_000_000
 """A reading that took longer from the sensor to Kafka is drawn as one that waited."""
 DOTS_MAX = 3_000
 """Dots of the fleet in the arrival chart, about; of more readings only one in so many is drawn."""
+MEANINGS: Mapping[str, str] = {
+    "estimated": "estimated by the sensor's own clock, as the gateway learnt it",
+    "received": "the time of receipt: from the sensor came no time of its own",
+    "bounded": "known by an interval alone, or not at all",
+    "device": "sent by the sensor as a date and time",
+}
+"""What the qualities of a time mean, in the order in which they are told."""
 SERIES_BOARDS_MAX = 8
 SERIES_FLEET_MAX = 4
 
@@ -28,6 +36,7 @@ class Story:
     settings: DemoSettings
     chronicle: Chronicle
     audit: Audit
+    times: TimeAudit
     findings: Sequence[str]
     """What is wrong with the run, in words; empty where all is well."""
     shown: Sequence[SensorAudit]
@@ -63,6 +72,10 @@ def report_page(story: Story) -> str:
         series_words=_series_words(story),
         series_legend=legend((*_waiting_legend(), *_moment_legend(story))),
         series_charts=_series_charts(story, arrived, time),
+        times_words=_times_words(story),
+        times_legend=_times_legend(story),
+        times_chart=_times_chart(story, time),
+        times_table=_times_table(story.times),
         audit_words=_audit_words(story),
         shown_table=_table(story.shown, total),
         whole_table=_table(story.audit.sensors, total),
@@ -184,16 +197,19 @@ def _buffer_chart(story: Story, time: Axis) -> str:
 
 
 def _arrival_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> str:
-    settings = story.settings
     words = (
         "Each dot is a reading: to the right, its time in the table; upwards, when Kafka had it. What the gateway "
         "took in during the outage arrives in one go after it, the oldest with the most delay, and keeps its time."
     )
-    if settings.sensors or settings.wifi_sensors:
-        words += " The MQTT sensors have no clock: their time is that at which the gateway received the reading"
-        words += ", after its restart where they had to wait for it." if settings.kill else "."
+    if received := _readings_of(story, RECEIVED):
+        words += f" The time of {received:,} readings is that at which the gateway received them"
+        words += ", after its restart where they had to wait for it." if story.settings.kill else "."
     stride = _stride(story, arrived)
     return escape(words if stride == 1 else f"{words} Of the fleet one reading in {stride} is drawn.")
+
+
+def _readings_of(story: Story, quality: str) -> int:
+    return sum(each.readings for each in story.times.qualities if each.quality == quality)
 
 
 def _stride(story: Story, arrived: Mapping[Identity, KafkaReading]) -> int:
@@ -228,12 +244,12 @@ def _series_words(story: Story) -> str:
     words += "That the path to Kafka was cut leaves no hole: what the gateway took in came later."
     if settings.kill:
         words += " While the gateway was dead the sensors kept their readings."
-        if settings.serial_sensors:
-            words += " A board on a serial line sends its own clock along: its readings stand where they were taken."
-        if settings.sensors or settings.wifi_sensors:
+        if _readings_of(story, "estimated"):
+            words += " Where a sensor sends its own clock along, they stand where they were taken."
+        if _readings_of(story, RECEIVED):
             words += (
-                " An MQTT sensor has no clock: what it kept bears the time of receipt. It shows a hole from the kill "
-                "until it was connected again, and there a stack of dots: the readings of the hole."
+                " Where none is known, what was kept bears the time of receipt: a hole from the kill until the sensor "
+                "was connected again, and there a stack of dots, the readings of the hole."
             )
     return escape(words)
 
@@ -269,6 +285,103 @@ def _series_chart(
     marks = [Marks("dots", device, "prompt", dots[False]), Marks("dots", device, "waited", dots[True])]
     drawn = chart(time, values, marks, _bands(story), _moments(story))
     return f"<div><h3>{escape(device)} <small>{kind}, {len(readings)} readings</small></h3>{drawn}</div>"
+
+
+def _times_words(story: Story) -> str:
+    times = story.times
+    words = (
+        "Each reading's time comes with a bound on its error, and with how it was obtained. Each coloured dot is the "
+        "bound of one reading"
+    )
+    words += (
+        ", and the grey one below it how far its time really is from when the sensor measured." if times.off_us else "."
+    )
+    if times.judged:
+        share = 100 * times.within / times.judged
+        words += (
+            f" The simulated sensors know when that was: of {times.judged:,} readings whose time tells it, "
+            f"{times.within:,} ({share:.2f} %) were measured within the bound of their time."
+        )
+    if unbounded := sum(each.unbounded for each in times.qualities):
+        words += f" Nothing bounds the time of {unbounded:,} readings: they are not drawn, and stand in no window."
+    stride = _times_stride(story)
+    return escape(words if stride == 1 else f"{words} One reading in {stride} is drawn.")
+
+
+def _times_stride(story: Story) -> int:
+    return -(-sum(each.readings for each in story.times.qualities) // DOTS_MAX) or 1
+
+
+def _qualities(times: TimeAudit) -> list[str]:
+    """Those that there are, in the order in which they are told."""
+    there = [each.quality for each in times.qualities]
+    return [*(name for name in MEANINGS if name in there), *(name for name in there if name not in MEANINGS)]
+
+
+def _times_legend(story: Story) -> str:
+    entries = [
+        (_style(name), f"{name}: {MEANINGS[name]}" if name in MEANINGS else name) for name in _qualities(story.times)
+    ]
+    if story.times.off_us:
+        entries.append(("off", "how far off the time really is"))
+    return legend(entries)
+
+
+def _style(quality: str) -> str:
+    return quality if quality in MEANINGS else "level"
+
+
+def _times_chart(story: Story, time: Axis) -> str:
+    ordered = sorted(one_each(story.readings), key=lambda reading: (reading.event_us, reading.identity))
+    drawn = [row for row in ordered[:: _times_stride(story)] if row.error_us != UNBOUNDED_US]
+    off = [
+        (_seconds(story, row.event_us), story.times.off_us[row.identity] / 1_000)
+        for row in drawn
+        if row.identity in story.times.off_us
+    ]
+    bounds = {
+        quality: [(_seconds(story, row.event_us), row.error_us / 1_000) for row in drawn if row.quality == quality]
+        for quality in _qualities(story.times)
+    }
+    values = (y for points in (*bounds.values(), off) for _, y in points)
+    marks = [Marks("dots", "really off", "off", off)]
+    marks += [Marks("dots", quality, _style(quality), points) for quality, points in bounds.items()]
+    return chart(
+        time,
+        log_axis(values, "milliseconds, each line ten times the one below", "ms"),
+        marks,
+        _bands(story),
+        _moments(story),
+    )
+
+
+def _times_table(times: TimeAudit) -> str:
+    head = "".join(
+        f"<th>{name}</th>"
+        for name in (
+            "quality",
+            "readings",
+            "bound, median",
+            "largest",
+            "really off, median",
+            "most",
+            "within the bound",
+        )
+    )
+    by_name = {each.quality: each for each in times.qualities}
+    rows = "".join(f"<tr>{_times_row(by_name[name])}</tr>" for name in _qualities(times))
+    return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+def _times_row(each: QualityAudit) -> str:
+    spans = (each.bound_median_us, each.bound_max_us, each.off_median_us, each.off_max_us)
+    cells = "".join(f"<td>{_ms(us)}</td>" for us in spans)
+    within = f"<td>{each.within:,} of {each.judged:,}</td>" if each.judged else "<td>-</td>"
+    return f"<td>{escape(each.quality)}</td><td>{each.readings:,}</td>{cells}{within}"
+
+
+def _ms(us: float | None) -> str:
+    return "-" if us is None else f"{us / 1_000:,.1f} ms"
 
 
 def _audit_words(story: Story) -> str:

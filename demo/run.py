@@ -97,6 +97,10 @@ class Folder:
         return self.root / "fleet.jsonl"
 
     @property
+    def fleet_samples(self) -> Path:
+        return self.root / "fleet.samples"
+
+    @property
     def table(self) -> Path:
         return self.root / "readings.jsonl"
 
@@ -341,7 +345,7 @@ def _start_fleet(run: Run) -> Child:
     size = ("--sensors", str(settings.sensors), "--interval-ms", str(SAMPLE_INTERVAL_MS))
     return run.children.start(
         "fleet",
-        (*command, *size, "--ledger", run.folder.fleet_ledger, "--json"),
+        (*command, *size, "--ledger", run.folder.fleet_ledger, "--samples", run.folder.fleet_samples, "--json"),
         "See what the fleet says.",
         output=run.folder.logs / "fleet.jsonl",
     )

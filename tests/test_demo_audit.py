@@ -41,7 +41,7 @@ def record(device: str, sequence: int, *, boot: str = "1-aa", after_us: int = 0)
 
 
 def row(device: str, sequence: int, metric: str = "celsius", boot: str = "1-aa") -> TableReading:
-    return TableReading(device, boot, sequence, metric, NOON_US, 21.5)
+    return TableReading(device, boot, sequence, metric, NOON_US, 21.5, 1_000, "estimated")
 
 
 def only(result: Audit) -> SensorAudit:
@@ -213,7 +213,7 @@ def test_files_are_read_as_they_are_written(tmp_path: Path) -> None:
         '"acknowledged": [[0, 3], [5, 5]], "dropped": [[4, 4]]}\n'
     )
     table = tmp_path / "readings.jsonl"
-    table.write_text(json.dumps(["t-1", "1-aa", 5, "celsius", NOON_US, 21.5]) + "\n")
+    table.write_text(json.dumps(["t-1", "1-aa", 5, "celsius", NOON_US, 21.5, 1_000, "estimated"]) + "\n")
     assert read_ledgers(ledgers) == [Ledger("t-1", "1-aa", 8, ((0, 3), (5, 5)), ((4, 4),), taken=9)]
     assert read_table(table) == [row("t-1", 5)]
 

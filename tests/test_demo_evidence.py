@@ -1,12 +1,12 @@
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from demo.audit import KafkaReading, Ledger, TableReading
+from demo.audit import Identity, KafkaReading, Ledger, TableReading
 from demo.chronicle import Chronicle, Sample
 from demo.demo_settings import DemoSettings
 from demo.evidence import Evidence, publish
@@ -14,13 +14,22 @@ from demo.progress import Progress
 from demo.run import Folder
 
 NOON_US = 1_750_000_000_000_000
-ROWS = [TableReading("m001", "1-aa", second, "celsius", NOON_US + second * 1_000_000, 21.5) for second in range(10)]
+ROWS = [
+    TableReading("m001", "1-aa", second, "celsius", NOON_US + second * 1_000_000, 21.5, 4_000, "estimated")
+    for second in range(10)
+]
+TAKEN = {row.identity: row.event_us - 3_000 for row in ROWS}
 WIDTH = 80
 M001 = Ledger("m001", "1-aa", 10, ((0, 9),), taken=10)
 
 
 def published(
-    folder: Path, rows: Sequence[TableReading], *, fleet: Sequence[Ledger] = (M001,), boards: Sequence[Ledger] = ()
+    folder: Path,
+    rows: Sequence[TableReading],
+    *,
+    fleet: Sequence[Ledger] = (M001,),
+    boards: Sequence[Ledger] = (),
+    taken: Mapping[Identity, int] = TAKEN,
 ) -> tuple[bool, str]:
     """Publish a run of one sensor, ten readings of which were acknowledged; the verdict, and what was said."""
     output = io.StringIO()
@@ -35,7 +44,7 @@ def published(
     records = [
         KafkaReading(f"id-{row.sequence}", "m001", "1-aa", row.sequence, row.event_us, row.event_us) for row in ROWS
     ]
-    evidence = Evidence(boards, fleet, records, rows)
+    evidence = Evidence(boards, fleet, records, rows, taken)
     progress = Progress(Console(file=output, width=WIDTH))
     good = publish(DemoSettings(15, 5, 1, len(boards), 0, kill=False), Folder(folder), chronicle, progress, evidence)
     return good, output.getvalue()
@@ -68,6 +77,15 @@ def test_a_finding_is_a_bad_verdict_and_is_named(
     assert named in (tmp_path / "audit.txt").read_text()
 
 
+def test_times_that_do_not_keep_their_bound_spoil_the_verdict(tmp_path: Path) -> None:
+    good, said = published(tmp_path, ROWS)
+    assert good
+    assert "10 of 10 readings with a time of their own were truly measured within its bound." in said.replace("\n", " ")
+    good, said = published(tmp_path, ROWS, taken=TAKEN | {ROWS[3].identity: ROWS[3].event_us + 4_001})
+    assert not good
+    assert "but: 1 of 10 readings were not measured within the bound of their time" in said
+
+
 def test_a_board_that_was_never_served_spoils_the_verdict(tmp_path: Path) -> None:
     good, said = published(tmp_path, ROWS, boards=[Ledger("board-1", "0", 0, ())])
     finding = "1 sensor had no reading acknowledged: board-1"
@@ -87,5 +105,5 @@ def test_sentences_break_at_words_and_nothing_begins_with_a_blank(tmp_path: Path
     _, said = published(tmp_path, ROWS, fleet=[Ledger("m001", "1-aa", 12, ((0, 9),), taken=12)])
     *sentences, report, _verdict = said.rpartition("all sensors")[2].splitlines()[1:]
     assert report == f"The report: {tmp_path / 'report.html'}"
-    assert len(sentences) == 4
+    assert len(sentences) == 5
     assert all(len(line) <= WIDTH and line == line.strip() for line in sentences)

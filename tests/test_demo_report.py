@@ -7,18 +7,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from demo.audit import KafkaReading, Ledger, TableReading, audit, shown_sensors
-from demo.chart import CHARACTER_PX, NARROW_PX, Label, Marks, Moment, axis, chart, label_places, span_axis
+from demo.chart import CHARACTER_PX, NARROW_PX, Label, Marks, Moment, axis, chart, label_places, log_axis, span_axis
 from demo.chronicle import Chronicle, Sample
 from demo.demo_settings import DemoSettings
 from demo.evidence import run_summary
 from demo.report import Story, report_page
+from demo.time_audit import UNBOUNDED_US, audit_times
 
 NOON_US = 1_750_000_000_000_000
 DEVICES = ("board-1", "m001")
 SECONDS = 30
 
 
-def story(*, kill: bool = False, lost: bool = False) -> Story:
+def story(*, kill: bool = False, lost: bool = False, fleet_quality: str = "received") -> Story:
     """A run of 30 s with an outage from 10 to 20, in which what was measured came at 20."""
     ledgers, records, readings = [], [], []
     for device in DEVICES:
@@ -27,10 +28,14 @@ def story(*, kill: bool = False, lost: bool = False) -> Story:
             event_us = NOON_US + second * 1_000_000
             arrived_us = NOON_US + 20_000_000 if 10 <= second < 20 else event_us + 50_000
             records.append(KafkaReading(f"{device}-{second}", device, "1-aa", second, event_us, arrived_us))
-            readings.append(TableReading(device, "1-aa", second, "celsius", event_us, 20 + second / 10))
+            quality, error_us = ("estimated", 2_000) if device == "board-1" else (fleet_quality, 10_000)
+            readings.append(
+                TableReading(device, "1-aa", second, "celsius", event_us, 20 + second / 10, error_us, quality)
+            )
     if lost:
         readings.pop()
     result = audit(ledgers, records, readings)
+    times = audit_times(readings, {reading.identity: reading.event_us - 500 for reading in readings})
     chronicle = Chronicle(
         sampling_from_us=NOON_US,
         sampling_until_us=NOON_US + 30_000_000,
@@ -45,12 +50,13 @@ def story(*, kill: bool = False, lost: bool = False) -> Story:
         DemoSettings(SECONDS, 10, 1, 1, 0, kill),
         chronicle,
         result,
+        times,
         result.findings,
         shown_sensors(result, ["board-1"]),
         {"board-1": "serial line, ATmega328P"},
         records,
         readings,
-        run_summary(result, chronicle.buffer_peak, 61.26),
+        run_summary(result, times, chronicle.buffer_peak, 61.26),
     )
 
 
@@ -81,38 +87,65 @@ def test_the_buffer_is_drawn_with_the_outage_shaded() -> None:
     page = report_page(story())
     assert len(places(page, "buffer")) == 60
     shaded = f'<rect class="band" x="{10_000 / 31:.1f}" y="0" width="{10_000 / 31:.1f}"'
-    assert page.count(shaded) == 2 + len(DEVICES)
+    assert page.count(shaded) == 3 + len(DEVICES)
 
 
 def test_a_kill_is_marked_only_where_there_was_one() -> None:
     assert "kill -9" not in report_page(story())
-    assert report_page(story(kill=True)).count('<path class="moment"') == 2 * (2 + len(DEVICES))
+    assert report_page(story(kill=True)).count('<path class="moment"') == 2 * (3 + len(DEVICES))
 
 
 def test_labels_stand_above_the_plot_where_no_line_or_curve_runs() -> None:
     page = report_page(story(kill=True))
     above = re.findall(r'<div class="notes" style="height:([\d.]+)em">(.*?)</div>', page)
-    assert len(above) == 2 + len(DEVICES)
+    assert len(above) == 3 + len(DEVICES)
     for height, notes in above:
         assert re.findall(r">([^<]+)</span>", notes) == ["kill -9", "runs again", "outage, 10 s"]
         assert all(float(bottom) + 1.5 <= float(height) for bottom in re.findall(r"bottom:([\d.]+)em", notes))
     assert page.count('<span class="note') == 3 * len(above)
 
 
-def test_what_a_kill_does_to_sensors_without_a_clock_is_said_where_it_is_seen() -> None:
-    def series_words(page: str) -> str:
-        return page.partition("The series as an analyst sees them")[2].partition("</p>")[0]
+def words_of(page: str, section: str) -> str:
+    return page.partition(f"<h2>{section}")[2].partition("</p>")[0]
 
+
+def test_what_is_said_of_times_follows_from_the_times_that_there_are() -> None:
+    arrivals, series = "When readings were taken", "The series as an analyst sees them"
     killed, plain = report_page(story(kill=True)), report_page(story())
-    assert "a hole from the kill until it was connected again" in series_words(killed)
-    assert "A board on a serial line sends its own clock along" in series_words(killed)
-    assert "hole from" not in series_words(plain)
-    # Of the sensors that there are: nothing is said of others.
-    no_fleet = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 0, 1, 0, kill=True)))
-    assert "MQTT sensor has no clock" not in no_fleet
-    assert "MQTT sensors have no clock" not in no_fleet
-    no_boards = report_page(replace(story(kill=True), settings=DemoSettings(SECONDS, 10, 1, 0, 0, kill=True)))
-    assert "sends its own clock" not in no_boards
+    assert "until the sensor was connected again" in words_of(killed, series)
+    assert "sends its own clock along" in words_of(killed, series)
+    assert "The time of 30 readings is that at which the gateway received them." in words_of(plain, arrivals)
+    assert "a hole from the kill" not in words_of(plain, series)
+    # Of the times that there are: nothing is said of others.
+    clocks = report_page(story(kill=True, fleet_quality="estimated"))
+    assert "received them" not in words_of(clocks, arrivals)
+    assert "a hole from the kill" not in words_of(clocks, series)
+    assert "the time of receipt" not in clocks
+
+
+def test_bounds_are_drawn_by_quality_above_what_the_times_are_really_off() -> None:
+    page = report_page(story())
+    assert "of 30 readings whose time tells it, 30 (100.00 %)" in words_of(page, "How far the times")
+    (estimated,) = {y for _, y in places(page, "estimated")}
+    (received,) = {y for _, y in places(page, "received")}
+    (off,) = {y for _, y in places(page, "really off")}
+    # From 0.1 to 10 ms: bounds of 2 and 10, half a millisecond off.
+    assert (estimated, received, off) == pytest.approx((349.5, 0, 650.5), abs=0.1)
+    assert len(places(page, "really off")) == 2 * SECONDS
+    row = "<td>estimated</td><td>30</td><td>2.0 ms</td><td>2.0 ms</td><td>0.5 ms</td><td>0.5 ms</td><td>30 of 30</td>"
+    assert row in page
+    assert (
+        "<td>received</td><td>30</td><td>10.0 ms</td><td>10.0 ms</td><td>0.5 ms</td><td>0.5 ms</td><td>-</td>" in page
+    )
+
+
+def test_times_that_nothing_bounds_are_said_and_not_drawn() -> None:
+    told = story()
+    readings = [replace(reading, error_us=UNBOUNDED_US, quality="bounded") for reading in told.readings]
+    page = report_page(replace(told, readings=readings, times=audit_times(readings, {})))
+    assert "Nothing bounds the time of 60 readings" in words_of(page, "How far the times")
+    assert places(page, "bounded") == []
+    assert "<td>bounded</td><td>60</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td>" in page
 
 
 @pytest.mark.parametrize("style", ["level", "moment"])
@@ -173,9 +206,22 @@ def test_the_page_is_whole_in_itself_and_well_formed() -> None:
 def test_names_are_text_and_not_markup() -> None:
     told = story()
     ledgers = [Ledger("<b>", "1-aa", 1, ((0, 0),))]
-    readings = [TableReading("<b>", "1-aa", 0, "<i>", NOON_US, 1.0)]
+    readings = [TableReading("<b>", "1-aa", 0, "<i>", NOON_US, 1.0, 1, "estimated")]
     result = audit(ledgers, [], readings)
-    page = report_page(Story(told.settings, told.chronicle, result, (), result.sensors, {}, [], readings, told.summary))
+    page = report_page(
+        Story(
+            told.settings,
+            told.chronicle,
+            result,
+            audit_times(readings, {}),
+            (),
+            result.sensors,
+            {},
+            [],
+            readings,
+            told.summary,
+        )
+    )
     assert "<td>&lt;b&gt;</td>" in page
     assert "<b>" not in page
     assert "<i>" not in page
@@ -191,6 +237,8 @@ def test_the_summary_has_the_keys_that_are_promised() -> None:
         "duplicates": 0,
         "buffer_peak": 19,
         "late_readings": 0,
+        "times_judged": 30,
+        "times_within_bound": 30,
         "seconds": 61.3,
     }
 
@@ -215,6 +263,18 @@ def test_a_span_keeps_its_ends(low: float, length: float) -> None:
     made = span_axis(low, low + length, "title", "unit")
     assert (made.low, made.high) == (low, low + length)
     assert all(made.low <= tick <= made.high for tick in made.ticks)
+
+
+@given(st.lists(st.floats(0, 1e9), max_size=20))
+@example([1e-3, 1e3])
+@example([0.0])
+def test_a_log_axis_gives_each_power_of_ten_the_same_room(values: list[float]) -> None:
+    made = log_axis((value for value in values if value == 0 or value > 1e-9), "title", "ms")
+    shares = [made.share(tick) for tick in made.ticks]
+    assert shares == pytest.approx([number / (len(shares) - 1) for number in range(len(shares))])
+    assert all(made.share(value) == 0 for value in (0.0, made.low / 10))
+    assert all(made.low <= value <= made.high * (1 + 1e-9) for value in values if value > 1e-9)
+    assert all(float(made.label(tick).replace(",", "")) == pytest.approx(tick) for tick in made.ticks)
 
 
 shares = st.floats(0, 1, allow_subnormal=False)
