@@ -4,6 +4,9 @@ from msgspec import Struct
 
 from gateway.clock_gateway import BootClock
 
+JITTER_US = 100_000
+"""What two looks may differ by without a step: a machine that is busy."""
+
 
 class ClockView(Struct, frozen=True):
     """The gateway's clock as the daemon sees it. Times are CLOCK_BOOTTIME in microseconds."""
@@ -14,7 +17,7 @@ class ClockView(Struct, frozen=True):
     since_us: int
     """When it was synced, or when the gateway was started without its being so; it cannot be lost in between."""
     steps: int = 0
-    """How often it was set since the gateway was started, although it was synced: one of two times was wrong then."""
+    """How often it was set since the gateway was started, the first sync left out: one of two times was wrong then."""
     stepped_us: int | None = None
     """When it was set last."""
     stepped_by_us: int = 0
@@ -34,8 +37,9 @@ class ClockReport:
         """See what was known before a look, and what is known now."""
         view = self._view
         steps, stepped_us, stepped_by_us = view.steps, view.stepped_us, view.stepped_by_us
-        if now.revision > before.revision:
-            steps, stepped_us = steps + now.revision - before.revision, now_us
-            stepped_by_us = now.offset_us(now_us) - before.offset_us(now_us)
+        by_us = 0 if before.last is None or now.last is None else now.last.offset_us - before.last.offset_us
+        # The first sync is none: nobody had said that it was right before.
+        if abs(by_us) > JITTER_US and before.synced is now.synced:
+            steps, stepped_us, stepped_by_us = steps + 1, now_us, by_us
         since_us = view.since_us if before.synced is now.synced else now_us
         self._view = ClockView(now.synced, now.error_us(now_us), since_us, steps, stepped_us, stepped_by_us)

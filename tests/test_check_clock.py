@@ -13,7 +13,8 @@ from gateway import check_clock, control
 from gateway.buffer import Buffer
 from gateway.check import Finding, Remark
 from gateway.clock_floor import RELEASED_US
-from gateway.clock_gateway import WallClock, boot_id, boottime_us
+from gateway.clock_gateway import BootClock, WallClock
+from gateway.clock_kernel import boot_id, boottime_us
 from gateway.clock_report import ClockView
 from gateway.config_file import load
 from gateway.settings import BufferSettings, Settings
@@ -128,7 +129,8 @@ def test_a_clock_that_is_set_to_when_it_was_saved_is_no_clock_to_trust(tmp_path:
 @pytest.mark.parametrize("boot", [boot_id(), "the boot before"])
 async def test_a_clock_behind_what_the_buffer_knows_is_wrong(tmp_path: Path, boot: str) -> None:
     known = showing(LATER, 1_000_000)
-    buffer = Buffer(BufferSettings(path=tmp_path / "buffer.db"), boot, lambda: known)
+    clock = BootClock.constant(known.offset_us, known.error_us)
+    buffer = Buffer(BufferSettings(path=tmp_path / "buffer.db"), boot, lambda: clock)
     buffer.open()
     await buffer.close()
     # Of a boot before it is known when it began, and not how long it lasted.

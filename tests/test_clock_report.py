@@ -1,35 +1,37 @@
 """What the daemon tells of its clock: synced since when, set how often."""
 
-from gateway.clock_gateway import WallClock
+from gateway.clock_gateway import BootClock, Look
 from gateway.clock_report import ClockReport, ClockView
 
-UNSYNCED = WallClock(1_000_000_000, None)
-SYNCED = WallClock(5_000_000_000, 20_000)
+SECOND_US = 1_000_000
+OFFSET_US = 1_000_000_000
 STEP_US = 3_200_000
 
 
 def test_synced_since_when() -> None:
-    report = ClockReport(UNSYNCED, 10)
-    report.looked(UNSYNCED, UNSYNCED, 20)
-    assert report.view() == ClockView(synced=False, error_us=None, since_us=10)
-    report.looked(UNSYNCED, SYNCED, 30)
-    report.looked(SYNCED, SYNCED, 40)
-    assert report.view() == ClockView(synced=True, error_us=20_000, since_us=30), "the first sync is no step"
+    unsynced = BootClock("unknown", 100.0).looked(Look(10 * SECOND_US, OFFSET_US, None))
+    report = ClockReport(unsynced, 10 * SECOND_US)
+    again = unsynced.looked(Look(20 * SECOND_US, OFFSET_US, None))
+    report.looked(unsynced, again, 20 * SECOND_US)
+    assert report.view() == ClockView(synced=False, error_us=None, since_us=10 * SECOND_US)
+    synced = again.looked(Look(30 * SECOND_US, 5 * OFFSET_US, 20_000))
+    report.looked(again, synced, 30 * SECOND_US)
+    view = ClockView(synced=True, error_us=20_000, since_us=30 * SECOND_US)
+    assert report.view() == view, "the first sync is no step"
 
 
-def test_steps_are_what_bounds_do_not_explain() -> None:
-    report = ClockReport(SYNCED, 10)
-    slewed = WallClock(SYNCED.offset_us + 130_000, 20_000)
-    report.looked(SYNCED, slewed, 20)
-    assert report.view().steps == 0
-    back = WallClock(SYNCED.offset_us - STEP_US, 20_000)
-    report.looked(SYNCED, back, 30)
-    report.looked(back, SYNCED, 40)
+def test_steps_are_told_whoever_made_them() -> None:
+    clock = BootClock("unknown", 100.0).looked(Look(10 * SECOND_US, OFFSET_US, 20_000))
+    report = ClockReport(clock, 10 * SECOND_US)
+    # A person sets the date, which the kernel does not vouch for; then NTP sets it right.
+    for second, offset_us, error_us in (
+        (11, OFFSET_US + 10_000, 20_000),
+        (12, OFFSET_US - STEP_US, None),
+        (13, OFFSET_US - STEP_US, None),
+        (14, OFFSET_US, 20_000),
+    ):
+        before, clock = clock, clock.looked(Look(second * SECOND_US, offset_us, error_us))
+        report.looked(before, clock, second * SECOND_US)
     view = report.view()
-    assert (view.steps, view.stepped_us, view.stepped_by_us, view.since_us) == (2, 40, STEP_US, 10)
-
-
-def test_a_date_that_is_set_by_hand_is_a_step_too() -> None:
-    report = ClockReport(UNSYNCED, 10)
-    report.looked(UNSYNCED, WallClock(UNSYNCED.offset_us + STEP_US, None), 20)
-    assert (report.view().steps, report.view().synced) == (1, False)
+    assert (view.steps, view.stepped_us, view.stepped_by_us) == (2, 14 * SECOND_US, STEP_US)
+    assert (view.synced, view.since_us) == (True, 10 * SECOND_US), "what was known is held on to"

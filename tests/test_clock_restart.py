@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock_gateway import boottime_us
+from gateway.clock_kernel import boottime_us
 from gateway.serial_frames import Ack, Data, Hello, Probe, Reply
 from tests.gateways import SLUICE
 from tests.test_ingress_serial import INCARNATION, PtySensor

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway import control, device_states
 from gateway.buffer_rows import Entry, Series
 from gateway.cli import main
-from gateway.clock_gateway import boot_id, boottime_us
+from gateway.clock_kernel import boot_id, boottime_us
 from gateway.device_clocks import DeviceClocks
 from gateway.device_notes import NO_ANSWER, NO_CLOCK, NO_TICK, NOT_HEARD, RESTARTED
 from gateway.device_states import DevicesAsked, devices_page

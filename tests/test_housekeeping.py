@@ -16,7 +16,8 @@ from tests.buffers import entry, opened, store
 def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
     buffer: Any = SimpleNamespace(counts=Counter())
     nobody: Any = None
-    housekeeping = Housekeeping(nobody, buffer, nobody, ClockWatch(GatewaySettings("gw1", clock="system")), nobody, nobody)
+    clock = ClockWatch(GatewaySettings("gw1", clock="system"))
+    housekeeping = Housekeeping(nobody, buffer, nobody, clock, nobody, nobody)
     told = []
     with capture_logs() as lines:
         for second in range(int(TOO_OLD_INTERVAL_S) * 2 + 1):
@@ -31,7 +32,8 @@ def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
 def test_what_was_quarantined_is_in_the_log_at_once_and_then_once_a_minute_with_whose_it_is() -> None:
     door: Any = SimpleNamespace(quarantined=Counter(), quarantined_last={})
     nobody: Any = None
-    housekeeping = Housekeeping(door, nobody, nobody, ClockWatch(GatewaySettings("gw1", clock="system")), nobody, nobody)
+    clock = ClockWatch(GatewaySettings("gw1", clock="system"))
+    housekeeping = Housekeeping(door, nobody, nobody, clock, nobody, nobody)
     told = []
     with capture_logs() as lines:
         for second in range(int(QUARANTINED_INTERVAL_S) + 2):

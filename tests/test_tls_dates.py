@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from gateway.client_tls import client_context
 from gateway.clock_floor import RELEASED_US, ClockFloor
-from gateway.clock_gateway import WallClock, boottime_us
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boottime_us
 from gateway.kafka_link import KafkaLink
 from gateway.settings import BrokerTlsSettings, KafkaSettings, KafkaTlsSettings, TlsSettings
 from gateway.tls_dates import (
@@ -92,8 +93,8 @@ def test_the_systems_clock_counts_where_it_is_the_one_that_was_synced() -> None:
 
 
 def test_the_log_says_once_that_dates_are_judged_otherwise() -> None:
-    known = WallClock(time.time_ns() // 1000 - boottime_us(), 1_000)
-    clock = WallClock(0, None)
+    known = BootClock.constant(time.time_ns() // 1000 - boottime_us(), 1_000)
+    clock = BootClock.constant(0, None)
     dates = CertificateDates(lambda: clock, ClockFloor())
     with capture_logs() as lines:
         assert dates() == dates() == TrueTime(RELEASED_US, None)
