@@ -438,7 +438,7 @@ def test_what_ended_before_the_latest_time_that_is_known_has_ended_whatever_an_u
 
     def told() -> tuple[str, str]:
         found = findings(config)
-        assert "certificates that ended before" in found["clock"].words
+        assert "those that ended before" in found["certificates"].words
         return judgement(found["mqtt_listener.tls.certificate"]), found["mqtt_listener.tls.client_ca"].words
 
     def known(moment: datetime) -> None:
