@@ -22,8 +22,8 @@ NO_TICKS = "tock"
 """The same bytes under a name that the gateway does not know: what is compared is not the length of payloads."""
 PATTERN = (NO_TICKS, TICKS, TICKS, NO_TICKS)
 """A machine that gets slower or faster by and by charges both the same."""
-FIRST_S = 13
-"""Of a run: a clock that is learnt from arrivals says nothing for the first ten."""
+QUICK_S = 13
+"""The shortest run: a clock that is learnt from arrivals says nothing for the first ten."""
 LOOKED_AT = 1_000
 """Records of each partition whose headers are read."""
 DRIFT_PPM = 10_000
@@ -45,7 +45,7 @@ class Ingested:
 
 async def ingest(bench: Bench) -> list[Result]:
     """The listener's load with ticks and without, in turns, to Kafka: rate and CPU."""
-    seconds = float(os.environ.get("BENCH_SECONDS", bench.pick(30, FIRST_S)))
+    seconds = float(os.environ.get("BENCH_SECONDS", bench.pick(30, QUICK_S)))
     ingested = []
     for number, name in enumerate(PATTERN * bench.pick(2, 1)):
         async with KafkaTopic(bench.kafka.bootstrap, f"clock-{number}-thermo") as topic:
