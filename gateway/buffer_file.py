@@ -72,6 +72,8 @@ DROPPED_ROWS_MAX = 5_000
 DROP_BYTES = 64_000
 """What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
 USAGE_HOURS = 48
+TICK_US_MAX = 1_020
+"""A millisecond of the slowest clock that a sensor may have, rounded up."""
 
 NO_LANE = Lane(0, "", "", "")
 
@@ -323,7 +325,7 @@ class BufferFile:
             )
             sequence += 1
             if event_us is None:
-                event_us = received_us
+                event_us = received_us if tick_ms is None else received_us - tick_ms * TICK_US_MAX
                 if tick_ms is None and not error_us and not doubt:
                     untimed += (series, received_us, boot, number, payload)
             if event_us < event_from_us:  # noqa: PLR1730 - a call of min() takes three times as long
@@ -896,5 +898,8 @@ def _without_series(row: Row, boot_id: str) -> Quarantined:
 
 
 def _event_us(entry: Entry) -> int:
-    """When an entry was measured, as far as it is known: CLOCK_BOOTTIME in microseconds."""
-    return entry.received_us if entry.event_us is None else entry.event_us
+    """When an entry was measured at the earliest: CLOCK_BOOTTIME in microseconds."""
+    if entry.event_us is not None:
+        return entry.event_us
+    # Its sensor's clock may still be learnt. Then it is of some time since that began to count.
+    return entry.received_us - (entry.tick_ms or 0) * TICK_US_MAX

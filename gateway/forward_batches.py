@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 
+from msgspec.structs import replace
+
 from gateway.buffer import Buffer
-from gateway.buffer_rows import Row
+from gateway.buffer_rows import Row, Series
 from gateway.clock_gateway import BootTimes
+from gateway.device_clocks import DeviceClocks
 from gateway.forward_memory import NO_PARTITION, Memory, Partition
 from gateway.forward_supply import Supply
 from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
@@ -39,6 +42,7 @@ class _Route:
     partition: Partition
     topic_bytes_max: int
     """The largest batch that its topic takes."""
+    series: Series
 
 
 @dataclass(slots=True)
@@ -63,7 +67,10 @@ class Batcher:
         gateway: GatewaySettings,
         kafka: KafkaSettings,
         memory: Memory,
+        clocks: DeviceClocks,
     ) -> None:
+        """`clocks` are those of the sensors: what is known by now counts for readings that came in before it was."""
+        self._clocks = clocks
         self._session = session
         self._buffer = buffer
         self._supply = supply
@@ -145,6 +152,8 @@ class Batcher:
         batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
         records = batch.records
         for row in run:
+            if row.tick_ms is not None and row.event_us is None:
+                row = self._timed(route, row)  # noqa: PLW2901 - the same one, better known
             record = encode(row, times, len(records))
             size = len(record)
             if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
@@ -159,6 +168,16 @@ class Batcher:
             batch_rows.append(row)
         if not records:
             out.batches.pop()
+
+    def _timed(self, route: _Route, row: Row) -> Row:
+        """A reading that came in before anything was known of its sensor's clock, by what is known now."""
+        if row.device_boot is None or row.tick_ms is None or route.encoder.boot_id != self._buffer.boot_id:
+            return row
+        series = route.series
+        clock = self._clocks.find(series.device, row.device_boot, series.stream)
+        clock = clock or self._clocks.find(series.device, row.device_boot)
+        estimate = None if clock is None else clock.estimate(row.tick_ms, row.received_us)
+        return row if estimate is None else replace(row, event_us=estimate[0], event_error_us=estimate[1])
 
     def _begin_batch(self, out: Outgoing) -> tuple[EncodedBatch, list[Row]]:
         begun: tuple[EncodedBatch, list[Row]] = EncodedBatch(self._kafka.compression), []
@@ -193,10 +212,10 @@ class Batcher:
             lane, series = await self._supply.lane(of[0]), await self._supply.series(of[1])
             encoder = RecordEncoder(self._gateway, lane, series)
             if verdict.waits:
-                self._routes[of] = _Route(encoder, (verdict.topic, NO_PARTITION), sys.maxsize)
+                self._routes[of] = _Route(encoder, (verdict.topic, NO_PARTITION), sys.maxsize, series)
                 continue
             partition = verdict.topic, await self._session.partition(verdict.topic, encoder.key)
-            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max)
+            self._routes[of] = _Route(encoder, partition, verdict.batch_bytes_max, series)
         return refused
 
     async def topics(self, lane_number: int, series_number: int) -> list[str]:

@@ -134,7 +134,7 @@ class Rounds:
         self._holds = holds
         self._on_answer = on_answer
         self._supply = Supply(buffer, kafka, self._under_way)
-        self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory)
+        self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
         self._parked: dict[Partition, _Parked] = {}
         self._leaders: asyncio.Task[None] | None = None
         self._leaders_due_s = 0.0

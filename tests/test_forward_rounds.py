@@ -74,6 +74,7 @@ class Record:
     id: str
     lane: str
     sequence: int
+    headers: dict[str, str]
 
 
 @dataclass
@@ -146,7 +147,8 @@ def decoded(topic: str, batch: EncodedBatch) -> Sequence[Record]:
     for record in DefaultRecordBatch(batch._build()):
         headers = {name: value.decode() for name, value in record.headers}
         sequence = int(headers["ce_lanesequence"])
-        found.append(Record(topic, record.key.decode(), record.value, headers["ce_id"], headers["ce_lane"], sequence))
+        key, lane = record.key.decode(), headers["ce_lane"]
+        found.append(Record(topic, key, record.value, headers["ce_id"], lane, sequence, headers))
     return found
 
 
@@ -457,6 +459,23 @@ async def test_readings_of_this_boot_wait_for_its_clock_and_former_ones_do_not(t
             assert [record.value for record in line.broker.of("device-thermo")] == [b"former"]
             line.holds = False
             await drained(buffer)
+
+
+async def test_a_reading_that_came_before_its_sensors_clock_was_known_goes_by_what_is_known_when_it_is_sent(
+    tmp_path: Path,
+) -> None:
+    series = Series("device-thermo", "a", "a", "/dev/ttyUSB0", "sluice.reading", "text/plain", "device/a/thermo")
+    ticked = Entry(series, b"1", 9_000_000, device_boot="7-1a2b3c4d", device_sequence=0, tick_ms=5_000)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [ticked, msgspec.structs.replace(ticked, payload=b"2", device_boot="8-1a2b3c4d")])
+        async with uplink(buffer) as line:
+            line.front_door.clocks.of("a", "7-1a2b3c4d").probed(9_999_000, 10_001_000, 8_000, 0)
+            await drained(buffer)
+    times = [record.headers for record in line.broker.of("device-thermo")]
+    assert [each["ce_timequality"] for each in times] == ["estimated", "bounded"]
+    # Three seconds before the probe, in the middle of its millisecond.
+    assert abs(int(times[0]["ce_boottime"]) - 7_000_500) <= int(times[0]["ce_timeerror"])
+    assert int(times[0]["ce_timeerror"]) < 100_000
 
 
 class Story:
