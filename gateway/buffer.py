@@ -335,6 +335,10 @@ class Buffer:
         """The lane of a row, in the file that it was read from. Raises BufferFileError."""
         return await self._call(lambda: self._file_of(buffer_id).lane_of(number))
 
+    def clock(self) -> BootClock:
+        """What is known now of this boot's wall clock."""
+        return self._clock()
+
     async def boot_clock(self, boot_id: str) -> BootClock:
         """What is known of the clock in a boot of this gateway. Raises BufferFileError where there was none."""
         if boot_id == self.boot_id:

@@ -23,6 +23,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, config_option, json_option, load_settings
+from gateway.device_time import TimeLimits
 from gateway.reading import source
 from gateway.settings import Settings
 from gateway.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
@@ -362,7 +363,8 @@ def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bo
     """
     settings = load_settings(config)
     with _opened(settings) as db:
-        found = list(islice(buffer_inspect.readings(db, device, newest_first=newest), limit))
+        limits = TimeLimits.of(settings.gateway)
+        found = list(islice(buffer_inspect.readings(db, device, newest_first=newest, limits=limits), limit))
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
@@ -400,7 +402,10 @@ def export(config: Path, device: str | None, quarantine: bool) -> None:  # noqa:
     encode = msgspec.json.Encoder().encode
     with _opened(settings) as db:
         found: Iterable[Struct]
-        found = buffer_inspect.quarantined(db, device=device) if quarantine else buffer_inspect.readings(db, device)
+        if quarantine:
+            found = buffer_inspect.quarantined(db, device=device)
+        else:
+            found = buffer_inspect.readings(db, device, limits=TimeLimits.of(settings.gateway))
         is_empty = True
         with _to_stdout() as write:
             for item in found:

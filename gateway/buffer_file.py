@@ -87,7 +87,11 @@ _INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_VALUES] * _INSERT_MANY_
 # Rows that came in without a time of their own, which are most, have less to be bound: half of what inserting costs.
 _UNTIMED = ("series", "received_us", "device_boot", "device_sequence", "payload")
 _INSERT_MANY_UNTIMED = "INSERT INTO reading VALUES " + ", ".join(
-    f"(?1, ?2 + {place}, ?, ?, NULL, 0, NULL, ?, ?, ?, 0)" for place in range(_INSERT_MANY_ROWS)
+    f"(?1, ?2 + {place}, ?, ?, NULL, 0, NULL, ?, ?, ?, 0, NULL)" for place in range(_INSERT_MANY_ROWS)
+)
+# The same of rows that have nothing unusual: Python is slow to bind None, too.
+_INSERT_MANY_USUAL = "INSERT INTO reading VALUES " + ", ".join(
+    f"(?1, ?2 + {place}, ?, ?, ?, ?, ?, ?, ?, ?, 0, NULL)" for place in range(_INSERT_MANY_ROWS)
 )
 # Many rows in one answer, their payloads one behind the other: SQLite gives Python's lock up at each row that it is
 # asked for by itself, and gets it back only when the event loop has nothing to do.
@@ -95,7 +99,7 @@ _SELECT_MANY = """
     SELECT
         json_group_array(json_array(
             lane, sequence, series, received_us, event_us, event_error_us, tick_ms, device_boot, device_sequence, '',
-            doubt
+            doubt, device_time_us
         )),
         json_group_array(CASE typeof(payload) WHEN 'blob' THEN length(payload) END),
         CAST(group_concat(payload, '') AS BLOB)
@@ -299,6 +303,7 @@ class BufferFile:
         event_from_us = NOTHING_US
         rows: list[Row] = []
         untimed: list[object] = []
+        is_usual = True
         for entry in entries:
             if entry.quarantined is not None:
                 self._quarantine.keep(entry.quarantined, self._tally)
@@ -306,7 +311,7 @@ class BufferFile:
             if series is None:
                 series = self._series_number(entry.series)
             event_us, received_us, tick_ms = entry.event_us, entry.received_us, entry.tick_ms
-            error_us, doubt = entry.event_error_us, entry.doubt
+            error_us, doubt, device_time_us = entry.event_error_us, entry.doubt, entry.device_time_us
             boot, number, payload = entry.device_boot, entry.device_sequence, entry.payload
             rows.append(
                 Row(
@@ -321,23 +326,21 @@ class BufferFile:
                     number,
                     payload,
                     doubt,
+                    device_time_us,
                 )
             )
             sequence += 1
+            if doubt or device_time_us is not None:
+                is_usual = False
             if event_us is None:
-                event_us = received_us if tick_ms is None else received_us - tick_ms * TICK_US_MAX
-                if tick_ms is None and not error_us and not doubt:
+                event_us = received_us if tick_ms is None and device_time_us is None else _earliest_us(entry)
+                if tick_ms is None and not error_us and is_usual:
                     untimed += (series, received_us, boot, number, payload)
             if event_us < event_from_us:  # noqa: PLR1730 - a call of min() takes three times as long
                 event_from_us = event_us
         if not rows:
             return
-        whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
-        if len(untimed) == len(rows) * len(_UNTIMED):
-            _insert_untimed(self.connection, rows[:whole], untimed)
-            self.connection.executemany(_INSERT, map(astuple, rows[whole:]))
-        else:
-            _insert_rows(self.connection, rows)
+        _insert_new(self.connection, rows, untimed, is_usual=is_usual)
         state.lanes[lane] = state.lanes[lane].plus(len(rows))
         state.rows += len(rows)
         state.floor.add(event_from_us)
@@ -707,7 +710,7 @@ class BufferFile:
             )
         }
         if queued:
-            event_from_us = min(self._state.floor.value_us, *(_event_us(entry) for entry in queued))
+            event_from_us = min(self._state.floor.value_us, *(_earliest_us(entry) for entry in queued))
             stored = lanes.get(self.lane.name)
             lanes[self.lane.name] = PendingLane(
                 self.lane.name,
@@ -861,6 +864,20 @@ def _check_sqlite(connection: sqlite3.Connection) -> None:
         raise BufferFileError(f"SQLite {sqlite3.sqlite_version} is too old for the buffer: 3.38 or later is needed")
 
 
+def _insert_new(
+    connection: sqlite3.Connection, rows: Sequence[Row], untimed: Sequence[object], *, is_usual: bool
+) -> None:
+    """Insert rows of one lane that follow each other, in the quickest way that they allow."""
+    whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
+    if len(untimed) == len(rows) * len(_UNTIMED):
+        _insert_untimed(connection, rows[:whole], untimed)
+    elif is_usual:
+        _insert_usual(connection, rows[:whole])
+    else:
+        whole = 0
+    _insert_rows(connection, rows[whole:])
+
+
 def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
     for start in range(0, whole, _INSERT_MANY_ROWS):
@@ -870,13 +887,34 @@ def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
 
 
 def _insert_untimed(connection: sqlite3.Connection, rows: Sequence[Row], values: Sequence[object]) -> None:
-    """Insert rows of one lane that follow each other, by whole statements; `values` are what `_UNTIMED` says."""
+    """Insert rows by whole statements; `values` are what `_UNTIMED` says."""
     step = _INSERT_MANY_ROWS * len(_UNTIMED)
     for start in range(0, len(rows), _INSERT_MANY_ROWS):
         first = start * len(_UNTIMED)
         connection.execute(
             _INSERT_MANY_UNTIMED, (rows[start].lane, rows[start].sequence, *values[first : first + step])
         )
+
+
+def _insert_usual(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+    """The same of rows without a doubt and a time that the sensor sent."""
+    for start in range(0, len(rows), _INSERT_MANY_ROWS):
+        values: list[object] = [rows[start].lane, rows[start].sequence]
+        values += [
+            value
+            for row in rows[start : start + _INSERT_MANY_ROWS]
+            for value in (
+                row.series,
+                row.received_us,
+                row.event_us,
+                row.event_error_us,
+                row.tick_ms,
+                row.device_boot,
+                row.device_sequence,
+                row.payload,
+            )
+        ]
+        connection.execute(_INSERT_MANY_USUAL, values)
 
 
 def _without_series(row: Row, boot_id: str) -> Quarantined:
@@ -894,12 +932,14 @@ def _without_series(row: Row, boot_id: str) -> Quarantined:
         device_sequence=row.device_sequence,
         boot_id=boot_id,
         doubt=row.doubt,
+        device_time_us=row.device_time_us,
     )
 
 
-def _event_us(entry: Entry) -> int:
+def _earliest_us(entry: Entry) -> int:
     """When an entry was measured at the earliest: CLOCK_BOOTTIME in microseconds."""
     if entry.event_us is not None:
         return entry.event_us
     # Its sensor's clock may still be learnt. Then it is of some time since that began to count.
-    return entry.received_us - (entry.tick_ms or 0) * TICK_US_MAX
+    began_us = entry.received_us - (entry.tick_ms or 0) * TICK_US_MAX
+    return began_us if entry.earliest_us is None else min(entry.earliest_us, began_us)

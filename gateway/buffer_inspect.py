@@ -18,7 +18,8 @@ from gateway.buffer_losses import OWN
 from gateway.buffer_rows import OWN_TYPES, Row, Series
 from gateway.buffer_status import Moment, moment
 from gateway.clock_gateway import BootClock, BootTimes
-from gateway.kafka_record import DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
+from gateway.device_time import DEFAULT_LIMITS, TimeLimits, told_us
+from gateway.kafka_record import DEVICE, DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
 from gateway.write_budget import UsageHour
 
 SPAN_ROWS = 20_000
@@ -85,14 +86,14 @@ class Reading(Struct, frozen=True):
     type: str
     content_type: str
     time: str | None
-    """Event time, RFC 3339 in UTC; null where the clock of the boot that took it in was never known."""
+    """Event time, RFC 3339 in UTC; null where neither the sensor sent one nor the gateway's clock was ever known."""
     time_error_us: int | None
     """Its bound; null where nothing bounds it."""
     time_quality: str
     received_time: str | None
     gateway_boot: str
     boottime_us: int
-    """Event time in CLOCK_BOOTTIME of `gateway_boot`."""
+    """Event time in CLOCK_BOOTTIME of `gateway_boot`; of a time that the sensor sent, that of receipt."""
     received_boottime_us: int
     tick_ms: int | None
     device_boot: str | None
@@ -221,8 +222,13 @@ def depths(db: Database) -> Depths:
     return Depths(sorted(found.values(), key=lambda depth: (-depth.rows, depth.device or "")), oldest)
 
 
-def readings(db: Database, device: str | None = None, *, newest_first: bool = False) -> Iterator[Reading]:
-    """What waits now, in order; one device's only, where it is given. Rows that come or go meanwhile may be missing."""
+def readings(
+    db: Database, device: str | None = None, *, newest_first: bool = False, limits: TimeLimits = DEFAULT_LIMITS
+) -> Iterator[Reading]:
+    """What waits now, in order; one device's only, where it is given. Rows that come or go meanwhile may be missing.
+
+    `limits` say which of the times are believed that sensors sent.
+    """
     ends = lanes(db)
     # After the ends: a series that a row refers to does not go before the row does.
     series = {row.pop("number"): Series(**row) for row in db["series"].rows}
@@ -233,6 +239,9 @@ def readings(db: Database, device: str | None = None, *, newest_first: bool = Fa
             of_row = series.get(row.series, _NO_SERIES)
             event_us = row.received_us if row.event_us is None else row.event_us
             error_us, quality = time_quality(row, times.around(event_us), of_gateway=of_row.is_of_gateway)
+            time, device_time_us = _wall(lane.clock, event_us), told_us(row, times.around(row.received_us), limits)
+            if device_time_us is not None:
+                time, error_us, quality = rfc3339(device_time_us).decode(), row.event_error_us, DEVICE
             yield Reading(
                 id=f"{lane.buffer}-{lane.name}-{row.sequence}",
                 buffer=lane.buffer,
@@ -244,7 +253,7 @@ def readings(db: Database, device: str | None = None, *, newest_first: bool = Fa
                 subject=of_row.subject,
                 type=of_row.type,
                 content_type=of_row.content_type,
-                time=_wall(lane.clock, event_us),
+                time=time,
                 time_error_us=None if error_us == TIME_ERROR_UNKNOWN_US else error_us,
                 time_quality=quality,
                 received_time=_wall(lane.clock, row.received_us),

@@ -19,7 +19,7 @@ TOPIC_FORBIDDEN = "broker-refused: TopicAuthorizationFailedError"
 """The reason of what Kafka does not let this gateway write; the others about topics begin with `topic-`."""
 _COLUMNS = (
     "reason, payload, device, subject, received_us, topic, writer, series, event_us, event_error_us, tick_ms,"
-    " device_boot, device_sequence, boot_id, doubt"
+    " device_boot, device_sequence, boot_id, doubt, device_time_us"
 )
 
 
@@ -80,7 +80,7 @@ class Quarantine:
     def keep(self, input_: Quarantined, tally: Counter[str]) -> None:
         """Put input in, whole; the oldest makes room where it is over its bounds (`quarantine-overflow`)."""
         self._connection.execute(
-            f"INSERT INTO quarantine ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO quarantine ({_COLUMNS}) VALUES ({', '.join('?' * 16)})",
             (
                 input_.reason,
                 input_.payload,
@@ -97,6 +97,7 @@ class Quarantine:
                 input_.device_sequence,
                 input_.boot_id or self._boot_id,
                 input_.doubt,
+                input_.device_time_us,
             ),
         )
         self._spans = None

@@ -59,6 +59,7 @@ class Quarantined(Struct, frozen=True, gc=False):
     boot_id: str | None = None
     doubt: int = 0
     """A `Doubt`, or 0."""
+    device_time_us: int | None = None
 
 
 class Doubt(IntEnum):
@@ -87,6 +88,11 @@ class Entry(Struct, frozen=True, gc=False):
     """The first and last of the sequences that the sensor says it dropped: a loss record, where this entry is new."""
     quarantined: Quarantined | None = None
     """Set where the row reports quarantined input: `payload` is then the report, and this the input itself."""
+    device_time_us: int | None = None
+    """The absolute time that the sensor sent, believed or not: wall time, microseconds since 1970, UTC. Its bound is
+    `event_error_us`."""
+    earliest_us: int | None = None
+    """Where it sent one: no event time that is derived from it later is below this. Not stored."""
 
 
 class Position(NamedTuple):
@@ -125,6 +131,8 @@ class Row(Struct, frozen=True, gc=False, array_like=True):
     payload: bytes
     doubt: int
     """A `Doubt`, or 0."""
+    device_time_us: int | None = None
+    """See `Entry`."""
 
 
 def is_sound(row: Row) -> bool:
@@ -141,6 +149,7 @@ def is_sound(row: Row) -> bool:
         and (row.device_sequence is None or type(row.device_sequence) is int)
         and type(row.payload) is bytes
         and type(row.doubt) is int
+        and (row.device_time_us is None or type(row.device_time_us) is int)
     )
 
 

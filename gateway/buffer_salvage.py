@@ -62,12 +62,10 @@ GAPS_MAX = 1_000
 WORK_S = 0.01
 """How long the scan of a file works before it lets the daemon work for as long."""
 _QUARANTINE_FIELDS = Quarantined.__struct_fields__
-_QUARANTINE = (
-    f"SELECT number, {', '.join(_QUARANTINE_FIELDS)} FROM quarantine WHERE number >= ? ORDER BY number LIMIT ?"
-)
-_ROWS = (
-    f"SELECT {', '.join(Row.__struct_fields__)} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
-)
+_QUARANTINE = "SELECT number, {} FROM quarantine WHERE number >= ? ORDER BY number LIMIT ?"
+_ROWS = "SELECT {} FROM reading WHERE lane = ? AND sequence >= ? ORDER BY sequence LIMIT ?"
+_OF_OLDER_FILES = {"doubt": "0", "event_error_us": "0"}
+"""What columns are, if not NULL, in a file that was made before there were these."""
 _COPIED_TABLES = ("boot", "mark", "device_run", "loss")
 """Small tables that are taken over as they are."""
 _SECOND_COPIES = {"lane": "lane_copy", "series": "sqlite_autoindex_series_1"}
@@ -865,7 +863,8 @@ def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[
     chunk: list[tuple[int, Quarantined]] = []
     size = 0
     try:
-        for number, *values in connection.execute(_QUARANTINE, (start, QUARANTINE_CHUNK_ROWS)):
+        statement = _QUARANTINE.format(_columns(connection, "quarantine", _QUARANTINE_FIELDS))
+        for number, *values in connection.execute(statement, (start, QUARANTINE_CHUNK_ROWS)):
             # The number is of the right kind and grows, and every field is of its type: else it is another page.
             if type(number) is not int or number < (chunk[-1][0] + 1 if chunk else start):
                 return chunk, True
@@ -877,6 +876,12 @@ def _read_quarantine_chunk(connection: sqlite3.Connection, start: int) -> tuple[
     except (*_UNREADABLE, msgspec.ValidationError):
         return chunk, True
     return chunk, False
+
+
+def _columns(connection: sqlite3.Connection, table: str, fields: Sequence[str]) -> str:
+    """These columns of a table for a SELECT; what its file is too old to have is as it was then."""
+    there = {name for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))}
+    return ", ".join(name if name in there else _OF_OLDER_FILES.get(name, "NULL") for name in fields)
 
 
 def _is_quarantine_readable(connection: sqlite3.Connection, number: int) -> bool:
@@ -924,7 +929,8 @@ def _read_chunk(connection: sqlite3.Connection, lane: int, start: int) -> tuple[
     size = 0
     try:
         # One more than is given: that it follows says that the last one is where it belongs.
-        for values in connection.execute(_ROWS, (lane, start, CHUNK_ROWS + 1)):
+        statement = _ROWS.format(_columns(connection, "reading", Row.__struct_fields__))
+        for values in connection.execute(statement, (lane, start, CHUNK_ROWS + 1)):
             row = Row(*values)
             # A damaged page may also read as nonsense.
             if not is_sound(row) or row.lane != lane:

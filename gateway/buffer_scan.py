@@ -716,8 +716,8 @@ def _rank(key: Key) -> int:
 def found_rows(scan: Scan, after: Key, wanted: Callable[[Key], bool]) -> Iterator[Row]:
     """Rows of `reading`, in order."""
     for _, values in scan.entries(after, wanted):
-        # Rows that are older than the last column do without it.
-        padded = (*values, 0) if len(values) == len(Row.__struct_fields__) - 1 else values
+        # Rows that are older than the last columns do without them.
+        padded = (*values, *_LATER_COLUMNS[len(values) - _READING_COLUMNS[0] :])
         try:
             row = msgspec.convert(padded, Row)
         except msgspec.ValidationError:
@@ -738,7 +738,9 @@ def found_quarantined(scan: Scan, after: int, wanted: Callable[[Key], bool]) -> 
             yield number, input_
 
 
-_READING_COLUMNS = (len(Row.__struct_fields__) - 1, len(Row.__struct_fields__))
+_LATER_COLUMNS = (0, None)
+"""What `doubt` and `device_time_us` are in rows that were stored before there were these."""
+_READING_COLUMNS = range(len(Row.__struct_fields__) - len(_LATER_COLUMNS), len(Row.__struct_fields__) + 1)
 _QUARANTINE_COLUMNS = (
     "boot_id",
     "received_us",
@@ -755,6 +757,7 @@ _QUARANTINE_COLUMNS = (
     "device_boot",
     "device_sequence",
     "doubt",
+    "device_time_us",
 )
 
 

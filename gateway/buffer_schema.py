@@ -85,6 +85,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE boot ADD COLUMN owed INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE boot ADD COLUMN told_error_us INTEGER",
         "UPDATE boot SET ordinal = (SELECT min(number) FROM lane WHERE lane.boot_id = boot.boot_id)",
+        # The absolute time that a sensor sent, believed or not: wall time since 1970. Of most rows it is NULL.
+        "ALTER TABLE reading ADD COLUMN device_time_us INTEGER",
+        "ALTER TABLE quarantine ADD COLUMN device_time_us INTEGER",
     ),
 )
 """Statements by version: `PRAGMA user_version` counts how many of these a file has."""

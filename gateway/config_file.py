@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway import mqtt_filters
+from gateway.config_payload import payload_mistakes
 from gateway.config_serial import SERIAL_EXAMPLES, modbus_section, serial_mistakes
 from gateway.config_words import Place
 from gateway.config_words import show as _show
@@ -446,6 +447,7 @@ def _route_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     own = _own_topics(settings.kafka)
     first: dict[str, int] = {}
     for index, route in enumerate(settings.routes):
+        yield from payload_mistakes(route, ("routes", index))
         try:
             compile_route(route)
         except RouteError as error:

@@ -530,4 +530,5 @@ def _quarantined(row: Row, series: Series, lane: Lane, reason: str, doubt: int) 
         device_sequence=row.device_sequence,
         boot_id=lane.boot_id,
         doubt=doubt,
+        device_time_us=row.device_time_us,
     )

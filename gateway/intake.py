@@ -4,18 +4,22 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
-from msgspec.structs import replace
+from msgspec import UNSET
 
+from gateway import payload_identity, payload_time
 from gateway.buffer import Buffer
 from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.buffer_schema import BufferFileError
 from gateway.device_clocks import MARKS, DeviceClocks
+from gateway.device_time import TimeLimits
 from gateway.devices_heard import DevicesHeard
+from gateway.intake_times import ByTick, IntakeTimes, Ticking
 from gateway.reading import Mark, Reading, Recalled, source
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
@@ -30,8 +34,6 @@ REPORT_SUBJECT_MAX = 256
 """Characters of the topic that a report repeats: a hostile one may have 65,535."""
 REPORT_REST_BYTES = 3_000
 """What a report needs beside the raw bytes, headers included."""
-LOST_SEQUENCES_MAX = 2**32
-"""What one report of a sensor may say it dropped: a sequence of ours has 32 bits, and counters must add up."""
 READING_TYPE = "sluice.reading"
 CLOCKS_AT_ONCE = 500
 """Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
@@ -39,14 +41,17 @@ CLOCKS_AT_ONCE = 500
 log = structlog.get_logger()
 
 
-class _Identity(msgspec.Struct):
-    """Members of a JSON payload that tell who took the reading (routes with `identity = "json"`)."""
+class _Way(NamedTuple):
+    """What the readings of one topic have in common, by their route."""
 
-    boot: str | int
-    seq: int
-    lost: msgspec.Raw = msgspec.Raw()
-    """`[first, last]`: sequences that the sensor dropped since it last said so. Read by itself, so that one that makes
-    no sense costs the reading nothing."""
+    series: Series
+    identify: payload_identity.Reader | None
+    """None where the payload does not say who took it."""
+    ticking: Ticking | None
+    """Whose tick it is, where that gives a reading's time."""
+    tell_time: payload_time.Reader | None
+    """What finds the time of one that has no tick; None where there is nothing to be found."""
+    time_error_us: int
 
 
 class RetryOutcome(msgspec.Struct, frozen=True):
@@ -78,13 +83,20 @@ class FrontDoor:
         self._now_us = now_us
         self.clocks = DeviceClocks() if clocks is None else clocks
         self.heard = DevicesHeard()
-        self._resolved: dict[tuple[str, str, str | None], tuple[Destination, Series] | Refusal] = {}
-        self._identity = msgspec.json.Decoder(_Identity)
+        self._resolved: dict[tuple[str, str, str | None], _Way | Refusal] = {}
         # Base64 takes four bytes for three.
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
-        """Since the start: `readings`, `identity-missing` (but for serial lines), `lost-unreadable`, and reasons of the
-        quarantine."""
+        """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines), `lost-unreadable`,
+        what `IntakeTimes` counts, and reasons of the quarantine."""
+        self._times = IntakeTimes(
+            self.clocks,
+            TimeLimits.of(gateway),
+            buffer.clock,
+            self.counts,
+            lambda device, told: self.event("device-time-implausible", device, **told),
+        )
+        self._stamp = self._times.stamp
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, and what is none, by reason, since the start."""
         self.quarantined_last: dict[str, tuple[str, str]] = {}
@@ -180,12 +192,11 @@ class FrontDoor:
             reading = await self._in_this_boot(input_)
             if input_.series is not None:
                 series = await self._buffer.series(buffer_id, input_.series)
-                entry_ = _entry_of(reading, series, reading.device_boot, reading.device_sequence)
-                judged[number] = replace(entry_, doubt=input_.doubt)
+                judged[number] = self._times.with_earliest(_entry_of(reading, series, input_.doubt))
             elif input_.topic is None:
                 refused[input_.reason] += 1
             else:
-                entry = self._routed(reading)
+                entry = self._routed(reading, self._times.estimate)
                 if isinstance(entry, Refusal):
                     refused[entry.reason] += 1
                 else:
@@ -222,7 +233,7 @@ class FrontDoor:
         return name if self._gateway.key == "name" else f"{self._gateway.namespace}/{name}"
 
     def _entry(self, reading: Reading) -> Entry:
-        entry = self._routed(reading)
+        entry = self._routed(reading, self._stamp)
         if isinstance(entry, Refusal):
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
             return self._set_aside(_quarantined(reading, device, entry.reason))
@@ -234,20 +245,53 @@ class FrontDoor:
         self.quarantined_last[input_.reason] = input_.device, come_from
         return self.quarantine_entry(input_)
 
-    def _routed(self, reading: Reading) -> Entry | Refusal:
-        resolved = self._resolve(reading)
-        if isinstance(resolved, Refusal):
-            return resolved
-        destination, series = resolved
-        if destination.identity == "json" and reading.device_sequence is None:
-            identity = self._identity_of(reading.payload)
+    def _routed(self, reading: Reading, by_tick: ByTick) -> Entry | Refusal:
+        """The row of a reading; `by_tick` gives its time where that follows from its tick."""
+        way = self._resolve(reading)
+        if isinstance(way, Refusal):
+            return way
+        # Each look at a field costs: this is done for every reading.
+        series, identify, ticking, tell_time, time_error_us = way
+        payload, received_us = reading.payload, reading.received_us
+        boot, sequence, tick_ms = reading.device_boot, reading.device_sequence, reading.tick_ms
+        event_us, error_us, lost = reading.event_us, reading.event_error_us, None
+        if identify is not None and sequence is None:
+            identity = identify(payload)
             if identity is None:
                 # Of lines of text and Modbus units nobody expects one.
                 self.counts["identity-missing"] += not reading.is_serial
-                return _entry_of(reading, series, None, None)
-            entry = _entry_of(reading, series, str(identity.boot), identity.seq)
-            return replace(entry, lost=self._lost_of(identity)) if identity.lost else entry
-        return _entry_of(reading, series, reading.device_boot, reading.device_sequence)
+            else:
+                boot, sequence = identity.boot, identity.seq
+                if identity.lost is not UNSET:
+                    lost = identity.dropped()
+                    self.counts["lost-unreadable"] += lost is None
+                if ticking is not None and tick_ms is None and identity.tick is not None:
+                    tick_ms = identity.tick
+                    event_us, error_us = by_tick(ticking, boot, sequence, tick_ms, received_us) or (None, error_us)
+        entry = Entry(
+            series,
+            payload,
+            received_us,
+            event_us,
+            error_us,
+            boot,
+            sequence,
+            tick_ms,
+            Doubt.REDELIVERED if reading.redelivered else 0,
+            lost,
+        )
+        if tell_time is not None and tick_ms is None:
+            return self._with_told_time(entry, reading, tell_time, time_error_us)
+        return entry
+
+    def _with_told_time(self, entry: Entry, reading: Reading, tell_time: payload_time.Reader, error_us: int) -> Entry:
+        """The row of a reading that has no tick, with the time that its payload tells."""
+        try:
+            told = tell_time(reading.payload)
+        except payload_time.NothingToldError:
+            self.counts["time-missing"] += not reading.is_serial
+            return entry
+        return entry if told is None else self._times.told(entry, told, error_us, self._now_us())
 
     async def _in_this_boot(self, input_: Quarantined) -> Reading:
         """Quarantined input as a reading, its times in this boot's CLOCK_BOOTTIME."""
@@ -275,25 +319,32 @@ class FrontDoor:
             error_us,
             input_.writer,
             redelivered=input_.doubt == Doubt.REDELIVERED,
+            device_time_us=input_.device_time_us,
         )
 
-    def _resolve(self, reading: Reading) -> tuple[Destination, Series] | Refusal:
+    def _resolve(self, reading: Reading) -> _Way | Refusal:
         key = (reading.topic, reading.subject, reading.writer)
         resolved = self._resolved.get(key)
         if resolved is None:
             found = self._routes.resolve(reading.topic, reading.writer, is_serial=reading.is_serial)
             if isinstance(found, Destination):
-                resolved = (
-                    found,
-                    Series(
-                        found.kafka_topic,
-                        self.key(found.device),
-                        found.device,
-                        reading.subject,
-                        READING_TYPE,
-                        found.content_type,
-                        reading.topic,
-                    ),
+                # One that is too long to be remembered with each clock shares that of others of its device.
+                stream = reading.topic if len(reading.topic) <= TOPIC_CACHED_CHARACTERS_MAX else ""
+                series = Series(
+                    found.kafka_topic,
+                    self.key(found.device),
+                    found.device,
+                    reading.subject,
+                    READING_TYPE,
+                    found.content_type,
+                    reading.topic,
+                )
+                resolved = _Way(
+                    series,
+                    payload_identity.reader(found.identity),
+                    Ticking(found.device, stream, found.oscillator) if found.time in {"auto", "tick"} else None,
+                    payload_time.reader(found.time, found.identity, found.content_type),
+                    found.time_error_us,
                 )
             else:
                 resolved = found
@@ -302,29 +353,6 @@ class FrontDoor:
             if len(reading.topic) <= TOPIC_CACHED_CHARACTERS_MAX:
                 self._resolved[key] = resolved
         return resolved
-
-    def _identity_of(self, payload: bytes) -> _Identity | None:
-        """The sensor's boot and sequence; None where the payload does not carry them.
-
-        The reading is stored all the same: what it says is for the cloud to judge, only duplicates of it cannot
-        be told.
-        """
-        try:
-            identity = self._identity.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-        return identity if 0 <= identity.seq < 2**63 and 0 < len(str(identity.boot)) <= 64 else None
-
-    def _lost_of(self, identity: _Identity) -> tuple[int, int] | None:
-        """What the sensor says it dropped, before the sample that says it; None where that makes no sense."""
-        try:
-            first, last = msgspec.json.decode(identity.lost, type=tuple[int, int])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            first, last = 0, -1
-        if 0 <= first <= last < identity.seq and last - first < LOST_SEQUENCES_MAX:
-            return first, last
-        self.counts["lost-unreadable"] += 1
-        return None
 
     def _own_series(self, topic: str, kind: str, device: str = "", subject: str | None = None) -> Series:
         return Series(
@@ -337,17 +365,19 @@ class FrontDoor:
         )
 
 
-def _entry_of(reading: Reading, series: Series, device_boot: str | None, device_sequence: int | None) -> Entry:
+def _entry_of(reading: Reading, series: Series, doubt: int) -> Entry:
+    """The row of a reading that was routed and judged before."""
     return Entry(
         series,
         reading.payload,
         reading.received_us,
         reading.event_us,
         reading.event_error_us,
-        device_boot,
-        device_sequence,
+        reading.device_boot,
+        reading.device_sequence,
         reading.tick_ms,
-        _doubt(reading),
+        doubt,
+        device_time_us=reading.device_time_us,
     )
 
 
@@ -367,6 +397,7 @@ def _quarantined(reading: Reading, device: str, reason: str) -> Quarantined:
         reading.device_boot,
         reading.device_sequence,
         doubt=_doubt(reading),
+        device_time_us=reading.device_time_us,
     )
 
 

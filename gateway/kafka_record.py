@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from gateway.buffer_rows import Doubt, Lane, Row, Series
 from gateway.clock_gateway import FOREVER_US, BootTimes, WallClock
+from gateway.device_time import TimeLimits, told_us
 from gateway.settings import GatewaySettings
 
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
@@ -38,6 +39,8 @@ HEADER_NAMES = (
 sends them, `ce_doubt` where a reading may be stored already (`redelivered`), or its sequence is (`conflict`), and
 `ce_boottimeerror` where the gateway's clock was not synced: what the time is corrected with once it is known."""
 HEADERS_MIN = 14
+DEVICE = "device"
+"""`ce_timequality` where the sensor sent an absolute time that can be right."""
 
 _RFC3339_BYTES = 27
 _SEQUENCE_DIGITS_MAX = 19
@@ -102,6 +105,7 @@ class RecordEncoder:
         "_from_source_to_lanesequence",
         "_from_source_to_time",
         "_from_timeerror_to_receivedtime",
+        "_limits",
         "_of_gateway",
         "_quality_of",
         "_received_clock",
@@ -118,6 +122,7 @@ class RecordEncoder:
         self.key = series.key.encode()
         self.boot_id = lane.boot_id
         self._of_gateway = series.is_of_gateway
+        self._limits = TimeLimits.of(gateway)
         self._encoded_key = _string(self.key)
         self._until_id = _until_id(f"{lane.buffer_id}-{lane.name}-".encode())
         self._from_source_to_time = (
@@ -150,7 +155,7 @@ class RecordEncoder:
         `offset` is its place in its batch. Kafka's own timestamp is that of the batch: the broker's (LogAppendTime).
         """
         boot, device_sequence, payload = row.device_boot, row.device_sequence, row.payload
-        times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms)
+        times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms, row.device_time_us)
         if times_of != self._times_of or times is not self._times:
             self._from_source_to_lanesequence = self._encode_times(row, times)
             self._times_of, self._times = times_of, times
@@ -204,7 +209,7 @@ class RecordEncoder:
             clock = self._received_clock = times.around(received_us)
             offset_us = clock.offset_us
         received = event = rfc3339(received_us + offset_us)
-        how = clock, row.event_error_us, row.tick_ms is None, event_us is None
+        how: tuple[object, ...] = (clock, row.event_error_us, row.tick_ms is None, event_us is None)
         if event_us is None:
             event_us = received_us
         else:
@@ -216,16 +221,24 @@ class RecordEncoder:
                 offset_us = clock.offset_us
             event = rfc3339(event_us + offset_us)
             how = clock, row.event_error_us, True, False
+        device_time_us = None if row.device_time_us is None else told_us(row, clock, self._limits)
+        if device_time_us is not None:
+            event, how = rfc3339(device_time_us), (DEVICE, row.event_error_us)
         if how != self._quality_of:
             self._quality_of = how
-            error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
+            if device_time_us is None:
+                error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
+            else:
+                error_us, quality = row.event_error_us, DEVICE
             self._from_timeerror_to_receivedtime = (
                 _header("ce_timeerror", str(error_us))
                 + _header("ce_timequality", quality)
                 + _name("ce_receivedtime")
                 + _varint(_RFC3339_BYTES)
             )
-            self._boottime_error = b"" if clock.synced else _boottime_error(row, of_gateway=self._of_gateway)
+            # A sensor's own time is not for us to correct.
+            is_final = clock.synced or device_time_us is not None
+            self._boottime_error = b"" if is_final else _boottime_error(row, of_gateway=self._of_gateway)
         boottime = b"%d" % event_us
         return b"".join(
             (

@@ -29,16 +29,23 @@ class Reading(Struct, frozen=True, gc=False):
     event_us: int | None = None
     """The measurement's time as fitted from the tick; None where there is no fit."""
     event_error_us: int = 0
-    """Bound of the error of `event_us` against CLOCK_BOOTTIME."""
+    """Bound of the error of `event_us` against CLOCK_BOOTTIME, or of `device_time_us`."""
     writer: str | None = None
     """The one device that this reading's sender may write as; None where anybody may write."""
     redelivered: bool = False
     """The sender says that it sent this before, and nothing tells whether it is stored: kept, and marked."""
+    device_time_us: int | None = None
+    """The absolute time that the sensor sent, believed or not: microseconds since 1970, UTC."""
 
     @property
     def is_serial(self) -> bool:
         """Whether it came in on a serial line."""
         return self.subject != self.topic
+
+
+def name_of_boot(boot: int, incarnation: int) -> str:
+    """How a sensor's boot is written that sends two numbers: its counter alone begins again in an erased EEPROM."""
+    return f"{boot}-{incarnation:08x}"
 
 
 def source(topic: str | None, subject: str) -> str:

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from gateway.settings import RouteSettings
+from gateway.settings import Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
@@ -31,7 +30,11 @@ class Destination:
     kafka_topic: str
     device: str
     content_type: str
-    identity: Literal["none", "json"]
+    identity: PayloadIdentity
+    time: TimeSource
+    time_error_us: int
+    """The bound of a time that is the sensor's own."""
+    oscillator: Oscillator
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class Route:
         kafka_topic = _VARIABLE.sub(lambda variable: variables[variable[1]], self.settings.kafka)
         if KAFKA_TOPIC.fullmatch(kafka_topic) is None:
             return Refusal("kafka-topic-name-invalid")
-        return Destination(kafka_topic, device, self.settings.content_type, self.settings.identity)
+        of = self.settings
+        error_us = int(of.time_error_ms * 1000)
+        return Destination(kafka_topic, device, of.content_type, of.identity, of.time, error_us, of.oscillator)
 
 
 def compile_route(settings: RouteSettings) -> Route:
@@ -129,7 +134,9 @@ class RouteTable:
         if not found and self.fallback_topic is not None:
             # No variable names the device: the sender's credential does, a serial sensor's HELLO, or else the topic.
             named = writer or (self.serial_device(topic) if is_serial else "")
-            return Destination(self.fallback_topic, named or topic, "application/octet-stream", "none")
+            return Destination(
+                self.fallback_topic, named or topic, "application/octet-stream", "none", "receipt", 0, "rc"
+            )
         if not found:
             return Refusal("no-route")
         if len(found) > 1:

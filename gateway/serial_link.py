@@ -13,7 +13,7 @@ from typing import get_args
 from gateway.clock_device import DeviceClock
 from gateway.device_clocks import DeviceClocks
 from gateway.duplicate_window import WINDOW_SEQUENCES
-from gateway.reading import Reading, Recalled
+from gateway.reading import Reading, Recalled, name_of_boot
 from gateway.serial_frames import (
     Ack,
     Data,
@@ -498,7 +498,7 @@ def spans_lost(device: str, boot: str, first: int, end: int, stored: frozenset[i
 
 def boot_name(hello: Hello) -> str:
     """The run's name: `7-1a2b3c4d`."""
-    return f"{hello.boot}-{hello.incarnation:08x}"
+    return name_of_boot(hello.boot, hello.incarnation)
 
 
 def _identity(hello: Hello) -> tuple[object, ...]:

@@ -37,6 +37,13 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The bound that the installer vouches for where `clock = "system"`."""
     clock_error_ppm_max: Annotated[float, Meta(ge=1, le=10_000, description="parts per million, 1 to 10000")] = 100.0
     """How far this box's own clock may run from true while nothing keeps it: a Raspberry Pi's crystal is within 50."""
+    time_ahead_s_max: Annotated[float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")] = 60.0
+    """How much later than its receipt a sensor may say that a reading was taken, where it sends absolute times; one
+    that says more is not believed."""
+    time_behind_s_max: Annotated[float, Meta(ge=0, le=3.2e8, description="seconds, 0 to 320000000 (ten years)")] = (
+        2_592_000.0
+    )
+    """How much earlier (30 days): no sensor keeps its readings for longer than that."""
 
 
 class BufferSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,6 +189,7 @@ Baud = Literal[300, 600, 1200, 2400, 4800, 9600, 19200, 38400, 57600, 115200, 23
 
 
 Parity = Literal["none", "even", "odd"]
+Oscillator = Literal["rc", "ceramic", "crystal"]
 
 
 class SerialTextSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -267,11 +275,15 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = "device/{device}/{stream}"
     """The topic that the routes see, made from a sensor's device name and stream name."""
     probe_interval_s: Seconds = 10.0
-    oscillator: Literal["rc", "ceramic", "crystal"] = "rc"
+    oscillator: Oscillator = "rc"
     """What paces the sensors' clocks, at the worst: within 10,000, 5,000 or 100 ppm of true. Bounds of times follow."""
     scan_interval_s: Seconds = 1.0
     text: tuple[SerialTextSettings, ...] = ()
     modbus: tuple[SerialModbusSettings, ...] = ()
+
+
+PayloadIdentity = Literal["none", "json", "cbor", "binary"]
+TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp"]
 
 
 class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -282,8 +294,18 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     kafka: str
     """The Kafka topic's template: `device-{stream}`."""
     content_type: str = "application/json"
-    identity: Literal["none", "json"] = "none"
-    """`json`: the payload is a JSON object that carries the sensor's `boot` and `seq`."""
+    identity: PayloadIdentity = "none"
+    """How the payload says who took it: the sensor's `boot` and `seq`, and its `tick` where it has one. `json`: members
+    of a JSON object. `cbor`: the same of a CBOR map. `binary`: 17 bytes before the value. See PAYLOADS.md."""
+    time: TimeSource = "auto"
+    """When a reading was taken. `auto`: by the sensor's tick where its identity carries one, else when it came in.
+    `tick`: the same, and those without one are counted. `receipt`: when it came in, whatever it says. `senml`: what a
+    SenML pack says. `timestamp`: the member `timestamp`, milliseconds since 1970. A serial sensor that sends our
+    frames has its tick there."""
+    time_error_ms: Annotated[float, Meta(ge=0, le=86_400_000, description="milliseconds, 0 to 86400000")] = 1_000.0
+    """`senml`, `timestamp`: how far off a sensor's own time may be, which the installer vouches for."""
+    oscillator: Oscillator = "rc"
+    """What paces the sensors' ticks, at the worst: as in `[serial]`."""
 
 
 class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -76,6 +76,16 @@ class _Uplink(Struct, frozen=True):
     bytes_per_s: int = 0
 
 
+_TIMES = {
+    "time-missing": "came without the time that their route is to find (time); correct what these sensors send",
+    "device-time-ahead": "came with a time too far ahead of their receipt (gateway.time_ahead_s_max): set the "
+    "clocks of these sensors",
+    "device-time-behind": "came with a time too far behind their receipt (gateway.time_behind_s_max): set the "
+    "clocks of these sensors, and see that they send milliseconds where the route says timestamp",
+}
+"""By what is counted. The time of receipt stands for theirs."""
+
+
 def status_lines(seen: Glance) -> Iterator[str]:
     """One line for each thing that is well, more for what is not; to be wrapped at `INDENT`, and safe to print."""
     found, settings = seen.found, seen.settings
@@ -310,19 +320,27 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
     if missing == 1:
         yield (
             "identity    1 since the start came without the boot and seq that its route is to find "
-            '(identity = "json"): it is stored, but stored twice if it is sent again; correct what its sensor sends'
+            "(identity): it is stored, but stored twice if it is sent again; correct what its sensor sends"
         )
     elif missing:
         yield (
             f"identity    {missing:,} since the start came without the boot and seq that their route is to find "
-            '(identity = "json"): they are stored, but one that is sent again is stored twice; correct what these '
+            "(identity): they are stored, but one that is sent again is stored twice; correct what these "
             "sensors send"
         )
+    yield from _time_lines(daemon.get("counts", {}))
     counts = daemon.get("mqtt_listener", {})
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
         yield f"listener    refused or ended since the start{_by_reason(refusals)}"
     yield from _serial_lines(daemon.get("serial", {}), now_us)
+
+
+def _time_lines(counts: dict[str, int]) -> Iterator[str]:
+    """Readings whose sensors say nothing, or nothing that can be right, of when they were taken."""
+    for name, words in _TIMES.items():
+        if counts.get(name):
+            yield f"time        {counts[name]:,} since the start {words}"
 
 
 def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:

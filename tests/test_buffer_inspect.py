@@ -85,6 +85,22 @@ async def test_a_waiting_reading_with_all_that_is_known_of_it(tmp_path: Path) ->
     assert reading.payload == '{"t": 21.5}'
 
 
+def test_a_time_that_the_sensor_sent_is_shown_where_it_can_be_right(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    with written(path) as connection:
+        put_lane(connection, "synced", [3, 4])
+        for sequence, seconds in ((3, -60), (4, 3_600)):
+            connection.execute(
+                "UPDATE reading SET device_time_us = ?, event_error_us = 250 WHERE sequence = ?",
+                (BOOT_OFFSET_US + seconds * 1_000_000, sequence),
+            )
+    with opened(path) as db:
+        believed, not_believed = readings(db)
+    assert (believed.time, believed.time_error_us) == ("2023-11-14T22:12:20.000000Z", 250)
+    assert (believed.time_quality, believed.boottime_us) == ("device", 3_000)
+    assert (not_believed.time, not_believed.time_quality) == (not_believed.received_time, "received")
+
+
 def test_no_time_is_claimed_where_the_clock_was_never_known(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     with written(path) as connection:

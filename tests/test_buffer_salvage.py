@@ -173,8 +173,9 @@ async def test_a_schema_whose_names_are_no_text_is_a_damaged_file_too(path: Path
         before = await identities(buffer)
         await fold(buffer)
     pages = path.read_bytes()
-    name = pages.index(b"tablereadingreading", 0, PAGE_BYTES) + len(b"table")
-    path.write_bytes(pages[:name] + b"\xff" * len(b"reading") + pages[name + len(b"reading") :])
+    # A copy from before the schema's last change may stand beside it.
+    schema = pages[:PAGE_BYTES].replace(b"tablereadingreading", b"table" + b"\xff" * len(b"reading") + b"reading")
+    path.write_bytes(schema + pages[PAGE_BYTES:])
     async with opened(path, "boot-2") as buffer:
         done = await salvaged(buffer)
         assert (await identities(buffer), done.missing) == (before, 0)

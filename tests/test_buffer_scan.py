@@ -5,19 +5,21 @@ import os
 import sqlite3
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+from unittest import mock
 
 import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from gateway import buffer_salvage, buffer_scan, sqlite_pages
-from gateway.buffer_rows import Entry, Lane, Quarantined, Span
+from gateway import buffer_salvage, buffer_scan, buffer_schema, sqlite_pages
+from gateway.buffer_rows import Entry, Lane, Quarantined, Row, Span
 from gateway.buffer_salvage import Progress, Salvage, SalvagedBatch
 from gateway.buffer_scan import DamagedPages
 from gateway.sqlite_pages import Cell, PageError, payload, record
@@ -115,7 +117,7 @@ def find_pages(made: Made, lanes: dict[int, Lane]) -> None:
                         return pages.page(other)
 
                     match record(payload(content, cell, PAGE_BYTES, fetch, 10**6)):
-                        case (int(lane), int(sequence), _, _, _, _, _, _, _, _, _):
+                        case (int(lane), int(sequence), _, _, _, _, _, _, _, _, _, _):
                             made.pages_of[lanes[lane].buffer_id, lanes[lane].name, sequence] = needed
                         case (None, str(), int(), str(), str(), str(), bytes(found), *_):
                             made.quarantined[found] = needed
@@ -441,7 +443,9 @@ def test_rows_of_a_lane_that_is_gone_were_deleted(made: Made) -> None:
     with written(bytes(made.folded()), b"") as path:
         with closing(sqlite3.connect(path)) as file:
             for lane in (1, 50):
-                file.execute("INSERT INTO reading VALUES (?, 7, 1, 1, NULL, 0, NULL, NULL, NULL, x'00', 0)", (lane,))
+                file.execute(
+                    "INSERT INTO reading VALUES (?, 7, 1, 1, NULL, 0, NULL, NULL, NULL, x'00', 0, NULL)", (lane,)
+                )
             file.commit()
         found = buffer_salvage.read_beside(path, None).lanes
     # The later one may have been opened after the two copies were written last.
@@ -561,3 +565,61 @@ def test_of_more_gaps_than_are_remembered_nobody_knows_how_much_is_missing(
     judge(made, taken, {*leaves})
     assert len(taken.rows) < len(made.rows)
     assert taken.progress.missing() is None
+
+
+ROWS_OF_SCHEMAS = [
+    Row(1, sequence, 1, 1_000, 900, 50, 4_711, "7-1a2b3c4d", sequence, b"%d" % sequence * 100, 1, 1_700_000_000_000_000)
+    for sequence in range(200)
+]
+INPUT = Quarantined(
+    "refused", b"raw", "42", "s", 5, "t", "42", 1, 4, 3, 2, "7-1a2b3c4d", 1, "boot", 1, 1_700_000_000_000_000
+)
+OF_SCHEMAS: dict[int, tuple[list[Row], Quarantined]] = {
+    1: (
+        [replace(row, doubt=0, device_time_us=None) for row in ROWS_OF_SCHEMAS],
+        Quarantined("refused", b"raw", "42", "s", 5, boot_id="boot"),
+    ),
+    2: ([replace(row, device_time_us=None) for row in ROWS_OF_SCHEMAS], replace(INPUT, device_time_us=None)),
+    3: (ROWS_OF_SCHEMAS, INPUT),
+}
+"""What each keeps of them."""
+
+
+@pytest.mark.parametrize("is_headless", [False, True])
+@pytest.mark.parametrize("schema", OF_SCHEMAS)
+def test_a_file_of_each_schema_gives_all_that_it_has(tmp_path: Path, schema: int, *, is_headless: bool) -> None:
+    """Through SQLite, and from the pages alone."""
+    path = tmp_path / ASIDE
+    with (
+        mock.patch.object(buffer_schema, "MIGRATIONS", buffer_schema.MIGRATIONS[:schema]),
+        closing(buffer_schema.connect(path)) as file,
+    ):
+        file.execute("INSERT INTO lane (number, name, boot_id) VALUES (1, '0123456789ab', 'boot')")
+        fields = "topic, key, device, subject, type, content_type"
+        file.execute(f"INSERT INTO series ({fields}) VALUES ('t', 'k', 'd', 's', 'y', 'c')")
+        items: tuple[tuple[str, Sequence[Row | Quarantined]], ...] = (
+            ("reading", ROWS_OF_SCHEMAS),
+            ("quarantine", [INPUT]),
+        )
+        for table, of_table in items:
+            columns = {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")}
+            names = [name for name in of_table[0].__struct_fields__ if name in columns]
+            file.executemany(
+                f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})",
+                [[getattr(item, name) for name in names] for item in of_table],
+            )
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    if is_headless:
+        path.write_bytes(b"\xff" * 100 + path.read_bytes()[100:])
+    damaged = buffer_salvage.damaged_files([(path, None, None)], [])[path.name]
+    progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
+    taken: list[SalvagedBatch] = []
+
+    def adopt(batch: SalvagedBatch) -> bool:
+        taken.append(batch)
+        return True
+
+    Salvage([(path, progress)], "x", adopt, lambda _: None).run()
+    rows_kept, input_kept = OF_SCHEMAS[schema]
+    assert [row for batch in taken for row in batch.rows] == rows_kept
+    assert [input_ for batch in taken for input_ in batch.quarantined] == [input_kept]

@@ -83,6 +83,42 @@ def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: 
     assert [number for number, message in found if words in message] in ([line], [line + 2]), found
 
 
+@pytest.mark.parametrize(
+    ("settings", "setting", "words"),
+    [
+        ('time = "tick"', "time", "nothing says which boot's tick it is; write identity"),
+        ('time = "senml"', "time", 'write content_type = "application/senml+json" or "application/senml+cbor"'),
+        (
+            'time = "senml"\nidentity = "json"\ncontent_type = "application/senml+json"',
+            "time",
+            'carry no boot and seq; leave identity out, or write time = "timestamp"',
+        ),
+        ('identity = "cbor"', "identity", 'sent on as application/json: write content_type = "application/cbor"'),
+        ('identity = "binary"', "identity", 'write content_type = "application/octet-stream"'),
+        ('identity = "xml"', "identity", 'write one of "none", "json", "cbor", "binary"'),
+        ('time = "mine"', "time", 'write one of "auto", "receipt", "tick", "senml", "timestamp"'),
+        ("time_error_ms = -1", "time_error_ms", "write milliseconds, 0 to 86400000"),
+    ],
+)
+def test_what_a_payload_cannot_say_is_told(settings: str, setting: str, words: str) -> None:
+    text = GOOD.replace('identity = "json"', settings)
+    line = next(number for number, each in enumerate(text.split("\n"), start=1) if each.startswith(setting + " ="))
+    ((found, message),) = mistakes(text)
+    assert (found, message.partition(":")[0]) == (line, f"routes[1].{setting}")
+    assert words in message
+
+
+def test_what_a_payload_can_say() -> None:
+    for settings in (
+        'identity = "json"\ntime = "tick"',
+        'identity = "json"\ntime = "timestamp"\ntime_error_ms = 50',
+        'identity = "cbor"\ncontent_type = "application/cbor"',
+        'identity = "binary"\ntime = "timestamp"\ncontent_type = "application/octet-stream"',
+        'time = "senml"\ncontent_type = "application/senml+cbor"',
+    ):
+        assert route_table(parse(GOOD.replace('identity = "json"', settings), PATH)).routes
+
+
 NUL = "\\u0000"
 """As a TOML file writes it."""
 

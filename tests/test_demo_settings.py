@@ -108,7 +108,7 @@ def test_the_gateway_template_is_a_valid_configuration() -> None:
     assert settings.kafka.bootstrap == ("127.0.0.1:9092",)
     assert settings.kafka.create_topics
     routes = route_table(settings)
-    fleet = Destination("device-thermo", "t-1", "application/json", "json")
-    board = Destination("device-thermo", "avr-1", "application/json", "none")
+    fleet = Destination("device-thermo", "t-1", "application/json", "json", "auto", 1_000_000, "rc")
+    board = Destination("device-thermo", "avr-1", "application/json", "none", "auto", 1_000_000, "rc")
     assert routes.resolve("device/t-1/thermo", None) == fleet
     assert routes.resolve("serial/avr-1/thermo", None) == board

@@ -7,19 +7,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import click
 import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from gateway import config_file, settings
+from gateway import config_file, payload_identity, payload_time, settings
 from gateway.buffer_commands import _UNREADABLE_LINES
 from gateway.buffer_losses import OWN, SENSOR_DROPPED, _Reported
 from gateway.buffer_quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
 from gateway.cli_options import DEFAULT_CONFIG
-from gateway.kafka_record import DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
+from gateway.kafka_record import DEVICE, DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import ADMIN_CONFIG
 from gateway.text_link import TOO_LONG
 from spark.cli import main as cloud
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 READMES = (ROOT / "README.md", ROOT / "gateway" / "README.md")
 """The one for everybody, and the installers' page."""
 EVENTS = ROOT / "gateway" / "EVENTS.md"
+PAYLOADS = ROOT / "gateway" / "PAYLOADS.md"
 COMMON = {"--help", "--version", "--config", "--json", "--warehouse", "--bootstrap"}
 """Options that many commands have: the README need not have them beside each."""
 
@@ -146,6 +148,23 @@ def test_the_installers_examples_are_settings(tmp_path: Path) -> None:
     assert kafka.backlog_topic == "{topic}.backlog"
 
 
+def test_the_examples_of_payloads_are_what_the_page_says() -> None:
+    page = PAYLOADS.read_text()
+    identity, senml, timestamp = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    cbor, binary = (bytes.fromhex(found) for found in re.findall(r"```\n([0-9a-f ]+)\n```", page))
+    expected = payload_identity.Identity("7-1a2b3c4d", 123, 456789)
+    for layout, payload in (("json", identity.encode()), ("cbor", cbor), ("binary", binary)):
+        read = payload_identity.reader(layout)  # type: ignore[arg-type]
+        assert read is not None
+        assert read(payload) == expected
+    assert len(cbor) == int(re.findall(r"(\d+) bytes in hexadecimal", page)[0])
+    assert binary[payload_identity.BINARY.size :] == b"21.53"
+    told = payload_time.Told(1_795_348_810_000_000, is_relative=False)
+    assert payload_time.of_senml_json(senml.encode()) == payload_time.of_timestamp_json(timestamp.encode()) == told
+    for sources in (get_args(settings.TimeSource), get_args(settings.PayloadIdentity)):
+        assert not {name for name in sources if f'"{name}"' not in page} - {"none"}
+
+
 def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
     page = EVENTS.read_text()
     code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
@@ -168,7 +187,7 @@ def test_every_header_and_what_stands_in_it_is_in_the_page_about_them() -> None:
     first, *_ = page.partition("## `gateway-events`")
     told = re.findall(r"`((?:ce_[a-z]+|content-type))`", "".join(re.findall(r"(?m)^\|([^|]*)\|", first)))
     assert tuple(told) == HEADER_NAMES, "in the order on the wire"
-    for word in (*DOUBTS.values(), "synced", "estimated", "received", "bounded", str(TIME_ERROR_UNKNOWN_US)):
+    for word in (*DOUBTS.values(), "synced", "estimated", DEVICE, "received", "bounded", str(TIME_ERROR_UNKNOWN_US)):
         assert word in first
 
 

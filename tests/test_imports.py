@@ -36,3 +36,7 @@ def test_a_command_that_only_looks_starts_light(library: str) -> None:
 
 def test_a_gateway_without_serial_lines_does_not_load_pyserial() -> None:
     assert "serial" not in imported_by("gateway.pipeline", "gateway.ingress_mqtt_listener")
+
+
+def test_a_gateway_without_a_route_for_cbor_does_not_load_it() -> None:
+    assert "cbor2" not in imported_by(*DAEMON)

@@ -6,24 +6,33 @@ import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import cbor2
 import msgspec
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatch
 from msgspec.structs import replace
 
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer_runs import DeviceRuns, Run
 from gateway.buffer_schema import BufferFileError
+from gateway.clock_gateway import BootTimes
 from gateway.device_clocks import MARKS, SAVE_INTERVAL_US
+from gateway.device_time import DEFAULT_LIMITS, told_us
 from gateway.intake import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
+from gateway.kafka_batch import EncodedBatch
+from gateway.kafka_record import TIME_ERROR_UNKNOWN_US, RecordEncoder, rfc3339
+from gateway.payload_identity import BINARY
 from gateway.reading import Reading, Recalled
 from gateway.routes import compile_routes
-from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
+from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
 from tests.buffers import CLOCK, fill, opened, rows
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
+GATEWAY = GatewaySettings("gw1", "north")
 
 
 @asynccontextmanager
@@ -441,3 +450,178 @@ async def test_clocks_that_cannot_be_read_stop_nothing(tmp_path: Path) -> None:
         pass
     await door.recall_clocks()
     assert list(door.clocks.runs()) == []
+
+
+def route(identity: PayloadIdentity = "json", time: TimeSource = "auto", **others: Any) -> RouteSettings:
+    return RouteSettings("device/{device}/{stream}", "device-{stream}", identity=identity, time=time, **others)
+
+
+NOW_US = CLOCK.offset_us(0)
+"""Wall time at CLOCK_BOOTTIME 0."""
+
+
+async def record(door: FrontDoor, buffer: Buffer, payload: bytes, received_us: int) -> dict[str, str]:
+    """The headers of what becomes of a reading, by way of the file."""
+    topic = "device/42/thermo"
+    assert await take(door, Reading(topic, topic, payload, received_us))
+    row = (await rows(buffer))[-1]
+    assert row.payload == payload
+    series = await buffer.series(buffer.id, row.series)
+    batch = EncodedBatch("none")
+    batch.add(RecordEncoder(GATEWAY, buffer.lane, series).encode(row, BootTimes(buffer.clock()), 0))
+    (found,) = DefaultRecordBatch(bytes(batch._build()))
+    assert found.value == payload
+    return {name: value.decode() for name, value in found.headers}
+
+
+@pytest.mark.parametrize("identity", ["json", "cbor", "binary"])
+async def test_readings_with_a_tick_get_the_time_that_follows_from_it(tmp_path: Path, identity: Any) -> None:
+    """A sensor that sends each second, and each tenth time what it had kept for ten seconds."""
+
+    def payload(sequence: int, tick_ms: int) -> bytes:
+        members = {"celsius": 21.5, "boot": "7-1a2b3c4d", "seq": sequence, "tick": tick_ms}
+        if identity == "binary":
+            return BINARY.pack(1, 7, 0x1A2B3C4D, sequence, tick_ms) + b"21.5"
+        return cbor2.dumps(members) if identity == "cbor" else json.dumps(members).encode()
+
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route(identity, oscillator="crystal"))
+        samples = []
+        for sequence in range(300):
+            taken_us = 60_000_000 + sequence * 1_000_000
+            kept_us = 10_000_000 if sequence % 10 == 0 else 5_000
+            samples.append((taken_us, taken_us + kept_us, payload(sequence, 1_000 + sequence * 1_000)))
+        for _, received_us, sent in sorted(samples, key=lambda sample: sample[1]):
+            assert await take(door, Reading("device/42/thermo", "device/42/thermo", sent, received_us))
+        stored = sorted(await rows(buffer), key=lambda row: row.device_sequence or 0)
+    assert [(row.device_boot, row.tick_ms) for row in stored] == [
+        ("7-1a2b3c4d", 1_000 + sequence * 1_000) for sequence in range(300)
+    ]
+    placed = [
+        (row, taken_us) for row, (taken_us, _, _) in zip(stored, samples, strict=True) if row.event_us is not None
+    ]
+    assert len(placed) > 200
+    for row, taken_us in placed:
+        assert row.event_us is not None
+        assert row.event_us <= row.received_us
+        assert abs(row.event_us - taken_us) <= row.event_error_us
+    assert placed[-1][0].event_error_us < 200_000
+
+
+async def test_a_tick_whose_clock_is_not_known_claims_no_bound(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route())
+        headers = await record(door, buffer, b'{"boot":"7","seq":1,"tick":5000}', 1_000_000)
+        assert (headers["ce_timequality"], headers["ce_timeerror"]) == ("bounded", str(TIME_ERROR_UNKNOWN_US))
+
+
+@pytest.mark.parametrize("tick", [b"-1", b"4294967296", b"1.5", b'"1"', b"null", b"1e999", b"[1]"])
+@pytest.mark.parametrize("time", ["auto", "tick", "receipt"])
+async def test_a_tick_that_makes_no_sense_costs_a_reading_nothing(tmp_path: Path, tick: bytes, time: Any) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route(time=time))
+        headers = await record(door, buffer, b'{"boot":"7","seq":1,"tick":%b}' % tick, 1_000_000)
+        assert (headers["ce_timequality"], headers["ce_devicesequence"]) == ("received", "1")
+        assert door.counts["time-missing"] == (time == "tick")
+
+
+async def test_by_receipt_no_tick_counts(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route(time="receipt"))
+        headers = await record(door, buffer, b'{"boot":"7","seq":1,"tick":5000}', 1_000_000)
+        assert (headers["ce_timequality"], headers["ce_timeerror"]) == ("received", str(CLOCK.error_us(0)))
+        assert (await rows(buffer))[0].tick_ms is None
+
+
+SENML = {"content_type": "application/senml+json", "time_error_ms": 250.0}
+
+
+async def test_a_time_that_the_sensor_sent_is_the_readings(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route("none", "senml", **SENML))
+        said_us = NOW_US - 1_500_000
+        headers = await record(door, buffer, b'[{"bt":%d.5,"n":"a","v":1}]' % (said_us // 10**6), 20_000_000)
+        expected = rfc3339(said_us).decode()
+        assert (headers["ce_time"], headers["ce_timequality"], headers["ce_timeerror"]) == (
+            expected,
+            "device",
+            "250000",
+        )
+        assert headers["ce_boottime"] == "20000000", "that of the receipt"
+        assert headers["ce_receivedtime"] == rfc3339(NOW_US + 20_000_000).decode()
+        assert door.counts["time-missing"] == 0
+        (pending,) = (await buffer.outstanding()).lanes
+        assert pending.event_from_us <= said_us - NOW_US, "what waits may be of that time"
+
+
+async def test_a_time_relative_to_now_is_that_long_before_the_receipt(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route("none", "senml", **SENML))
+        headers = await record(door, buffer, b'[{"n":"a","t":-7.25,"v":1},{"n":"a","t":-90,"v":1}]', 20_000_000)
+        assert (headers["ce_boottime"], headers["ce_timequality"]) == ("12750000", "estimated")
+        assert headers["ce_timeerror"] == str(250_000 + 1_000)
+        headers = await record(door, buffer, b'[{"n":"a","t":3,"v":1}]', 30_000_000)
+        assert headers["ce_boottime"] == "30000000", "nothing was measured after it came in"
+        headers = await record(door, buffer, b'[{"n":"a","v":1}]', 40_000_000)
+        assert (headers["ce_boottime"], headers["ce_timequality"]) == ("40000000", "received")
+        assert not {name for name in door.counts if "time" in name}
+        for t, reason in ((b"-2592001", "behind"), (b"61", "ahead"), (b"-1e300", "behind")):
+            headers = await record(door, buffer, b'[{"n":"a","t":%b,"v":1}]' % t, 50_000_000)
+            assert (headers["ce_boottime"], headers["ce_timequality"]) == ("50000000", "received")
+            assert door.counts[f"device-time-{reason}"]
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "counted"),
+    [
+        (b"0", "device-time-behind"),
+        (b"-1", "device-time-behind"),
+        (b"-%d" % 10**30, "device-time-behind"),
+        (b"%d" % (2**32 * 1000), "device-time-ahead"),
+        (b"%d" % 10**30, "device-time-ahead"),
+        (b"1e300", "device-time-ahead"),
+        (b"%d" % (NOW_US // 1_000_000), "device-time-behind"),
+        (b'"2023-11-14T22:13:20Z"', "time-missing"),
+        (b"null", "time-missing"),
+        (b"NaN", "time-missing"),
+        (b"Infinity", "time-missing"),
+        (b"1e999", "time-missing"),
+        (b"true", "time-missing"),
+        (b"1.5", "time-missing"),
+    ],
+)
+async def test_a_time_that_cannot_be_right_costs_a_reading_nothing(
+    tmp_path: Path, timestamp: bytes, counted: str
+) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = door_of(buffer, route("none", "timestamp"))
+        headers = await record(door, buffer, b'{"timestamp":%b,"celsius":21.5}' % timestamp, 20_000_000)
+        assert headers["ce_time"] == headers["ce_receivedtime"] == rfc3339(NOW_US + 20_000_000).decode()
+        assert headers["ce_timequality"] == "received"
+        assert door.counts[counted] == 1
+        events = [json.loads(row.payload) for row in await rows(buffer)][:-1]
+        assert [(event["device"], event["reason"]) for event in events] == (
+            [] if counted == "time-missing" else [("42", counted.removeprefix("device-time-"))]
+        )
+
+
+async def test_a_sensors_time_outlives_the_quarantine_and_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    said_us = NOW_US + 5_000_000
+    async with opened(path, boot="boot-0") as buffer:
+        door = door_of(buffer, route("none", "timestamp"))
+        assert await take(door, reading(b'{"timestamp":%d}' % (said_us // 1_000)))
+        (row,) = await rows(buffer)
+        assert row.device_time_us == said_us
+        refused = Quarantined(
+            "record-too-large", row.payload, "42", "device/42/thermo", row.received_us, series=row.series,
+            event_error_us=row.event_error_us, device_time_us=row.device_time_us,
+        )  # fmt: skip
+        await buffer.quarantine(buffer.id, [door.quarantine_entry(refused)], [])
+    async with opened(path) as buffer:
+        door = door_of(buffer, route("none", "timestamp"))
+        assert await door.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        first, *_, again = await rows(buffer)
+        assert (first.device_time_us, again.device_time_us) == (said_us, said_us)
+        assert again.event_error_us >= first.event_error_us
+        assert told_us(again, CLOCK.around(0), DEFAULT_LIMITS) == said_us

@@ -92,6 +92,41 @@ def test_the_gateways_own_words_have_the_gateways_own_time() -> None:
     assert dict(headers(row, series=EVENT))["ce_timequality"] == b"synced"
 
 
+def test_a_time_that_the_sensor_sent_is_the_events_and_the_receipt_is_told_beside_it() -> None:
+    row = Row(1, 0, 1, 1_000_000, None, 2_000_000, None, None, None, b"21.5", 0, WALL - 5_000_000)
+    found = dict(headers(row))
+    assert (found["ce_time"], found["ce_timequality"]) == (b"2026-03-04T05:06:02.000089Z", b"device")
+    assert (found["ce_timeerror"], found["ce_boottime"]) == (b"2000000", b"1000000")
+    assert found["ce_receivedtime"] == b"2026-03-04T05:06:07.000089Z"
+
+
+def test_a_time_that_cannot_be_right_is_as_if_none_was_sent() -> None:
+    for sent_us in (0, WALL - 31 * 86_400_000_000, WALL + 70_000_000, 2**63 - 1, -(2**63)):
+        row = Row(1, 0, 1, 1_000_000, None, 1_000, None, None, None, b"21.5", 0, sent_us)
+        found = dict(headers(row))
+        assert found["ce_time"] == found["ce_receivedtime"]
+        assert (found["ce_timequality"], found["ce_timeerror"]) == (b"received", b"1250")
+
+
+def test_a_sensors_own_time_needs_no_clock_of_the_gateways() -> None:
+    sent_us = WALL + 365 * 86_400_000_000
+    row = Row(1, 0, 1, 1_000_000, None, 1_000, None, None, None, b"21.5", 0, sent_us)
+    found = dict(headers(row, BootClock.constant(0, None)))
+    assert (found["ce_time"], found["ce_timequality"]) == (rfc3339(sent_us), b"device")
+    assert found["ce_timeerror"] == b"1000"
+
+
+def test_rows_that_differ_in_their_sensors_time_alone_have_times_of_their_own() -> None:
+    encoder, batch = RecordEncoder(GATEWAY, LANE, SERIES), EncodedBatch("none")
+    sent, times = [None, WALL, WALL + 1, None], BootTimes(CLOCK)
+    for sequence, sent_us in enumerate(sent):
+        row = Row(1, sequence, 1, 1_000_000, None, 0, None, None, None, b"21.5", 0, sent_us)
+        batch.add(encoder.encode(row, times, sequence))
+    found = [dict(record.headers) for record in decoded(batch)]
+    assert [each["ce_timequality"] for each in found] == [b"received", b"device", b"device", b"received"]
+    assert [each["ce_time"] for each in found] == [rfc3339(WALL if sent_us is None else sent_us) for sent_us in sent]
+
+
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_any_time_is_written_as_rfc_3339(wall_us: int) -> None:
     text = rfc3339(wall_us).decode()

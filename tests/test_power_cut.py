@@ -456,7 +456,11 @@ class Card:
 
 
 def _text(payload: bytes, type_: str) -> str:
-    return f"{type_} {payload.decode()}"
+    try:
+        return f"{type_} {payload.decode()}"
+    except (AttributeError, UnicodeDecodeError) as error:
+        # A damaged page may read as anything.
+        raise PromiseBrokenError(f"a payload is none: {payload!r}") from error
 
 
 def _report(loss: Loss) -> Entry:

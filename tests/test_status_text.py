@@ -139,6 +139,15 @@ def test_readings_without_the_identity_that_was_promised(count: int, words: str)
     assert words in line
 
 
+def test_times_that_are_missing_or_cannot_be_right() -> None:
+    seen = glance({"up": True})
+    assert seen.answer is not None
+    seen.answer["counts"] = {"time-missing": 1_200, "device-time-ahead": 3, "device-time-behind": 0}
+    missing, ahead = (line for line in status_lines(seen) if line.startswith("time "))
+    assert "1,200 since the start came without the time that their route is to find" in missing
+    assert "3 since the start came with a time too far ahead of their receipt (gateway.time_ahead_s_max)" in ahead
+
+
 @pytest.mark.parametrize(
     ("room", "words", "then"),
     [

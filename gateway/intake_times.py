@@ -1,0 +1,105 @@
+"""When a reading that comes in was taken: by its sensor's tick, or as its payload says."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from gateway.buffer_rows import Entry
+from gateway.clock_gateway import BootClock
+from gateway.device_clocks import DeviceClocks
+from gateway.device_time import Implausible, TimeLimits, implausible
+from gateway.implausible_times import ImplausibleTimes
+from gateway.kafka_record import rfc3339
+from gateway.payload_time import Told
+from gateway.settings import Oscillator
+
+
+class Ticking(NamedTuple):
+    """Whose tick it is."""
+
+    device: str
+    stream: str
+    """The topic: a sensor may count its sequences for each."""
+    oscillator: Oscillator
+
+
+ByTick = Callable[[Ticking, str, int, int, int], tuple[int, int] | None]
+"""`IntakeTimes.stamp`, or `estimate`."""
+
+
+class IntakeTimes:
+    """Puts times into rows; `counts` is added to: `device-time-ahead`, `device-time-behind`."""
+
+    def __init__(
+        self,
+        clocks: DeviceClocks,
+        limits: TimeLimits,
+        clock: Callable[[], BootClock],
+        counts: Counter[str],
+        report: Callable[[str, dict[str, object]], None],
+    ) -> None:
+        """`report` takes a device and what the event about its implausible times says."""
+        self._clocks = clocks
+        self._limits = limits
+        self._clock = clock
+        self._counts = counts
+        self._implausible = ImplausibleTimes(report)
+
+    def stamp(self, of: Ticking, boot: str, sequence: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:
+        """When a reading was taken that came in just now, and the bound of that: CLOCK_BOOTTIME in microseconds.
+
+        None where its clock is not known well enough to say. One that was kept somewhere (by a broker, or its sensor)
+        teaches nothing wrong: it was taken before it came.
+        """
+        return self._clocks.of(of.device, boot, of.oscillator, of.stream).stamp(received_us, tick_ms, sequence)
+
+    def estimate(self, of: Ticking, boot: str, _: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:
+        """The same of a reading that came in some time ago: nothing is learnt from it."""
+        clock = self._clocks.find(of.device, boot, of.stream)
+        return None if clock is None else clock.estimate(tick_ms, received_us)
+
+    def told(self, entry: Entry, told: Told, error_us: int, now_us: int) -> Entry:
+        """The row of a reading whose payload says when it was taken, to `error_us`; `now_us` is CLOCK_BOOTTIME.
+
+        What is relative is relative to the receipt, and not believed where it is too far from that. What is absolute is
+        kept whatever it is: it is judged when the record is made, by what is known of the gateway's clock then.
+        """
+        if told.is_relative:
+            if told.us > self._limits.ahead_us:
+                wrong: Implausible | None = "ahead"
+            else:
+                wrong = "behind" if told.us < -self._limits.behind_us else None
+            if wrong is not None:
+                self._met(wrong, entry, f"{told.us / 1e6:+f} s", now_us)
+                return entry
+            event_us = entry.received_us + min(told.us, 0)
+            return replace(entry, event_us=event_us, event_error_us=entry.event_error_us + error_us)
+        timed = self.with_earliest(
+            replace(entry, device_time_us=told.us, event_error_us=entry.event_error_us + error_us)
+        )
+        clock = self._clock().around(entry.received_us)
+        wrong = implausible(told.us, timed.event_error_us, entry.received_us, clock, self._limits)
+        if wrong is not None:
+            self._met(wrong, entry, rfc3339(told.us).decode(), now_us)
+        return timed
+
+    def with_earliest(self, entry: Entry) -> Entry:
+        """The row with the earliest time that its sensor's absolute one may come to be: see `Entry.earliest_us`."""
+        if entry.device_time_us is None:
+            return entry
+        clock = self._clock().around(entry.received_us)
+        # Whatever is learnt of the clock, no record has an earlier time than this.
+        earliest_us = entry.received_us - self._limits.behind_us - entry.event_error_us
+        if clock.error_us is not None:
+            told_us = entry.device_time_us - clock.offset_us
+            # A tick beside it says that nothing is known of the receipt.
+            earliest_us = (told_us if entry.tick_ms is not None else max(earliest_us, told_us)) - clock.error_us
+        return replace(entry, earliest_us=min(earliest_us, entry.received_us))
+
+    def _met(self, wrong: Implausible, entry: Entry, told: str, now_us: int) -> None:
+        self._counts[f"device-time-{wrong}"] += 1
+        clock = self._clock()
+        received = rfc3339(clock.at(entry.received_us)).decode() if clock.synced else None
+        self._implausible.met(wrong, entry.series.device, told, received, now_us)

@@ -1,0 +1,125 @@
+"""Who took a reading, as its payload says it: the sensor's boot, sequence and tick, by the layout that its route names.
+
+PAYLOADS.md describes the layouts.
+"""
+
+from collections.abc import Callable
+from struct import Struct as BytesLayout
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from gateway.reading import name_of_boot
+from gateway.settings import PayloadIdentity
+
+BOOT_CHARACTERS_MAX = 64
+TICK_MODULUS = 2**32
+LOST_SEQUENCES_MAX = 2**32
+"""What one report of a sensor may say it dropped: a sequence of ours has 32 bits, and counters must add up."""
+BINARY = BytesLayout("<BIIII")
+"""Version, boot counter, incarnation, sequence, tick: what stands before a payload of the layout `binary`."""
+BINARY_VERSION = 1
+
+
+class Identity(msgspec.Struct, gc=False):
+    """What a payload says of who took it; the members of the layout `json`."""
+
+    boot: Any
+    """A text, once it is checked."""
+    seq: int
+    tick: Any = None
+    """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where that makes no sense."""
+    lost: Any = UNSET
+    """`[first, last]`: sequences that the sensor dropped since it last said so."""
+
+    def dropped(self) -> tuple[int, int] | None:
+        """What the sensor says it dropped, before the sample that says it; None where that makes no sense."""
+        match self.lost:
+            case [int(first), int(last)] if 0 <= first <= last < self.seq and last - first < LOST_SEQUENCES_MAX:
+                return first, last
+        return None
+
+
+class _BareIdentity(msgspec.Struct):
+    """The same, where a number in it is beyond all that can be read: the reading is not to be the worse for it."""
+
+    boot: Any
+    seq: int
+    tick: msgspec.Raw = msgspec.Raw()
+    lost: msgspec.Raw = msgspec.Raw()
+
+
+Reader = Callable[[bytes], Identity | None]
+"""Gives the identity that a payload carries; None where it carries none, whatever it is. Raises nothing."""
+
+
+def reader(layout: PayloadIdentity) -> Reader | None:
+    """What reads this layout; None for `none`."""
+    if layout == "cbor":
+        # cbor2 is a megabyte and more: a gateway without such a route does without it.
+        from gateway.payload_cbor import decode  # noqa: PLC0415
+
+        return lambda payload: of_cbor(payload, decode)
+    return {"none": None, "json": of_json, "binary": of_binary}[layout]
+
+
+_decode_json = msgspec.json.Decoder(Identity).decode
+_decode_bare_json = msgspec.json.Decoder(_BareIdentity).decode
+
+
+def of_json(payload: bytes) -> Identity | None:
+    """The members `boot`, `seq`, `tick` and `lost` of a JSON object, whatever else is in it."""
+    try:
+        return _checked(_decode_json(payload))
+    except msgspec.ValidationError:
+        return _of_json_bare(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _of_json_bare(payload: bytes) -> Identity | None:
+    try:
+        found = _decode_bare_json(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return _checked(Identity(found.boot, found.seq, _alone(found.tick, None), _alone(found.lost, UNSET)))
+
+
+def _alone(raw: msgspec.Raw, missing: object) -> object:
+    """A member that is read by itself; None where it cannot be read, `missing` where there is none."""
+    try:
+        return msgspec.json.decode(raw) if raw else missing
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def of_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Identity | None:
+    """The same members of a CBOR map, their names as texts."""
+    try:
+        found = decode(payload)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or type(sequence := found.get("seq")) is not int:
+        return None
+    return _checked(Identity(found.get("boot"), sequence, found.get("tick"), found.get("lost", UNSET)))
+
+
+def of_binary(payload: bytes) -> Identity | None:
+    """What the header says that stands before the value."""
+    if len(payload) < BINARY.size or payload[0] != BINARY_VERSION:
+        return None
+    _, boot, incarnation, sequence, tick_ms = BINARY.unpack_from(payload)
+    return Identity(name_of_boot(boot, incarnation), sequence, tick_ms)
+
+
+def _checked(found: Identity) -> Identity | None:
+    """None where boot and sequence are none; a tick that makes no sense is taken out."""
+    boot, tick = found.boot, found.tick
+    if type(boot) is not str:
+        if type(boot) is not int:
+            return None
+        boot = found.boot = str(boot)
+    if tick is not None and not (type(tick) is int and 0 <= tick < TICK_MODULUS):
+        found.tick = None
+    return found if 0 <= found.seq < 2**63 and 0 < len(boot) <= BOOT_CHARACTERS_MAX else None

@@ -1,0 +1,192 @@
+"""When a reading was taken, as its payload says it: SenML (RFC 8428), or a timestamp in milliseconds.
+
+PAYLOADS.md describes both. What is said here is judged elsewhere: see `device_time`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gateway.payload_identity import BINARY
+from gateway.settings import PayloadIdentity, TimeSource
+
+SENML_JSON = "application/senml+json"
+SENML_CBOR = "application/senml+cbor"
+SENML_BYTES_MAX = 65_536
+"""Larger packs are not looked into: each byte of one may become an object."""
+RELATIVE_S_MAX = 2**28
+"""Times below this are relative to now, others are since 1970 (RFC 8428, section 4.5.3)."""
+DEVICE_TIME_US_MAX = 2**63 - 1
+"""What the buffer can hold; a time beyond is nobody's, and is stored as this."""
+
+_SECONDS_MAX = 10**13
+"""Beyond `DEVICE_TIME_US_MAX`; what is larger is this, so that no sum overflows."""
+# RFC 8428, section 6: the labels of CBOR.
+_BASE_TIME, _BASE_VALUE, _BASE_SUM, _VALUE, _STRING, _BOOLEAN, _SUM, _TIME, _DATA = -3, -5, -6, 2, 3, 4, 5, 6, 8
+_CBOR_VALUES = (_VALUE, _STRING, _BOOLEAN, _DATA, _SUM, _BASE_VALUE, _BASE_SUM)
+
+
+class Told(NamedTuple):
+    """A time that a sensor sent, in microseconds: since 1970 (UTC), or relative to now, below 0 for the past."""
+
+    us: int
+    is_relative: bool
+
+
+class NothingToldError(ValueError):
+    """The payload does not carry the time that its route is to find."""
+
+
+Reader = Callable[[bytes], Told | None]
+"""Gives the time that a payload carries; None where it rightly says none. Raises NothingToldError, and nothing else."""
+
+
+class _Record(msgspec.Struct, gc=False):
+    """A SenML record's times, and whether it has a value: one that has none only sets what is common to others."""
+
+    bt: Any = None
+    t: Any = None
+    v: msgspec.Raw = msgspec.Raw()
+    vs: msgspec.Raw = msgspec.Raw()
+    vb: msgspec.Raw = msgspec.Raw()
+    vd: msgspec.Raw = msgspec.Raw()
+    s: msgspec.Raw = msgspec.Raw()
+    bv: msgspec.Raw = msgspec.Raw()
+    bs: msgspec.Raw = msgspec.Raw()
+
+    @property
+    def has_value(self) -> bool:
+        return any((self.v, self.vs, self.vb, self.vd, self.s, self.bv, self.bs))
+
+
+class _Timestamp(msgspec.Struct, gc=False):
+    timestamp: Any
+
+
+_senml_json = msgspec.json.Decoder(list[_Record])
+_timestamp_json = msgspec.json.Decoder(_Timestamp)
+
+
+def of_senml_json(payload: bytes) -> Told | None:
+    """The time of the newest measurement of a pack. Raises NothingToldError."""
+    if len(payload) > SENML_BYTES_MAX:
+        raise NothingToldError
+    try:
+        records = _senml_json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NothingToldError from error
+    return _newest((record.bt, record.t, record.has_value) for record in records)
+
+
+def of_senml_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Told | None:
+    """The same of a pack in CBOR. Raises NothingToldError."""
+    records = _decoded(payload, decode)
+    if not isinstance(records, list):
+        raise NothingToldError
+    return _newest(_times_of_cbor(records))
+
+
+def _times_of_cbor(records: Iterable[object]) -> Iterator[tuple[object, object, bool]]:
+    for record in records:
+        if not isinstance(record, dict):
+            raise NothingToldError
+        yield record.get(_BASE_TIME), record.get(_TIME), any(label in record for label in _CBOR_VALUES)
+
+
+def _newest(records: Iterable[tuple[object, object, bool]]) -> Told | None:
+    """Of base time, time, and whether there is a value; a base time holds until the next one (section 4.1)."""
+    base: object = None
+    absolute: list[float] = []
+    relative: list[float] = []
+    is_said = is_measured = False
+    for base_time, time, has_value in records:
+        base = base if base_time is None else base_time
+        if not has_value:
+            continue
+        is_measured = True
+        is_said = is_said or base is not None or time is not None
+        base_s, time_s = _seconds(base), _seconds(time)
+        if base_s is None or time_s is None:
+            continue
+        (absolute if base_s + time_s >= RELATIVE_S_MAX else relative).append(base_s + time_s)
+    # One that is relative is of about now, and could be newer: but it claims less than one that has a date.
+    if absolute:
+        return Told(_microseconds(max(absolute)), is_relative=False)
+    if relative and is_said:
+        return Told(_microseconds(max(relative)), is_relative=True)
+    if is_said or not is_measured:
+        raise NothingToldError
+    return None
+
+
+def of_timestamp_json(payload: bytes) -> Told:
+    """The member `timestamp` of a JSON object: whole milliseconds since 1970, UTC. Raises NothingToldError."""
+    try:
+        return _of_milliseconds(_timestamp_json.decode(payload).timestamp)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NothingToldError from error
+
+
+def of_timestamp_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Told:
+    """The same of a CBOR map. Raises NothingToldError."""
+    found = _decoded(payload, decode)
+    return _of_milliseconds(found.get("timestamp") if isinstance(found, dict) else None)
+
+
+def of_missing_tick(_: bytes) -> None:
+    """Of a payload that was to carry a tick, and does not. Raises NothingToldError."""
+    raise NothingToldError
+
+
+def _of_milliseconds(value: object) -> Told:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int:
+        raise NothingToldError
+    return Told(_clamped(value * 1_000), is_relative=False)
+
+
+def _decoded(payload: bytes, decode: Callable[[bytes], object]) -> object:
+    try:
+        return decode(payload)
+    except ValueError as error:
+        raise NothingToldError from error
+
+
+def _seconds(value: object) -> float | None:
+    """A base time or a time; 0 where there is none, None where it is no number."""
+    if value is None:
+        return 0
+    if type(value) not in {int, float} or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return min(max(value, -_SECONDS_MAX), _SECONDS_MAX)  # type: ignore[call-overload,no-any-return]
+
+
+def _microseconds(seconds: float) -> int:
+    return _clamped(seconds * 1_000_000 if isinstance(seconds, int) else round(seconds * 1e6))
+
+
+def _clamped(us: int) -> int:
+    return min(max(us, -DEVICE_TIME_US_MAX), DEVICE_TIME_US_MAX)
+
+
+def reader(time: TimeSource, identity: PayloadIdentity, content_type: str) -> Reader | None:
+    """What reads the time of a route's payloads that have no tick; None where none is to be found there."""
+    if time in {"auto", "receipt"}:
+        return None
+    if time == "tick":
+        return of_missing_tick
+    found: Reader
+    if content_type == SENML_CBOR or identity == "cbor":
+        from gateway.payload_cbor import decode  # noqa: PLC0415 - as in `payload_identity`
+
+        of_cbor = of_senml_cbor if time == "senml" else of_timestamp_cbor
+        found = partial(of_cbor, decode=decode)
+    else:
+        found = of_senml_json if time == "senml" else of_timestamp_json
+    if identity != "binary":
+        return found
+    return lambda payload: found(payload[BINARY.size :])
