@@ -345,6 +345,12 @@ class Buffer:
             return self._clock()
         return await self._call(lambda: self._file.boots.clock(boot_id))
 
+    async def may_be_learnt(self, boot_id: str) -> bool:
+        """Whether a boot's clock will be known as soon as this boot's is, which it is not. Raises BufferFileError."""
+        if boot_id == self.boot_id:
+            return True
+        return await self._call(lambda: self._file.boots.may_be_learnt(boot_id))
+
     async def owe_correction(self, boot_id: str) -> None:
         """Have it on disk that records of a boot go out although its clock is not known. Raises BufferFileError."""
 

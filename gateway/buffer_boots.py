@@ -120,6 +120,11 @@ class BootTable:
         boot = self._boots.get(boot_id)
         return None if boot is None else boot.clock
 
+    def may_be_learnt(self, boot_id: str) -> bool:
+        """Whether a former boot's clock will be told by this one's: it was never synced, and when it came is known."""
+        boot = self._boots.get(boot_id)
+        return boot is not None and not boot.clock.known and boot.ordinal is not None
+
     # -- what was learnt ------------------------------------------------------------------------
 
     def _see_earlier(self) -> None:

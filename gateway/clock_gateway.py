@@ -24,6 +24,8 @@ SLEW_LOOK_US = 900_000
 """How far apart two looks are that show how the kernel changes the clock's rate: those of each second."""
 GUESS_CHANGE_US = 500
 """A change of the offset below this is jitter of reading two clocks, and not worth a write to the card."""
+SPAN_SHARE = 8
+"""A span is left where the bound may have become smaller by one part in so many."""
 SPANS_MAX = 4
 """Spans of one boot that are remembered: what is sent at once lies close together."""
 ROUNDED_BY_US = 100
@@ -185,6 +187,9 @@ class BootClock(Struct, frozen=True):
         if self.ppm:
             error_us = rounded_up(error_us)
             from_us, until_us = self._span(boottime, offset_us - error_us, offset_us + error_us)
+            # Where much smaller a bound would do, this one is none to be told.
+            within_us = int(error_us / SPAN_SHARE * 1e6 / self.ppm) + 1
+            from_us, until_us = max(from_us, boottime - within_us), min(until_us, boottime + within_us)
         for leap_us, _ in self.leaps:
             if leap_us <= boottime:
                 from_us = max(from_us, leap_us)

@@ -4,7 +4,6 @@ Rows that cannot go at present (their partition does not answer) are passed over
 """
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, takewhile
@@ -126,7 +125,6 @@ class Supply:
         if is_held != self._is_held:
             self._is_held = is_held
             self._held_boots.clear()
-            self.come_again()
         for _ in range(SCANS_MAX):
             taken = await self._take(budget, may_go)
             held = await self._hold(*taken)
@@ -224,31 +222,6 @@ class Supply:
         return taken
 
     async def _read(self, cursor: _Cursor) -> list[Row]:
-        """The next rows behind a cursor, up to the first that has to wait for a clock."""
-        while True:
-            rows = await self._read_all(cursor)
-            if not self._is_held:
-                return rows
-            place = 0
-            while place < len(rows) and not await self._waits(rows[place].lane):
-                place += 1
-            if place or not rows or cursor is self._live:
-                return rows[:place]
-            # What lies behind a lane that waits need not wait with it, but for where all go in their order.
-            cursor.position = Position(rows[0].lane, sys.maxsize)
-            cursor.ahead = [row for row in rows if row.lane > rows[0].lane]
-            cursor.passed_over = True
-
-    async def _waits(self, number: int) -> bool:
-        """Whether the rows of a lane have to wait for a clock that may still be learnt."""
-        boot_id = (await self.lane(number)).boot_id
-        waits = self._held_boots.get(boot_id)
-        if waits is None:
-            waits = boot_id == self._buffer.boot_id or not (await self._buffer.boot_clock(boot_id)).known
-            self._held_boots[boot_id] = waits
-        return waits
-
-    async def _read_all(self, cursor: _Cursor) -> list[Row]:
         rows = cursor.ahead
         if not rows and cursor.reading is not None:
             reading, cursor.reading = cursor.reading, None
@@ -260,7 +233,20 @@ class Supply:
         if not rows:
             cursor.drops, rows = await self._read_file(cursor)
             cursor.is_over = not rows
+        if self._is_held:
+            # What lies behind the first of them is later still: a boot that was synced would have told its time.
+            for place, row in enumerate(rows):
+                if await self._waits(row.lane):
+                    return rows[:place]
         return rows
+
+    async def _waits(self, number: int) -> bool:
+        """Whether a time may still be learnt for the rows of a lane."""
+        boot_id = (await self.lane(number)).boot_id
+        waits = self._held_boots.get(boot_id)
+        if waits is None:
+            waits = self._held_boots[boot_id] = await self._buffer.may_be_learnt(boot_id)
+        return waits
 
     async def _read_file(self, cursor: _Cursor) -> tuple[int, list[Row]]:
         """The rows behind a cursor, and what `Buffer.drops` was before they were read."""

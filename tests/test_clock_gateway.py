@@ -66,6 +66,7 @@ class Box:
             assert around.error_us is not None
             assert around.from_us <= boottime_us < around.until_us
             assert abs(around.at(boottime_us) - true_us) <= around.error_us + slack_us
+            assert around.error_us <= error_us * 1.5 + 250
 
 
 def ppm(most: float) -> st.SearchStrategy[float]:

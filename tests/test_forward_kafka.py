@@ -216,7 +216,7 @@ async def test_a_metered_link_is_given_no_more_by_the_second(kafka: Broker, tmp_
 async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_believed(
     kafka: Broker, tmp_path: Path
 ) -> None:
-    """Promise P5: `gateway.hold_unsynced_s`, then quality `bounded` with no bound claimed."""
+    """Promise P5: `gateway.hold_unsynced_s`, then the time of receipt with no bound claimed."""
     if read_wall_clock(GatewaySettings("gw1")).synced:
         pytest.skip("this machine's kernel clock is synced")
     port = free_port()
@@ -229,8 +229,9 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
     assert record.timestamp / 1000 >= began_s + 3, "it was sent before the wait was over"
     log = config.with_suffix(".log").read_text()
     assert log.index("readings wait on disk until the kernel says") < log.index("uplink is up")
-    assert header(record, "ce_timequality") == "bounded"
+    assert header(record, "ce_timequality") == "received"
     assert int(header(record, "ce_timeerror")) == TIME_ERROR_UNKNOWN_US
+    assert header(record, "ce_boottimeerror") == "0", "once the clock is known, its time is"
 
 
 async def test_a_topic_that_is_deleted_under_a_session_holds_up_nobody_and_is_made_again(

@@ -5,10 +5,11 @@ What it is sent is decoded as Kafka does it: ids, keys and order are those of th
 
 import asyncio
 import math
+import sqlite3
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,11 +33,13 @@ from structlog.testing import capture_logs
 from gateway import forward_rounds
 from gateway.buffer import Buffer
 from gateway.buffer_rows import Entry, Series
+from gateway.clock_gateway import BootClock, Look
 from gateway.config_file import route_table
 from gateway.forward_memory import Memory
 from gateway.forward_rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
+from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import TopicVerdict
 from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
@@ -74,7 +77,7 @@ class Record:
     id: str
     lane: str
     sequence: int
-    headers: dict[str, str]
+    headers: dict[str, str] = field(compare=False)
 
 
 @dataclass
@@ -147,8 +150,8 @@ def decoded(topic: str, batch: EncodedBatch) -> Sequence[Record]:
     for record in DefaultRecordBatch(batch._build()):
         headers = {name: value.decode() for name, value in record.headers}
         sequence = int(headers["ce_lanesequence"])
-        key, lane = record.key.decode(), headers["ce_lane"]
-        found.append(Record(topic, key, record.value, headers["ce_id"], lane, sequence, headers))
+        key, value = record.key.decode(), record.value
+        found.append(Record(topic, key, value, headers["ce_id"], headers["ce_lane"], sequence, headers))
     return found
 
 
@@ -476,6 +479,63 @@ async def test_a_reading_that_came_before_its_sensors_clock_was_known_goes_by_wh
     # Three seconds before the probe, in the middle of its millisecond.
     assert abs(int(times[0]["ce_boottime"]) - 7_000_500) <= int(times[0]["ce_timeerror"])
     assert int(times[0]["ce_timeerror"]) < 100_000
+async def test_readings_of_a_boot_that_was_never_synced_wait_too_and_are_bounded_then(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    unknown = BootClock("unknown", 100.0)
+    now = unknown
+    async with opened(path, "boot-0") as buffer:
+        assert await store(buffer, [reading("a", b"former")])
+    async with opened(path, "boot-00", lambda: unknown) as buffer:
+        assert await store(buffer, [reading("a", b"never synced")])
+    async with opened(path, BOOT, lambda: now) as buffer:
+        assert await store(buffer, [reading("a", b"present")])
+        async with uplink(buffer) as line:
+            line.holds = True
+            await until(lambda: buffer.state.rows == 2)
+            await asyncio.sleep(0.1)
+            assert [record.value for record in line.broker.of("device-thermo")] == [b"former"]
+            now = unknown.looked(Look(2, 1_700_000_900_000_000, 1_000))
+            # With the next commit it is on disk, and with it what it tells of the boot before.
+            assert await store(buffer, [reading("a", b"later")])
+            line.holds = False
+            await drained(buffer)
+        records = {record.value: record.headers for record in line.broker.of("device-thermo")}
+        assert {payload: headers["ce_timequality"] for payload, headers in records.items()} == {
+            b"former": "received",
+            b"never synced": "bounded",
+            b"present": "received",
+            b"later": "received",
+        }
+        assert int(records[b"never synced"]["ce_timeerror"]) < TIME_ERROR_UNKNOWN_US
+        assert not buffer.owes_correction
+
+
+@pytest.mark.parametrize("boot", ["boot-0", BOOT])
+async def test_what_goes_without_a_clock_is_known_to_be_corrected_before_it_goes(tmp_path: Path, boot: str) -> None:
+    """The mark is on disk when the broker gets the first byte, whatever becomes of the gateway then."""
+    path = tmp_path / "buffer.db"
+    unknown = BootClock("unknown", 100.0)
+    async with opened(path, boot, lambda: unknown) as buffer:
+        assert await store(buffer, [reading("a", b"%d" % n) for n in range(10)])
+    async with opened(path, BOOT, lambda: unknown) as buffer:
+        owed_at_arrival: list[int] = []
+        async with uplink(buffer) as line:
+            send = line.broker.send
+
+            async def look_and_send(*args: Any) -> int:
+                with closing(sqlite3.connect(path)) as other:
+                    owed_at_arrival.extend(
+                        owed for (owed,) in other.execute("SELECT owed FROM boot WHERE boot_id = ?", (boot,))
+                    )
+                return await send(*args)
+
+            line.broker.send = look_and_send  # type: ignore[assignment, method-assign]
+            await drained(buffer)
+        assert owed_at_arrival
+        assert set(owed_at_arrival) == {1}
+        assert {record.headers["ce_timeerror"] for record in line.broker.of("device-thermo")} == {
+            str(TIME_ERROR_UNKNOWN_US)
+        }
 
 
 class Story:

@@ -11,6 +11,7 @@ from gateway.buffer import Buffer
 from gateway.buffer_attachment import Attachment
 from gateway.buffer_rows import Quarantined
 from gateway.buffer_schema import corruption
+from gateway.clock_gateway import BootClock
 from gateway.heartbeat import Heartbeat
 from gateway.kafka_record import rfc3339
 from tests.buffers import CLOCK, confirm, entry, opened, rows, store, until
@@ -60,6 +61,31 @@ async def test_nothing_is_promised_while_a_damaged_file_is_salvaged(
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] is not None
         await confirm(buffer, await rows(buffer))
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(NOW_US)
+
+
+async def test_a_boot_that_is_known_by_an_interval_holds_the_watermark_at_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    async with opened(path, "boot-0", lambda: BootClock("unknown", 100.0)) as buffer:
+        assert await store(buffer, [entry(received_us=7)])
+        assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] is None
+    async with opened(path) as buffer:
+        clock = await buffer.boot_clock("boot-0")
+        told = await heartbeat(buffer)._body(NOW_US, CLOCK, {})
+        earliest_us = clock.at(7) - (clock.error_us(7) or 0)
+        assert clock.quality == "bounded"
+        assert told["low_watermark"] == rfc3339(earliest_us).decode()
+        assert told["pending"][0]["from"] == told["low_watermark"]  # type: ignore[index]
+        assert told["pending"][0]["to"] == rfc3339(clock.at(7) + (clock.error_us(7) or 0)).decode()  # type: ignore[index]
+
+
+async def test_a_heartbeat_without_a_clock_is_to_be_corrected_too(tmp_path: Path) -> None:
+    clock = BootClock("unknown", 100.0)
+    async with opened(tmp_path / "buffer.db", clock=lambda: clock) as buffer:
+        front_door = Uplink(buffer, kafka_settings()).front_door
+        await Heartbeat(buffer, front_door, GATEWAY, "gateway-events", lambda: clock).record(NOW_US, {})
+        clock = CLOCK
+        assert await store(buffer, [entry()])
+        assert buffer.owes_correction
 
 
 async def test_a_salvaged_lane_has_its_floor(tmp_path: Path) -> None:

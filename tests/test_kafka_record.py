@@ -3,12 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.buffer_rows import Doubt, Lane, Row, Series
-from gateway.clock_gateway import BootClock, BootTimes
+from gateway.clock_gateway import BootClock, BootTimes, Look
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_record import (
     HEADER_NAMES,
@@ -18,6 +19,7 @@ from gateway.kafka_record import (
 )
 from gateway.settings import GatewaySettings
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 WALL = int(datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC).timestamp() * 1_000_000)
 CLOCK = BootClock.constant(WALL - 1_000_000, 250)
 GATEWAY = GatewaySettings(id="gw1", namespace="north")
@@ -74,11 +76,71 @@ def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
     assert "ce_deviceboot" not in found
 
 
-def test_without_a_synced_clock_no_bound_is_claimed() -> None:
-    row = Row(1, 0, 1, 1_000_000, 900_000, 5, 1, None, None, b"21.5", 0)
-    found = dict(headers(row, BootClock.constant(0, None)))
-    assert found["ce_timequality"] == b"bounded"
-    assert int(found["ce_timeerror"]) == TIME_ERROR_UNKNOWN_US
+UNKNOWN = BootClock.constant(0, None)
+BOUNDED = BootClock.constant(WALL, 1_000, "bounded")
+ESTIMATED = Row(1, 0, 1, 1_000_000, 900_000, 5, 1, "7-1a2b3c4d", 3, b"21.5", Doubt.CONFLICT)
+RECEIVED = Row(1, 0, 1, 1_000_000, None, 0, None, None, None, b"21.5", 0)
+TICKING = Row(1, 0, 1, 1_000_000, None, 0, 123, None, None, b"21.5", 0)
+NO_BOUND = str(TIME_ERROR_UNKNOWN_US)
+
+
+@pytest.mark.parametrize(
+    ("row", "series", "clock", "quality", "error_us", "boottime_error_us"),
+    [
+        (ESTIMATED, SERIES, CLOCK, "estimated", "255", None),
+        (ESTIMATED, SERIES, UNKNOWN, "bounded", NO_BOUND, "5"),
+        (ESTIMATED, SERIES, BOUNDED, "bounded", "1005", "5"),
+        (RECEIVED, SERIES, CLOCK, "received", "250", None),
+        (RECEIVED, SERIES, UNKNOWN, "received", NO_BOUND, "0"),
+        (RECEIVED, SERIES, BOUNDED, "bounded", "1000", "0"),
+        (TICKING, SERIES, CLOCK, "bounded", NO_BOUND, None),
+        (TICKING, SERIES, UNKNOWN, "bounded", NO_BOUND, NO_BOUND),
+        (TICKING, SERIES, BOUNDED, "bounded", NO_BOUND, NO_BOUND),
+        (RECEIVED, EVENT, CLOCK, "synced", "250", None),
+        (RECEIVED, EVENT, UNKNOWN, "bounded", NO_BOUND, "0"),
+        (RECEIVED, EVENT, BOUNDED, "bounded", "1000", "0"),
+    ],
+)
+def test_what_is_known_of_a_time_is_said_with_what_a_correction_needs(  # noqa: PLR0913, PLR0917 - a table
+    row: Row, series: Series, clock: BootClock, quality: str, error_us: str, boottime_error_us: str | None
+) -> None:
+    found = dict(headers(row, clock, series))
+    assert (found["ce_timequality"].decode(), found["ce_timeerror"].decode()) == (quality, error_us)
+    told = found.get("ce_boottimeerror")
+    assert (None if told is None else told.decode()) == boottime_error_us
+    if boottime_error_us is not None:
+        assert list(found)[-1] == "ce_boottimeerror"
+
+
+def test_a_record_without_a_synced_clock_may_have_all_headers() -> None:
+    assert tuple(name for name, _ in headers(ESTIMATED, UNKNOWN)) == HEADER_NAMES
+
+
+HOUR_US = 3_600_000_000
+LEARNT = (
+    BootClock("unknown", 100.0)
+    .looked(Look(HOUR_US, WALL, 10_000))
+    .looked(Look(5 * HOUR_US, WALL + 600_000, 10_000))
+    .looked(Look(9 * HOUR_US, WALL + 700_000, 10_000))
+)
+
+
+@given(st.lists(st.tuples(st.integers(-HOUR_US, 12 * HOUR_US), st.none() | st.integers(-HOUR_US, 0)), max_size=60))
+def test_each_time_of_a_row_is_told_by_the_clock_as_it_was_then(times: list[tuple[int, int | None]]) -> None:
+    encoder, of_boot = RecordEncoder(GATEWAY, LANE, SERIES), BootTimes(LEARNT)
+    for received_us, before_us in times:
+        event_us = None if before_us is None else received_us + before_us
+        batch = EncodedBatch("none")
+        batch.add(encoder.encode(Row(1, 0, 1, received_us, event_us, 0, None, None, None, b"", 0), of_boot, 0))
+        found = {name: value.decode() for name, value in decoded(batch)[0].headers}
+        at_us = received_us if event_us is None else event_us
+        # The bound is rounded up, so that records that follow each other have the same.
+        error_us = LEARNT.error_us(at_us)
+        assert error_us is not None
+        assert error_us < int(found["ce_timeerror"]) <= error_us * 1.25 + 250
+        for header, boottime_us in (("ce_receivedtime", received_us), ("ce_time", at_us)):
+            told_us = (datetime.fromisoformat(found[header]) - EPOCH) // timedelta(microseconds=1)
+            assert abs(told_us - LEARNT.at(boottime_us)) <= (LEARNT.error_us(boottime_us) or 0) / 2 + 250
 
 
 def test_a_tick_that_could_not_be_placed_claims_no_bound() -> None:
