@@ -7,9 +7,10 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from gateway.buffer_schema import BufferFileError
+from gateway.buffer_schema import BufferFileError, corruption
 from gateway.clock_floor import RELEASED_US
 from gateway.clock_gateway import BootClock, Line, Quality, bounded_between
 
@@ -55,6 +56,20 @@ def correction_body(correction: Correction) -> dict[str, object]:
         "error_growth_ppm": line.error_growth_ppm,
         "supersedes": correction.supersedes,
     }
+
+
+class _Row(Struct, array_like=True):
+    """A row of the table; the fields are `COLUMNS`."""
+
+    boot_id: str
+    offset_us: int
+    error_us: int | None
+    ordinal: int | None
+    seen_us: int | None
+    clock: bytes | None
+    version: int
+    owed: int
+    told_error_us: int | None
 
 
 class _Boot(Struct):
@@ -284,15 +299,19 @@ class BootTable:
     @property
     def _boots(self) -> dict[str, _Boot]:
         if self._read is None:
-            self._read = {
-                boot_id: _Boot(
-                    ordinal, clock_of(offset_us, error_us, clock), seen_us or 0, version, owed, told_error_us
-                )
-                for boot_id, offset_us, error_us, ordinal, seen_us, clock, version, owed, told_error_us in (
-                    self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM boot")
-                )
-            }
+            found = self._connection.execute(f"SELECT {', '.join(COLUMNS)} FROM boot").fetchall()
+            self._read = {values[0]: _boot(values) for values in found}
         return self._read
+
+
+def _boot(values: Sequence[object]) -> _Boot:
+    """A boot by its columns: what a damaged file gives may be anything. Raises sqlite3.DatabaseError."""
+    try:
+        row = msgspec.convert(values, _Row)
+    except msgspec.ValidationError as error:
+        raise corruption(f"a boot is none ({error})") from error
+    clock = clock_of(row.offset_us, row.error_us, row.clock)
+    return _Boot(row.ordinal, clock, row.seen_us or 0, row.version, row.owed, row.told_error_us)
 
 
 def adopt(connection: sqlite3.Connection, boots: Iterable[Sequence[object]]) -> None:

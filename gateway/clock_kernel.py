@@ -1,17 +1,11 @@
 """The clocks of this box as the kernel shows them: CLOCK_BOOTTIME, the wall clock, and what vouches for that."""
 
-import asyncio
 import ctypes
-import errno
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
-
-import structlog
 
 from gateway.clock_gateway import BootClock, Look, WallClock
 from gateway.settings import GatewaySettings
@@ -29,16 +23,10 @@ TRIES = 5
 """Readings of two clocks between which nothing else may have run: the closest pair counts."""
 CLOSE_NS = 20_000
 """Farther apart than this, two readings tell nothing of how the kernel changes the clock's rate."""
-TFD_TIMER_ABSTIME = 1
-TFD_TIMER_CANCEL_ON_SET = 2
-FAR_S = 9_000_000_000
-"""When the timer that tells of steps goes off by itself: in 2255, later than the kernel lets anybody set its clock."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 ClockMode = Literal["kernel", "system"]
-
-log = structlog.get_logger()
 
 
 class Timex(ctypes.Structure):
@@ -53,12 +41,6 @@ class Timex(ctypes.Structure):
         ("status", ctypes.c_int),
         ("rest", ctypes.c_byte * 256),
     )
-
-
-class _TimerSpec(ctypes.Structure):
-    """`struct itimerspec`: interval, then first time, each in seconds and nanoseconds."""
-
-    _fields_ = (("interval", ctypes.c_long * 2), ("value", ctypes.c_long * 2))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -165,46 +147,3 @@ class ClockWatch:
                 return
             self._is_resumed = True
             self._now = kept.resumed(self._now.ppm).looked(self._looked)
-
-
-class StepWatch:
-    """Calls back in the moment in which somebody sets the wall clock, as the kernel tells it (timerfd_create(2))."""
-
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self._on_step = on_step
-        self._fd = -1
-
-    def start(self) -> bool:
-        """Begin to watch, in the running event loop; False where the kernel refuses: the look of each second stays."""
-        # Without TFD_NONBLOCK the event loop could wait for ever in a read that nothing is there for.
-        self._fd = _libc.timerfd_create(time.CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0 or not self._arm():
-            log.info("steps of the clock are noticed a second late", error=os.strerror(ctypes.get_errno()))
-            self.stop()
-            return False
-        asyncio.get_running_loop().add_reader(self._fd, self._read)
-        return True
-
-    def stop(self) -> None:
-        if self._fd >= 0:
-            with suppress(RuntimeError):  # no event loop any more
-                asyncio.get_running_loop().remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-
-    def _arm(self) -> bool:
-        timer = _TimerSpec((0, 0), (FAR_S, 0))
-        flags = TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET
-        return bool(_libc.timerfd_settime(self._fd, flags, ctypes.byref(timer), None) == 0)
-
-    def _read(self) -> None:
-        try:
-            os.read(self._fd, 8)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            if error.errno != errno.ECANCELED:
-                raise
-        # Armed first: a step that comes while the clock is looked at is told again.
-        self._arm()
-        self._on_step()

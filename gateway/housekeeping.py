@@ -10,8 +10,9 @@ import structlog
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
 from gateway.clock_floor import ClockFloor
-from gateway.clock_kernel import ClockWatch, StepWatch, boottime_us
+from gateway.clock_kernel import ClockWatch, boottime_us
 from gateway.clock_report import ClockReport
+from gateway.clock_steps import StepWatch
 from gateway.forward_kafka import Forwarder
 from gateway.forward_memory import UplinkState
 from gateway.intake import FrontDoor

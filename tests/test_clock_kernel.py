@@ -1,10 +1,6 @@
-"""The kernel's clocks: what vouches for the wall clock, and steps that are noticed as they happen."""
+"""The kernel's clocks: what vouches for the wall clock, and what a watch keeps of it."""
 
-import asyncio
-import errno
-import os
 import time
-from typing import Any
 
 import pytest
 
@@ -16,7 +12,6 @@ from gateway.clock_kernel import (
     STA_UNSYNC,
     TIME_ERROR,
     ClockWatch,
-    StepWatch,
     boot_id,
     boottime_us,
     kernel_error_us,
@@ -90,58 +85,3 @@ def test_a_watch_goes_on_from_what_an_earlier_start_knew_and_only_once(monkeypat
     assert watch.now().error_us(9_000_000) == 500 + 8 * 200
     watch.resume(BootClock.constant(7, 7))
     assert watch.now().offset_us(9_000_000) == 1_000
-
-
-async def watched(steps: list[float], seconds: float) -> None:
-    """Run the loop until a step was told, for no longer than that."""
-    async with asyncio.timeout(seconds):
-        while not steps:
-            await asyncio.sleep(0.01)
-
-
-async def test_a_clock_that_is_set_is_looked_at_in_that_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timer is real and goes off; that the kernel cancelled it, as it does for a step, is what the read says."""
-    monkeypatch.setattr(clock_kernel, "FAR_S", int(time.time()) + 1)
-    read = os.read
-
-    def cancelled(fd: int, size: int) -> bytes:
-        read(fd, size)
-        monkeypatch.setattr(clock_kernel, "FAR_S", 9_000_000_000)
-        raise OSError(errno.ECANCELED, "Operation canceled")
-
-    steps: list[float] = []
-    watch = StepWatch(lambda: steps.append(time.monotonic()))
-    fake: Any = type("Os", (), {**vars(os), "read": staticmethod(cancelled)})
-    monkeypatch.setattr(clock_kernel, "os", fake)
-    assert watch.start()
-    try:
-        await watched(steps, 10)
-        # Armed again: nothing is there to be read, and nobody calls.
-        with pytest.raises(BlockingIOError):
-            read(watch._fd, 8)
-        assert len(steps) == 1
-    finally:
-        watch.stop()
-
-
-async def test_where_the_kernel_has_no_such_timer_the_look_of_each_second_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Refusing:
-        def timerfd_create(self, *_: object) -> int:
-            return -1
-
-    monkeypatch.setattr(clock_kernel, "_libc", Refusing())
-    watch = StepWatch(lambda: None)
-    assert not watch.start()
-    watch.stop()
-
-
-async def test_a_timer_that_is_stopped_leaves_nothing_open() -> None:
-    watch = StepWatch(lambda: None)
-    assert watch.start()
-    fd = watch._fd
-    watch.stop()
-    watch.stop()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)

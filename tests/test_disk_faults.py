@@ -349,12 +349,12 @@ async def test_a_kill_while_a_file_is_set_aside_costs_nothing_of_what_can_be_rea
     original = getattr(owner, where)
     calls = 0
 
-    def interrupt(*arguments: object) -> object:
+    def interrupt(*arguments: object, **named: object) -> object:
         nonlocal calls
         calls += 1
         # The damaged file is opened as ever; it is the new one whose opening is interrupted.
         if where == "BufferFile" and calls == 1:
-            return original(*arguments)
+            return original(*arguments, **named)
         raise Interrupted
 
     with monkeypatch.context() as patch:

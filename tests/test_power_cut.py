@@ -474,6 +474,8 @@ def _observe(file: BufferFile) -> Model:
         "SELECT lane, sequence, device, type, payload FROM reading JOIN series ON series.number = reading.series"
         " ORDER BY lane, sequence"
     ):
+        if not isinstance(payload, bytes):
+            raise PromiseBrokenError(f"row {sequence} of lane {lane} has no payload any more")
         body = msgspec.json.decode(payload) if type_ == LOSS_TYPE else None
         loss = None if body is None else (body["device"] or "", body["reason"], body["count"])
         rows.append(Stored(lane, sequence, device, _text(payload, type_), loss))
