@@ -343,7 +343,14 @@ class Buffer:
         """What is known of the clock in a boot of this gateway. Raises BufferFileError where there was none."""
         if boot_id == self.boot_id:
             return self._clock()
-        return await self._call(lambda: self._file.boots.clock(boot_id))
+        return await self._call(lambda: self._former_clock(boot_id))
+
+    def _former_clock(self, boot_id: str) -> BootClock:
+        boots = self._file.boots
+        if boots.may_be_learnt(boot_id) and self._clock().known:
+            # What this boot's clock tells of it comes to the disk with the next commit: that is now.
+            self._transact(lambda: None)
+        return boots.clock(boot_id)
 
     async def may_be_learnt(self, boot_id: str) -> bool:
         """Whether a boot's clock will be known as soon as this boot's is, which it is not. Raises BufferFileError."""

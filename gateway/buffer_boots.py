@@ -173,6 +173,9 @@ class BootTable:
             boot = self._boots[self._boot_id] = _Boot(ordinal, BootClock.constant(0, None), 0)
         elif now_s < self._save_due_s and clock.says_as(boot.clock):
             return
+        if boot.clock.known and not clock.known:
+            # What an earlier start in this boot knew holds as well as ever.
+            clock = boot.clock
         before, boot.clock = boot.clock, clock
         boot.seen_us = max(boot.seen_us, now_us)
         self._connection.execute(

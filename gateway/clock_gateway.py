@@ -206,8 +206,7 @@ class BootClock(Struct, frozen=True):
         if not self.points:
             return None
         first = self.points[0]
-        slewed_us = sum(point.slewed_us for point in self.points) + self.slewed_us
-        error_us = (first.high_us - first.low_us + 1) // 2 + slewed_us
+        error_us = (first.high_us - first.low_us + 1) // 2 + first.slewed_us
         offset_us = (first.low_us + first.high_us) // 2 + self._leapt_us(first.at_us)
         return Line(first.at_us, offset_us, 0.0, error_us, self.ppm)
 

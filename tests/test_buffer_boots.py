@@ -378,3 +378,12 @@ async def test_what_is_known_of_boots_is_taken_over_from_a_damaged_file(tmp_path
         in_order = "SELECT boot_id FROM boot WHERE ordinal > 0 ORDER BY ordinal"
         order = await buffer._call(lambda: buffer._file.connection.execute(in_order).fetchall())
         assert [boot for (boot,) in order] == ["a", "b", "c", "d"]
+
+
+def test_what_was_known_is_not_forgotten_by_a_start_that_knows_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    clock = synced(NOON_US)
+    with booted(path, "a", clock):
+        pass
+    with booted(path, "a", UNKNOWN, 2 * HOUR_US) as file:
+        assert file.boots.clock("a").says_as(clock)

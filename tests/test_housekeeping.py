@@ -1,16 +1,22 @@
 """What the gateway says of itself once a second."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
+from gateway import clock_kernel
+from gateway.clock_gateway import Look
 from gateway.clock_kernel import ClockWatch, boottime_us
+from gateway.config_file import route_table
 from gateway.housekeeping import QUARANTINED_INTERVAL_S, TOO_OLD_INTERVAL_S, Housekeeping
-from gateway.settings import GatewaySettings
-from tests.buffers import entry, opened, store
+from gateway.intake import FrontDoor
+from gateway.settings import GatewaySettings, KafkaSettings, Settings
+from tests.buffers import entry, opened, rows, store
 
 
 def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:
@@ -59,3 +65,53 @@ async def test_what_grew_too_old_is_told_from_what_made_room(tmp_path: Path) -> 
         buffer._age_due_s = 0.0
         await store(buffer, [entry(received_us=boottime_us())])
         assert buffer.counts["too-old"] == buffer.counts["dropped"] == 2
+
+
+class Looks:
+    """The clocks, as the kernel is made to show them."""
+
+    def __init__(self, *found: Look) -> None:
+        self._found = list(found)
+
+    def __call__(self, *_: object) -> Look:
+        return self._found.pop(0) if len(self._found) > 1 else self._found[0]
+
+
+async def test_once_the_clock_is_learnt_what_went_before_is_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_us = boottime_us()
+    unsynced, synced = Look(now_us, 10**12, None), Look(now_us + 2_000_000, 1_800_000_000_000_000, 20_000)
+    wrong = Look(now_us + 4_000_000, 1_900_000_000_000_000, 20_000)
+    monkeypatch.setattr(clock_kernel, "look", Looks(unsynced, unsynced, synced, synced, wrong))
+    gateway, kafka = GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",))
+    clock = ClockWatch(gateway)
+    nobody: Any = None
+    async with opened(tmp_path / "buffer.db", clock=clock.now) as buffer:
+        door = FrontDoor(buffer, route_table(Settings(gateway, kafka)), gateway, kafka, boottime_us)
+        housekeeping = Housekeeping(door, buffer, nobody, clock, nobody)
+
+        async def look() -> list[Any]:
+            """Look at the clock as each second; the events that came of it."""
+            seen = len(await rows(buffer))
+            housekeeping.look_at_the_clock()
+            # With the next commit it is on disk.
+            assert await store(buffer, [entry()])
+            await housekeeping._correct_times()
+            return [json.loads(row.payload) for row in (await rows(buffer))[seen:] if row.payload.startswith(b"{")]
+
+        await buffer.owe_correction(buffer.boot_id)
+        assert await look() == []
+        with capture_logs() as lines:
+            learnt, correction = await look()
+            assert learnt["offset_us"] == synced.offset_us
+            assert 20_000 <= learnt["error_us"] < 30_000
+            assert correction["boot"] == buffer.boot_id
+            assert (correction["version"], correction["quality"], correction["supersedes"]) == (1, "synced", False)
+            assert (correction["offset_us"], correction["boottime_us"]) == (synced.offset_us, synced.at_us)
+            assert await look() == [], "once"
+            (anew,) = await look()
+            assert (anew["version"], anew["offset_us"], anew["supersedes"]) == (2, wrong.offset_us, True)
+        told = [line["event"] for line in lines]
+        assert told.count("times that were told before they were known are corrected on gateway-events") == 2
+        assert [line["by_s"] for line in lines if "was wrong" in line["event"]] == [100_000_000.0]
