@@ -119,7 +119,7 @@ def _merge_appended(log: DataFrame, batch: BatchId, warehouse: str, window_s: in
         corrections = take_corrections(warehouse, log, appended)
         is_correction = (F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
         counts = (
-            retimed(appended, corrections.current)
+            retimed(appended, corrections.known.current)
             .agg(
                 F.count("*").alias("rows"),
                 F.count_if("duplicate").alias("duplicates"),

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.log_table import open_log
 from spark.payload_decode import READING_TYPE
-from spark.time_corrections import BOOT, current, open_corrections, retimed
+from spark.time_corrections import known_corrections, retimed
 
 
 def is_reading() -> Column:
@@ -49,19 +49,15 @@ def readings(log: DataFrame, corrections: DataFrame) -> DataFrame:
 
 
 def open_readings(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the warehouse's `readings`, which SQL then finds as the temporary view `readings`."""
+    """Return the warehouse's `readings`, which SQL then finds as the temporary view `readings`.
+
+    Times are put right by the corrections that there are now: opened anew, it has those that came since.
+    """
     log = open_log(spark, warehouse)
-    corrections = current(open_corrections(spark, warehouse, log))
-    wrong = F.broadcast(corrections.where("correction.wrong_until_us is not null").select(*BOOT))
-    # Most readings were sent by a synced clock that nobody took back: no correction moves them. Kept apart, a query's
-    # event times find their files as if there were no corrections.
-    may_move = F.col("boot_time_error_us").isNotNull()
-    parts = (
-        readings(log.where(~may_move).join(wrong, list(BOOT), "left_anti"), corrections.where(F.lit(False))),
-        readings(log.where(~may_move).join(wrong, list(BOOT), "left_semi"), corrections),
-        readings(log.where(may_move), corrections),
-    )
-    settled, wrongly_told, unsettled = parts
-    view = settled.unionByName(wrongly_told).unionByName(unsettled)
+    corrections = known_corrections(spark, warehouse, log)
+    may_move = corrections.may_move() if corrections.told_us else F.lit(False)
+    # Kept apart, what no correction moves is found by its event time as if there were none.
+    settled = readings(log.where(~may_move), corrections.current.where(F.lit(False)))
+    view = settled.unionByName(readings(log.where(may_move), corrections.current))
     view.createOrReplaceTempView("readings")
     return view

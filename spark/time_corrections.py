@@ -50,18 +50,40 @@ DISTANCE_US = "(cast(boot_time_us as decimal(19,0)) - cast(correction.boottime_u
 
 
 @dataclass(frozen=True, slots=True)
+class Corrections:
+    """All corrections that were known at one moment."""
+
+    current: DataFrame
+    """As `current` yields them."""
+    told_us: dict[str, int]
+    """When each boot was last told of: later readings are moved by nothing."""
+    wrong_boots: frozenset[str]
+    """Boots of which something was told that was wrong."""
+
+    def may_move(self) -> Column:
+        """Where in `log` readings stand that a correction may move, in literals, so that Delta passes over other files.
+
+        Most readings were sent by a synced clock that nobody took back.
+        """
+        return F.col("boot_time_error_us").isNotNull() | F.col("gateway_boot").isin(*self.wrong_boots)
+
+    def may_move_to(self, from_us: int) -> Column:
+        """Those of them that may have been moved to a time from `from_us` on, whatever was sent."""
+        boots = [boot for boot, told_us in self.told_us.items() if from_us <= told_us + TOLD_SLACK_US]
+        if not boots:
+            return F.lit(False)
+        return self.may_move() & F.col("gateway_boot").isin(*boots) if len(boots) <= BOOTS_MAX else self.may_move()
+
+
+@dataclass(frozen=True, slots=True)
 class BatchCorrections:
     """What the windows of one batch need to know of corrections."""
 
-    current: DataFrame
-    """As `current` yields them: of all that are known, this batch's among them."""
+    known: Corrections
+    """This batch's among them."""
     brought: DataFrame
     """All versions of the boots that this batch tells of; `wrong_until_us`: when the last that supersedes was made."""
     brought_boots: frozenset[str]
-    wrong_boots: frozenset[str]
-    """Boots of which something was told that was wrong; of all that are known."""
-    told_us: dict[str, int]
-    """When a boot was last told of, of all that are known: later readings are moved by nothing."""
 
 
 def corrections_schema() -> StructType:
@@ -108,45 +130,60 @@ def corrections_in(log: DataFrame) -> DataFrame:
     return told.select(*(F.col(field.name).cast(field.dataType) for field in corrections_schema()))
 
 
+def known_corrections(spark: SparkSession, warehouse: str, log: DataFrame) -> Corrections:
+    """Return what is known now."""
+    return _known(spark, _collected(open_corrections(spark, warehouse, log)))
+
+
 def take_corrections(warehouse: str, log: DataFrame, appended: DataFrame) -> BatchCorrections:
     """Store the corrections that a batch brings, and return what is known now. Doing it again changes nothing.
 
     `appended` is the batch's part of `log`.
     """
     spark = log.sparkSession
-    known = open_corrections(spark, warehouse, log)
-    # Without a file there is nothing to be read, and most warehouses have none: a job less in every batch.
-    stored = known.collect() if known.inputFiles() else []
+    stored = _collected(open_corrections(spark, warehouse, log))
     # Copies of those that stand in `log` already too: the run that read them first may have died before it came here.
     is_correction = (F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull()
     told = appended.where(is_correction).select("lane", "ce_id").distinct().collect()
-    if not told:
-        return _of_batch(spark, stored, [])
-    # The lanes prune, the identities decide.
-    lanes, ids = {row.lane for row in told}, [row.ce_id for row in told]
-    brought = corrections_in(log.where(F.col("lane").isin(*lanes) & F.col("ce_id").isin(*ids))).collect()
-    stored_ids = {row.ce_id for row in stored}
-    new = [row for row in brought if row.ce_id not in stored_ids]
-    _frame(spark, new, SCHEMA).write.format("delta").mode("append").save(corrections_path(warehouse))
-    return _of_batch(spark, stored + new, brought)
-
-
-def _of_batch(spark: SparkSession, known: list[Row], brought: list[Row]) -> BatchCorrections:
+    brought: list[Row] = []
+    if told:
+        # The lanes prune, the identities decide.
+        lanes, ids = {row.lane for row in told}, [row.ce_id for row in told]
+        brought = corrections_in(log.where(F.col("lane").isin(*lanes) & F.col("ce_id").isin(*ids))).collect()
+        stored_ids = {row.ce_id for row in stored}
+        new = [row for row in brought if row.ce_id not in stored_ids]
+        _frame(spark, new, SCHEMA).write.format("delta").mode("append").save(corrections_path(warehouse))
+        stored += new
     boots = {_boot(row) for row in brought}
-    wrong_until: dict[tuple[str, ...], int] = {}
-    told: dict[str, int] = {}
-    for row in known:
-        told[row.gateway_boot] = max(row.told_us, told.get(row.gateway_boot, row.told_us))
-        if row.supersedes:
-            wrong_until[_boot(row)] = max(row.told_us, wrong_until.get(_boot(row), row.told_us))
-    versions = [(*row, wrong_until.get(_boot(row))) for row in known if _boot(row) in boots]
+    wrong_until_us = _wrong_until_us(stored)
+    versions = [(*row, wrong_until_us.get(_boot(row))) for row in stored if _boot(row) in boots]
     return BatchCorrections(
-        current=current(_frame(spark, known, SCHEMA)),
-        brought=_frame(spark, versions, f"{SCHEMA}, wrong_until_us bigint"),
-        brought_boots=frozenset(boot for *_, boot in boots),
-        wrong_boots=frozenset(boot for *_, boot in wrong_until),
-        told_us=told,
+        _known(spark, stored),
+        _frame(spark, versions, f"{SCHEMA}, wrong_until_us bigint"),
+        frozenset(boot for *_, boot in boots),
     )
+
+
+def _collected(corrections: DataFrame) -> list[Row]:
+    # Without a file there is nothing to be read, and most warehouses have none: a job less in every batch.
+    return corrections.collect() if corrections.inputFiles() else []
+
+
+def _known(spark: SparkSession, rows: list[Row]) -> Corrections:
+    told_us: dict[str, int] = {}
+    for row in rows:
+        told_us[row.gateway_boot] = max(row.told_us, told_us.get(row.gateway_boot, row.told_us))
+    wrong_boots = frozenset(boot for *_, boot in _wrong_until_us(rows))
+    return Corrections(current(_frame(spark, rows, SCHEMA)), told_us, wrong_boots)
+
+
+def _wrong_until_us(rows: list[Row]) -> dict[tuple[str, ...], int]:
+    """When the last correction was made of each boot that took back what was told of it."""
+    wrong_until_us: dict[tuple[str, ...], int] = {}
+    for row in rows:
+        if row.supersedes:
+            wrong_until_us[_boot(row)] = max(row.told_us, wrong_until_us.get(_boot(row), row.told_us))
+    return wrong_until_us
 
 
 def _boot(row: Row) -> tuple[str, ...]:
@@ -240,8 +277,7 @@ def readings_moved(records: DataFrame, corrections: BatchCorrections) -> DataFra
     One row for each of these times: `event_time` and `event_date`, as sent and by each version. A few more than were
     really moved, which changes nothing in tables that are computed from what there is.
     """
-    may_move = F.col("boot_time_error_us").isNotNull() | F.col("gateway_boot").isin(*corrections.wrong_boots)
-    candidates = records.where(F.col("gateway_boot").isin(*corrections.brought_boots) & may_move)
+    candidates = records.where(F.col("gateway_boot").isin(*corrections.brought_boots) & corrections.known.may_move())
     values = [name for name in corrections.brought.columns if name not in BOOT]
     versions = corrections.brought.select(*BOOT, F.struct(*values).alias("correction"))
     joined = candidates.join(F.broadcast(versions), list(BOOT)).withColumn("mended_us", mended_us())
@@ -253,15 +289,3 @@ def readings_moved(records: DataFrame, corrections: BatchCorrections) -> DataFra
         *(name for name in records.columns if name not in {"event_time", "event_date"}),
         F.inline(F.array(sent, by_version)),
     )
-
-
-def moved_to(corrections: BatchCorrections, from_us: int) -> Column:
-    """Where in `log` readings stand that corrections may have moved to a time from `from_us` on, whatever was sent.
-
-    In literals, so that Delta passes over files without such readings: most have none.
-    """
-    boots = [boot for boot, told_us in corrections.told_us.items() if from_us <= told_us + TOLD_SLACK_US]
-    if not boots:
-        return F.lit(False)
-    may_move = F.col("boot_time_error_us").isNotNull() | F.col("gateway_boot").isin(*corrections.wrong_boots)
-    return may_move & F.col("gateway_boot").isin(*boots) if len(boots) <= BOOTS_MAX else may_move

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from spark.log_table import IMPLAUSIBLE_DATE, BatchId
 from spark.payload_decode import VALUE_TYPE
 from spark.readings_view import is_reading, readings
-from spark.time_corrections import BatchCorrections, moved_to, readings_moved
+from spark.time_corrections import BatchCorrections, readings_moved
 
 WINDOW_S = 60
 DAY_US = 86_400 * 1_000_000
@@ -169,7 +169,7 @@ def merge_batch(  # noqa: PLR0913, PLR0917 - what the job knows of one batch
     # Windows of duplicates too: they come out as they are, unless a run with another checkpoint, which read these
     # records first, died between its append and its merge.
     copies = appended.withColumn("duplicate", F.lit(False))
-    touched = windowed(readings(copies, corrections.current), window_s).select(*KEY)
+    touched = windowed(readings(copies, corrections.known.current), window_s).select(*KEY)
     if corrections.brought_boots:
         moved = readings_moved(log.where(is_reading()), corrections).withColumns(
             {"metric": F.explode(F.map_keys("metrics"))}
@@ -181,14 +181,14 @@ def merge_batch(  # noqa: PLR0913, PLR0917 - what the job knows of one batch
         spans = time_spans((row.start_us for row in starts), window_s)
         if not spans:
             return Revisions(late=0, revised=0)
-        near = log.where(_within(spans) | moved_to(corrections, spans[0].start_us))
-        candidates = windowed(readings(near, corrections.current), window_s)
+        near = log.where(_within(spans) | corrections.known.may_move_to(spans[0].start_us))
+        candidates = windowed(readings(near, corrections.known.current), window_s)
         # A window that has no readings any more comes out with `n` 0.
         fresh = aggregated(candidates.join(keys, list(KEY), "right"), window_s)
         _merge(log.sparkSession, warehouse, fresh, spans, batch)
     finally:
         keys.unpersist()
-    own = windowed(readings(appended, corrections.current), window_s)
+    own = windowed(readings(appended, corrections.known.current), window_s)
     return _revisions(open_windows(log.sparkSession, warehouse), own, spans, batch)
 
 

@@ -295,12 +295,13 @@ def read_correction(event: Event) -> Correction:
     boot, supersedes = body.get("boot"), body.get("supersedes")
     if not isinstance(boot, str) or isinstance(boot, NumberText) or not isinstance(supersedes, bool):
         raise UnreadableError
-    if body.get("quality") not in {"synced", "bounded"}:
+    quality = body.get("quality")
+    if not isinstance(quality, str) or quality not in {"synced", "bounded"}:
         raise UnreadableError
     return Correction(
         boot=(event.namespace, event.gateway, boot),
         version=number("version", 1),
-        quality=str(body["quality"]),
+        quality=quality,
         boottime_us=number("boottime_us"),
         offset_us=number("offset_us"),
         rate_ppm=rate("rate_ppm", -100_000),
