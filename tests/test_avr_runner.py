@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import serial
 
+from gateway.clock_gateway import boottime_us
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from sluice_sim.avr import AvrOptions, build_firmware, main_avr, start_boards
 from sluice_sim.avr_board import (
@@ -91,6 +92,18 @@ class Listener:
         while oldest in self.samples:
             oldest += 1
         return oldest
+
+    def until_reply(self, nonce: int) -> tuple[int, Reply]:
+        """Wait for the answer to a PROBE: when it came, in CLOCK_BOOTTIME, and what it says."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            got = self.port.read(self.port.in_waiting or 1)
+            received_us = boottime_us()
+            for frame in self.decoder.feed(got):
+                if isinstance(frame, Reply) and frame.nonce == nonce:
+                    return received_us, frame
+                self._answer(frame)
+        raise AssertionError(f"no answer to PROBE {nonce}")
 
     def until_hello(self) -> Hello:
         """Wait for another one than there has been."""
@@ -423,6 +436,40 @@ def test_at_another_speed_bytes_come_and_nothing_is_understood(bench: Bench, bau
     line.until_samples(2)
 
 
+def test_bytes_take_their_time_on_the_line_both_ways_however_late_the_board_is(bench: Bench) -> None:
+    """A gateway takes that time off a round trip: were one byte early, the bounds of its times would be no bounds."""
+    board = bench.on(interval_ms=20)
+    line = bench.listen(board)
+    line.until_samples(1)
+    draw = random.Random(3)  # noqa: S311 - repeatable is the point
+    trips = []
+    for nonce in range(80):
+        probe = encode_frame(Probe(nonce))
+        if nonce % 4 == 0:
+            # It lags behind then, and must not hear in its past what is sent to it now.
+            board.process.send_signal(signal.SIGSTOP)
+            time.sleep(draw.uniform(0.01, 0.1))
+        sent_us = boottime_us()
+        line.port.write(probe)
+        if nonce % 4 == 0:
+            time.sleep(draw.uniform(0.0, 0.03))
+            board.process.send_signal(signal.SIGCONT)
+        received_us, reply = line.until_reply(nonce)
+        trips.append((sent_us, len(probe), reply, received_us))
+        time.sleep(draw.uniform(0.0, 0.005))
+    line.until_samples(5)
+    bench.off()
+    taken_us = board.taken_us()
+    assert line.hello is not None
+    # The chip's clock is exact here, and a sample is taken as soon as its millisecond begins.
+    began_us = min(taken_us[_boot(line.hello), sequence] - 1000 * tick for sequence, tick in line.ticks.items())
+    byte_us, slack_us = 10 * 416 / 16, 50
+    for sent_us, sent_bytes, reply, received_us in trips:
+        read_us = began_us + 1000 * reply.tick_ms + reply.tick_us
+        assert sent_us + sent_bytes * byte_us <= read_us + slack_us
+        assert read_us + len(encode_frame(reply)) * byte_us <= received_us + slack_us
+
+
 def test_an_adapter_at_a_wrong_speed_by_command(bench: Bench) -> None:
     board = bench.on()
     line = bench.listen(board)
@@ -488,14 +535,19 @@ def test_a_wrong_command_is_told_and_changes_nothing(bench: Bench, capfd: pytest
 # --- Pure parts, compiled for this machine
 
 
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    library = tmp_path_factory.mktemp("parts") / "parts.so"
+@pytest.fixture
+def parts(tmp_path: Path) -> ctypes.CDLL:
+    # Made anew each time: it has a state.
+    library = tmp_path / "parts.so"
     sources = [str(SOURCES / "pace.c"), str(SOURCES / "uart_bits.c")]
     subprocess.run(["gcc", "-shared", "-fPIC", "-std=gnu11", "-o", str(library), *sources], check=True)
     made = ctypes.CDLL(str(library))
     made.pace_start.argtypes = made.pace_due.argtypes = made.pace_ran.argtypes = [ctypes.c_uint64]
     made.pace_due.restype = ctypes.c_uint64
+    made.pace_stood_still_us.argtypes = [ctypes.c_uint64]
+    made.pace_stood_still_us.restype = ctypes.c_uint64
+    made.pace_time_us.argtypes = [ctypes.c_uint64]
+    made.pace_time_us.restype = ctypes.c_double
     made.pace_set_ppm.argtypes = [ctypes.c_double]
     size, buffer = ctypes.c_size_t, ctypes.c_char_p
     made.uart_hear.argtypes = [buffer, size, ctypes.c_double, ctypes.c_double, ctypes.c_char_p, size]
@@ -522,8 +574,32 @@ def test_an_oscillator_runs_wrong_by_its_ppm_and_no_cycle_is_forgotten(parts: ct
 def test_after_a_standstill_the_chip_does_not_hurry(parts: ctypes.CDLL) -> None:
     parts.pace_set_ppm(0)
     parts.pace_start(0)
+    assert parts.pace_stood_still_us(9_000_000) == 0, "what it missed it makes up for"
+    assert parts.pace_stood_still_us(3_600_000_000) == 3_600_000_000
     assert parts.pace_due(3_600_000_000) == 0
+    assert parts.pace_stood_still_us(3_600_001_000) == 0
     assert abs(parts.pace_due(3_600_001_000) - 16_000) <= 8
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_cycle_has_its_time_by_the_oscillator_alone_and_none_runs_before_it(parts: ctypes.CDLL, seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 - repeatable is the point
+    start_us = now_us = 1_000_000_000_000
+    ran, ppm, exact_us = 0, 0.0, 0.0
+    parts.pace_start(now_us)
+    for _ in range(300):
+        now_us += draw.choice((1_000, 4_000, 500_000))
+        if draw.random() < 0.1:
+            ppm = draw.uniform(-10_000, 10_000)
+            parts.pace_set_ppm(ppm)
+        # A busy machine gets no further than this.
+        for _ in range(draw.choice((1, 300))):
+            cycles = parts.pace_due(now_us)
+            parts.pace_ran(cycles)
+            ran += cycles
+            exact_us += cycles / (16 * (1 + ppm / 1e6))
+            assert start_us + exact_us <= now_us + 0.1
+        assert abs(parts.pace_time_us(ran) - start_us - exact_us) < 0.1
 
 
 def heard(parts: ctypes.CDLL, sent: bytes, sent_baud: float, own_baud: float) -> bytes:

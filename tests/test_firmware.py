@@ -553,7 +553,7 @@ async def test_over_mqtt_samples_arrive_with_identity_value_and_tick(tmp_path: P
     assert [reading["seq"] for reading in readings] == list(range(boot["taken"]))
     assert {reading["boot"] for reading in readings} == {boot["boot"]}
     assert all(abs(b["tick"] - a["tick"] - 100) <= 1 for a, b in pairwise(readings))
-    taken = [int(line.split(",")[-1]) for line in board.samples.read_text().splitlines() if line[0].isdigit()]
+    taken = [int(line.split(",")[2]) for line in board.samples.read_text().splitlines() if line[0].isdigit()]
     assert [round(100 * reading["celsius"]) for reading in readings] == taken
 
 

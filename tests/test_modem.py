@@ -39,8 +39,9 @@ bool chip_is_on(void) { return harness_chip_is_on; }
 void fault_log_link(const char *words) { strcpy(harness_link, words); }
 size_t line_room(void) { return harness_room; }
 void line_set_far_baud(double baud) { (void)baud; }
-void line_to_chip(const uint8_t *bytes, size_t count)
+void line_to_chip(const uint8_t *bytes, size_t count, uint64_t since_us)
 {
+	(void)since_us;
 	memcpy(harness_to_chip + harness_to_chip_count, bytes, count);
 	harness_to_chip_count += count;
 }
@@ -142,7 +143,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("modem")
     (directory / "harness.c").write_text(HARNESS)
     library = directory / "modem.so"
-    sources = [str(directory / "harness.c"), str(RUNNER / "modem.c"), str(RUNNER / "uart_bits.c")]
+    sources = [str(directory / "harness.c"), *(str(RUNNER / part) for part in ("modem.c", "system.c", "uart_bits.c"))]
     flags = ["-shared", "-fPIC", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", str(RUNNER)]
     subprocess.run(["gcc", *flags, "-o", str(library), *sources], check=True)
     return library

@@ -5,6 +5,7 @@
 
 #include <simavr/avr_adc.h>
 
+#include "chip.h"
 #include "pace.h"
 #include "system.h"
 
@@ -51,9 +52,10 @@ static void conversion_starts(avr_irq_t *irq, uint32_t value, void *unused)
 		mv = noise % REFERENCE_MV;
 	} else if (input.mux.src == 0) {
 		mv = temperature_mv((double)analogue.now_us() / 1e6);
-		/* One measurement is many conversions; it counts as taken when the first of them begins. */
+		/* One measurement is many conversions; it counts as taken when the first of them begins: no word of the
+		 * firmware's is taken for when. */
 		if (!analogue.measures)
-			analogue.began_us = pace_real_us();
+			analogue.began_us = (uint64_t)pace_time_us(chip_cycle());
 		analogue.measures = true;
 	}
 	avr_raise_irq(avr_io_getirq(analogue.avr, AVR_IOCTL_ADC_GETIRQ, ADC_IRQ_ADC0 + input.mux.src), mv);

@@ -8,7 +8,7 @@
 
 void analogue_connect(avr_t *avr, uint64_t seed, uint64_t (*now_us)(void));
 
-/* When the measurement that is over began, in microseconds since 1970; the next conversion begins another one. */
+/* When the measurement that is over began, in CLOCK_BOOTTIME; the next conversion begins another one. */
 uint64_t analogue_measured_us(void);
 
 #endif

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE /* ppoll */
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -62,17 +63,27 @@ static void wait_for_something(bool modem, uint64_t timeout_us)
 	ppoll(of_interest, sizeof of_interest / sizeof *of_interest, &timeout, NULL);
 }
 
+static void note_standstill(uint64_t now_us)
+{
+	uint64_t stood_us = pace_stood_still_us(now_us);
+	if (!stood_us)
+		return;
+	char words[96];
+	snprintf(words, sizeof words, "its clock stood still for %" PRIu64 " ms, as this machine did", stood_us / 1000);
+	fault_log(words);
+}
+
 static void live(const struct settings *settings)
 {
-	uint64_t saved_us = monotonic_us(), line_used_us = 0;
+	uint64_t saved_us = boottime_us(), line_used_us = 0;
 	pace_start(saved_us);
 	while (!stop_asked) {
-		uint64_t at_us = monotonic_us();
+		uint64_t at_us = boottime_us();
+		note_standstill(at_us);
 		control_obey();
 		if (inhibit_asked && !chip_inhibited())
 			chip_inhibit(true);
 		inhibit_asked = 0;
-		/* First the chip catches up, then it hears what came: the other way round it would hear it too early. */
 		pace_ran(chip_run(pace_due(at_us)));
 		if (settings->modem ? modem_exchange() : port_exchange())
 			line_used_us = at_us;
@@ -104,7 +115,7 @@ static __attribute__((noreturn)) void usage(FILE *to, int status)
 	      "  --modem         an ESP-AT module at the UART instead, with this machine's TCP\n"
 	      "  --eeprom FILE   the EEPROM's 1024 bytes; an erased one where there is no file\n"
 	      "  --ledger FILE   account of what the firmware took, sent, saw acknowledged and dropped\n"
-	      "  --samples FILE  every sample as CSV, appended: boot,sequence,centi_celsius,time_us\n"
+	      "  --samples FILE  every sample as CSV, appended: boot,sequence,centi_celsius,time_us,boottime_us\n"
 	      "  --control PATH  named pipe to make, for commands to the running board, one a line\n"
 	      "  --faults FILE   what was done to the board and when, as JSON lines, appended\n"
 	      "  --seed N        which temperatures the sensor measures and which bytes noise hits (default 0)\n"

@@ -43,7 +43,7 @@ static struct {
 
 	bool off;
 	uint64_t off_cycles; /* how long it still stays off */
-	uint64_t passed_cycles;
+	uint64_t off_cycles_passed;
 	enum reset_cause cause;
 	uint32_t write_off_ms;
 
@@ -254,9 +254,7 @@ static uint64_t run(uint64_t cycles)
 	avr_cycle_count_t first = avr->cycle, last = first + cycles;
 	avr_cycle_timer_register(avr, cycles, end_of_slice, NULL);
 	while (avr->cycle < last && !chip.off) {
-		avr_cycle_count_t before = avr->cycle;
 		int state = avr_run(avr);
-		chip.passed_cycles += avr->cycle - before;
 		if (state == cpu_Done || state == cpu_Crashed)
 			fail("the firmware %s at program address 0x%04x", state == cpu_Done ? "ended" : "crashed",
 			     avr->pc);
@@ -274,7 +272,7 @@ uint64_t chip_run(uint64_t cycles)
 		}
 		uint64_t off = cycles - passed < chip.off_cycles ? cycles - passed : chip.off_cycles;
 		chip.off_cycles -= off;
-		chip.passed_cycles += off;
+		chip.off_cycles_passed += off;
 		passed += off;
 		if (chip.off_cycles == 0)
 			power_on();
@@ -284,7 +282,12 @@ uint64_t chip_run(uint64_t cycles)
 
 uint64_t chip_us(void)
 {
-	return chip.passed_cycles / (CHIP_HZ / 1000000);
+	return chip_cycle() / (CHIP_HZ / 1000000);
+}
+
+uint64_t chip_cycle(void)
+{
+	return chip.avr->cycle + chip.off_cycles_passed;
 }
 
 double chip_baud(void)

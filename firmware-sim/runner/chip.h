@@ -23,8 +23,10 @@ avr_t *chip_make(const char *elf_path, const char *eeprom_path, uint64_t seed);
 /* Let that many cycles of the chip's clock pass, whether it runs or is off. Gives how many passed: a few more. */
 uint64_t chip_run(uint64_t cycles);
 
-/* Time since the board was switched on, by the chip's own clock; resets do not start it anew. */
+/* Time since the board was switched on, by the chip's own clock, and the cycles of which it is made; resets do not start
+ * it anew. */
 uint64_t chip_us(void);
+uint64_t chip_cycle(void);
 
 bool chip_is_on(void);
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "system.h"
+
 struct range {
 	uint32_t first, last;
 };
@@ -106,7 +108,7 @@ bool ledger_file_open_samples(const char *path)
 {
 	ledger.samples = fopen(path, "ae");
 	if (ledger.samples && ftell(ledger.samples) == 0)
-		fputs("boot,sequence,centi_celsius,time_us\n", ledger.samples);
+		fputs("boot,sequence,centi_celsius,time_us,boottime_us\n", ledger.samples);
 	return ledger.samples != NULL;
 }
 
@@ -139,12 +141,12 @@ bool ledger_file_boot(const char *device, uint32_t boot, uint32_t incarnation)
 	return !ledger.earlier || !strstr(ledger.earlier, label);
 }
 
-void ledger_file_taken(uint32_t sequence, int32_t centi_celsius, uint64_t time_us)
+void ledger_file_taken(uint32_t sequence, int32_t centi_celsius, uint64_t boottime_us)
 {
 	ledger.taken++;
 	if (ledger.samples)
-		fprintf(ledger.samples, "%s,%" PRIu32 ",%" PRId32 ",%" PRIu64 "\n", ledger.boot, sequence, centi_celsius,
-			time_us);
+		fprintf(ledger.samples, "%s,%" PRIu32 ",%" PRId32 ",%" PRIu64 ",%" PRIu64 "\n", ledger.boot, sequence,
+			centi_celsius, boottime_us + boot_began_us(), boottime_us);
 	ledger.changed = true;
 }
 

@@ -11,7 +11,7 @@
 enum { LINE_BYTES_MAX = 4096 };
 
 struct timed_byte {
-	uint64_t at_us; /* by chip_us */
+	uint64_t at_us; /* when the line has carried it, by chip_us */
 	uint8_t byte;
 };
 
@@ -31,12 +31,15 @@ void line_force_far_baud(double baud);
 
 /* How many bytes the line takes now on their way to the chip; more of them are lost. */
 size_t line_room(void);
-void line_to_chip(const uint8_t *bytes, size_t count);
+/* They begin to go over the line at a time of CLOCK_BOOTTIME: a chip that is behind does not hear them before they were
+ * sent. 0: at once. */
+void line_to_chip(const uint8_t *bytes, size_t count, uint64_t since_us);
 
-/* Take what the other end hears of what the chip sent since the last call. Gives how many, at most LINE_BYTES_MAX. */
+/* Take what the other end has heard of what the chip sent since the last call: whole bytes, each as long on the line as
+ * its bits are. Gives how many, at most LINE_BYTES_MAX. */
 size_t line_from_chip(struct timed_byte *heard);
 
-/* Whether bytes are on their way to the chip. */
+/* Whether bytes are on their way, either way. */
 bool line_busy(void);
 
 /* After a reset the chip's UART is empty. */

@@ -14,6 +14,7 @@
 #include "chip.h"
 #include "fault_log.h"
 #include "line.h"
+#include "system.h"
 #include "uart_bits.h"
 
 enum {
@@ -75,7 +76,7 @@ static struct {
 
 static void say(const char *text)
 {
-	line_to_chip((const uint8_t *)text, strlen(text));
+	line_to_chip((const uint8_t *)text, strlen(text), 0);
 }
 
 /* Said without being asked: not while bytes go through. */
@@ -263,7 +264,7 @@ static bool receive_from_network(void)
 		snprintf(header, sizeof header, "\r\n+IPD,%zd:", got);
 		say(header);
 	}
-	line_to_chip(bytes, (size_t)got);
+	line_to_chip(bytes, (size_t)got, boottime_us());
 	return true;
 }
 
@@ -385,7 +386,7 @@ static void obey(const char *command)
 static void take_command_byte(uint8_t byte)
 {
 	if (modem.echo)
-		line_to_chip(&byte, 1);
+		line_to_chip(&byte, 1, 0);
 	if (byte != '\n') {
 		/* A line that is too long keeps its end's \r; no command is so long. */
 		if (modem.command_length == sizeof modem.command - 1)
@@ -574,7 +575,8 @@ void modem_restart(void)
 	modem.command_length = modem.plus_count = 0;
 	modem.booted_at_us = chip_us() + BOOT_US;
 	line_to_chip(misread, uart_hear((const uint8_t *)boot_rom, sizeof boot_rom - 1, BOOT_ROM_BAUD, BAUD, misread,
-					sizeof misread));
+					sizeof misread),
+		     0);
 }
 
 void modem_start(void)

@@ -187,7 +187,7 @@ bool port_exchange(void)
 		ssize_t got = read(port.master, bytes, line_room());
 		if (got <= 0)
 			break;
-		line_to_chip(bytes, (size_t)got);
+		line_to_chip(bytes, (size_t)got, boottime_us());
 		moved = true;
 		if (!chip_is_on())
 			break;

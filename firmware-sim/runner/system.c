@@ -26,14 +26,28 @@ static uint64_t clock_us(clockid_t which)
 	return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-uint64_t monotonic_us(void)
+uint64_t boottime_us(void)
 {
-	return clock_us(CLOCK_MONOTONIC);
+	return clock_us(CLOCK_BOOTTIME);
 }
 
 uint64_t realtime_us(void)
 {
 	return clock_us(CLOCK_REALTIME);
+}
+
+uint64_t boot_began_us(void)
+{
+	uint64_t began_us = 0, narrowest_us = UINT64_MAX;
+	/* Whoever is interrupted between two clocks looks again. */
+	for (unsigned tries = 0; tries < 5 && narrowest_us > 2; tries++) {
+		uint64_t before_us = boottime_us(), wall_us = realtime_us(), width_us = boottime_us() - before_us;
+		if (width_us < narrowest_us) {
+			narrowest_us = width_us;
+			began_us = wall_us - before_us - width_us / 2;
+		}
+	}
+	return began_us;
 }
 
 void fill_random(void *to, size_t length)

@@ -8,8 +8,11 @@
 /* Print "avr-runner: " and the message, and end with exit code 1. */
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
-uint64_t monotonic_us(void);
+uint64_t boottime_us(void); /* CLOCK_BOOTTIME */
 uint64_t realtime_us(void); /* since 1970 */
+
+/* What CLOCK_BOOTTIME counts from, in microseconds since 1970, as the wall clock has it now. */
+uint64_t boot_began_us(void);
 
 /* Bytes that no seed repeats. */
 void fill_random(void *to, size_t length);

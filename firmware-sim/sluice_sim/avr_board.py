@@ -1,5 +1,6 @@
 """One simulated board: the process that runs it, its files, and the commands that are given to it."""
 
+import csv
 import errno
 import json
 import os
@@ -71,8 +72,21 @@ class Board:
 
     @property
     def samples(self) -> Path:
-        """Every sample: `boot,sequence,centi_celsius,time_us`, the true time in microseconds since 1970."""
+        """Every sample: `boot,sequence,centi_celsius,time_us,boottime_us`, its true time since 1970 and by `taken_us`."""
         return self.ledger.with_suffix(".samples")
+
+    def taken_us(self) -> dict[tuple[str, int], int]:
+        """When each sample was taken in truth, by boot and sequence; half a second old while the board runs.
+
+        Microseconds of this machine's CLOCK_BOOTTIME: what the board's oscillator makes of its cycles up to the first
+        conversion, exact to some microseconds. The firmware, and the gateway, have no part in it.
+        """
+        if not self.samples.exists():
+            return {}
+        lines = self.samples.read_text(encoding="utf-8").splitlines(keepends=True)
+        # A line that is just being written is left out.
+        rows = csv.DictReader(line for line in lines if line.endswith("\n"))
+        return {(row["boot"], int(row["sequence"])): int(row["boottime_us"]) for row in rows}
 
     def port(self) -> Path | None:
         """Give the link under which the adapter is plugged in now; none while it is unplugged."""

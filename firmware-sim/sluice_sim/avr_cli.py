@@ -126,7 +126,7 @@ def avr(count: int, directory: Path, interval_ms: int, seconds: float, seed: int
     serial.ports = ["DIR/tty-*"] in gateway.toml, with DIR as a whole path: the one that is printed for each board. With
     --build mqtt the boards w1, w2, ... dial the gateway's MQTT listener instead. A board starts again with the boot
     counter of its EEPROM. For each board DIR has NAME.ledger (what its firmware knows of its samples), NAME.samples
-    (every value) and NAME.faults (what was done to it, and when).
+    (every value, and when it was taken in truth) and NAME.faults (what was done to it, and when).
     Exit code 1: a board could not run, no gateway opened its port, or no listener let it in.
     """
     _refuse_useless(others["build"])
