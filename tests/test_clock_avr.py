@@ -1,0 +1,266 @@
+"""Event times against the truth: real firmware in simavr, oscillators that are off, and the chips' own cycles as judge.
+
+A board's `.samples` say when each sample was taken, in this machine's CLOCK_BOOTTIME; neither the firmware nor the
+gateway has a part in that. All boards run side by side, through one minute: each has its fate.
+"""
+
+import asyncio
+import random
+import secrets
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from gateway.clock_device import OSCILLATORS
+from gateway.clock_gateway import boottime_us
+from gateway.device_clocks import DeviceClocks
+from gateway.ingress_serial import SerialIngress
+from gateway.reading import Reading, Recalled
+from gateway.settings import SerialSettings
+from sluice_sim.avr import FIRMWARE, Board, Wiring, build_firmware, inhibit_sampling, start_board, stop_boards
+from sluice_sim.provision import provision
+from tests.board_scene import is_settled
+from tests.clock_world import Judged, share
+from tests.mqtt_peers import RecordingIntake
+
+pytestmark = [pytest.mark.avr, pytest.mark.timeout(300)]
+
+PPMS = (-8000, -2000, 0, 50, 8000)
+INTERVAL_MS = 50
+RING_SAMPLES = 64
+RUNS_S = 68.0
+"""A sensor that is probed once a minute then has its second probe of those, after the first few."""
+PROBE_INTERVALS_S = {"often": 1.0, "seldom": 60.0, "fates": 2.0}
+SETTLE_S_MAX = 60.0
+READINGS_MIN = 300
+WRAP_MS = 2**32
+WRAPS_AFTER_MS = 30_000
+
+
+class Storing(RecordingIntake):
+    """Stores what serial lines give it, at once."""
+
+    async def recall(self, device: str, boot: str) -> Recalled:
+        of_run = (each for each in self.stored if (device_of(each), each.device_boot) == (device, boot))
+        return Recalled(frozenset(each.device_sequence for each in of_run if each.device_sequence is not None), 0)
+
+    def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
+        raise AssertionError(f"{device} on {subject} at {received_us}: {reason}: {payload!r}")
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A reading as it was stored, and when it was taken in truth."""
+
+    reading: Reading
+    true_us: int
+
+    @property
+    def judged(self) -> Judged:
+        assert self.reading.event_us is not None, "a probe comes before the first ACK, and that before the first DATA"
+        return Judged(self.true_us, self.reading.event_us, self.reading.event_error_us)
+
+
+@dataclass
+class Outcome:
+    ppm: dict[str, float] = field(default_factory=dict)
+    timed: dict[str, list[Timed]] = field(default_factory=lambda: defaultdict(list))
+    """By board, in the order in which they were stored."""
+    drift_ppm: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of each board's last run, as the gateway found it."""
+    faults: dict[str, list[str]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """What `pytest -s` shows."""
+        lines = [f"{'board':>10} {'ppm':>6} {'readings':>8} {'outside':>7}  error ms p50, max   bound ms p50, max"]
+        for name, timed in self.timed.items():
+            off = sorted(each.judged.off_us / 1000 for each in timed)
+            bound = sorted(each.judged.error_us / 1000 for each in timed)
+            outside = sum(not each.judged.is_within for each in timed)
+            lines.append(
+                f"{name:>10} {self.ppm[name]:6.0f} {len(timed):8} {outside:7}"
+                f"{share(off, 0.5):11.3f} {off[-1]:8.3f}{share(bound, 0.5):10.3f} {bound[-1]:8.3f}"
+            )
+        return "\n".join(lines)
+
+
+def device_of(reading: Reading) -> str:
+    return reading.topic.split("/")[1]
+
+
+# -- what becomes of boards meanwhile ------------------------------------------------------------
+
+
+async def do(board: Board, command: str) -> None:
+    await asyncio.to_thread(board.do, command)
+
+
+async def is_reset(board: Board) -> None:
+    for command in ("reset", "power-cycle 300"):
+        await asyncio.sleep(RUNS_S / 3)
+        await do(board, command)
+
+
+async def loses_its_cable(board: Board) -> None:
+    """For as long as its ring holds what it measures meanwhile."""
+    for command in ("plug same", "plug"):
+        await asyncio.sleep(RUNS_S / 4)
+        await do(board, "unplug")
+        await asyncio.sleep(0.6 * RING_SAMPLES * INTERVAL_MS / 1000)
+        await do(board, command)
+
+
+async def is_stalled(board: Board) -> None:
+    """As by a busy machine: its process gets no time now and then, and makes up for it."""
+    draw = random.Random(1)  # noqa: S311 - repeatable is the point
+    ends = time.monotonic() + RUNS_S - 1
+    while time.monotonic() < ends:
+        await asyncio.sleep(draw.uniform(0.0, 0.7))
+        board.process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(draw.uniform(0.0, 0.3))
+        finally:
+            board.process.send_signal(signal.SIGCONT)
+
+
+async def warms_up(board: Board) -> None:
+    """Its oscillator gets faster by half a part in a million each second."""
+    for second in range(int(RUNS_S) - 2):
+        await do(board, f"ppm {5000 + second / 2}")
+        await asyncio.sleep(1)
+
+
+async def sees_its_tick_wrap(_board: Board) -> None:
+    """See WRAPS_AFTER_MS."""
+
+
+async def is_busy() -> None:
+    """The gateway itself is: it reads late, and is late to send."""
+    while True:
+        await asyncio.sleep(4)
+        time.sleep(0.05)  # noqa: ASYNC251 - that is what is wanted
+
+
+FATES: dict[str, tuple[float, Callable[[Board], Awaitable[None]]]] = {
+    "reset": (-8000, is_reset),
+    "unplugged": (2000, loses_its_cable),
+    "stalled": (8000, is_stalled),
+    "warm": (5000, warms_up),
+    "wraps": (8000, sees_its_tick_wrap),
+}
+STEADY = [f"{group}{number}" for group in ("often", "seldom") for number in range(len(PPMS))]
+
+
+# -- the minute ----------------------------------------------------------------------------------
+
+
+def switch_on(folder: Path, name: str, ppm: float, seed: int) -> Board:
+    folder.mkdir(exist_ok=True)
+    clock_start_ms = WRAP_MS - WRAPS_AFTER_MS if name == "wraps" else None
+    provision(folder / f"{name}.eeprom", name, INTERVAL_MS, clock_start_ms=clock_start_ms)
+    return start_board(folder, name, seed, FIRMWARE, Wiring(ppm=ppm))
+
+
+async def serve(folder: Path, boards: dict[str, Board], intake: Storing, clocks: DeviceClocks) -> None:
+    """Be the gateway's serial lines until each board has had its fate and all that it measured is stored."""
+    async with asyncio.TaskGroup() as tasks:
+        for_ever = [tasks.create_task(is_busy())]
+        for group, interval_s in PROBE_INTERVALS_S.items():
+            settings = SerialSettings((f"{folder / group}/tty-*",), probe_interval_s=interval_s, scan_interval_s=0.1)
+            ingress = SerialIngress(settings, intake, boottime_us, lambda: secrets.randbits(32), clocks)
+            for_ever.append(tasks.create_task(ingress.run()))
+        await asyncio.gather(asyncio.sleep(RUNS_S), *(fate(boards[name]) for name, (_, fate) in FATES.items()))
+        inhibit_sampling([*boards.values()])
+        async with asyncio.timeout(SETTLE_S_MAX):
+            while not all(is_settled(board) for board in boards.values()):
+                await asyncio.sleep(0.5)
+        for task in for_ever:
+            task.cancel()
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    build_firmware()
+    folder = tmp_path_factory.mktemp("boards")
+    made, intake, clocks = Outcome(), Storing(), DeviceClocks()
+    made.ppm |= {name: PPMS[int(name[-1])] for name in STEADY} | {name: ppm for name, (ppm, _) in FATES.items()}
+    boards: dict[str, Board] = {}
+    try:
+        for seed, (name, ppm) in enumerate(made.ppm.items()):
+            boards[name] = switch_on(folder / ("fates" if name in FATES else name[:-1]), name, ppm, seed)
+        asyncio.run(serve(folder, boards, intake, clocks))
+    finally:
+        stop_boards([*boards.values()])
+    true_us = {name: board.taken_us() for name, board in boards.items()}
+    for reading in intake.stored:
+        name = device_of(reading)
+        assert reading.device_boot is not None
+        assert reading.device_sequence is not None
+        made.timed[name].append(Timed(reading, true_us[name][reading.device_boot, reading.device_sequence]))
+    for name, board in boards.items():
+        clock = clocks.find(name, made.timed[name][-1].reading.device_boot or "")
+        assert clock is not None
+        assert clock.drift_ppm is not None
+        made.drift_ppm[name] = clock.drift_ppm
+        made.faults[name] = [fault["fault"] for fault in board.faults()]
+    print(made)  # noqa: T201 - `pytest -s` shows it, and a failure
+    return made
+
+
+def test_every_reading_was_taken_within_the_bound_of_its_time(outcome: Outcome) -> None:
+    assert outcome.timed.keys() == outcome.ppm.keys()
+    stood_still = [fault for faults in outcome.faults.values() for fault in faults if "stood still" in fault]
+    assert not stood_still, "this machine gave boards no time for ten seconds: nothing can be said"
+    for name, timed in outcome.timed.items():
+        assert len(timed) >= READINGS_MIN
+        outside = [each for each in timed if not each.judged.is_within]
+        assert not outside, f"{name}: {[(each.reading.device_sequence, each.judged) for each in outside[:5]]}"
+        # Nor was one received before it was taken: the judge itself would be wrong.
+        assert all(each.true_us <= each.reading.received_us for each in timed)
+
+
+def test_times_are_better_than_those_of_receipt_and_bounds_are_of_use(outcome: Outcome) -> None:
+    """On any machine: the busier it is, the longer a round trip takes, and the later a reading comes too."""
+    for name in STEADY:
+        timed = outcome.timed[name]
+        bound_us = share(sorted(each.judged.error_us for each in timed), 0.5)
+        assert bound_us < 1_000_000, name
+        if name.startswith("often"):
+            late_us = share(sorted(each.reading.received_us - each.true_us for each in timed), 0.5)
+            assert share(sorted(each.judged.off_us for each in timed), 0.5) < late_us, name
+
+
+def test_the_rate_that_was_found_contains_the_true_one(outcome: Outcome) -> None:
+    for name in STEADY:
+        least, most = outcome.drift_ppm[name]
+        assert least <= outcome.ppm[name] <= most, name
+        if name.startswith("often"):
+            assert most - least < OSCILLATORS["rc"].error_ppm, "it is known better than by what such oscillators do"
+
+
+def test_a_tick_that_wraps_leaves_no_trace(outcome: Outcome) -> None:
+    timed = outcome.timed["wraps"]
+    ticks = [each.reading.tick_ms for each in timed if each.reading.tick_ms is not None]
+    assert ticks[0] > WRAP_MS - WRAPS_AFTER_MS - 1 > ticks[-1]
+    assert all(later.judged.event_us > earlier.judged.event_us for earlier, later in pairwise(timed))
+
+
+def test_each_run_of_a_board_that_is_reset_has_its_clock(outcome: Outcome) -> None:
+    timed = outcome.timed["reset"]
+    runs = {each.reading.device_boot for each in timed}
+    assert len(runs) == 3
+    for run in runs:
+        of_run = [each for each in timed if each.reading.device_boot == run]
+        assert min(each.reading.device_sequence or 0 for each in of_run) == 0, "from the first sample on"
+
+
+def test_what_a_ring_held_while_the_cable_was_out_has_its_own_time(outcome: Outcome) -> None:
+    waited = [each for each in outcome.timed["unplugged"] if each.reading.received_us - each.true_us > 1_000_000]
+    assert len(waited) >= 10
+    assert max(each.judged.off_us for each in waited) < 500_000, "not that of its receipt"
