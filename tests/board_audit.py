@@ -1,4 +1,4 @@
-"""Compares what simulated boards know of their samples with what stands in Kafka: missing, wrong, twice, made up, lost.
+"""Compares what simulated boards know of their samples with what stands in Kafka: missing, wrong, mistimed, made up.
 
 Pure functions: `known_of` reads a board's ledger and samples, `in_kafka` and `lost_in` take what a consumer gave.
 """
@@ -31,9 +31,11 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class Known:
-    """What boards know: the value of each sample that they took, and what became of it."""
+    """What boards know: the value of each sample that they took, when that was, and what became of it."""
 
     centi_celsius: dict[Sample, int] = field(default_factory=dict)
+    taken_us: dict[Sample, int] = field(default_factory=dict)
+    """CLOCK_BOOTTIME, in truth; of boards whose times are to be judged."""
     acknowledged: set[Sample] = field(default_factory=set)
     dropped: set[Sample] = field(default_factory=set)
     ended: set[tuple[str, str]] = field(default_factory=set)
@@ -42,6 +44,7 @@ class Known:
     def add(self, other: "Known") -> None:
         """Take in another board's."""
         self.centi_celsius |= other.centi_celsius
+        self.taken_us |= other.taken_us
         self.acknowledged |= other.acknowledged
         self.dropped |= other.dropped
         self.ended |= other.ended
@@ -65,6 +68,8 @@ class Arrived(NamedTuple):
     sample: Sample
     ce_id: str
     centi_celsius: int
+    estimated: tuple[int, int] | None = None
+    """When it was taken as the gateway found by its tick, and the bound of that time's error; microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,8 @@ class Account:
     """Acknowledged, and not in Kafka."""
     wrong: tuple[str, ...]
     """In Kafka with another value than was measured."""
+    mistimed: tuple[str, ...]
+    """In Kafka with an estimated time that is further from the true one than its bound says."""
     twice: tuple[str, ...]
     """In Kafka under two ids: nobody can tell that they are one."""
     made_up: tuple[str, ...]
@@ -87,18 +94,18 @@ class Account:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        return (*self.missing, *self.wrong, *self.twice, *self.made_up, *self.unexplained)
+        return (*self.missing, *self.wrong, *self.mistimed, *self.twice, *self.made_up, *self.unexplained)
 
     def __str__(self) -> str:
         lines = [f"{self.acknowledged} acknowledged, {self.arrived} in Kafka"]
-        for kind in ("missing", "wrong", "twice", "made_up", "unexplained"):
+        for kind in ("missing", "wrong", "mistimed", "twice", "made_up", "unexplained"):
             faults = getattr(self, kind)
             lines += [f"{kind}: {len(faults)}", *(f"  {fault}" for fault in faults[:EXAMPLES_MAX])]
         return "\n".join(lines)
 
 
 def known_of(ledger: str, samples: str) -> Known:
-    """Read a board's ledger (a JSON line for each boot) and its samples (CSV: boot, sequence, centi_celsius)."""
+    """Read a board's ledger (a JSON line for each boot) and its samples (CSV; firmware-sim/README.md)."""
     known = Known()
     device_of: dict[str, str] = {}
     runs = [json.loads(line) for line in ledger.splitlines()]
@@ -108,9 +115,11 @@ def known_of(ledger: str, samples: str) -> Known:
         for name, kept in (("acknowledged", known.acknowledged), ("dropped", known.dropped)):
             for first, last in line[name]:
                 kept.update(Sample(device, line["boot"], sequence) for sequence in range(first, last + 1))
-    for row in csv.DictReader(io.StringIO(samples)):
+    # A line that is just being written is left out.
+    for row in csv.DictReader(io.StringIO(samples[: samples.rfind("\n") + 1])):
         sample = Sample(device_of[row["boot"]], row["boot"], int(row["sequence"]))
         known.centi_celsius[sample] = int(row["centi_celsius"])
+        known.taken_us[sample] = int(row["boottime_us"])
     return known
 
 
@@ -121,7 +130,10 @@ def in_kafka(records: Iterable[ConsumerRecord]) -> list[Arrived]:
         headers = {name: value.decode() for name, value in record.headers}
         celsius = json.loads(record.value, parse_float=Decimal)["celsius"]
         sample = Sample(record.key.decode(), headers["ce_deviceboot"], int(headers["ce_devicesequence"]))
-        arrived.append(Arrived(sample, headers["ce_id"], int(celsius * 100)))
+        estimated = None
+        if headers["ce_timequality"] == "estimated":
+            estimated = int(headers["ce_boottime"]), int(headers["ce_timeerror"])
+        arrived.append(Arrived(sample, headers["ce_id"], int(celsius * 100), estimated))
     return arrived
 
 
@@ -163,7 +175,7 @@ def settle(
     if not known.acknowledged:
         raise ValueError("no board got any acknowledgement: there is nothing to compare")
     ids: dict[Sample, set[str]] = defaultdict(set)
-    wrong, made_up = [], []
+    wrong, mistimed, made_up = [], [], []
     for each in arrived:
         ids[each.sample].add(each.ce_id)
         measured = known.centi_celsius.get(each.sample)
@@ -171,6 +183,9 @@ def settle(
             made_up.append(f"{each.sample}")
         elif measured != each.centi_celsius:
             wrong.append(f"{each.sample} is {each.centi_celsius}, was measured as {measured}")
+        off_us = _off_us(each, known.taken_us)
+        if off_us is not None and off_us > 0:
+            mistimed.append(f"{each.sample} was taken {off_us} us outside its bound: {each.estimated}")
     gone: dict[tuple[str, str], Told] = {}
     for sample in known.dropped - ids.keys():
         run, told = (sample.device, sample.boot), Told(1, sample.sequence, sample.sequence)
@@ -181,6 +196,7 @@ def settle(
         arrived=len(ids),
         missing=tuple(f"{each} was acknowledged" for each in sorted(known.acknowledged - ids.keys())),
         wrong=tuple(wrong),
+        mistimed=tuple(mistimed),
         twice=tuple(f"{each} has {', '.join(sorted(own))}" for each, own in ids.items() if len(own) > 1),
         made_up=tuple(made_up),
         unexplained=tuple(
@@ -189,6 +205,14 @@ def settle(
             if not _explains(lost.get(run), gone.get(run), ended=run in known.ended)
         ),
     )
+
+
+def _off_us(arrived: Arrived, taken_us: Mapping[Sample, int]) -> int | None:
+    """By how much a sample was taken outside the bound of its time, 0 and below: within. None: nothing to compare."""
+    if arrived.estimated is None or arrived.sample not in taken_us:
+        return None
+    event_us, error_us = arrived.estimated
+    return abs(event_us - taken_us[arrived.sample]) - error_us
 
 
 def _explains(told: Told | None, gone: Told | None, *, ended: bool) -> bool:

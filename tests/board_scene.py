@@ -20,6 +20,8 @@ from tests.gateways import SLUICE, consume, free_port, wait_for_port, write_conf
 SETTLE_S_MAX = 120.0
 """How long boards may take to have all that they hold acknowledged, once they measure no more."""
 ARRIVE_S_MAX = 30.0
+UNCLOCKLIKE = ("ppm ", "its clock stood still")
+"""Faults by which a board's rate jumps as no oscillator's does: what the gateway proves of times is not for those."""
 
 
 @dataclass
@@ -134,7 +136,10 @@ def known(board: Board) -> Known:
     """What a board knows, half a second old at the most while it runs."""
     if not board.ledger.exists() or not board.samples.exists():
         return Known()
-    return known_of(board.ledger.read_text(), board.samples.read_text())
+    found = known_of(board.ledger.read_text(), board.samples.read_text())
+    if any(fault["fault"].startswith(UNCLOCKLIKE) for fault in board.faults()):
+        found.taken_us.clear()
+    return found
 
 
 def is_settled(board: Board) -> bool:

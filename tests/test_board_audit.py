@@ -9,7 +9,9 @@ from tests.board_audit import Account, Arrived, Sample, Told, heard_in, in_kafka
 
 BOOT = "7-1a2b3c4d"
 LEDGER = json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [[0, 1], [4, 4]], "dropped": [[2, 3]]})
-SAMPLES = "boot,sequence,centi_celsius\n" + "".join(f"{BOOT},{sequence},{2150 - sequence}\n" for sequence in range(5))
+SAMPLES = "boot,sequence,centi_celsius,boottime_us\n" + "".join(
+    f"{BOOT},{sequence},{2150 - sequence},{1000 * sequence}\n" for sequence in range(5)
+)
 RUN = ("s1", BOOT)
 DROPPED = Told(2, 2, 3)
 
@@ -30,7 +32,7 @@ def record(key: bytes, value: bytes, **headers: str) -> ConsumerRecord:
 
 def test_nothing_is_wrong_where_all_is_well() -> None:
     # The second record of an id is a resend, which every consumer recognises.
-    well = account(arrived(0), arrived(1), arrived(1), arrived(4))
+    well = account(arrived(0), arrived(1)._replace(estimated=(1500, 500)), arrived(1), arrived(4))
     assert well.faults == ()
     assert (well.acknowledged, well.arrived) == (3, 3)
 
@@ -44,6 +46,7 @@ def test_what_was_dropped_and_has_arrived_all_the_same_is_no_loss() -> None:
     [
         ("missing", [arrived(0), arrived(4)], DROPPED),
         ("wrong", [arrived(0), arrived(1), arrived(4, celsius=1)], DROPPED),
+        ("mistimed", [arrived(0), arrived(1)._replace(estimated=(1501, 500)), arrived(4)], DROPPED),
         ("twice", [arrived(0), arrived(1), arrived(1, "other"), arrived(4)], DROPPED),
         ("made_up", [arrived(0), arrived(1), arrived(4), arrived(5)], DROPPED),
         ("unexplained", [arrived(0), arrived(1), arrived(4)], Told(1, 2, 2)),
@@ -70,7 +73,7 @@ def test_what_a_run_that_a_reset_ended_dropped_need_not_be_told_but_nothing_else
 
 def test_of_the_run_that_is_not_ended_everything_must_be_told() -> None:
     earlier = json.dumps({"device": "s1", "boot": "6-1a2b3c4d", "acknowledged": [[0, 1]], "dropped": []})
-    first = "".join(f"6-1a2b3c4d,{sequence},2150\n" for sequence in range(2))
+    first = "".join(f"6-1a2b3c4d,{sequence},2150,0\n" for sequence in range(2))
     known = known_of(f"{earlier}\n{LEDGER}", SAMPLES + first)
     before = [Arrived(Sample("s1", "6-1a2b3c4d", sequence), f"6-{sequence}", 2150) for sequence in range(2)]
     records = [*before, arrived(0), arrived(1), arrived(4)]
@@ -106,8 +109,12 @@ def test_without_any_acknowledgement_there_is_nothing_to_compare() -> None:
 
 def test_records_are_read_exactly() -> None:
     headers = {"ce_id": "a", "ce_deviceboot": BOOT, "ce_devicesequence": "3"}
-    (read,) = in_kafka([record(b"s1", b'{"celsius":21.47}', **headers)])
-    assert read == Arrived(Sample("s1", BOOT, 3), "a", 2147)
+    headers |= {"ce_boottime": "3000", "ce_timeerror": "70"}
+    estimated, received = in_kafka(
+        record(b"s1", b'{"celsius":21.47}', **headers, ce_timequality=quality) for quality in ("estimated", "received")
+    )
+    assert estimated == Arrived(Sample("s1", BOOT, 3), "a", 2147, (3000, 70))
+    assert received == Arrived(Sample("s1", BOOT, 3), "a", 2147, None)
 
 
 def test_losses_are_added_up_and_repeated_records_count_once() -> None:

@@ -10,24 +10,26 @@ import secrets
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from gateway.clock_device import OSCILLATORS
+from gateway.clock_device import LEAST_DELAY_US, OSCILLATORS, DeviceClock
 from gateway.clock_gateway import boottime_us
 from gateway.device_clocks import DeviceClocks
 from gateway.ingress_serial import SerialIngress
 from gateway.reading import Reading, Recalled
 from gateway.settings import SerialSettings
-from sluice_sim.avr import FIRMWARE, Board, Wiring, build_firmware, inhibit_sampling, start_board, stop_boards
-from sluice_sim.provision import provision
+from sluice_sim.avr import FIRMWARES, Board, Wiring, build_firmware, inhibit_sampling, start_board, stop_boards
+from sluice_sim.provision import Network, provision
 from tests.board_scene import is_settled
 from tests.clock_world import Judged, share
-from tests.mqtt_peers import RecordingIntake
+from tests.gateways import free_port
+from tests.mqtt_peers import RecordingIntake, listening
 
 pytestmark = [pytest.mark.avr, pytest.mark.timeout(300)]
 
@@ -39,6 +41,8 @@ RUNS_S = 68.0
 PROBE_INTERVALS_S = {"often": 1.0, "seldom": 60.0, "fates": 2.0}
 SETTLE_S_MAX = 60.0
 READINGS_MIN = 300
+ARRIVALS_LOOKED_AT = 100
+"""Of readings that come by MQTT: five seconds' worth. Each observation is the quickest of ten seconds or more."""
 WRAP_MS = 2**32
 WRAPS_AFTER_MS = 30_000
 
@@ -49,6 +53,12 @@ class Storing(RecordingIntake):
     async def recall(self, device: str, boot: str) -> Recalled:
         of_run = (each for each in self.stored if (device_of(each), each.device_boot) == (device, boot))
         return Recalled(frozenset(each.device_sequence for each in of_run if each.device_sequence is not None), 0)
+
+    def lost(
+        self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
+    ) -> None:
+        assert sequences is None or sequences[2] - sequences[1] + 1 == count
+        self.losses.append((device, reason, count))
 
     def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
         raise AssertionError(f"{device} on {subject} at {received_us}: {reason}: {payload!r}")
@@ -63,7 +73,8 @@ class Timed:
 
     @property
     def judged(self) -> Judged:
-        assert self.reading.event_us is not None, "a probe comes before the first ACK, and that before the first DATA"
+        """For readings that have a time of their own."""
+        assert self.reading.event_us is not None
         return Judged(self.true_us, self.reading.event_us, self.reading.event_error_us)
 
 
@@ -79,7 +90,11 @@ class Outcome:
     def __str__(self) -> str:
         """What `pytest -s` shows."""
         lines = [f"{'board':>10} {'ppm':>6} {'readings':>8} {'outside':>7}  error ms p50, max   bound ms p50, max"]
-        for name, timed in self.timed.items():
+        for name, stored in self.timed.items():
+            timed = [each for each in stored if each.reading.event_us is not None]
+            if not timed:
+                lines.append(f"{name:>10} none of {len(stored)} readings has a time of its own")
+                continue
             off = sorted(each.judged.off_us / 1000 for each in timed)
             bound = sorted(each.judged.error_us / 1000 for each in timed)
             outside = sum(not each.judged.is_within for each in timed)
@@ -129,15 +144,15 @@ async def is_stalled(board: Board) -> None:
             board.process.send_signal(signal.SIGCONT)
 
 
-async def warms_up(board: Board) -> None:
-    """Its oscillator gets faster by half a part in a million each second."""
-    for second in range(int(RUNS_S) - 2):
-        await do(board, f"ppm {5000 + second / 2}")
-        await asyncio.sleep(1)
+async def loses_its_radio(board: Board) -> None:
+    await asyncio.sleep(RUNS_S / 2)
+    await do(board, "wifi off")
+    await asyncio.sleep(3)
+    await do(board, "wifi on")
 
 
-async def sees_its_tick_wrap(_board: Board) -> None:
-    """See WRAPS_AFTER_MS."""
+async def is_let_be(_board: Board) -> None:
+    """Nothing is done to it; see WRAPS_AFTER_MS."""
 
 
 async def is_busy() -> None:
@@ -151,8 +166,12 @@ FATES: dict[str, tuple[float, Callable[[Board], Awaitable[None]]]] = {
     "reset": (-8000, is_reset),
     "unplugged": (2000, loses_its_cable),
     "stalled": (8000, is_stalled),
-    "warm": (5000, warms_up),
-    "wraps": (8000, sees_its_tick_wrap),
+    "wraps": (8000, is_let_be),
+}
+BY_MQTT: dict[str, tuple[float, Callable[[Board], Awaitable[None]]]] = {
+    "mqtt-slow": (-8000, is_let_be),
+    "mqtt-fast": (8000, is_let_be),
+    "mqtt-out": (50, loses_its_radio),
 }
 STEADY = [f"{group}{number}" for group in ("often", "seldom") for number in range(len(PPMS))]
 
@@ -160,69 +179,128 @@ STEADY = [f"{group}{number}" for group in ("often", "seldom") for number in rang
 # -- the minute ----------------------------------------------------------------------------------
 
 
-def switch_on(folder: Path, name: str, ppm: float, seed: int) -> Board:
+def switch_on(folder: Path, name: str, ppm: float, seed: int, network: Network) -> Board:
     folder.mkdir(exist_ok=True)
     clock_start_ms = WRAP_MS - WRAPS_AFTER_MS if name == "wraps" else None
-    provision(folder / f"{name}.eeprom", name, INTERVAL_MS, clock_start_ms=clock_start_ms)
-    return start_board(folder, name, seed, FIRMWARE, Wiring(ppm=ppm))
+    provision(folder / f"{name}.eeprom", name, INTERVAL_MS, network=network, clock_start_ms=clock_start_ms)
+    modem = name in BY_MQTT
+    return start_board(folder, name, seed, FIRMWARES["mqtt" if modem else "serial"], Wiring(modem=modem, ppm=ppm))
 
 
-async def serve(folder: Path, boards: dict[str, Board], intake: Storing, clocks: DeviceClocks) -> None:
-    """Be the gateway's serial lines until each board has had its fate and all that it measured is stored."""
-    async with asyncio.TaskGroup() as tasks:
-        for_ever = [tasks.create_task(is_busy())]
-        for group, interval_s in PROBE_INTERVALS_S.items():
-            settings = SerialSettings((f"{folder / group}/tty-*",), probe_interval_s=interval_s, scan_interval_s=0.1)
-            ingress = SerialIngress(settings, intake, boottime_us, lambda: secrets.randbits(32), clocks)
-            for_ever.append(tasks.create_task(ingress.run()))
-        await asyncio.gather(asyncio.sleep(RUNS_S), *(fate(boards[name]) for name, (_, fate) in FATES.items()))
-        inhibit_sampling([*boards.values()])
-        async with asyncio.timeout(SETTLE_S_MAX):
-            while not all(is_settled(board) for board in boards.values()):
-                await asyncio.sleep(0.5)
-        for task in for_ever:
-            task.cancel()
+@dataclass
+class Minute:
+    """The boards, and what of the gateway is between them and its buffer."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    boards: dict[str, Board] = field(default_factory=dict)
+    on_lines: Storing = field(default_factory=Storing)
+    by_mqtt: RecordingIntake = field(default_factory=RecordingIntake)
+    clocks: DeviceClocks = field(default_factory=DeviceClocks)
+
+    async def run(self) -> None:
+        """Serve them until each has had its fate, and all that it measured is stored."""
+        fates = [fate(self.boards[name]) for name, (_, fate) in (FATES | BY_MQTT).items()]
+        async with listening(self.by_mqtt, self.port, boottime_us), asyncio.TaskGroup() as tasks:
+            for_ever = [tasks.create_task(is_busy())]
+            for group, interval_s in PROBE_INTERVALS_S.items():
+                ports = (f"{self.folder / group}/tty-*",)
+                settings = SerialSettings(ports, probe_interval_s=interval_s, scan_interval_s=0.1)
+                ingress = SerialIngress(settings, self.on_lines, boottime_us, lambda: secrets.randbits(32), self.clocks)
+                for_ever.append(tasks.create_task(ingress.run()))
+            await asyncio.gather(asyncio.sleep(RUNS_S), *fates)
+            inhibit_sampling([*self.boards.values()])
+            async with asyncio.timeout(SETTLE_S_MAX):
+                while not all(is_settled(board) for board in self.boards.values()):
+                    await asyncio.sleep(0.5)
+            for task in for_ever:
+                task.cancel()
+
+    def timed(self) -> Iterator[tuple[str, Timed]]:
+        """All that was stored, by board, with the truth."""
+        true_us = {name: board.taken_us() for name, board in self.boards.items()}
+        for reading in [*self.on_lines.stored, *stamped(self.by_mqtt.stored)]:
+            assert reading.device_boot is not None
+            assert reading.device_sequence is not None
+            name = device_of(reading)
+            yield name, Timed(reading, true_us[name][reading.device_boot, reading.device_sequence])
+
+
+def stamped(readings: Iterable[Reading]) -> Iterator[Reading]:
+    """Readings of the MQTT build with the times that their arrivals give them."""
+    clocks: dict[tuple[str, str], DeviceClock] = defaultdict(DeviceClock)
+    for reading in readings:
+        told = msgspec.json.decode(reading.payload)
+        event = clocks[device_of(reading), told["boot"]].stamp(reading.received_us, told["tick"], told["seq"])
+        event_us, error_us = event or (None, 0)
+        yield msgspec.structs.replace(
+            reading,
+            device_boot=told["boot"],
+            device_sequence=told["seq"],
+            tick_ms=told["tick"],
+            event_us=event_us,
+            event_error_us=error_us,
+        )
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    build_firmware()
-    folder = tmp_path_factory.mktemp("boards")
-    made, intake, clocks = Outcome(), Storing(), DeviceClocks()
-    made.ppm |= {name: PPMS[int(name[-1])] for name in STEADY} | {name: ppm for name, (ppm, _) in FATES.items()}
-    boards: dict[str, Board] = {}
+    build_firmware("serial")
+    build_firmware("mqtt")
+    made, minute = Outcome(), Minute(tmp_path_factory.mktemp("boards"))
+    made.ppm |= {name: PPMS[int(name[-1])] for name in STEADY}
+    made.ppm |= {name: ppm for name, (ppm, _) in (FATES | BY_MQTT).items()}
     try:
         for seed, (name, ppm) in enumerate(made.ppm.items()):
-            boards[name] = switch_on(folder / ("fates" if name in FATES else name[:-1]), name, ppm, seed)
-        asyncio.run(serve(folder, boards, intake, clocks))
+            group = name[:-1] if name in STEADY else "fates"
+            minute.boards[name] = switch_on(minute.folder / group, name, ppm, seed, Network(port=minute.port))
+        asyncio.run(minute.run())
     finally:
-        stop_boards([*boards.values()])
-    true_us = {name: board.taken_us() for name, board in boards.items()}
-    for reading in intake.stored:
-        name = device_of(reading)
-        assert reading.device_boot is not None
-        assert reading.device_sequence is not None
-        made.timed[name].append(Timed(reading, true_us[name][reading.device_boot, reading.device_sequence]))
-    for name, board in boards.items():
-        clock = clocks.find(name, made.timed[name][-1].reading.device_boot or "")
+        stop_boards([*minute.boards.values()])
+    for name, timed in minute.timed():
+        made.timed[name].append(timed)
+    for name in STEADY:
+        clock = minute.clocks.find(name, made.timed[name][-1].reading.device_boot or "")
         assert clock is not None
         assert clock.drift_ppm is not None
         made.drift_ppm[name] = clock.drift_ppm
-        made.faults[name] = [fault["fault"] for fault in board.faults()]
+    made.faults = {name: [fault["fault"] for fault in board.faults()] for name, board in minute.boards.items()}
     print(made)  # noqa: T201 - `pytest -s` shows it, and a failure
     return made
 
 
-def test_every_reading_was_taken_within_the_bound_of_its_time(outcome: Outcome) -> None:
+def is_congested(timed: Sequence[Timed]) -> bool:
+    """Whether not even the quickest of readings that came one after the other was as quick as is assumed."""
+    delays_us = [each.reading.received_us - each.true_us for each in timed]
+    starts = range(0, len(delays_us), ARRIVALS_LOOKED_AT)
+    return any(min(delays_us[at : at + ARRIVALS_LOOKED_AT]) >= LEAST_DELAY_US for at in starts)
+
+
+def test_no_board_had_a_clock_that_stood_still(outcome: Outcome) -> None:
+    """For ten seconds, as its process did: nothing could be said of its times then."""
     assert outcome.timed.keys() == outcome.ppm.keys()
-    stood_still = [fault for faults in outcome.faults.values() for fault in faults if "stood still" in fault]
-    assert not stood_still, "this machine gave boards no time for ten seconds: nothing can be said"
-    for name, timed in outcome.timed.items():
+    assert not [fault for faults in outcome.faults.values() for fault in faults if "stood still" in fault]
+    for timed in outcome.timed.values():
         assert len(timed) >= READINGS_MIN
+        assert all(each.true_us <= each.reading.received_us for each in timed), "or the judge itself is wrong"
+
+
+def test_every_reading_of_a_serial_line_was_taken_within_the_bound_of_its_time(outcome: Outcome) -> None:
+    """However busy this machine is."""
+    for name in [*STEADY, *FATES]:
+        timed = outcome.timed[name]
+        # A PROBE goes before the first ACK, and no DATA comes before that: each has a time of its own.
+        assert all(each.reading.event_us is not None for each in timed)
         outside = [each for each in timed if not each.judged.is_within]
         assert not outside, f"{name}: {[(each.reading.device_sequence, each.judged) for each in outside[:5]]}"
-        # Nor was one received before it was taken: the judge itself would be wrong.
-        assert all(each.true_us <= each.reading.received_us for each in timed)
+
+
+def test_so_was_every_reading_that_came_by_mqtt_as_long_as_some_were_quick(outcome: Outcome) -> None:
+    for name in BY_MQTT:
+        timed = [each for each in outcome.timed[name] if each.reading.event_us is not None]
+        assert len(timed) >= ARRIVALS_LOOKED_AT, "it takes some ten seconds to learn"
+        outside = [each for each in timed if not each.judged.is_within]
+        assert not outside or is_congested(outcome.timed[name]), f"{name}: {[each.judged for each in outside[:5]]}"
 
 
 def test_times_are_better_than_those_of_receipt_and_bounds_are_of_use(outcome: Outcome) -> None:

@@ -92,7 +92,7 @@ def known_of(fed: Fed) -> Known:
         for port, taken in enumerate(fed.taken)
         for sequence in range(taken)
     }
-    return Known(samples, set(samples), set())
+    return Known(samples, acknowledged=set(samples))
 
 
 @asynccontextmanager
