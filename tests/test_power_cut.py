@@ -456,11 +456,7 @@ class Card:
 
 
 def _text(payload: bytes, type_: str) -> str:
-    try:
-        return f"{type_} {payload.decode()}"
-    except (AttributeError, UnicodeDecodeError) as error:
-        # A damaged page may read as anything.
-        raise PromiseBrokenError(f"a payload is none: {payload!r}") from error
+    return f"{type_} {payload.decode()}"
 
 
 def _report(loss: Loss) -> Entry:
@@ -523,7 +519,8 @@ def cut(
                 for _ in range(CUTS_PER_CARD if first is None else CUTS_PER_CARD // 4):
                     counts["cuts"] += 1
                     card.run_until_cut()
-            except (PromiseBrokenError, sqlite3.Error) as error:
+            # A damaged page may read as anything.
+            except (PromiseBrokenError, sqlite3.Error, AttributeError, TypeError, UnicodeDecodeError) as error:
                 if synchronous == "FULL":
                     raise PromiseBrokenError(f"SLUICE_SEED={seed}, card {counts['cards']}: {error}") from error
                 counts["broken"] += 1
