@@ -58,6 +58,8 @@ BUCKET_ARRIVALS = 16
 """Each bucket is twice as large as the one before, up to these: the more arrivals, the surer one of them was quick."""
 BUCKET_US_MAX = 600_000_000
 """Of a sensor that seldom sends, two arrivals within this are enough."""
+QUICKER_US = 1_000
+"""An arrival that is quicker than the quickest of its bucket by no more than this is none the more worth."""
 TIGHTENED_US = 5_000
 """An arrival that is this much earlier than was thought possible is taken in before its bucket ends."""
 TIGHTEN_INTERVAL_US = 5_000_000
@@ -330,7 +332,7 @@ class DeviceClock:
             distance_us = tick_us - piece.from_us
             earliest_us = piece.earliest_us + piece.earliest_rate * distance_us
             latest_us = piece.latest_us + piece.latest_rate * distance_us
-            if received_us >= latest_us + bucket.excess_us and received_us >= earliest_us:
+            if received_us >= latest_us + bucket.excess_us - QUICKER_US and received_us >= earliest_us:
                 bucket.arrivals += 1
                 self._last_sequence, self._last_tick_us = sequence, tick_us
                 latest_us += _TICK_US_MAX

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import serial
 
-from gateway.clock_gateway import boottime_us
+from gateway.clock_kernel import boottime_us
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from sluice_sim.avr import AvrOptions, build_firmware, main_avr, start_boards
 from sluice_sim.avr_board import (

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gateway.clock_device import LEAST_DELAY_US, OSCILLATORS, DeviceClock
-from gateway.clock_gateway import boottime_us
+from gateway.clock_kernel import boottime_us
 from gateway.device_clocks import DeviceClocks
 from gateway.ingress_serial import SerialIngress
 from gateway.reading import Reading, Recalled

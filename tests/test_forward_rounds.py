@@ -479,6 +479,8 @@ async def test_a_reading_that_came_before_its_sensors_clock_was_known_goes_by_wh
     # Three seconds before the probe, in the middle of its millisecond.
     assert abs(int(times[0]["ce_boottime"]) - 7_000_500) <= int(times[0]["ce_timeerror"])
     assert int(times[0]["ce_timeerror"]) < 100_000
+
+
 async def test_readings_of_a_boot_that_was_never_synced_wait_too_and_are_bounded_then(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     unknown = BootClock("unknown", 100.0)

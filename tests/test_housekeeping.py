@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import clock_kernel
+from gateway.clock_floor import ClockFloor
 from gateway.clock_gateway import Look
 from gateway.clock_kernel import ClockWatch, boottime_us
 from gateway.config_file import route_table
@@ -89,12 +90,12 @@ async def test_once_the_clock_is_learnt_what_went_before_is_corrected(
     nobody: Any = None
     async with opened(tmp_path / "buffer.db", clock=clock.now) as buffer:
         door = FrontDoor(buffer, route_table(Settings(gateway, kafka)), gateway, kafka, boottime_us)
-        housekeeping = Housekeeping(door, buffer, nobody, clock, nobody)
+        housekeeping = Housekeeping(door, buffer, nobody, clock, nobody, ClockFloor())
 
         async def look() -> list[Any]:
             """Look at the clock as each second; the events that came of it."""
             seen = len(await rows(buffer))
-            housekeeping.look_at_the_clock()
+            housekeeping._look_at_the_clock()
             # With the next commit it is on disk.
             assert await store(buffer, [entry()])
             await housekeeping._correct_times()
