@@ -72,7 +72,7 @@ class Board:
 
     @property
     def samples(self) -> Path:
-        """Every sample: `boot,sequence,centi_celsius,time_us,boottime_us`; the true time since 1970, and of the boot."""
+        """Every sample: `boot,sequence,centi_celsius,time_us,boottime_us`; its true time since 1970, of the boot."""
         return self.ledger.with_suffix(".samples")
 
     def taken_us(self) -> dict[tuple[str, int], int]:
