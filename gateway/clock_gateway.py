@@ -26,8 +26,8 @@ GUESS_CHANGE_US = 500
 """A change of the offset below this is jitter of reading two clocks, and not worth a write to the card."""
 SPAN_SHARE = 8
 """A span is left where the bound may have become smaller by one part in so many."""
-SPANS_MAX = 4
-"""Spans of one boot that are remembered: what is sent at once lies close together."""
+SPANS_MAX = 2_000
+"""Spans of one boot that are remembered."""
 ROUNDED_BY_US = 100
 """Bounds are rounded up by this at the least, so that the span that one holds for is never tiny."""
 LEAP_US = 1_000_000
@@ -363,22 +363,30 @@ class BootClock(Struct, frozen=True):
 
 
 class BootTimes:
-    """Looks up one boot's clock for many times: what lies close together mostly shares a span."""
+    """Looks up one boot's clock for many times: each span is computed once."""
 
-    __slots__ = ("_spans", "clock")
+    __slots__ = ("_from_us", "_spans", "clock")
 
     def __init__(self, clock: BootClock) -> None:
         self.clock = clock
+        self._from_us: list[int] = []
         self._spans: list[WallClock] = []
-        """The latest first."""
+        """In the order of time; none overlaps another."""
 
     def around(self, boottime: int) -> WallClock:
         """See `BootClock.around`."""
-        for span in self._spans:
-            if span.from_us <= boottime < span.until_us:
-                return span
+        place = bisect_right(self._from_us, boottime)
+        if place and boottime < self._spans[place - 1].until_us:
+            return self._spans[place - 1]
         found = self.clock.around(boottime)
-        self._spans = [found, *self._spans[: SPANS_MAX - 1]]
+        if len(self._spans) >= SPANS_MAX:
+            self._from_us, self._spans, place = [], [], 0
+        if place:
+            found = found._replace(from_us=max(found.from_us, self._spans[place - 1].until_us))
+        if place < len(self._spans):
+            found = found._replace(until_us=min(found.until_us, self._from_us[place]))
+        self._from_us.insert(place, found.from_us)
+        self._spans.insert(place, found)
         return found
 
 

@@ -135,7 +135,7 @@ class Batcher:
             if not clock.known:
                 await self._buffer.owe_correction(boot_id)
             before = self._times.get(boot_id)
-            times[boot_id] = before if before is not None and before.clock is clock else BootTimes(clock)
+            times[boot_id] = before if before is not None and before.clock.says_as(clock) else BootTimes(clock)
         self._times = times
 
     def _encode_run(  # noqa: PLR0913, PLR0917 - the inner loop

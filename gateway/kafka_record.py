@@ -80,6 +80,12 @@ def _header(name: str, value: str) -> bytes:
 
 
 @lru_cache(maxsize=16)
+def _quality(word: str) -> bytes:
+    """How a time was obtained, up to the time of receipt that follows it."""
+    return _header("ce_timequality", word) + _name("ce_receivedtime") + _varint(_RFC3339_BYTES)
+
+
+@lru_cache(maxsize=16)
 def _until_id(prefix: bytes) -> tuple[bytes, ...]:
     """A lane's records up to their id, by the digits that the number in the lane has: it ends the id."""
     specversion = _header("ce_specversion", "1.0") + _name("ce_id")
@@ -230,12 +236,7 @@ class RecordEncoder:
                 error_us, quality = time_quality(row, clock, of_gateway=self._of_gateway)
             else:
                 error_us, quality = row.event_error_us, DEVICE
-            self._from_timeerror_to_receivedtime = (
-                _header("ce_timeerror", str(error_us))
-                + _header("ce_timequality", quality)
-                + _name("ce_receivedtime")
-                + _varint(_RFC3339_BYTES)
-            )
+            self._from_timeerror_to_receivedtime = _name("ce_timeerror") + _string(b"%d" % error_us) + _quality(quality)
             # A sensor's own time is not for us to correct.
             is_final = clock.synced or device_time_us is not None
             self._boottime_error = b"" if is_final else _boottime_error(row, of_gateway=self._of_gateway)
