@@ -10,29 +10,39 @@ import secrets
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 
-from gateway.clock_device import LEAST_DELAY_US, OSCILLATORS, DeviceClock
+from gateway.buffer_rows import Row
+from gateway.clock_device import LEAST_DELAY_US, OSCILLATORS
 from gateway.clock_kernel import boottime_us
 from gateway.device_clocks import DeviceClocks
+from gateway.ingress_mqtt_listener import MqttListener
 from gateway.ingress_serial import SerialIngress
-from gateway.reading import Reading, Recalled
-from gateway.settings import SerialSettings
+from gateway.intake import FrontDoor
+from gateway.routes import compile_routes
+from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings, SerialSettings
 from sluice_sim.avr import FIRMWARES, Board, Wiring, build_firmware, inhibit_sampling, start_board, stop_boards
 from sluice_sim.provision import Network, provision
 from tests.board_scene import is_settled
+from tests.buffers import opened, rows
 from tests.clock_world import Judged, share
 from tests.gateways import free_port
-from tests.mqtt_peers import RecordingIntake, listening
 
 pytestmark = [pytest.mark.avr, pytest.mark.timeout(300)]
 
+GATEWAY = GatewaySettings("gw1")
+KAFKA = KafkaSettings(("127.0.0.1:9092",))
+SERIAL_TOPIC = "serial/{device}/{stream}"
+ROUTES = (
+    RouteSettings(SERIAL_TOPIC, "device-{stream}"),
+    RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json"),
+)
 PPMS = (-8000, -2000, 0, 50, 8000)
 INTERVAL_MS = 50
 RING_SAMPLES = 64
@@ -47,28 +57,11 @@ WRAP_MS = 2**32
 WRAPS_AFTER_MS = 30_000
 
 
-class Storing(RecordingIntake):
-    """Stores what serial lines give it, at once."""
-
-    async def recall(self, device: str, boot: str) -> Recalled:
-        of_run = (each for each in self.stored if (device_of(each), each.device_boot) == (device, boot))
-        return Recalled(frozenset(each.device_sequence for each in of_run if each.device_sequence is not None), 0)
-
-    def lost(
-        self, device: str | None, reason: str, count: int = 1, sequences: tuple[str, int, int] | None = None
-    ) -> None:
-        assert sequences is None or sequences[2] - sequences[1] + 1 == count
-        self.losses.append((device, reason, count))
-
-    def unreadable(self, device: str, subject: str, payload: bytes, received_us: int, reason: str) -> None:
-        raise AssertionError(f"{device} on {subject} at {received_us}: {reason}: {payload!r}")
-
-
 @dataclass(frozen=True)
 class Timed:
-    """A reading as it was stored, and when it was taken in truth."""
+    """A reading as it is on disk, and when it was taken in truth."""
 
-    reading: Reading
+    reading: Row
     true_us: int
 
     @property
@@ -103,10 +96,6 @@ class Outcome:
                 f"{share(off, 0.5):11.3f} {off[-1]:8.3f}{share(bound, 0.5):10.3f} {bound[-1]:8.3f}"
             )
         return "\n".join(lines)
-
-
-def device_of(reading: Reading) -> str:
-    return reading.topic.split("/")[1]
 
 
 # -- what becomes of boards meanwhile ------------------------------------------------------------
@@ -189,58 +178,55 @@ def switch_on(folder: Path, name: str, ppm: float, seed: int, network: Network) 
 
 @dataclass
 class Minute:
-    """The boards, and what of the gateway is between them and its buffer."""
+    """The boards, and a gateway from its lines and its listener to its disk."""
 
     folder: Path
     port: int = field(default_factory=free_port)
     boards: dict[str, Board] = field(default_factory=dict)
-    on_lines: Storing = field(default_factory=Storing)
-    by_mqtt: RecordingIntake = field(default_factory=RecordingIntake)
     clocks: DeviceClocks = field(default_factory=DeviceClocks)
+    rows: list[tuple[str, Row]] = field(default_factory=list)
+    """Of each board, in the order in which they were stored."""
 
     async def run(self) -> None:
         """Serve them until each has had its fate, and all that it measured is stored."""
-        fates = [fate(self.boards[name]) for name, (_, fate) in (FATES | BY_MQTT).items()]
-        async with listening(self.by_mqtt, self.port, boottime_us), asyncio.TaskGroup() as tasks:
-            for_ever = [tasks.create_task(is_busy())]
-            for group, interval_s in PROBE_INTERVALS_S.items():
-                ports = (f"{self.folder / group}/tty-*",)
-                settings = SerialSettings(ports, probe_interval_s=interval_s, scan_interval_s=0.1)
-                ingress = SerialIngress(settings, self.on_lines, boottime_us, lambda: secrets.randbits(32), self.clocks)
-                for_ever.append(tasks.create_task(ingress.run()))
-            await asyncio.gather(asyncio.sleep(RUNS_S), *fates)
-            inhibit_sampling([*self.boards.values()])
-            async with asyncio.timeout(SETTLE_S_MAX):
-                while not all(is_settled(board) for board in self.boards.values()):
-                    await asyncio.sleep(0.5)
-            for task in for_ever:
-                task.cancel()
+        reserved = frozenset((KAFKA.events_topic, KAFKA.quarantine_topic))
+        routes = compile_routes(ROUTES, None, reserved, SERIAL_TOPIC)
+        async with opened(self.folder / "buffer.db") as buffer:
+            door = FrontDoor(buffer, routes, GATEWAY, KAFKA, boottime_us, self.clocks)
+            async with asyncio.TaskGroup() as tasks:
+                ends = [tasks.create_task(part) for part in (*self._parts(door), is_busy())]
+                fates = [fate(self.boards[name]) for name, (_, fate) in (FATES | BY_MQTT).items()]
+                await asyncio.gather(asyncio.sleep(RUNS_S), *fates)
+                inhibit_sampling([*self.boards.values()])
+                async with asyncio.timeout(SETTLE_S_MAX):
+                    while not all(is_settled(board) for board in self.boards.values()):
+                        await asyncio.sleep(0.5)
+                for task in ends:
+                    task.cancel()
+            for row in await rows(buffer):
+                series = await buffer.series(buffer.id, row.series)
+                if not series.is_of_gateway:
+                    self.rows.append((series.device, row))
+
+    def _parts(self, door: FrontDoor) -> Iterator[Coroutine[Any, Any, None]]:
+        """What takes readings in."""
+        yield MqttListener(ListenerSettings(port=self.port, anonymous=True), door, boottime_us).run()
+        for group, interval_s in PROBE_INTERVALS_S.items():
+            settings = SerialSettings(
+                (f"{self.folder / group}/tty-*",),
+                topic=SERIAL_TOPIC,
+                probe_interval_s=interval_s,
+                scan_interval_s=0.1,
+            )
+            yield SerialIngress(settings, door, boottime_us, lambda: secrets.randbits(32), self.clocks).run()
 
     def timed(self) -> Iterator[tuple[str, Timed]]:
         """All that was stored, by board, with the truth."""
         true_us = {name: board.taken_us() for name, board in self.boards.items()}
-        for reading in [*self.on_lines.stored, *stamped(self.by_mqtt.stored)]:
-            assert reading.device_boot is not None
-            assert reading.device_sequence is not None
-            name = device_of(reading)
-            yield name, Timed(reading, true_us[name][reading.device_boot, reading.device_sequence])
-
-
-def stamped(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Readings of the MQTT build with the times that their arrivals give them."""
-    clocks: dict[tuple[str, str], DeviceClock] = defaultdict(DeviceClock)
-    for reading in readings:
-        told = msgspec.json.decode(reading.payload)
-        event = clocks[device_of(reading), told["boot"]].stamp(reading.received_us, told["tick"], told["seq"])
-        event_us, error_us = event or (None, 0)
-        yield msgspec.structs.replace(
-            reading,
-            device_boot=told["boot"],
-            device_sequence=told["seq"],
-            tick_ms=told["tick"],
-            event_us=event_us,
-            event_error_us=error_us,
-        )
+        for name, row in self.rows:
+            assert row.device_boot is not None
+            assert row.device_sequence is not None
+            yield name, Timed(row, true_us[name][row.device_boot, row.device_sequence])
 
 
 @pytest.fixture(scope="module")
