@@ -19,9 +19,10 @@ from tests.fake_clock import YEAR_2000, FakeClock
 # What one process sees of its clocks, a line of JSON for each line that it reads. 5 is CLOCK_REALTIME_COARSE.
 LOOKS = """
 import datetime, json, os, sqlite3, ssl, sys, time
-from gateway.clock_gateway import boot_id, boottime_us, read_wall_clock
+from gateway.clock_kernel import boot_id, boottime_us, read_wall_clock
+from gateway.settings import GatewaySettings
 for line in sys.stdin:
-    clock = read_wall_clock("kernel", 0)
+    clock = read_wall_clock(GatewaySettings("gw1"))
     now_us = boottime_us()
     print(json.dumps({
         "time": time.time(),
