@@ -47,8 +47,9 @@ STRAIN_MAX = 16
 """How many times as much change of rate than an oscillator should have is believed before an observation is not."""
 
 LEAST_DELAY_US = 50_000
-"""Of BUCKET_ARRIVALS readings one at least was under way for less than this; of half as many, for less than twice this.
-Nothing proves it: it is what a network does that is not always congested. All else about arrivals is certain."""
+"""Of BUCKET_ARRIVALS readings one at least was under way for less than this (`least_delay_ms` of a route says more); of
+half as many, for less than twice this. Nothing proves it: it is what a network does that is not always congested. All
+else about arrivals is certain."""
 BUCKET_US = 10_000_000
 """Arrivals of this time at least, and at first, give one observation: the one that was under way for the shortest."""
 BUCKET_US_LONG = 120_000_000
@@ -113,7 +114,7 @@ class DeviceClock:
 
     The bound that `estimate` gives is proven, as long as the oscillator is of its kind: it is what all observations
     together leave open. Where they contradict each other, more change of rate is believed of this clock from then on.
-    Where a sensor's arrivals are all that is known, LEAST_DELAY_US is assumed as well.
+    Where a sensor's arrivals are all that is known, `least_delay_us` is assumed as well.
     """
 
     __slots__ = (
@@ -132,6 +133,7 @@ class DeviceClock:
         "_tightened_us",
         "_wrapped_us",
         "kind",
+        "least_delay_us",
         "paced_by",
         "version",
     )
@@ -140,6 +142,7 @@ class DeviceClock:
         self.kind: Kind = kind
         self.paced_by: Kind = kind
         """What its observations show: worse than `kind`, perhaps."""
+        self.least_delay_us = LEAST_DELAY_US
         self._contradictions = 0
         self._observations: list[Observation] = []
         """By tick."""
@@ -276,10 +279,10 @@ class DeviceClock:
         excess_us = received_us - (tick_us if span is None else span[1])
         if self._bucket is None or self._bucket.is_of_lines is (span is None):
             self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
-        elif self._bucket.add(received_us, tick_us, excess_us, self._error):
+        elif self._bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
             best, self._bucket = self._bucket, None
             self._buckets += 1
-            delay_us = LEAST_DELAY_US * max(1.0, BUCKET_ARRIVALS / best.arrivals)
+            delay_us = self.least_delay_us * max(1.0, BUCKET_ARRIVALS / best.arrivals)
             earliest_us = best.best_received_us - delay_us - _TICK_US_MAX
             self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us))
         return True
@@ -564,7 +567,7 @@ class _Bucket:
         self.best_received_us, self.best_tick_us = received_us, tick_us
         self.excess_us = excess_us
 
-    def add(self, received_us: int, tick_us: int, excess_us: float, rate_error: float) -> bool:
+    def add(self, received_us: int, tick_us: int, excess_us: float, rate_error: float, least_delay_us: int) -> bool:
         """Take in one more; whether the bucket is full.
 
         A sensor that sends what had waited has arrivals each of which was under way for less than the one before: until
@@ -572,7 +575,7 @@ class _Bucket:
         """
         self.arrivals += 1
         apart_us = received_us - self.best_received_us
-        if excess_us < self.excess_us - LEAST_DELAY_US - apart_us * rate_error:
+        if excess_us < self.excess_us - least_delay_us - apart_us * rate_error:
             self.settled_us, self.arrivals = received_us, 1
         if excess_us < self.excess_us:
             self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us

@@ -342,7 +342,9 @@ class FrontDoor:
                 resolved = _Way(
                     series,
                     payload_identity.reader(found.identity),
-                    Ticking(found.device, stream, found.oscillator) if found.time in {"auto", "tick"} else None,
+                    Ticking(found.device, stream, found.oscillator, found.least_delay_us)
+                    if found.time in {"auto", "tick"}
+                    else None,
                     payload_time.reader(found.time, found.identity, found.content_type),
                     found.time_error_us,
                 )

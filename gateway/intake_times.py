@@ -23,6 +23,7 @@ class Ticking(NamedTuple):
     stream: str
     """The topic: a sensor may count its sequences for each."""
     oscillator: Oscillator
+    least_delay_us: int
 
 
 ByTick = Callable[[Ticking, str, int, int, int], tuple[int, int] | None]
@@ -53,7 +54,9 @@ class IntakeTimes:
         None where its clock is not known well enough to say. One that was kept somewhere (by a broker, or its sensor)
         teaches nothing wrong: it was taken before it came.
         """
-        return self._clocks.of(of.device, boot, of.oscillator, of.stream).stamp(received_us, tick_ms, sequence)
+        clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
+        clock.least_delay_us = of.least_delay_us
+        return clock.stamp(received_us, tick_ms, sequence)
 
     def estimate(self, of: Ticking, boot: str, _: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:
         """The same of a reading that came in some time ago: nothing is learnt from it."""

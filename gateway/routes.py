@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.clock_device import LEAST_DELAY_US
 from gateway.settings import Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -35,6 +36,8 @@ class Destination:
     time_error_us: int
     """The bound of a time that is the sensor's own."""
     oscillator: Oscillator
+    least_delay_us: int = LEAST_DELAY_US
+    """Of readings that teach the sensor's clock, the quickest are under way for less than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,16 @@ class Route:
         if KAFKA_TOPIC.fullmatch(kafka_topic) is None:
             return Refusal("kafka-topic-name-invalid")
         of = self.settings
-        error_us = int(of.time_error_ms * 1000)
-        return Destination(kafka_topic, device, of.content_type, of.identity, of.time, error_us, of.oscillator)
+        return Destination(
+            kafka_topic,
+            device,
+            of.content_type,
+            of.identity,
+            of.time,
+            int(of.time_error_ms * 1000),
+            of.oscillator,
+            int(of.least_delay_ms * 1000),
+        )
 
 
 def compile_route(settings: RouteSettings) -> Route:

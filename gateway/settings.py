@@ -306,6 +306,9 @@ class RouteSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`senml`, `timestamp`: how far off a sensor's own time may be, which the installer vouches for."""
     oscillator: Oscillator = "rc"
     """What paces the sensors' ticks, at the worst: as in `[serial]`."""
+    least_delay_ms: Annotated[float, Meta(ge=0, le=60_000, description="milliseconds, 0 to 60000")] = 50.0
+    """How long the quickest of sixteen readings is under way at the most, from measurement to receipt. Over a mobile or
+    satellite network that is more; bounds of times that follow from ticks are as wide as this."""
 
 
 class KafkaTlsSettings(Struct, frozen=True, forbid_unknown_fields=True):
