@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from gateway.clock_line import ROUNDING_US, Lines, Observation, RateLimits, chord, lines_at
+from gateway.clock_slews import Slews
 
 Kind = Literal["rc", "ceramic", "crystal"]
 
@@ -129,6 +130,8 @@ class DeviceClock:
         "_observations",
         "_piece",
         "_reference",
+        "_slewed_us",
+        "_slews",
         "_strain",
         "_tightened_us",
         "_wrapped_us",
@@ -138,7 +141,11 @@ class DeviceClock:
         "version",
     )
 
-    def __init__(self, kind: Kind = "rc") -> None:
+    def __init__(self, kind: Kind = "rc", slews: Slews | None = None) -> None:
+        """`slews` is what the gateway's own clock is known to have been slewed by."""
+        self._slews = Slews() if slews is None else slews
+        self._slewed_us = self._slews.total_us
+        """What the observations allow for."""
         self.kind: Kind = kind
         self.paced_by: Kind = kind
         """What its observations show: worse than `kind`, perhaps."""
@@ -223,6 +230,7 @@ class DeviceClock:
         False says that no clock of this kind came from the last observation to this one: the tick began anew, or was
         read wrongly. What was known is not used until another round trip says which.
         """
+        self._allow_for_slews()
         tick = tick_ms * 1000 + tick_us
         if self._reference is not None:
             tick = self._unwrap(tick, (sent_us + received_us) // 2)
@@ -246,6 +254,7 @@ class DeviceClock:
         False says that it was not taken by this counter: the tick began anew although the sensor's boot did not, or
         was misread. Two such in a row, and the clock is learnt anew.
         """
+        self._allow_for_slews()
         if self._reference is None:
             self._reference = tick_ms * 1000, received_us
         tick_us = self._unwrap(tick_ms * 1000, received_us)
@@ -279,12 +288,15 @@ class DeviceClock:
         excess_us = received_us - (tick_us if span is None else span[1])
         if self._bucket is None or self._bucket.is_of_lines is (span is None):
             self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
+            self._bucket.slewed_us = self._slews.total_us
         elif self._bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
             best, self._bucket = self._bucket, None
             self._buckets += 1
             delay_us = self.least_delay_us * max(1.0, BUCKET_ARRIVALS / best.arrivals)
-            earliest_us = best.best_received_us - delay_us - _TICK_US_MAX
-            self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us))
+            # What came to be since.
+            slewed_us = self._slews.total_us - best.slewed_us
+            earliest_us = best.best_received_us - delay_us - _TICK_US_MAX - slewed_us
+            self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us + slewed_us))
         return True
 
     def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
@@ -309,10 +321,12 @@ class DeviceClock:
 
         `now_us` is the time of its receipt: it says which of the tick's wraps is meant, and no sample is of after it.
         """
+        self._allow_for_slews()
         if self._lines is None or self._former:
             return None
         earliest_us, latest_us = self._span(self._unwrap(tick_ms * 1000, now_us))
-        latest_us = min(latest_us + _TICK_US_MAX, now_us)
+        earliest_us -= self._slews.latest_us
+        latest_us = min(latest_us + _TICK_US_MAX + self._slews.latest_us, now_us)
         if earliest_us > latest_us:
             # Of a time to come: the tick is of another counter than the one that was observed.
             return None
@@ -331,6 +345,8 @@ class DeviceClock:
             and tick_us >= self._last_tick_us
             and received_us < bucket.due_us
             and bucket.is_of_lines
+            and self._slewed_us == self._slews.total_us
+            and not self._slews.latest_us
         ):
             distance_us = tick_us - piece.from_us
             earliest_us = piece.earliest_us + piece.earliest_rate * distance_us
@@ -364,9 +380,9 @@ class DeviceClock:
         return msgspec.msgpack.encode(_Saved(1, self._strain, observations, last, self.paced_by))
 
     @classmethod
-    def from_bytes(cls, data: bytes, kind: Kind = "rc") -> "DeviceClock":
+    def from_bytes(cls, data: bytes, kind: Kind = "rc", slews: Slews | None = None) -> "DeviceClock":
         """The clock as it was kept, in the same boot of the gateway. Raises ValueError where that is none."""
-        clock = cls(kind)
+        clock = cls(kind, slews)
         try:
             saved = msgspec.msgpack.decode(data, type=_Saved)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -386,6 +402,17 @@ class DeviceClock:
         return clock
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _allow_for_slews(self) -> None:
+        """What was observed before the gateway's clock was slewed is worth less by so much."""
+        by_us = self._slews.total_us - self._slewed_us
+        if by_us == 0:
+            return
+        self._slewed_us += by_us
+        self._observations = [_widened(seen, by_us) for seen in self._observations]
+        self._former = [_widened(seen, by_us) for seen in self._former]
+        if self._observations:
+            self._refit()
 
     def _limits(self) -> RateLimits:
         paced_by, error = OSCILLATORS[self.paced_by], self._error
@@ -552,6 +579,7 @@ class _Bucket:
         "excess_us",
         "is_of_lines",
         "settled_us",
+        "slewed_us",
     )
 
     def __init__(self, before: int, received_us: int, tick_us: int, excess_us: float, *, is_of_lines: bool) -> None:
@@ -563,6 +591,8 @@ class _Bucket:
         self.settled_us = received_us
         self.due_us = received_us + self._settled_for_us
         """Until then it is not full, unless a quicker one comes."""
+        self.slewed_us = 0
+        """What the gateway's clock had been slewed by when it began."""
         self.arrivals = 1
         self.best_received_us, self.best_tick_us = received_us, tick_us
         self.excess_us = excess_us
@@ -586,6 +616,10 @@ class _Bucket:
         missing = self._arrivals_wanted - self.arrivals
         self.due_us = received_us + so_far_us * missing // self.arrivals
         return missing <= 0 or so_far_us >= BUCKET_US_MAX
+
+
+def _widened(seen: Observation, by_us: int) -> Observation:
+    return Observation(seen.tick_us, seen.earliest_us - by_us, seen.latest_us + by_us)
 
 
 def _piece(lines: Lines, from_us: float, until_us: float) -> _Piece:

@@ -31,6 +31,8 @@ SPANS_MAX = 2_000
 ROUNDED_BY_US = 100
 """Bounds are rounded up by this at the least, so that the span that one holds for is never tiny."""
 LEAP_US = 1_000_000
+LEAP_JITTER_US = 100_000
+"""How far from a second two looks may be apart that are before and after one: what is slewed meanwhile."""
 LEAP_SLACK_US = 2_000_000
 """How far from midnight by the old clock or the new a leap second is looked for."""
 
@@ -273,7 +275,7 @@ class BootClock(Struct, frozen=True):
         Any other contradiction, on a clock that is vouched for, says that what was told before was wrong: the newest
         counts for the whole boot. So it is with `clock = "system"` too: a host that steps its clock corrects itself.
         """
-        return self.slewed(look).taught(look, since_us=None if self.last is None else self.last.at_us)
+        return self.slewed(look).taught(look, self.last)
 
     def slewed(self, look: Look) -> "BootClock":
         """See whether the kernel made the clock run faster or slower than `ppm` allows for, as it does to set it right.
@@ -289,8 +291,8 @@ class BootClock(Struct, frozen=True):
             beyond_us = max(0, abs(look.adjusted_us - last.adjusted_us) - allowed_us)
         return replace(self, last=look, slewed_us=self.slewed_us + beyond_us)
 
-    def taught(self, look: Look, since_us: int | None) -> "BootClock":
-        """What a look says of the offset, taken in; the look before it was at `since_us`."""
+    def taught(self, look: Look, before: Look | None) -> "BootClock":
+        """What a look says of the offset, taken in; `before` is the look before it."""
         if look.error_us is None:
             is_news = not self.known and abs(look.offset_us - self.guess_us) > GUESS_CHANGE_US
             return replace(self, guess_us=look.offset_us) if is_news else self
@@ -302,14 +304,30 @@ class BootClock(Struct, frozen=True):
         low, high = look.offset_us - look.error_us - leapt_us, look.offset_us + look.error_us - leapt_us
         known_low, known_high = self._interval(look.at_us)
         met = Point(look.at_us, max(low, known_low), min(high, known_high), self.slewed_us)
+        leap = self._leap_seen(look, before)
+        if leap is None and met.low_us > met.high_us:
+            since_us = self.points[-1].at_us if before is None else before.at_us
+            for by_us in (-LEAP_US, LEAP_US):
+                leap_us = _leap(look, by_us, since_us)
+                if leap_us is not None and max(low - by_us, known_low) <= min(high - by_us, known_high):
+                    leap = leap_us, by_us
+        if leap is not None:
+            return replace(self, leaps=(*self.leaps, leap))
         if met.low_us <= met.high_us:
             is_worth = met.high_us - met.low_us <= WORTH * (known_high - known_low)
             return self._with_point(met) if is_worth else self
-        for by_us in (-LEAP_US, LEAP_US):
-            leap_us = _leap(look, by_us, self.points[-1].at_us if since_us is None else since_us)
-            if leap_us is not None and max(low - by_us, known_low) <= min(high - by_us, known_high):
-                return replace(self, leaps=(*self.leaps, (leap_us, by_us)))
         return replace(self._begun_by(look, look.error_us), revision=self.revision + 1)
+
+    def _leap_seen(self, look: Look, before: Look | None) -> tuple[int, int] | None:
+        """A leap second that the kernel itself made between two looks, vouching for both: however little it knows."""
+        if before is None or before.error_us is None:
+            return None
+        by_us = LEAP_US if look.offset_us > before.offset_us else -LEAP_US
+        leap_us = _leap(look, by_us, before.at_us)
+        if leap_us is None or abs(look.offset_us - before.offset_us - by_us) > LEAP_JITTER_US:
+            return None
+        is_known = any(abs(leap_us - at_us) <= LEAP_SLACK_US for at_us, _ in self.leaps)
+        return None if is_known else (leap_us, by_us)
 
     def _begun_by(self, look: Look, error_us: int) -> "BootClock":
         """What is known where nothing but this look tells anything."""

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from gateway.clock_device import DeviceClock, Kind
+from gateway.clock_slews import Slews
 from gateway.reading import Mark
 
 MARKS = "clock/device/"
@@ -28,9 +29,11 @@ log = structlog.get_logger()
 class Run:
     """One boot of one sensor, and its clock."""
 
-    __slots__ = ("_clock", "_saved", "_saved_version", "boot", "device", "kind", "save_due_us", "stream")
+    __slots__ = ("_clock", "_saved", "_saved_version", "_slews", "boot", "device", "kind", "save_due_us", "stream")
 
-    def __init__(self, device: str, stream: str, boot: str, kind: Kind, saved: bytes | None = None) -> None:
+    def __init__(  # noqa: PLR0913, PLR0917 - what it is of
+        self, device: str, stream: str, boot: str, kind: Kind, slews: Slews, saved: bytes | None = None
+    ) -> None:
         """`saved` is what was kept of its clock. It is looked into when it is needed: that takes half a millisecond."""
         self.device = device
         self.stream = stream
@@ -38,6 +41,7 @@ class Run:
         self.boot = boot
         self.kind: Kind = kind
         self.save_due_us = 0
+        self._slews = slews
         self._saved = saved
         self._saved_version = 0
         self._clock: DeviceClock | None = None
@@ -68,10 +72,10 @@ class Run:
     def _recalled(self) -> DeviceClock:
         if self._saved is not None:
             try:
-                return DeviceClock.from_bytes(self._saved, self.kind)
+                return DeviceClock.from_bytes(self._saved, self.kind, self._slews)
             except ValueError as error:
                 log.warning(_UNREADABLE, device=self.device, error=str(error))
-        return DeviceClock(self.kind)
+        return DeviceClock(self.kind, self._slews)
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
@@ -88,6 +92,8 @@ class DeviceClocks:
 
     def __init__(self, gateway_boot: str = "", runs_max: int = RUNS_MAX) -> None:
         self._gateway_boot = gateway_boot
+        self.slews = Slews()
+        """How the gateway's own clock was slewed, for all of them."""
         self._runs_max = runs_max
         self._runs: dict[tuple[str, str, str], Run] = {}
         """The one that was asked for last at the end."""
@@ -103,7 +109,7 @@ class DeviceClocks:
         run = self._runs.pop((device, stream, boot), None)
         if run is None or run.kind != kind:
             self._make_room()
-            run = Run(device, stream, boot, kind)
+            run = Run(device, stream, boot, kind, self.slews)
         self._runs[device, stream, boot] = run
         return run.clock
 
@@ -139,7 +145,7 @@ class DeviceClocks:
         """Go on with what an earlier start in this boot had learnt; give what is to be forgotten, as of other boots."""
         forgotten = []
         for key, value in marks.items():
-            found = saved_run(value)
+            found = saved_run(value, self.slews)
             if found is None:
                 log.warning(_UNREADABLE, mark=key)
             if found is None or found[0] != self._gateway_boot or len(self._runs) >= self._runs_max:
@@ -158,10 +164,11 @@ class DeviceClocks:
                 self._forgotten.append(Mark(run.mark, None))
 
 
-def saved_run(value: bytes) -> tuple[str, Run] | None:
+def saved_run(value: bytes, slews: Slews | None = None) -> tuple[str, Run] | None:
     """What a mark keeps: the gateway's boot that it is of, and the run. None where it cannot be read."""
     try:
         saved = msgspec.msgpack.decode(value, type=_Saved)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return saved.gateway_boot, Run(saved.device, saved.stream, saved.boot, saved.kind, saved.clock)
+    slews = Slews() if slews is None else slews
+    return saved.gateway_boot, Run(saved.device, saved.stream, saved.boot, saved.kind, slews, saved.clock)

@@ -123,6 +123,8 @@ class Housekeeping:
         now_us = boottime_us()
         offset_us, error_us = now.offset_us(now_us), now.error_us(now_us)
         self.clock_report.looked(before, now, now_us)
+        if now.last is not None and now.last is not before.last and now.last.adjusted_us is not None:
+            self._front_door.clocks.slews.looked(now.last.at_us, now.last.adjusted_us)
         if now.synced and not before.synced:
             log.info("the wall clock is synced", error_us=error_us)
             self._front_door.event("clock-learnt", None, offset_us=offset_us, error_us=error_us)

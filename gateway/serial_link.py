@@ -39,6 +39,8 @@ HELLO_REQUEST_INTERVAL_US = 200_000
 BITS_PER_BYTE = 10
 WIRE_SHARE = 0.95
 """Of what bytes take on the wire by their baud rate, so much is certain: a UART may be some per cent off."""
+WIRE_TRIPS = 3
+"""So many round trips that took what bytes take on a wire show that it is one: one alone may have waited otherwise."""
 SILENT_OPEN_US = 2_000_000
 """How long a newly opened line may be silent (a sensor that opening has reset sends HELLO) until we ask."""
 
@@ -120,6 +122,7 @@ class SerialLink:
         "_run",
         "_topic",
         "_wire_byte_us",
+        "_wire_trips",
     )
 
     def __init__(self, port: str, settings: SerialSettings, opened_us: int, clocks: DeviceClocks | None = None) -> None:
@@ -129,6 +132,7 @@ class SerialLink:
         self._oscillator = settings.oscillator
         self._wire_byte_us = BITS_PER_BYTE / settings.baud * 1e6 * WIRE_SHARE
         """0 where the port carries bytes faster than its baud rate: it is no wire."""
+        self._wire_trips = 0
         self._topic = settings.topic
         self._probe_interval_us = round(settings.probe_interval_s * 1e6)
         self._decoder = FrameDecoder()
@@ -366,9 +370,14 @@ class SerialLink:
         out_us = self._wire_byte_us * _PROBE_BYTES
         back_us = self._wire_byte_us * len(encode_frame(reply))
         if now_us - sent_us < out_us + back_us:
-            # Native USB, or a tunnel: what was learnt by that assumption is void.
-            self._wire_byte_us = out_us = back_us = 0.0
-            self._run.clock.restart()
+            # Native USB, or a tunnel.
+            if self._wire_trips >= WIRE_TRIPS:
+                # What was learnt by that assumption is void.
+                self._run.clock.restart()
+            self._wire_byte_us = 0.0
+        self._wire_trips += 1
+        if self._wire_trips <= WIRE_TRIPS or not self._wire_byte_us:
+            out_us = back_us = 0.0
         if not self._run.clock.probed(sent_us + int(out_us), now_us - int(back_us), reply.tick_ms, reply.tick_us):
             # The tick jumped: most likely the sensor has restarted and its HELLO was lost.
             self._hello_wanted = True

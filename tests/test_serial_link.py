@@ -32,6 +32,7 @@ from gateway.serial_link import (
     SEQUENCE_MAX,
     SILENT_OPEN_US,
     WIRE_SHARE,
+    WIRE_TRIPS,
     HelloRefused,
     Identified,
     LinkEvent,
@@ -408,15 +409,29 @@ def test_probes_come_quickly_after_hello_and_then_at_the_interval() -> None:
 
 def test_a_reply_gives_readings_their_time() -> None:
     link = known_link()
-    # The sensor's tick 900.000 lies between 1.000 s and 1.008 s, less what PROBE and REPLY took on the wire: 104 ms
-    # later it says 1004.
+    # The sensor's tick 900.000 lies between 1.000 s and 1.008 s: 104 ms later it says 1004.
     assert send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000) == []
     (reading,) = only(send(link, data(4), now_us=START_US + 150_000)).readings
+    assert reading.event_us is not None
+    assert abs(reading.event_us - (START_US + 4_000 + 104_500)) <= 20
+    assert 4_000 + 500 <= reading.event_error_us <= 4_000 + 500 + 1_200
+
+
+def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one() -> None:
+    link = known_link()
+    send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
+    for _ in range(WIRE_TRIPS):
+        due_us = link.due_us
+        assert answers(link, due_us) == [Probe(NONCE)]
+        tick_us = 900_000 + due_us - START_US
+        send(link, Reply(NONCE, tick_us // 1000, tick_us % 1000), now_us=due_us + 8_000)
+    (reading,) = only(
+        send(link, replace(data(4), tick_ms=900 + (due_us - START_US) // 1000), now_us=due_us + 9_000)
+    ).readings
     assert reading.event_us is not None
     bits = 10 / 38_400 * 1e6 * WIRE_SHARE
     out_us, back_us = bits * len(encode_frame(Probe(NONCE))), bits * len(encode_frame(Reply(NONCE, 900, 0)))
     assert 2_500 < out_us < back_us < 5_000
-    assert abs(reading.event_us - (START_US + (out_us + 8_000 - back_us) / 2 + 104_500)) <= 20
     half_us = (8_000 - out_us - back_us) / 2
     assert half_us + 500 <= reading.event_error_us <= half_us + 500 + 1_200
 

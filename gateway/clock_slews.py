@@ -1,0 +1,53 @@
+"""How much the kernel has slewed CLOCK_BOOTTIME: it runs faster or slower for a while to set the wall clock right.
+
+A sensor's clock is held against CLOCK_BOOTTIME, and only its own oscillator is expected to change its pace. Pure: looks
+come in, in microseconds.
+"""
+
+import math
+
+CRYSTAL_PPM = 100
+"""What the kernel adds all the while sets the crystal right for good, and is no slewing: so much at the most."""
+CHANGE_PPM = 20
+"""NTP goes on to find that out: changes below this are part of it,"""
+CHANGED_US = 60_000_000
+"""after this time;"""
+KEPT_US = 3_600_000_000
+"""greater ones after this."""
+JITTER_US = 20
+"""Two looks may differ by this without any."""
+APART_US_MIN = 500_000
+
+
+class Slews:
+    """Adds it up. It is shared by all sensors' clocks: what was observed before a slew is worth less by its amount."""
+
+    __slots__ = ("_adjusted_us", "_at_us", "_rate", "latest_us", "total_us")
+
+    def __init__(self) -> None:
+        self.total_us = 0
+        """Since the start, whichever way."""
+        self.latest_us = 0
+        """Between the last two looks: as much may be under way, until the next."""
+        self._at_us: int | None = None
+        self._adjusted_us = 0
+        self._rate: float | None = None
+        """What the kernel adds to the crystal's time all the while."""
+
+    def looked(self, at_us: int, adjusted_us: int) -> None:
+        """Take in a look: at this CLOCK_BOOTTIME, CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW was this."""
+        if self._at_us is not None:
+            apart_us = at_us - self._at_us
+            if apart_us < APART_US_MIN:
+                return
+            added_us = adjusted_us - self._adjusted_us
+            rate = added_us / apart_us
+            if self._rate is None:
+                self._rate = rate if abs(rate) <= CRYSTAL_PPM / 1e6 else 0.0
+            slewed_us = abs(added_us - self._rate * apart_us)
+            self.latest_us = math.ceil(slewed_us) if slewed_us > JITTER_US else 0
+            self.total_us += self.latest_us
+            taken_us = CHANGED_US if abs(rate - self._rate) <= CHANGE_PPM / 1e6 else KEPT_US
+            if abs(rate) <= CRYSTAL_PPM / 1e6:
+                self._rate += (rate - self._rate) * min(1.0, apart_us / taken_us)
+        self._at_us, self._adjusted_us = at_us, adjusted_us
