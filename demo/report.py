@@ -293,9 +293,7 @@ def _times_words(story: Story) -> str:
         "Each reading's time comes with a bound on its error, and with how it was obtained. Each coloured dot is the "
         "bound of one reading"
     )
-    words += (
-        ", and the grey one below it how far its time really is from when the sensor measured." if times.off_us else "."
-    )
+    words += ", each grey one how far a time really is from when the sensor measured." if times.off_us else "."
     if times.judged:
         share = 100 * times.within / times.judged
         words += (

@@ -108,7 +108,7 @@ async def _run(
     options: FleetOptions,
     stopping: asyncio.Event,
     report: Callable[[Progress], None],
-    taken: Callable[[str, str, int], None],
+    taken: Callable[[str, str, int, float], None],
 ) -> Progress:
     loop = asyncio.get_running_loop()
     _allow_open_files(options)
@@ -144,7 +144,7 @@ async def _run(
 
 
 def _make_links(
-    options: FleetOptions, seed: int, struck: Counter[str], taken: Callable[[str, str, int], None]
+    options: FleetOptions, seed: int, struck: Counter[str], taken: Callable[[str, str, int, float], None]
 ) -> list[SensorLink]:
     gateways: list[Address] = [(options.host, options.port)]
     if options.roam is not None:

@@ -174,14 +174,19 @@ def write_ledger(path: Path, boots: Iterable[BootLedger]) -> None:
 
 
 @contextmanager
-def samples_file(path: Path | None) -> Iterator[Callable[[str, str, int], None]]:
-    """Yield what notes a sample as it is taken (device, boot, sequence), with the time, as a line of CSV.
+def samples_file(path: Path | None) -> Iterator[Callable[[str, str, int, float], None]]:
+    """Yield what notes a sample as it is taken (device, boot, sequence, monotonic time) as a line of CSV.
 
     Without a path nothing is noted. Raises OSError where the file cannot be made.
     """
     if path is None:
-        yield lambda _device, _boot, _sequence: None
+        yield lambda _device, _boot, _sequence, _now_s: None
         return
+    since_1970_us = (time.time_ns() - time.monotonic_ns()) // 1000
     with path.open("w", encoding="utf-8") as file:
         file.write("device,boot,sequence,time_us\n")
-        yield lambda device, boot, sequence: print(device, boot, sequence, time.time_ns() // 1000, sep=",", file=file)
+
+        def note(device: str, boot: str, sequence: int, now_s: float) -> None:
+            file.write(f"{device},{boot},{sequence},{since_1970_us + round(now_s * 1e6)}\n")
+
+        yield note

@@ -69,7 +69,7 @@ class SensorLink:
         faults: Iterator[Fault],
         struck: Counter[str],
         rng: random.Random,
-        taken: Callable[[str, str, int], None],
+        taken: Callable[[str, str, int, float], None],
     ) -> None:
         self.sensor = sensor
         self.connections = 0
@@ -84,7 +84,7 @@ class SensorLink:
         self._struck = struck
         self._rng = rng
         self._taken = taken
-        """Told of each sample as it is taken: device, boot, sequence."""
+        """Told of each sample as it is taken: device, boot, sequence, monotonic time."""
         self._started_s = asyncio.get_running_loop().time()
         self._connection: _Connection | None = None
         self._abandoned: list[asyncio.Transport] = []
@@ -105,8 +105,9 @@ class SensorLink:
         sensor = self.sensor
         boot = sensor.boot
         celsius = value_of(self._seed, sensor.name, boot.boot, boot.taken)
-        self._taken(sensor.name, boot.boot, boot.taken)
-        elapsed_s = asyncio.get_running_loop().time() - self._started_s
+        now_s = asyncio.get_running_loop().time()
+        self._taken(sensor.name, boot.boot, boot.taken, now_s)
+        elapsed_s = now_s - self._started_s
         self.send(sensor.sample(celsius, tick_ms(elapsed_s, sensor.traits.drift_ppm)))
 
     async def keep_connected(self, delay_s: float) -> None:
