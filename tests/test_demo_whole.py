@@ -18,6 +18,8 @@ KEYS = {
     "duplicates",
     "buffer_peak",
     "late_readings",
+    "times_judged",
+    "times_within_bound",
     "seconds",
 }
 
@@ -52,5 +54,7 @@ def test_nothing_acknowledged_is_missing_and_nothing_stands_twice() -> None:
     assert summary["in_readings"] >= summary["acknowledged"]
     assert summary["buffer_peak"] > 200, "the outage was buffered"
     assert summary["late_readings"] > 0
+    assert summary["times_judged"] > 30, "boards on serial lines, at least, say when they measured"
+    assert summary["times_within_bound"] >= 0.999 * summary["times_judged"]
     assert ended.stdout.endswith("\nmissing 0, duplicates 0\n")
     assert "</svg>" in (DEMO / "report.html").read_text()
