@@ -61,7 +61,8 @@ class DevicesHeard:
             if entry.tick_ms is not None:
                 heard.tells = "tick"
             else:
-                heard.tells = "nothing" if entry.event_us is None else "time"
+                is_told = entry.event_us is not None or entry.device_time_us is not None
+                heard.tells = "time" if is_told else "nothing"
             if heard.subject != series.subject:
                 heard.subject = series.subject[:SUBJECT_MAX]
                 heard.is_serial = series.stream != series.subject

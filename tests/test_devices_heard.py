@@ -47,9 +47,10 @@ def test_what_a_reading_tells_of_its_time() -> None:
             replace(plain, tick_ms=0),
             replace(plain, tick_ms=7, event_us=3),
             replace(plain, event_us=3),
+            replace(plain, device_time_us=3),
         )
     ]
-    assert [each.tells for each in told if each is not None] == ["nothing", "tick", "tick", "time"]
+    assert [each.tells for each in told if each is not None] == ["nothing", "tick", "tick", "time", "time"]
 
 
 def test_what_is_no_reading_is_of_no_device() -> None:
