@@ -13,18 +13,18 @@ _A: dict[Kind, str] = {"rc": "an RC oscillator", "ceramic": "a ceramic resonator
 
 NO_ANSWER = "no answer to a PROBE yet"
 NEVER_ANSWERED = (
-    "sends readings with its tick, but answers no PROBE: it gets no time until it does; compare its firmware with "
+    "readings come with a tick, but no PROBE is answered: no time until one is; compare the firmware with "
     "firmware-sim/FRAMES.md"
 )
-LEARNING = "its clock is being learnt: that takes some readings"
+LEARNING = "the clock is being learnt: that takes some readings of one boot"
 NO_CLOCK = (
-    "sends a tick, but no clock follows from it: it must count milliseconds from the sensor's start, and begin anew "
+    "a tick comes, but no clock follows from it: it must count milliseconds from the sensor's start, and begin anew "
     "only where its boot does"
 )
-JUMPED = "its tick is not what it was to be: the next PROBE says what holds"
-RESTARTED = "its clock is learnt anew when it is heard: this box has been restarted since"
-OWN_TIMES = "tells the time itself: no clock is learnt"
-NO_TICK = "sends no tick that its route reads: readings have the time of their receipt"
+JUMPED = "the tick is not what it was to be: the next PROBE says what holds"
+RESTARTED = "the clock is learnt anew at the next reading: this box has been restarted since"
+OWN_TIMES = "the payload tells the time: no clock is learnt"
+NO_TICK = "nothing that the route reads tells a time: readings have that of their receipt"
 NOT_HEARD = "not heard since sluice was started"
 
 
@@ -55,6 +55,6 @@ def note_on_clocks(clocks: Sequence[ClockState]) -> Note | None:
     """On what is known of a device's clocks; None where that is nothing, or as it was said to be."""
     for clock in clocks:
         if clock.error_us is not None and clock.paced_by != clock.kind:
-            worse = f'its clock is worse than {_A[clock.kind]}: set oscillator = "{clock.paced_by}"'
+            worse = f'the clock is worse than {_A[clock.kind]}: set oscillator = "{clock.paced_by}"'
             return Note(worse, is_finding=True)
     return None

@@ -55,4 +55,4 @@ def test_why_there_is_no_clock(case: Case) -> None:
 def test_a_clock_that_is_worse_than_was_said_is_a_finding(heard: Any) -> None:
     worse = replace(CLOCK, paced_by="ceramic")
     note = note_on(heard, (CLOCK, worse), has_probes=False)
-    assert note == Note('its clock is worse than a crystal: set oscillator = "ceramic"', is_finding=True)
+    assert note == Note('the clock is worse than a crystal: set oscillator = "ceramic"', is_finding=True)
