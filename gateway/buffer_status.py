@@ -268,7 +268,7 @@ def this_moment(settings: GatewaySettings) -> Now:
 
 def told(when: Moment, now: Now) -> str:
     """A moment for a person, with its age: `2026-03-14 12:00:00 UTC, 5 min old`; see `terminal_text.moment`."""
-    zone = " (its clock was never synced)" if when.wall_us is None else " UTC"
+    zone = " (this box's clock was not synced)" if when.wall_us is None else " UTC"
     age_s = now.age_s(when)
     age = "" if age_s is None else f", {span(age_s)} old"
     return f"{terminal_text.moment(when.boottime_us, when.wall_us)}{zone}{age}"

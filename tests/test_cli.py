@@ -169,7 +169,7 @@ async def test_status_does_not_vouch_for_a_date_that_nothing_vouches_for(tmp_pat
     connection = buffer_schema.connect(tmp_path / "buffer.db")
     connection.execute("UPDATE reading SET received_us = 26549000000")
     connection.close()
-    when = "boot + 7:22:29 (its clock was never synced)"
+    when = "boot + 7:22:29 (this box's clock was not synced)"
     assert f"rows safe on disk, the oldest of {when}\n" in await status(config)
     listed = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["buffer", "ls", "--config", str(config)]).output
     assert f"rows, the oldest of {when}\n" in listed
