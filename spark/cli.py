@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 FIGURES = frozenset({"n", "min", "max", "sum", "first", "last", "revision", "batch", "value", "time_error_us"})
 """Columns that stand to the right in a table, and are never cut short."""
 
+TIME_ERROR_UNBOUNDED_US = 2**63 - 1
+"""As `spark.log_table.TIME_ERROR_UNKNOWN_US`, which cannot be had without Spark."""
+
 
 def _absolute(_context: click.Context, _parameter: click.Parameter, warehouse: str) -> str:
     return absolute(warehouse)
@@ -289,6 +292,8 @@ def cell_text(column: str, value: object) -> str:
     """A value as it stands in a table: no zeros that say nothing, nothing that a terminal would obey."""
     if value is None:
         return "-"
+    if column == "time_error_us" and value == TIME_ERROR_UNBOUNDED_US:
+        return "unbounded"
     if isinstance(value, Decimal):
         return f"{value.normalize():f}"
     if _is_time(column):

@@ -57,6 +57,8 @@ def test_nothing_is_left_out_that_had_room(width: int) -> None:
         ("min", Decimal("24.500000"), "24.5"),
         ("sum", Decimal("1200.000000"), "1200"),
         ("n", 60, "60"),
+        ("time_error_us", 1_179_648, "1179648"),
+        ("time_error_us", 2**63 - 1, "unbounded"),
         ("value", None, "-"),
         ("window_start", "2026-03-14T12:00:00.000000Z", "2026-03-14T12:00:00Z"),
         ("event_time", "2026-03-14T12:00:00.250000Z", "2026-03-14T12:00:00.250000Z"),
