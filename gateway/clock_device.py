@@ -4,6 +4,7 @@ Learnt from round trips (PROBE and REPLY on a serial line), or from arrivals of 
 Pure: observations come in, times and bounds come out, all in microseconds.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -58,6 +59,8 @@ BUCKET_ARRIVALS_FIRST = 4
 """Fewer may be what had waited, sent with pauses that happen to be as long as those between the samples."""
 BUCKET_ARRIVALS = 16
 """Each bucket is twice as large as the one before, up to these: the more arrivals, the surer one of them was quick."""
+STRAYS_MAX = 3
+"""So many buckets in a row none of whose arrivals came as soon as they should have, and nothing is known any more."""
 BUCKET_US_MAX = 600_000_000
 """Of a sensor that seldom sends, two arrivals within this are enough."""
 QUICKER_US = 1_000
@@ -133,6 +136,7 @@ class DeviceClock:
         "_slewed_us",
         "_slews",
         "_strain",
+        "_strays",
         "_tightened_us",
         "_wrapped_us",
         "kind",
@@ -169,6 +173,8 @@ class DeviceClock:
         self._bucket: _Bucket | None = None
         self._buckets = 0
         self._tightened_us = 0
+        self._strays = 0
+        """Buckets in a row that nothing could be learnt from."""
         self._is_odd = False
         """Whether the last arrival was of no sample of this counter."""
         self.version = 0
@@ -285,18 +291,7 @@ class DeviceClock:
                     # What its best was compared with is another line now.
                     self._bucket.excess_us = self._bucket.best_received_us - self._span(self._bucket.best_tick_us)[1]
         self._reference = tick_us, received_us
-        excess_us = received_us - (tick_us if span is None else span[1])
-        if self._bucket is None or self._bucket.is_of_lines is (span is None):
-            self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
-            self._bucket.slewed_us = self._slews.total_us
-        elif self._bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
-            best, self._bucket = self._bucket, None
-            self._buckets += 1
-            delay_us = self.least_delay_us * max(1.0, BUCKET_ARRIVALS / best.arrivals)
-            # What came to be since.
-            slewed_us = self._slews.total_us - best.slewed_us
-            earliest_us = best.best_received_us - delay_us - _TICK_US_MAX - slewed_us
-            self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us + slewed_us))
+        self._gather(received_us, tick_us, span)
         return True
 
     def note(self, sequence: int, tick_ms: int, now_us: int) -> bool:
@@ -351,8 +346,11 @@ class DeviceClock:
             distance_us = tick_us - piece.from_us
             earliest_us = piece.earliest_us + piece.earliest_rate * distance_us
             latest_us = piece.latest_us + piece.latest_rate * distance_us
-            if received_us >= latest_us + bucket.excess_us - QUICKER_US and received_us >= earliest_us:
+            excess_us = received_us - latest_us
+            if excess_us >= bucket.excess_us - QUICKER_US and received_us >= earliest_us:
                 bucket.arrivals += 1
+                if excess_us < bucket.later_us:  # noqa: PLR1730 - a call of min() takes three times as long
+                    bucket.later_us = excess_us
                 self._last_sequence, self._last_tick_us = sequence, tick_us
                 latest_us += _TICK_US_MAX
                 if latest_us > received_us:  # noqa: PLR1730 - a call of min() takes three times as long
@@ -442,7 +440,7 @@ class DeviceClock:
     def _forget(self) -> None:
         self._observations, self._former = [], []
         self._lines, self._piece, self._bucket, self._reference = None, None, None, None
-        self._last_sequence, self._is_odd = _NONE, False
+        self._last_sequence, self._is_odd, self._strays = _NONE, False, 0
         self._buckets = 0
         self.version += 1
 
@@ -460,6 +458,25 @@ class DeviceClock:
         self._observations = _thinned(sorted([*self._observations, seen]), OBSERVATIONS_MAX)
         self._refit()
 
+    def _gather(self, received_us: int, tick_us: int, span: tuple[float, float] | None) -> None:
+        """Put an arrival into its bucket, and learn from the quickest once that is full."""
+        excess_us = received_us - (tick_us if span is None else span[1])
+        if self._bucket is None or self._bucket.is_of_lines is (span is None):
+            self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
+            self._bucket.slewed_us = self._slews.total_us
+        elif self._bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
+            best, self._bucket = self._bucket, None
+            delay_us = self.least_delay_us * max(1.0, BUCKET_ARRIVALS / best.arrivals)
+            if best.later_us > best.excess_us + delay_us + (received_us - best.best_received_us) * self._error:
+                # The tick stands still, or counts something else; or the network has become slow.
+                self._note_stray()
+                return
+            self._buckets += 1
+            # What came to be since.
+            slewed_us = self._slews.total_us - best.slewed_us
+            earliest_us = best.best_received_us - delay_us - _TICK_US_MAX - slewed_us
+            self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us + slewed_us))
+
     def _learn_arrival(self, seen: Observation) -> None:
         """Take in an upper limit, which is certain, and perhaps a lower one, which is not."""
         before = self._observations
@@ -473,6 +490,8 @@ class DeviceClock:
                 # It was under way for longer than that.
                 self._observations = before
                 is_fitting = self._fit()
+                self._note_stray()
+                return
         place = 0
         while not is_fitting and place < len(self._observations):
             if self._observations[place] is not seen:
@@ -483,6 +502,12 @@ class DeviceClock:
         if not is_fitting:
             # Nothing is left that says how early: begin with short buckets again.
             self._bucket, self._buckets = None, 0
+
+    def _note_stray(self) -> None:
+        """Arrivals do not bear the line out: after some buckets of these it is no longer believed."""
+        self._strays += 1
+        if self._strays >= STRAYS_MAX:
+            self._forget()
 
     def _count(self, *, is_contradiction: bool) -> None:
         """After some contradictions, take the oscillator for the next worse one."""
@@ -571,6 +596,7 @@ class _Bucket:
 
     __slots__ = (
         "_arrivals_wanted",
+        "_is_second_half",
         "_settled_for_us",
         "arrivals",
         "best_received_us",
@@ -578,6 +604,7 @@ class _Bucket:
         "due_us",
         "excess_us",
         "is_of_lines",
+        "later_us",
         "settled_us",
         "slewed_us",
     )
@@ -589,8 +616,11 @@ class _Bucket:
         self._settled_for_us = min(BUCKET_US << min(before, 8), BUCKET_US_LONG)
         self._arrivals_wanted = min(BUCKET_ARRIVALS_FIRST << min(before, 8), BUCKET_ARRIVALS)
         self.settled_us = received_us
-        self.due_us = received_us + self._settled_for_us
-        """Until then it is not full, unless a quicker one comes."""
+        self.due_us = received_us + self._settled_for_us // 2
+        """Until then it is neither half full nor full, unless a quicker one comes."""
+        self._is_second_half = False
+        self.later_us = math.inf
+        """The least excess of its second half: where the tick keeps pace it is not much more than that of the first."""
         self.slewed_us = 0
         """What the gateway's clock had been slewed by when it began."""
         self.arrivals = 1
@@ -606,9 +636,14 @@ class _Bucket:
         self.arrivals += 1
         apart_us = received_us - self.best_received_us
         if excess_us < self.excess_us - least_delay_us - apart_us * rate_error:
-            self.settled_us, self.arrivals = received_us, 1
+            self.settled_us, self.arrivals, self._is_second_half = received_us, 1, False
         if excess_us < self.excess_us:
             self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us
+        self.due_us = self.settled_us + self._settled_for_us // 2
+        if received_us < self.due_us:
+            return False
+        self.later_us = min(self.later_us, excess_us) if self._is_second_half else excess_us
+        self._is_second_half = True
         self.due_us = self.settled_us + self._settled_for_us
         if received_us < self.due_us:
             return False

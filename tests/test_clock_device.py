@@ -388,6 +388,29 @@ def test_a_tick_that_jumped_ahead_is_noticed_for_no_sample_is_of_after_its_arriv
     assert all(each.is_within for each in known)
 
 
+@pytest.mark.parametrize("pace", [0.0, 0.001, 0.5, 0.9])
+def test_a_tick_that_does_not_count_milliseconds_gives_no_time(pace: float) -> None:
+    clock = DeviceClock()
+    for second in range(1, 1_200):
+        tick_ms = 17 + int(second * 1_000 * pace)
+        assert clock.stamp(second * SECOND_US, tick_ms, second) is None
+
+
+@pytest.mark.parametrize("sample_s", [0.01, 1, 60])
+def test_a_tick_that_stands_still_from_some_time_on_is_noticed(sample_s: float) -> None:
+    clock, quartz = DeviceClock("crystal"), Oscillator(0)
+    step_us = int(sample_s * SECOND_US)
+    times = [(at_us, at_us + 8_000) for at_us in range(step_us, 20 * 60 * SECOND_US + 20 * step_us, step_us)]
+    assert arrivals(clock, quartz, times)[-1] is not None
+    stuck_ms, _ = quartz.tick(times[-1][0])
+    later_us = [times[-1][1] + step_us * place for place in range(1, int(40 * 60 / sample_s) + 20)]
+    stamped = [clock.stamp(at_us, stuck_ms, len(times) + place) for place, at_us in enumerate(later_us)]
+    assert stamped[-1] is None
+    # Not at once: they might have waited. After three buckets, and that in which it began.
+    known = sum(each is not None for each in stamped)
+    assert known * sample_s <= (4.5 * BUCKET_US_MAX / SECOND_US if sample_s > 10 else 10 * 60)
+
+
 def test_one_odd_tick_costs_its_reading_alone() -> None:
     clock, quartz = DeviceClock("crystal"), Oscillator(0)
     arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 200)])
