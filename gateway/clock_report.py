@@ -38,8 +38,8 @@ class ClockReport:
         view = self._view
         steps, stepped_us, stepped_by_us = view.steps, view.stepped_us, view.stepped_by_us
         by_us = 0 if before.last is None or now.last is None else now.last.offset_us - before.last.offset_us
-        # The first sync is none: nobody had said that it was right before.
-        if abs(by_us) > JITTER_US and before.synced is now.synced:
+        # The first sync is none: nobody had said that it was right before. Nor is a leap second.
+        if abs(by_us) > JITTER_US and before.synced is now.synced and len(now.leaps) <= len(before.leaps):
             steps, stepped_us, stepped_by_us = steps + 1, now_us, by_us
         since_us = view.since_us if before.synced is now.synced else now_us
         self._view = ClockView(now.synced, now.error_us(now_us), since_us, steps, stepped_us, stepped_by_us)

@@ -12,8 +12,9 @@ import structlog
 
 TFD_TIMER_ABSTIME = 1
 TFD_TIMER_CANCEL_ON_SET = 2
-FAR_S = 9_000_000_000
-"""When the timer that tells of steps goes off by itself: in 2255, later than the kernel lets anybody set its clock."""
+FAR_S = min(9_000_000_000, 2 ** (8 * ctypes.sizeof(ctypes.c_long) - 1) - 1)
+"""When the timer that tells of steps goes off by itself: in 2255, later than the kernel lets anybody set its clock; in
+2038 where seconds have 32 bits."""
 
 log = structlog.get_logger()
 
@@ -64,6 +65,10 @@ class StepWatch:
         except OSError as error:
             if error.errno != errno.ECANCELED:
                 raise
+        else:
+            # It went off by itself, and would do so again at once, for ever: the clock is set beyond it.
+            self.stop()
+            return
         # Armed first: a step that comes while the clock is looked at is told again.
         self._arm()
         self._on_step()

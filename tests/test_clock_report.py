@@ -35,3 +35,13 @@ def test_steps_are_told_whoever_made_them() -> None:
     view = report.view()
     assert (view.steps, view.stepped_us, view.stepped_by_us) == (2, 14 * SECOND_US, STEP_US)
     assert (view.synced, view.since_us) == (True, 10 * SECOND_US), "what was known is held on to"
+
+
+def test_a_leap_second_is_no_step() -> None:
+    new_year_us = 1_798_761_600 * SECOND_US
+    clock = BootClock("unknown", 100.0).looked(Look(100 * SECOND_US, new_year_us - 101 * SECOND_US, 1_000))
+    report = ClockReport(clock, 100 * SECOND_US)
+    later = clock.looked(Look(102 * SECOND_US, new_year_us - 102 * SECOND_US, 1_000))
+    assert later.leaps
+    report.looked(clock, later, 102 * SECOND_US)
+    assert report.view().steps == 0

@@ -65,3 +65,15 @@ async def test_a_timer_that_is_stopped_leaves_nothing_open() -> None:
     watch.stop()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
+
+
+async def test_a_timer_that_goes_off_by_itself_is_not_armed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where seconds have 32 bits, and the clock is beyond them: it would go off at once, for ever."""
+    monkeypatch.setattr(clock_steps, "FAR_S", 1)
+    steps: list[float] = []
+    watch = StepWatch(lambda: steps.append(time.monotonic()))
+    assert watch.start()
+    async with asyncio.timeout(10):
+        while watch._fd >= 0:
+            await asyncio.sleep(0.01)
+    assert not steps
