@@ -72,8 +72,9 @@ DROPPED_ROWS_MAX = 5_000
 DROP_BYTES = 64_000
 """What `drop-oldest` drops at a time: counting it costs less than the commit that it makes room for."""
 USAGE_HOURS = 48
-TICK_US_MAX = 1_020
-"""A millisecond of the slowest clock that a sensor may have, rounded up."""
+TICK_AGE_US_MAX = 2**31 * 1_020
+"""How old its tick may make a reading: half a wrap of 32 bits, of milliseconds of the slowest clock that a sensor may
+have. That tick may be a small one: it was kept since its sensor started."""
 
 NO_LANE = Lane(0, "", "", "")
 
@@ -940,6 +941,6 @@ def _earliest_us(entry: Entry) -> int:
     """When an entry was measured at the earliest: CLOCK_BOOTTIME in microseconds."""
     if entry.event_us is not None:
         return entry.event_us
-    # Its sensor's clock may still be learnt. Then it is of some time since that began to count.
-    began_us = entry.received_us - (entry.tick_ms or 0) * TICK_US_MAX
-    return began_us if entry.earliest_us is None else min(entry.earliest_us, began_us)
+    # Its sensor's clock may still be learnt.
+    earliest_us = entry.received_us - (0 if entry.tick_ms is None else TICK_AGE_US_MAX)
+    return earliest_us if entry.earliest_us is None else min(entry.earliest_us, earliest_us)

@@ -60,7 +60,7 @@ class Heartbeat:
         for (topic, partition), offset in offsets.items():
             by_topic[topic][str(partition)] = offset
         # What a damaged file still holds may be of any time.
-        low_us = clock.at(now_us) if clock.synced and not outstanding.is_salvaging else None
+        low_us = _earliest_us(clock, now_us) if clock.synced and not outstanding.is_salvaging else None
         oldest_s: float | None = 0.0
         pending = []
         for lane in outstanding.lanes:
@@ -93,13 +93,13 @@ def _span(clock: BootClock, from_us: int, to_us: int) -> dict[str, str | None]:
     """Event times as far as they are known."""
     if not clock.known:
         return {"from": None, "to": None}
-    latest_us = clock.at(to_us) + (0 if clock.synced else clock.error_us(to_us) or 0)
+    latest_us = clock.at(to_us) + (clock.error_us(to_us) or 0)
     return {"from": rfc3339(_earliest_us(clock, from_us)).decode(), "to": rfc3339(latest_us).decode()}
 
 
 def _earliest_us(clock: BootClock, at_us: int) -> int:
-    """The wall time of a moment; of a boot that is only known to lie between two times, the earliest it may be."""
-    return clock.at(at_us) - (0 if clock.synced else clock.error_us(at_us) or 0)
+    """The earliest wall time that a moment may have: its clock may be known better by the time a row of it is sent."""
+    return clock.at(at_us) - (clock.error_us(at_us) or 0)
 
 
 def _age_s(received_us: int, is_of_this_boot: bool, then: BootClock, now: BootClock, now_us: int) -> float | None:  # noqa: FBT001

@@ -11,7 +11,8 @@ from gateway.buffer import Buffer
 from gateway.buffer_attachment import Attachment
 from gateway.buffer_rows import Quarantined
 from gateway.buffer_schema import corruption
-from gateway.clock_gateway import BootClock
+from gateway.clock_device import DeviceClock
+from gateway.clock_gateway import BootClock, Look
 from gateway.heartbeat import Heartbeat
 from gateway.kafka_record import rfc3339
 from tests.buffers import CLOCK, confirm, entry, opened, rows, store, until
@@ -26,7 +27,8 @@ def heartbeat(buffer: Buffer) -> Heartbeat:
 
 
 def wall(boottime_us: int) -> str:
-    return rfc3339(CLOCK.at(boottime_us)).decode()
+    """The earliest that this may have been."""
+    return rfc3339(CLOCK.at(boottime_us) - (CLOCK.error_us(boottime_us) or 0)).decode()
 
 
 async def test_what_is_taken_in_again_meanwhile_is_told_of_once_at_least(tmp_path: Path) -> None:
@@ -94,3 +96,27 @@ async def test_a_salvaged_lane_has_its_floor(tmp_path: Path) -> None:
         await buffer._call(lambda: buffer._fail(corruption("found just now")))
         await until(lambda: bool(buffer.salvaged))
         assert (await heartbeat(buffer)._body(NOW_US, CLOCK, {}))["low_watermark"] == wall(7)
+
+
+async def test_a_clock_that_becomes_better_known_brings_nothing_before_the_watermark(tmp_path: Path) -> None:
+    now = BootClock("unknown", 100.0).looked(Look(10_000_000, 1_700_000_000_000_000, 2_000_000))
+    async with opened(tmp_path / "buffer.db", clock=lambda: now) as buffer:
+        assert await store(buffer, [entry(received_us=5_000_000)])
+        told = await heartbeat(buffer)._body(11_000_000, now, {})
+        now = now.looked(Look(75_000_000, 1_700_000_000_000_000 - 1_900_000, 10_000))
+        assert now.revision == 0
+        assert str(told["low_watermark"]) <= rfc3339(now.at(5_000_000)).decode()
+
+
+async def test_a_reading_that_its_sensor_has_kept_for_long_is_not_before_the_watermark(tmp_path: Path) -> None:
+    received_us = 4_000_000_000
+    # Taken a second after its sensor started, and kept for an hour.
+    kept = replace(entry(received_us=received_us, sequence=1), tick_ms=1_000)
+    clock = DeviceClock("crystal")
+    clock.probed(received_us, received_us + 3_000, 3_601_000, 0)
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [kept])
+        told = await heartbeat(buffer)._body(received_us, CLOCK, {})
+        estimate = clock.estimate(1_000, received_us)
+        assert estimate is not None
+        assert str(told["low_watermark"]) <= rfc3339(CLOCK.at(estimate[0])).decode()

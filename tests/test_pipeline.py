@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -222,7 +223,10 @@ async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tm
     last = json.loads(beats[-1].value)
     assert sum(last["offsets"]["beat-thermo"].values()) == 1
     assert last["pending"] == []
-    assert last["low_watermark"] == header(beats[-1], "ce_time")
+    now = datetime.fromisoformat(header(beats[-1], "ce_time"))
+    off = timedelta(microseconds=int(header(beats[-1], "ce_timeerror")))
+    # Bounds in headers are rounded up.
+    assert now - off <= datetime.fromisoformat(last["low_watermark"]) < now
     assert [int(header(beat, "ce_lanesequence")) for beat in beats] == list(range(len(beats)))
 
 
