@@ -62,6 +62,11 @@ class Quarantined(Struct, frozen=True, gc=False):
     device_time_us: int | None = None
 
 
+TICK_VOID = -1
+"""The tick of a reading that was taken in again in another boot than that of its receipt, where nothing is known of how
+far apart these are: a clock of this boot tells nothing of it, and no bound is claimed for its time."""
+
+
 class Doubt(IntEnum):
     """Why a reading, or its identity, may be stored already. It is stored again: a false match would lose data."""
 

@@ -11,7 +11,7 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from gateway.buffer import Buffer
-from gateway.buffer_rows import Row, Series
+from gateway.buffer_rows import TICK_VOID, Row, Series
 from gateway.clock_gateway import BootTimes
 from gateway.device_clocks import DeviceClocks
 from gateway.forward_memory import NO_PARTITION, Memory, Partition
@@ -152,7 +152,7 @@ class Batcher:
         batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
         records = batch.records
         for row in run:
-            if row.tick_ms is not None and row.event_us is None:
+            if row.event_us is None and row.tick_ms is not None and row.tick_ms != TICK_VOID:
                 row = self._timed(route, row)  # noqa: PLW2901 - the same one, better known
             record = encode(row, times, len(records))
             size = len(record)

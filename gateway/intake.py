@@ -14,7 +14,7 @@ from gateway import payload_identity, payload_time
 from gateway.buffer import Buffer
 from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
-from gateway.buffer_rows import Doubt, Entry, Lane, Loss, Quarantined, Series
+from gateway.buffer_rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.buffer_schema import BufferFileError
 from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
@@ -304,7 +304,7 @@ class FrontDoor:
             then_error_us = then.error_us(at_us)
             if then_error_us is None or not now.known:
                 # As a sensor's clock that was not learnt: no bound is claimed for its time.
-                event_us, tick_ms = None, tick_ms or 0
+                event_us, tick_ms = None, TICK_VOID
             else:
                 error_us += then_error_us
         return Reading(

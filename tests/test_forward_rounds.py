@@ -32,7 +32,7 @@ from structlog.testing import capture_logs
 
 from gateway import forward_rounds
 from gateway.buffer import Buffer
-from gateway.buffer_rows import Entry, Series
+from gateway.buffer_rows import Entry, Quarantined, Series
 from gateway.clock_gateway import BootClock, Look
 from gateway.config_file import route_table
 from gateway.forward_memory import Memory
@@ -43,7 +43,7 @@ from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import TopicVerdict
 from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from tests.buffers import BOOT, CLOCK, opened, store, until
+from tests.buffers import BOOT, CLOCK, confirm, opened, rows, store, until
 
 if TYPE_CHECKING:
     from gateway.kafka_session import KafkaSession
@@ -479,6 +479,36 @@ async def test_a_reading_that_came_before_its_sensors_clock_was_known_goes_by_wh
     # Three seconds before the probe, in the middle of its millisecond.
     assert abs(int(times[0]["ce_boottime"]) - 7_000_500) <= int(times[0]["ce_timeerror"])
     assert int(times[0]["ce_timeerror"]) < 100_000
+
+
+async def test_a_tick_of_a_boot_that_nothing_is_known_of_is_not_judged_by_this_ones_clocks(tmp_path: Path) -> None:
+    """The wall clock said 2026 then and says 2000 now: what is between both boots is anybody's guess."""
+    path = tmp_path / "buffer.db"
+    series = Series("device-thermo", "a", "a", "/dev/ttyUSB0", "sluice.reading", "text/plain", "device/a/thermo")
+    report = Entry(series, b"report", 3_000_000_000)
+    async with opened(path, "boot-0", lambda: BootClock.constant(1_790_000_000_000_000, None)) as buffer:
+        assert await store(buffer, [report])
+        (row,) = await rows(buffer)
+        for number, tick_ms in enumerate((1_000_000, None)):
+            input_ = Quarantined(
+                "record-too-large", b"%d" % number, "a", "/dev/ttyUSB0", 3_000_000_000, series=row.series,
+                event_us=2_999_000_000, tick_ms=tick_ms, device_boot="7-1a2b3c4d", device_sequence=number,
+            )  # fmt: skip
+            assert await store(buffer, [msgspec.structs.replace(report, quarantined=input_)])
+        await confirm(buffer, await rows(buffer))
+    async with (
+        opened(path, BOOT, lambda: BootClock.constant(946_684_800_000_000, None)) as buffer,
+        uplink(buffer) as line,
+    ):
+        # The sensor was not off in between.
+        for at_s in (100, 110, 120):
+            clock = line.front_door.clocks.of("a", "7-1a2b3c4d")
+            clock.probed(at_s * 1_000_000, at_s * 1_000_000 + 3_000, 1_600_000 + at_s * 1_000, 0)
+        assert (await line.front_door.retry_quarantined([1, 2])).stored == 2
+        await drained(buffer)
+    times = [record.headers for record in line.broker.of("device-thermo") if len(record.value) == 1]
+    assert [each["ce_timequality"] for each in times] == ["bounded", "bounded"]
+    assert {each["ce_boottimeerror"] for each in times} == {str(TIME_ERROR_UNKNOWN_US)}
 
 
 async def test_readings_of_a_boot_that_was_never_synced_wait_too_and_are_bounded_then(tmp_path: Path) -> None:
