@@ -50,7 +50,8 @@ class Look(NamedTuple):
     error_us: int | None
     """The bound of the wall clock's error; None where nothing vouches for it."""
     adjusted_us: int | None = None
-    """CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW: what the kernel has added to the crystal's own time."""
+    """CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW: what the kernel has added to the crystal's own time. None where it was
+    not read well."""
 
 
 class Point(NamedTuple):
@@ -283,12 +284,17 @@ class BootClock(Struct, frozen=True):
         Half of `ppm` is the crystal's; what the kernel adds to that beyond the other half is not in the drift.
         """
         last = self.last
-        if last is not None and look.at_us - last.at_us < SLEW_LOOK_US:
+        # One that teaches something counts at once: what was slewed before it is not of the time behind it.
+        if last is not None and look.at_us - last.at_us < SLEW_LOOK_US and look.error_us is None:
             return self
         beyond_us = 0
-        if last is not None and look.adjusted_us is not None and last.adjusted_us is not None:
-            allowed_us = math.floor((look.at_us - last.at_us) * self.ppm / 2e6)
-            beyond_us = max(0, abs(look.adjusted_us - last.adjusted_us) - allowed_us)
+        if last is not None and last.adjusted_us is not None:
+            if look.adjusted_us is None:
+                # The next one that tells it tells what was slewed up to here too.
+                look = look._replace(adjusted_us=last.adjusted_us)
+            else:
+                allowed_us = math.floor((look.at_us - last.at_us) * self.ppm / 2e6)
+                beyond_us = max(0, abs(look.adjusted_us - last.adjusted_us) - allowed_us)
         return replace(self, last=look, slewed_us=self.slewed_us + beyond_us)
 
     def taught(self, look: Look, before: Look | None) -> "BootClock":

@@ -257,6 +257,32 @@ def test_a_leap_second_between_two_starts_is_one() -> None:
     assert later.offset_us(2 * HOUR_US - 1) - later.offset_us(2 * HOUR_US) == SECOND_US
 
 
+@given(st.sets(st.integers(0, 19)), st.sampled_from((80_000.0, -80_000.0, 500.0)))
+def test_what_is_slewed_between_looks_that_were_not_read_well_is_seen_by_the_next(missed: set[int], ppm: float) -> None:
+    box = Box(offset_us=START_US - 50 * SECOND_US)
+    box.look(1_000)
+    for second in range(20):
+        box.run(1, 0.0, ppm, None, 0 if second in missed else 1)
+        if second in missed:
+            box.true_us += SECOND_US
+            box.raw_us += SECOND_US
+            box.boottime_us += SECOND_US * (1 + ppm / 1e6)
+            box.clock = box.clock.looked(Look(int(box.boottime_us), round(box.offset_us), None))
+    box.run(1, 0.0, 0.0, None, 1)
+    box.assert_true()
+
+
+def test_what_was_slewed_just_before_a_look_that_teaches_counts_for_what_came_before() -> None:
+    box = Box(offset_us=START_US - 50 * SECOND_US)
+    box.look(50_000)
+    box.run(5, 0.0, 0.0, None, 5)
+    box.run(0.8, 0.0, 80_000.0, None, 1)
+    # Set right in that moment, which a timer of the kernel's tells.
+    box.offset_us = box.true_offset_us
+    box.look(1_000)
+    box.assert_true()
+
+
 def test_what_nothing_vouches_for_has_no_bound() -> None:
     clock = BootClock("unknown", PPM).looked(Look(5, 1_000, None))
     assert not clock.known
