@@ -5,14 +5,14 @@ A boot whose clock was never learnt is told by those before and after it; so the
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from gateway.buffer_schema import BufferFileError, corruption
-from gateway.clock_floor import RELEASED_US
-from gateway.clock_gateway import BootClock, Line, Quality, bounded_between
+from gateway.clock_floor import FIRST_RELEASED_US
+from gateway.clock_gateway import BootClock, Line, Quality, Us, bounded_between
 
 SEEN_SAVE_S = 10.0
 """How far a boot has come is written down no more often than this, with what is written anyway."""
@@ -58,18 +58,22 @@ def correction_body(correction: Correction) -> dict[str, object]:
     }
 
 
+_Counted = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+"""What is added to: a damaged file may give numbers that SQLite has no room for then."""
+
+
 class _Row(Struct, array_like=True):
     """A row of the table; the fields are `COLUMNS`."""
 
     boot_id: str
-    offset_us: int
-    error_us: int | None
-    ordinal: int | None
-    seen_us: int | None
-    clock: bytes | None
-    version: int
-    owed: int
-    told_error_us: int | None
+    offset_us: Us
+    error_us: Us | None
+    ordinal: _Counted | None = None
+    seen_us: Us | None = None
+    clock: bytes | None = None
+    version: _Counted = 0
+    owed: int = NOT_OWED
+    told_error_us: Us | None = None
 
 
 class _Boot(Struct):
@@ -161,7 +165,8 @@ class BootTable:
 
         It need not be written each second: what is known at one moment holds at later ones, with a bound that grows.
         """
-        if not self._save_due_s:
+        is_first = not self._save_due_s
+        if is_first:
             self._see_earlier()
         boot = self._boots.get(self._boot_id)
         if boot is None:
@@ -185,10 +190,12 @@ class BootTable:
         self._save_due_s = now_s + SEEN_SAVE_S
         if not clock.known:
             return
-        is_anew = before.known and clock.revision != before.revision
+        # What turned out wrong may have been told, be it that it was never written here.
+        is_anew = clock.revision != before.revision
         if is_anew:
             self._owe(self._boot_id, OWED_ANEW)
-        if is_anew or not before.known:
+        # A former version, which knew this boot's clock, bounded nobody by it.
+        if is_anew or not before.known or (is_first and any(map(self.may_be_learnt, self._boots))):
             self._bound_earlier()
         line = clock.line()
         if line is not None and boot.told_error_us is not None and line.error_us * TELL_AGAIN < boot.told_error_us:
@@ -207,7 +214,7 @@ class BootTable:
             if boot_id == self._boot_id or not all(each.clock.known for each in run.values()):
                 known = None if before is None else (before.clock, before.seen_us)
                 seen_us = [each.seen_us for each in run.values()]
-                clocks = bounded_between(known, seen_us, boot.clock, RELEASED_US)
+                clocks = bounded_between(known, seen_us, boot.clock, FIRST_RELEASED_US)
                 for earlier, clock in zip(run, clocks, strict=True):
                     self._bound(earlier, clock)
             before, run = boot, {}
@@ -320,9 +327,12 @@ def _boot(values: Sequence[object]) -> _Boot:
 def adopt(connection: sqlite3.Connection, boots: Iterable[Sequence[object]]) -> None:
     """Write boots of a damaged file into another, as `COLUMNS` has them, or the first few of these (former versions).
 
-    What is known of one already stays, but for what has to be corrected, and how often it was.
+    What is known of one already stays, but for what has to be corrected, and how often it was. Of one that makes no
+    sense it is known that it was.
     """
     for values in boots:
+        if not _is_boot(values):
+            values = values[0], 0  # noqa: PLW2901
         columns = COLUMNS[: len(values)]
         connection.execute(
             f"""INSERT INTO boot ({", ".join(columns)}) VALUES ({", ".join("?" * len(columns))})
@@ -332,6 +342,14 @@ def adopt(connection: sqlite3.Connection, boots: Iterable[Sequence[object]]) -> 
                 seen_us = max(coalesce(seen_us, 0), coalesce(excluded.seen_us, 0))""",
             tuple(values),
         )
+
+
+def _is_boot(values: Sequence[object]) -> bool:
+    try:
+        msgspec.convert(values, _Row)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def is_ordered(values: Sequence[object]) -> bool:

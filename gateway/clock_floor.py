@@ -9,8 +9,11 @@ from typing import Final
 
 from gateway.reading import Mark
 
+FIRST_RELEASED_US: Final = 1_795_305_600_000_000
+"""2026-11-22T00:00Z, in microseconds since 1970: no version of this code was there before. Never to be changed: a boot
+of this box may have been of the first one."""
 RELEASED_US: Final = 1_795_305_600_000_000
-"""2026-11-22T00:00Z, in microseconds since 1970: this code was not there before. To be set anew with each release."""
+"""The same of this version: to be set anew with each release."""
 SAVE_US: Final = 3_600_000_000
 """It is written down no more often than this, for the card's sake."""
 MARKS: Final = "clock/"

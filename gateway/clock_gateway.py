@@ -9,13 +9,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 FOREVER_US = 2**62
+PPM_MAX = 10_000
+"""What `gateway.clock_error_ppm_max` may be."""
 POINTS_MAX = 32
 """Points that are kept of one boot: some more would tell rows of long ago a little better."""
 WORTH = 0.7
@@ -40,16 +42,20 @@ Quality = Literal["synced", "bounded", "unknown"]
 """Learnt from what keeps the wall clock; known only to lie between two known times; not known at all."""
 
 
+Us = Annotated[int, Meta(ge=-(2**60), le=2**60)]
+"""Microseconds: more than 36,000 years are damage."""
+
+
 class Look(NamedTuple):
     """The clocks as they were found at one moment."""
 
-    at_us: int
+    at_us: Us
     """CLOCK_BOOTTIME."""
-    offset_us: int
+    offset_us: Us
     """The wall clock less that."""
-    error_us: int | None
+    error_us: Us | None
     """The bound of the wall clock's error; None where nothing vouches for it."""
-    adjusted_us: int | None = None
+    adjusted_us: Us | None = None
     """CLOCK_MONOTONIC less CLOCK_MONOTONIC_RAW: what the kernel has added to the crystal's own time. None where it was
     not read well."""
 
@@ -57,12 +63,12 @@ class Look(NamedTuple):
 class Point(NamedTuple):
     """Between which two the offset lay at one moment, leap seconds of this boot left out."""
 
-    at_us: int
-    low_us: int
-    high_us: int
-    slewed_us: int = 0
+    at_us: Us
+    low_us: Us
+    high_us: Us
+    slewed_us: Us = 0
     """By how much the kernel slewed the clock since the point before (or the first look), beyond what `ppm` covers."""
-    between: tuple[int, int] | None = None
+    between: tuple[Us, Us] | None = None
     """Between which two it lay all the time since the point before: what is left of points that were given up."""
 
 
@@ -109,11 +115,11 @@ class BootClock(Struct, frozen=True):
     quality: Quality
     ppm: float
     points: tuple[Point, ...] = ()
-    guess_us: int = 0
+    guess_us: Us = 0
     """The offset of the wall clock as it stood, for people, where nothing is known."""
-    slewed_us: int = 0
+    slewed_us: Us = 0
     """By how much the kernel slewed the clock since the last point."""
-    leaps: tuple[tuple[int, int], ...] = ()
+    leaps: tuple[tuple[Us, Us], ...] = ()
     """Leap seconds within this boot: when, and by how much the offset changed then."""
     revision: int = 0
     """How often it turned out that what was known before was wrong."""
@@ -132,7 +138,7 @@ class BootClock(Struct, frozen=True):
         """The clock that `to_bytes` wrote. Raises ValueError where it is none."""
         clock = msgspec.json.decode(data, type=cls)
         order = [point.at_us for point in clock.points]
-        if (clock.quality != "unknown") != bool(order) or order != sorted(order) or not 0 <= clock.ppm < math.inf:
+        if (clock.quality != "unknown") != bool(order) or order != sorted(order) or not 0 <= clock.ppm <= PPM_MAX:
             raise ValueError("no clock of a boot")
         return clock
 

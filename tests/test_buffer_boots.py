@@ -11,11 +11,11 @@ from unittest import mock
 import pytest
 
 from gateway import buffer_file, buffer_schema
-from gateway.buffer_boots import BOOTS_MAX, SEEN_SAVE_S, BootTable, Correction, correction_body
+from gateway.buffer_boots import BOOTS_MAX, COLUMNS, SEEN_SAVE_S, BootTable, Correction, adopt, correction_body
 from gateway.buffer_file import BufferFile
 from gateway.buffer_rows import Entry
 from gateway.buffer_schema import BufferFileError, corruption
-from gateway.clock_floor import RELEASED_US
+from gateway.clock_floor import FIRST_RELEASED_US, RELEASED_US
 from gateway.clock_gateway import BootClock, Look
 from gateway.settings import BufferSettings
 from tests.buffers import entry, opened, rows, store, until
@@ -144,14 +144,15 @@ def test_boots_that_were_never_synced_lie_between_those_that_were(tmp_path: Path
         assert file.boots.clock("b").says_as(b)
 
 
-def test_where_nothing_is_known_before_the_release_is(tmp_path: Path) -> None:
+def test_where_nothing_is_known_before_the_first_release_is(tmp_path: Path) -> None:
     path = tmp_path / "buffer.db"
     with booted(path, "a", UNKNOWN, HOUR_US):
         pass
     with booted(path, "b", synced(NOON_US)) as file:
         clock = file.boots.clock("a")
         error_us = clock.error_us(0) or 0
-        assert clock.at(0) - error_us <= RELEASED_US
+        # It may have been of any version, be this one as young as it is.
+        assert clock.at(0) - error_us <= FIRST_RELEASED_US <= RELEASED_US
         assert clock.at(HOUR_US) + error_us >= NOON_US
 
 
@@ -194,6 +195,19 @@ def test_a_box_that_is_never_synced_keeps_no_more_boots_than_it_may(tmp_path: Pa
             file.boots.forget_unneeded()
         (left,) = file.connection.execute("SELECT count(*) FROM boot").fetchone()
         assert left <= BOOTS_MAX + 1
+
+
+def test_boots_of_a_former_version_are_bounded_by_this_one_after_an_upgrade_without_a_reboot(tmp_path: Path) -> None:
+    path = tmp_path / "buffer.db"
+    with booted(path, "a", UNKNOWN) as file, file.transaction():
+        file.insert([entry(received_us=HOUR_US)])
+    with booted(path, "b", synced(NOON_US)) as file, file.transaction():
+        # As the former version, which bounded nobody, and its migration leave them.
+        file.connection.execute("UPDATE boot SET seen_us = NULL, clock = NULL")
+        file.connection.execute("UPDATE boot SET offset_us = 0, error_us = NULL WHERE boot_id = 'a'")
+    with booted(path, "b", synced(NOON_US)) as file:
+        assert file.boots.clock("a").quality == "bounded"
+        assert not file.boots.may_be_learnt("a")
 
 
 # -- corrections ----------------------------------------------------------------------------------
@@ -271,6 +285,18 @@ def test_a_clock_that_was_wrong_is_told_anew_and_so_are_those_that_were_bounded_
         }
         (of_b,) = [each for each in made if each.boot_id == "b"]
         assert of_b.line.offset_us == NOON_US
+
+
+def test_a_clock_that_was_wrong_and_put_right_before_it_was_written_is_told_anew(tmp_path: Path) -> None:
+    """What waits on disk is sent by the clock as it is known, which comes to the disk with the next commit."""
+    clock = UNKNOWN
+    with closing(BufferFile(BufferSettings(path=tmp_path / "buffer.db"), "a", lambda: clock, Counter())) as file:
+        wrong = synced(NOON_US + 1000 * HOUR_US)
+        clock = wrong.looked(Look(HOUR_US + 2 * SECOND_US, NOON_US, 1_000))
+        with file.transaction():
+            pass
+        (made,) = corrections(file)
+        assert (made.supersedes, made.line.offset_us) == (True, NOON_US)
 
 
 def test_a_bound_that_has_become_much_smaller_is_told_again(tmp_path: Path) -> None:
@@ -387,3 +413,17 @@ def test_what_was_known_is_not_forgotten_by_a_start_that_knows_nothing(tmp_path:
         pass
     with booted(path, "a", UNKNOWN, 2 * HOUR_US) as file:
         assert file.boots.clock("a").says_as(clock)
+
+
+@pytest.mark.parametrize("column", ["ordinal", "version", "offset_us", "seen_us", "told_error_us"])
+def test_a_boot_of_a_damaged_file_that_makes_no_sense_is_known_to_have_been(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "buffer.db"
+    with booted(path, "a", synced(NOON_US)) as file:
+        found = file.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM boot").fetchone()
+    damaged = [2**63 - 1 if name == column else value for name, value in zip(COLUMNS, found, strict=True)]
+    with booted(tmp_path / "new.db", "b", synced(NOON_US)) as file:
+        with file.transaction():
+            adopt(file.connection, [damaged])
+            file.boots.adopted()
+        assert not file.boots.clock("a").known
+        assert file.boots.clock("b").known

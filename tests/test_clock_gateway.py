@@ -317,6 +317,9 @@ def test_a_constant_clock_is_told_as_it_is() -> None:
         b'{"quality":"unknown","ppm":1,"points":[[0,0,0]]}',
         b'{"quality":"synced","ppm":1,"points":[[5,0,0],[1,0,0]]}',
         b'{"quality":"synced","ppm":-1,"points":[[5,0,0]]}',
+        b'{"quality":"synced","ppm":1e300,"points":[[5,0,0]]}',
+        b'{"quality":"synced","ppm":1,"points":[[5,0,%d]]}' % 10**30,
+        b'{"quality":"unknown","ppm":1,"guess_us":%d}' % 2**63,
         b"\xff\x00",
     ],
 )
