@@ -1,19 +1,17 @@
 """`sluice check` on this box's clock: can it be trusted, and why; what becomes of readings meanwhile."""
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from gateway import control
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import is_running, reading
-from gateway.check import Finding, Remark
+from gateway.buffer_status import is_running
+from gateway.check import Finding, Remark, known_floor
 from gateway.clock_floor import RELEASED_US
 from gateway.clock_gateway import WallClock
-from gateway.clock_kernel import boot_id, boottime_us
+from gateway.clock_kernel import boottime_us
 from gateway.clock_report import ClockView
 from gateway.processes import name_of, processes
 from gateway.settings import GatewaySettings, Settings
@@ -31,22 +29,15 @@ FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
 """Where a box without a clock of its own keeps the time at which it was last saved."""
 
 
-class _Passed(NamedTuple):
-    """A time that has passed for certain: microseconds since 1970, and how that is known."""
-
-    us: int
-    words: str
-
-
 def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     """Judge the clock as it was read just now, and how the daemon sees it that runs with this buffer."""
     gateway, path = settings.gateway, settings.buffer.path
     at_us = boottime_us()
     wall_us = clock.at(at_us)
-    passed = _passed(path, at_us)
+    passed_us, how_known = _passed(path)
     trouble = None
-    if wall_us + (clock.error_us or 0) < passed.us:
-        trouble = f"it says {utc(wall_us)} UTC, and {passed.words}"
+    if wall_us + (clock.error_us or 0) < passed_us:
+        trouble = f"it says {utc(wall_us)} UTC, and {how_known}"
     if gateway.clock == "system":
         yield _system(gateway, trouble)
     else:
@@ -74,19 +65,15 @@ def _wrong(subject: str, words: str) -> Finding:
     return Finding(subject, ok=False, words=words)
 
 
-def _passed(path: Path, at_us: int) -> _Passed:
-    """The latest of this version's date, and of when this gateway is known to have run by clocks that were synced."""
-    released = _Passed(RELEASED_US, f"this version of Sluice is of {utc(RELEASED_US)[:10]}")
-    with suppress(BufferFileError), reading(path) as connection:
-        known = [
-            offset_us - error_us + (at_us if boot == boot_id() else 0)
-            for boot, offset_us, error_us in connection.execute(
-                "SELECT boot_id, offset_us, error_us FROM boot WHERE error_us IS NOT NULL"
-            )
-        ]
-        if known and max(known) > RELEASED_US:
-            return _Passed(max(known), f"{utc(max(known))} has passed, as the buffer tells")
-    return released
+def _passed(path: Path) -> tuple[int, str]:
+    """A time that has passed for certain, in microseconds since 1970, and how that is known.
+
+    It is this version's date, or what the floor is at: that goes down again where a clock was synced to a wrong time.
+    """
+    floor_us = known_floor(path).us
+    if floor_us > RELEASED_US:
+        return floor_us, f"{utc(floor_us)} has passed, as the buffer tells"
+    return RELEASED_US, f"this version of Sluice is of {utc(RELEASED_US)[:10]}"
 
 
 def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:

@@ -10,15 +10,14 @@ import msgspec
 import pytest
 
 from gateway import check_clock, control
-from gateway.buffer import Buffer
 from gateway.check import Finding, Remark
-from gateway.clock_floor import RELEASED_US
-from gateway.clock_gateway import BootClock, WallClock
-from gateway.clock_kernel import boot_id, boottime_us
+from gateway.clock_floor import RELEASED_US, ClockFloor
+from gateway.clock_gateway import WallClock
+from gateway.clock_kernel import boottime_us
 from gateway.clock_report import ClockView
 from gateway.config_file import load
-from gateway.settings import BufferSettings, Settings
-from tests.buffers import opened
+from gateway.settings import Settings
+from tests.buffers import append, entry, opened
 
 RELEASED = datetime.fromtimestamp(RELEASED_US / 1e6, UTC)
 LATER = RELEASED + timedelta(days=100)
@@ -126,20 +125,19 @@ def test_a_clock_that_is_set_to_when_it_was_saved_is_no_clock_to_trust(tmp_path:
     assert "gateway.clock" not in judged(settings_of(tmp_path), showing(LATER, 1_000))
 
 
-@pytest.mark.parametrize("boot", [boot_id(), "the boot before"])
-async def test_a_clock_behind_what_the_buffer_knows_is_wrong(tmp_path: Path, boot: str) -> None:
-    known = showing(LATER, 1_000_000)
-    clock = BootClock.constant(known.offset_us, known.error_us)
-    buffer = Buffer(BufferSettings(path=tmp_path / "buffer.db"), boot, lambda: clock)
-    buffer.open()
-    await buffer.close()
-    # Of a boot before it is known when it began, and not how long it lasted.
-    passed = LATER - timedelta(seconds=0 if boot == boot_id() else boottime_us() / 1e6)
+async def test_a_clock_behind_what_the_buffer_knows_is_wrong(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, 'clock = "system"')
-    assert judged(settings, showing(passed + timedelta(minutes=1), 1_000_000))["clock"][0] == "ok"
-    how, words = judged(settings, showing(passed - timedelta(minutes=1), 1_000_000))["clock"]
-    assert how == "FAIL"
-    assert "has passed, as the buffer tells" in words
+    floor = ClockFloor()
+    async with opened(tmp_path / "buffer.db") as buffer:
+        for said in (LATER + timedelta(days=3650), LATER):
+            # Where it was synced to a wrong time at first, what counts is what was learnt then.
+            mark = floor.learn(int(said.timestamp() * 1e6), 0)
+            assert mark is not None
+            assert await append(buffer, [entry()], [mark])
+            how, words = judged(settings, showing(said - timedelta(minutes=1), 1_000_000))["clock"]
+            assert how == "FAIL"
+            assert "has passed, as the buffer tells" in words
+        assert judged(settings, showing(LATER + timedelta(minutes=1), 1_000_000))["clock"][0] == "ok"
 
 
 # -- what the daemon says -------------------------------------------------------------------------
