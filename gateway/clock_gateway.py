@@ -210,12 +210,16 @@ class BootClock(Struct, frozen=True):
     def line(self) -> Line | None:
         """One line for the whole boot; None where nothing is known. Before the first point it is as good as the points.
 
-        After it the bound that was told with a record is the better one, but for what was told wrong.
+        After it the bound that was told with a record is the better one, but where what was told was wrong: then the
+        line takes the place of that too, and holds it.
         """
         if not self.points:
             return None
         first = self.points[0]
         error_us = (first.high_us - first.low_us + 1) // 2 + first.slewed_us
+        if self.revision:
+            error_us += sum(point.slewed_us for point in self.points[1:]) + self.slewed_us
+            error_us += sum(abs(by_us) for _, by_us in self.leaps)
         offset_us = (first.low_us + first.high_us) // 2 + self._leapt_us(first.at_us)
         return Line(first.at_us, offset_us, 0.0, error_us, self.ppm)
 

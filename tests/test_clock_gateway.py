@@ -349,6 +349,21 @@ def test_a_line_for_what_was_told_before_holds_at_least_as_wide_as_the_clock() -
         assert abs(told_us - true_us) <= error_us
 
 
+def test_a_line_that_takes_the_place_of_what_was_wrong_holds_for_what_came_after_too() -> None:
+    box = Box(offset_us=START_US + HOUR_US)
+    box.look(1_000)
+    box.run(1, 0.0, 0.0, None, 1)
+    box.offset_us = box.true_offset_us
+    box.look(1_000)
+    assert box.clock.revision == 1
+    box.run(60, 0.0, 80_000.0, None, 60)
+    line = box.clock.line()
+    assert line is not None
+    for boottime_us, true_us in box.seen:
+        error_us = line.error_us + abs(boottime_us - line.boottime_us) * line.error_growth_ppm / 1e6
+        assert abs(boottime_us + line.offset_us - true_us) <= error_us
+
+
 # -- boots that were never synced -----------------------------------------------------------------
 
 
