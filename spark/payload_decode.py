@@ -8,8 +8,8 @@ from spark import correction_records
 METRICS_TYPE = "map<string,decimal(18,6)>"
 VALUE_TYPE = "decimal(18,6)"
 """Values are quantised to six decimals, half up, so that sums are the same in any order."""
-IDENTITY_MEMBERS = ("boot", "seq", "tick")
-"""Members of a JSON payload that say which reading it is; no measurements."""
+IDENTITY_MEMBERS = ("boot", "seq", "tick", "timestamp")
+"""Members of a JSON payload that say which reading it is, and when it was taken; no measurements."""
 PLAIN_METRIC = "value"
 """The metric of a payload that is a bare number."""
 METRICS_MAX = 256

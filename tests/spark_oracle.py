@@ -332,7 +332,7 @@ def json_metrics(text: str) -> dict[str, Decimal]:
     numbers = {
         name: number
         for name, number in json_object(text).items()
-        if isinstance(number, NumberText) and name not in {"boot", "seq", "tick"}
+        if isinstance(number, NumberText) and name not in {"boot", "seq", "tick", "timestamp"}
     }
     if not 0 < len(numbers) <= METRICS_MAX:
         raise UnreadableError
