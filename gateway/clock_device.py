@@ -63,11 +63,16 @@ STRAYS_MAX = 3
 """So many buckets in a row none of whose arrivals came as soon as they should have, and nothing is known any more."""
 BUCKET_US_MAX = 600_000_000
 """Of a sensor that seldom sends, two arrivals within this are enough."""
+WAITED_US = 60_000_000
+"""An arrival that is later than the quickest of its bucket by more than this comes after an outage: those before were
+too few to tell, and it had waited."""
 QUICKER_US = 1_000
 """An arrival that is quicker than the quickest of its bucket by no more than this is none the more worth."""
 TIGHTENED_US = 5_000
 """An arrival that is this much earlier than was thought possible is taken in before its bucket ends."""
 TIGHTEN_INTERVAL_US = 5_000_000
+SENT_AGAIN_MAX = 32
+"""Samples that a sensor, or a broker, has under way at once: these come again after a connection has broken."""
 ORDER_SLACK_US = 1_000_000
 """Of two samples the later one (by its sequence) may bear an earlier tick by this: two tasks of one sensor."""
 
@@ -84,6 +89,8 @@ _AHEAD_US = 2_000_000
 _BEYOND = 1.0102
 _GATEWAY_PPM = 110
 """The gateway's own clock is not true either: a crystal."""
+_RATE_ERROR_MAX = (OSCILLATORS["rc"].error_ppm * _BEYOND + _GATEWAY_PPM) * 1e-6
+"""Of a clock that is worse than was said, too."""
 _TICK_US_MAX = 1_020
 """What a sample's tick leaves open: it was taken at some point of its millisecond, which is one of a slow clock."""
 _NEVER = float("-inf")
@@ -126,6 +133,7 @@ class DeviceClock:
         "_buckets",
         "_contradictions",
         "_former",
+        "_is_doubted",
         "_is_odd",
         "_last_sequence",
         "_last_tick_us",
@@ -177,6 +185,8 @@ class DeviceClock:
         """Buckets in a row that nothing could be learnt from."""
         self._is_odd = False
         """Whether the last arrival was of no sample of this counter."""
+        self._is_doubted = False
+        """Whether its sequence began anew, and no arrival since says that its tick did not."""
         self.version = 0
         """Another one whenever something was learnt."""
 
@@ -266,6 +276,7 @@ class DeviceClock:
         tick_us = self._unwrap(tick_ms * 1000, received_us)
         if sequence < self._last_sequence:
             # Sent again, or of before: how long it was under way tells nothing of the clock.
+            self._see_behind(sequence)
             return True
         span = self._span(tick_us) if self._lines is not None else None
         # Taken before the one before it, or after it arrived: the tick began anew, or jumped ahead; or all arrivals so
@@ -279,6 +290,9 @@ class DeviceClock:
             return False
         self._is_odd = False
         self._note(sequence, tick_us)
+        if span is not None and not self._is_believed(received_us, span[1]):
+            # What arrives is all that is known of this counter, if it is another one.
+            span = None
         if span is not None:
             earliest_us, latest_us = span
             if received_us < earliest_us or (
@@ -322,6 +336,9 @@ class DeviceClock:
         earliest_us, latest_us = self._span(self._unwrap(tick_ms * 1000, now_us))
         earliest_us -= self._slews.latest_us
         latest_us = min(latest_us + _TICK_US_MAX + self._slews.latest_us, now_us)
+        if self._is_doubted:
+            # Where the counter may have begun anew, so may the sample be younger.
+            latest_us = now_us
         if earliest_us > latest_us:
             # Of a time to come: the tick is of another counter than the one that was observed.
             return None
@@ -374,7 +391,7 @@ class DeviceClock:
             for tick, earliest, latest in kept
         ]
         last = None if self._last_sequence == _NONE else (self._last_sequence, self._last_tick_us)
-        observations = [] if self._former else saved
+        observations = [] if self._former or self._is_doubted else saved
         return msgspec.msgpack.encode(_Saved(1, self._strain, observations, last, self.paced_by))
 
     @classmethod
@@ -440,9 +457,26 @@ class DeviceClock:
     def _forget(self) -> None:
         self._observations, self._former = [], []
         self._lines, self._piece, self._bucket, self._reference = None, None, None, None
-        self._last_sequence, self._is_odd, self._strays = _NONE, False, 0
+        self._last_sequence, self._is_odd, self._is_doubted, self._strays = _NONE, False, False, 0
         self._buckets = 0
         self.version += 1
+
+    def _is_believed(self, received_us: int, latest_us: float) -> bool:
+        """Whether this counter is the one that was observed: an arrival in time for that one says so."""
+        if self._is_doubted and received_us <= latest_us + ORDER_SLACK_US:
+            self._is_doubted, self._bucket = False, None
+        return not self._is_doubted
+
+    def _see_behind(self, sequence: int) -> None:
+        """The sensor sends what it had kept; or it has restarted, and neither its boot nor a lower tick says so."""
+        if sequence > 1 and sequence >= self._last_sequence - SENT_AGAIN_MAX:
+            return
+        if not self._is_doubted:
+            self._bucket = None
+            self._is_doubted = self._lines is not None
+            self.version += 1
+        if self._lines is None:
+            self._observations, self._bucket = [], None
 
     def _in_order(self, sequence: int, tick_us: int) -> bool:
         """Whether this tick may be of the same counter as those that came: a later sample has a later one."""
@@ -461,21 +495,29 @@ class DeviceClock:
     def _gather(self, received_us: int, tick_us: int, span: tuple[float, float] | None) -> None:
         """Put an arrival into its bucket, and learn from the quickest once that is full."""
         excess_us = received_us - (tick_us if span is None else span[1])
-        if self._bucket is None or self._bucket.is_of_lines is (span is None):
+        bucket = self._bucket
+        if bucket is None or bucket.is_of_lines is (span is None):
             self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
             self._bucket.slewed_us = self._slews.total_us
-        elif self._bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
-            best, self._bucket = self._bucket, None
-            delay_us = self.least_delay_us * max(1.0, BUCKET_ARRIVALS / best.arrivals)
-            if best.later_us > best.excess_us + delay_us + (received_us - best.best_received_us) * self._error:
-                # The tick stands still, or counts something else; or the network has become slow.
+            return
+        if not bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
+            if bucket.begins_anew:
                 self._note_stray()
-                return
-            self._buckets += 1
-            # What came to be since.
-            slewed_us = self._slews.total_us - best.slewed_us
-            earliest_us = best.best_received_us - delay_us - _TICK_US_MAX - slewed_us
-            self._learn_arrival(Observation(best.best_tick_us, earliest_us, best.best_received_us + slewed_us))
+            return
+        self._bucket = None
+        delay_us = self.least_delay_us * max(1.0, BUCKET_ARRIVALS / bucket.arrivals)
+        if bucket.later_us > bucket.excess_us + delay_us + (received_us - bucket.best_received_us) * self._error:
+            # The tick stands still, or counts something else; or the network has become slow.
+            self._note_stray()
+            return
+        self._buckets += 1
+        if self._is_doubted:
+            # Among so many one was quick, and none was in time for the former counter.
+            self._observations, self._is_doubted = [], False
+        # What came to be since.
+        slewed_us = self._slews.total_us - bucket.slewed_us
+        earliest_us = bucket.best_received_us - delay_us - _TICK_US_MAX - slewed_us
+        self._learn_arrival(Observation(bucket.best_tick_us, earliest_us, bucket.best_received_us + slewed_us))
 
     def _learn_arrival(self, seen: Observation) -> None:
         """Take in an upper limit, which is certain, and perhaps a lower one, which is not."""
@@ -484,6 +526,7 @@ class DeviceClock:
         is_fitting = self._fit()
         if not is_fitting or seen.earliest_us > _NEVER:
             self._count(is_contradiction=not is_fitting)
+            self._strays = 0 if is_fitting else self._strays
         if not is_fitting and seen.earliest_us > _NEVER:
             certain = [each._replace(earliest_us=_NEVER) for each in before]
             if lines_at(seen.tick_us, [seen, *certain], self._limits()) is None:
@@ -597,8 +640,10 @@ class _Bucket:
     __slots__ = (
         "_arrivals_wanted",
         "_is_second_half",
+        "_settled_excess_us",
         "_settled_for_us",
         "arrivals",
+        "begins_anew",
         "best_received_us",
         "best_tick_us",
         "due_us",
@@ -615,7 +660,8 @@ class _Bucket:
         # `before` is how many there were before this one.
         self._settled_for_us = min(BUCKET_US << min(before, 8), BUCKET_US_LONG)
         self._arrivals_wanted = min(BUCKET_ARRIVALS_FIRST << min(before, 8), BUCKET_ARRIVALS)
-        self.settled_us = received_us
+        self.settled_us, self._settled_excess_us = received_us, excess_us
+        """The first arrival that none since was much quicker than."""
         self.due_us = received_us + self._settled_for_us // 2
         """Until then it is neither half full nor full, unless a quicker one comes."""
         self._is_second_half = False
@@ -623,6 +669,8 @@ class _Bucket:
         """The least excess of its second half: where the tick keeps pace it is not much more than that of the first."""
         self.slewed_us = 0
         """What the gateway's clock had been slewed by when it began."""
+        self.begins_anew = False
+        """Whether the last arrival came after an outage, or its tick does not keep pace."""
         self.arrivals = 1
         self.best_received_us, self.best_tick_us = received_us, tick_us
         self.excess_us = excess_us
@@ -630,13 +678,22 @@ class _Bucket:
     def add(self, received_us: int, tick_us: int, excess_us: float, rate_error: float, least_delay_us: int) -> bool:
         """Take in one more; whether the bucket is full.
 
-        A sensor that sends what had waited has arrivals each of which was under way for less than the one before: until
-        that is over, the quickest tells nothing of how quick it was.
+        A sensor that sends what had waited has arrivals each of which was under way for less than the one before, if
+        only by a little: until that is over, the quickest tells nothing of how quick it was.
         """
         self.arrivals += 1
         apart_us = received_us - self.best_received_us
-        if excess_us < self.excess_us - least_delay_us - apart_us * rate_error:
-            self.settled_us, self.arrivals, self._is_second_half = received_us, 1, False
+        self.begins_anew = excess_us > self.excess_us + WAITED_US + apart_us * _RATE_ERROR_MAX
+        if self.begins_anew:
+            self.settled_us, self._settled_excess_us, self.arrivals = received_us, excess_us, 1
+            self._is_second_half = False
+            self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us
+        elif (
+            excess_us < self.excess_us - least_delay_us - apart_us * rate_error
+            or excess_us < self._settled_excess_us - least_delay_us - (received_us - self.settled_us) * _RATE_ERROR_MAX
+        ):
+            self.settled_us, self._settled_excess_us, self.arrivals = received_us, excess_us, 1
+            self._is_second_half = False
         if excess_us < self.excess_us:
             self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us
         self.due_us = self.settled_us + self._settled_for_us // 2

@@ -366,6 +366,51 @@ def test_a_clock_that_is_worse_than_was_said_is_noticed_by_arrivals() -> None:
     assert [each for each in judged[-300:] if each is not None]
 
 
+@pytest.mark.parametrize("kind", ["rc", "crystal"])
+def test_a_sequence_and_a_tick_that_begin_anew_together_place_nothing_in_the_former_life(kind: Kind) -> None:
+    """Once its sequence has passed the former one, all looks like readings that wait for as long as that life was."""
+    clock, life_s = DeviceClock(kind), 200
+    before = Oscillator(20)
+    arrivals(clock, before, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, life_s)])
+    anew = Oscillator(20, started_us=life_s * SECOND_US)
+    judged = arrivals(
+        clock, anew, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(life_s + 1, 4 * life_s)]
+    )
+    known = [each for each in judged if each is not None]
+    assert [each for each in known if not each.is_within] == []
+    assert known[-1].error_us < 300_000, "it is learnt anew"
+
+
+def test_what_was_kept_and_comes_after_newer_readings_makes_no_other_clock() -> None:
+    clock, quartz = DeviceClock(), Oscillator(3_000)
+    arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 600)])
+    clock.stamp(660 * SECOND_US, quartz.tick(659 * SECOND_US)[0], 700)
+    assert clock.stamp(661 * SECOND_US, quartz.tick(605 * SECOND_US)[0], 605) is not None
+    stamped = clock.stamp(662 * SECOND_US, quartz.tick(661_900_000)[0], 701)
+    assert stamped is not None
+    assert stamped[1] < 300_000
+
+
+@pytest.mark.parametrize("kind", ["rc", "crystal"])
+@pytest.mark.parametrize("share", [0.95, 0.98])
+def test_what_waited_and_comes_hardly_faster_than_it_is_taken_claims_nothing(kind: Kind, share: float) -> None:
+    """Ten minutes of readings waited; each is under way for a little less than the one before."""
+    clock, quartz = DeviceClock(kind), Oscillator(20)
+    times = [(second * SECOND_US, round((600 + second * share) * SECOND_US)) for second in range(1, 10_000)]
+    judged = arrivals(
+        clock, quartz, [(true_us, received_us) for true_us, received_us in times if received_us > true_us]
+    )
+    assert [each for each in judged if each is not None and not each.is_within] == []
+
+
+def test_one_slow_reading_and_one_that_waited_for_hours_are_no_clock() -> None:
+    clock, quartz = DeviceClock(), Oscillator(9_000)
+    times = [(47 * SECOND_US, 50 * SECOND_US)]
+    times += [(47 * number * SECOND_US, 7_000 * SECOND_US + number * 30_000) for number in range(2, 140)]
+    judged = arrivals(clock, quartz, times)
+    assert [each for each in judged if each is not None and not each.is_within] == []
+
+
 def test_a_tick_that_began_anew_under_the_same_boot_is_noticed_by_the_sequence() -> None:
     clock, quartz = DeviceClock(), Oscillator(0)
     arrivals(clock, quartz, [(second * SECOND_US, second * SECOND_US + 8_000) for second in range(1, 100)])
