@@ -366,6 +366,8 @@ class SerialLink:
             return
         _, sent_us = self._probe
         self._probe = None
+        # Asked for again: the clocks of sensors that are here must not be those that were used least lately.
+        self._run.clock = self._clocks.of(self._run.hello.device, self._run.boot, self._oscillator)
         # The sensor read its tick when the PROBE's last byte had come, and then sent all of the REPLY.
         out_us = self._wire_byte_us * _PROBE_BYTES
         back_us = self._wire_byte_us * len(encode_frame(reply))

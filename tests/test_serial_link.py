@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from gateway.device_clocks import DeviceClocks
 from gateway.duplicate_window import WINDOW_SEQUENCES
 from gateway.reading import Recalled
 from gateway.serial_frames import (
@@ -705,3 +706,18 @@ def test_why_a_sensor_is_refused_is_known_until_it_has_a_name() -> None:
     assert str(link.refusal).startswith("it calls a stream 'x y', which is no stream name (")
     send(link, HELLO)
     assert link.refusal is None
+
+
+def test_the_clock_of_a_sensor_that_is_here_stays_whoever_else_comes() -> None:
+    clocks = DeviceClocks(runs_max=3)
+    link = SerialLink("/dev/ttyUSB0", SerialSettings(), START_US, clocks)
+    send(link, HELLO)
+    for boot in range(5):
+        now_us = link.due_us
+        assert Probe(NONCE) in answers(link, now_us)
+        send(link, Reply(NONCE, now_us // 1000, 0), now_us=now_us + 20_000)
+        clocks.of("elsewhere", str(boot))
+    clock = clocks.find("attic", "7-1a2b3c4d")
+    assert clock is not None
+    assert clock.observed_us is not None
+    assert clock.observed_us > now_us
