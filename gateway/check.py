@@ -58,6 +58,21 @@ class Remark(Finding, frozen=True):
     warning: bool = True
 
 
+def well(subject: str, words: str) -> Finding:
+    """Nothing to be done."""
+    return Finding(subject, ok=True, words=words)
+
+
+def remark(subject: str, words: str) -> Finding:
+    """Something that should be looked at, and stops nothing."""
+    return Remark(subject, ok=True, words=words)
+
+
+def wrong(subject: str, words: str) -> Finding:
+    """Something that has to be mended."""
+    return Finding(subject, ok=False, words=words)
+
+
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones.
 
@@ -82,7 +97,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     except (KafkaError, OSError, TimeoutError) as error:
         return [Finding(subject, ok=False, words=_trouble(link, kafka, error))]
     about += [*_absent(cluster), *_with_admin_words(findings)]
-    return [_well(subject, f"answers; {_cluster_words(cluster)}"), *about]
+    return [well(subject, f"answers; {_cluster_words(cluster)}"), *about]
 
 
 def _certificate_dates(settings: Settings) -> Dates:
@@ -179,7 +194,7 @@ async def _is_silent(address: str, settings: Settings, dates: Dates) -> Finding 
             return None
     except (KafkaError, OSError, TimeoutError) as error:
         words = f"only other addresses of it lead to Kafka; {address} {_trouble(link, kafka, error)}"
-        return _remark("kafka.bootstrap", words)
+        return remark("kafka.bootstrap", words)
 
 
 def _trouble(link: KafkaLink, kafka: KafkaSettings, error: Exception) -> str:
@@ -236,7 +251,7 @@ def _absent(cluster: Cluster) -> list[Finding]:
         f"down: {', '.join(map(str, absent))}; there are replicas on them. Start them, or, where they are gone for "
         "good, give these replicas to others (kafka-reassign-partitions.sh)"
     )
-    return [_remark("Kafka's brokers", words)]
+    return [remark("Kafka's brokers", words)]
 
 
 def _with_admin_words(findings: list[Finding]) -> list[Finding]:
@@ -246,14 +261,6 @@ def _with_admin_words(findings: list[Finding]) -> list[Finding]:
         return findings
     told = structs.replace(first, words=f"{first.words} ({ADMIN_WORDS})")
     return [told if finding is first else finding for finding in findings]
-
-
-def _well(subject: str, words: str) -> Finding:
-    return Finding(subject, ok=True, words=words)
-
-
-def _remark(subject: str, words: str) -> Finding:
-    return Remark(subject, ok=True, words=words)
 
 
 def _routes_without_topics(settings: Settings, topics: set[str]) -> list[Finding]:
@@ -323,7 +330,7 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaS
     if created is not None and not created.usable and not verdict.usable:
         verdict = created
     if verdict.reason == UNKNOWN and kafka.create_topics:
-        return [_well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
+        return [well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
     if verdict.reason == UNKNOWN:
         words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
         return [Finding(subject, ok=False, words=words)]
@@ -334,9 +341,9 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaS
         return [Finding(subject, ok=False, words=words)]
     # One that no right lets this gateway see may have been there all the time.
     is_new = created is not None and created.made
-    findings = [_well(subject, "created, with LogAppendTime")] if is_new else []
+    findings = [well(subject, "created, with LogAppendTime")] if is_new else []
     findings += [
-        Finding(subject, ok=False, words=flaw.words) if flaw.fails else _remark(subject, flaw.words)
+        Finding(subject, ok=False, words=flaw.words) if flaw.fails else remark(subject, flaw.words)
         for flaw in verdict.flaws
     ]
-    return findings or [_well(subject, verdict.summary)]
+    return findings or [well(subject, verdict.summary)]

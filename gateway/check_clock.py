@@ -8,7 +8,7 @@ import msgspec
 
 from gateway import control
 from gateway.buffer_status import is_running
-from gateway.check import Finding, Remark, known_floor
+from gateway.check import Finding, known_floor, remark, well, wrong
 from gateway.clock_floor import RELEASED_US
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us
@@ -43,7 +43,7 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     else:
         yield _kernel(gateway, clock, wall_us, trouble)
     if gateway.clock == "system" and FAKE_HWCLOCK.exists():
-        yield _remark(
+        yield remark(
             "gateway.clock",
             f'"system", but this box has fake-hwclock ({FAKE_HWCLOCK}): after a power cut its clock goes on from '
             "when it was last saved, plausible and late, until it is synced, and readings get that time; write "
@@ -51,18 +51,6 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
         )
     if is_running(path):
         yield from _as_the_daemon_sees_it(path, at_us)
-
-
-def _well(subject: str, words: str) -> Finding:
-    return Finding(subject, ok=True, words=words)
-
-
-def _remark(subject: str, words: str) -> Remark:
-    return Remark(subject, ok=True, words=words)
-
-
-def _wrong(subject: str, words: str) -> Finding:
-    return Finding(subject, ok=False, words=words)
 
 
 def _passed(path: Path) -> tuple[int, str]:
@@ -78,14 +66,14 @@ def _passed(path: Path) -> tuple[int, str]:
 
 def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
     if trouble is not None:
-        return _wrong(
+        return wrong(
             "clock",
             f'clock = "system" takes this box\'s clock as it is, and it is wrong: {trouble}. Set it, or see to time '
             'sync; where nobody keeps it, write clock = "kernel" under [gateway]: readings then wait for it',
         )
     keepers = _keepers()
     kept = f"{keepers} runs here" if keepers else "no time daemon that is known runs here: its host must keep it"
-    return _well(
+    return well(
         "clock",
         f'taken as it is, within ± {_ms(gateway.system_clock_error_ms)}: whoever wrote clock = "system" '
         f"(and system_clock_error_ms) under [gateway] vouches for that, and nothing here proves it; {kept}",
@@ -95,11 +83,11 @@ def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
 def _kernel(gateway: GatewaySettings, clock: WallClock, wall_us: int, trouble: str | None) -> Finding:
     keepers = _keepers()
     if clock.error_us is None:
-        return _remark("clock", _unsynced(gateway, keepers, wall_us, trouble))
+        return remark("clock", _unsynced(gateway, keepers, wall_us, trouble))
     by = f", kept by {keepers}" if keepers else ""
     if trouble is not None:
-        return _wrong("clock", f"the kernel says that it is synced{by}, and it is wrong: {trouble}. See to its source")
-    return _well("clock", f"the kernel says that it is synced, within ± {_ms(clock.error_us / 1e3)}{by}")
+        return wrong("clock", f"the kernel says that it is synced{by}, and it is wrong: {trouble}. See to its source")
+    return well("clock", f"the kernel says that it is synced, within ± {_ms(clock.error_us / 1e3)}{by}")
 
 
 def _unsynced(gateway: GatewaySettings, keepers: str, wall_us: int, trouble: str | None) -> str:
@@ -137,19 +125,19 @@ def _as_the_daemon_sees_it(path: Path, at_us: int) -> Iterator[Finding]:
         return
     since = f"for {span((at_us - view.since_us) / 1e6)}"
     if view.error_us is None:
-        yield _remark(subject, f"not synced since this box was started, and sluice has looked at it {since}")
+        yield remark(subject, f"not synced since this box was started, and sluice has looked at it {since}")
         return
     known = f"known {since}, now within ± {_ms(view.error_us / 1e3)}"
     if view.steps and view.stepped_us is not None:
         how_often, ago = counted(view.steps, "time"), span((at_us - view.stepped_us) / 1e6)
-        yield _remark(
+        yield remark(
             subject,
             f"{known}; but it was set {how_often} since sluice was started, last {ago} ago "
             f"by {view.stepped_by_us / 1e6:+,.1f} s: see who sets it (two time daemons, a person, a host), for one "
             "of the two times was wrong",
         )
     else:
-        yield _well(subject, known)
+        yield well(subject, known)
 
 
 def _ms(milliseconds: float) -> str:

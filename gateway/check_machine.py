@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, read_marks
 from gateway.buffer_status import is_running, reading
-from gateway.check import Finding, Remark, known_floor
+from gateway.check import Finding, known_floor, remark, well, wrong
 from gateway.check_certificates import (
     SOON,
     CertificateFileError,
@@ -68,7 +68,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     yield from check_clock(settings, clock)
     today = _today(clock, settings.buffer.path)
     if not clock.synced and _verifies(settings):
-        yield _remark(
+        yield remark(
             "certificates",
             f"until this box's clock is synced, those that ended before {today.passed:%Y-%m-%d}, which has passed, are "
             "refused, and the dates of others are let pass",
@@ -90,19 +90,7 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     if settings.serial is not None:
         yield from check_serial(settings.serial, settings.buffer.path, route_table(settings))
     elif not settings.has_source:
-        yield _remark("sources", NO_SOURCE)
-
-
-def _wrong(subject: str, words: str) -> Finding:
-    return Finding(subject, ok=False, words=words)
-
-
-def _well(subject: str, words: str) -> Finding:
-    return Finding(subject, ok=True, words=words)
-
-
-def _remark(subject: str, words: str) -> Remark:
-    return Remark(subject, ok=True, words=words)
+        yield remark("sources", NO_SOURCE)
 
 
 def _verifies(settings: Settings) -> bool:
@@ -121,7 +109,7 @@ def _verifies(settings: Settings) -> bool:
 def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
     for index, broker in enumerate(settings.mqtt_brokers):
         if broker.password is not None and others_may_read(config):
-            yield _remark(
+            yield remark(
                 f"mqtt_brokers[{index}].password",
                 f"everybody on this box may read it; write it into a file of its own (password_file), or "
                 f"take the right from others: chmod o-r {config}",
@@ -135,22 +123,22 @@ def _buffer(settings: BufferSettings) -> Finding:
     try:
         if not folder.is_dir():
             what = "is no directory" if folder.exists() else "does not exist"
-            return _wrong(
+            return wrong(
                 subject,
                 f"the directory {folder} {what}; make it, for the user that sluice runs as, or write another path",
             )
         mistake = _file_mistake(path) if os.access(folder, os.W_OK | os.X_OK) else _not_writable(folder)
         if mistake is not None:
-            return _wrong(subject, mistake)
+            return wrong(subject, mistake)
         if path.exists() and path.stat().st_size and _header(path)[:16] != _SQLITE_MAGIC:
-            return _remark(
+            return remark(
                 subject,
                 f"{path} is no SQLite file, or damaged; sluice run sets it aside, salvages what can be read, and goes "
                 "on with a new one. Where it is another program's, write another path",
             )
         return _room(settings)
     except OSError as error:
-        return _wrong(subject, f"{path} cannot be looked at: {error.strerror}; check it, or write another path")
+        return wrong(subject, f"{path} cannot be looked at: {error.strerror}; check it, or write another path")
 
 
 def _file_mistake(path: Path) -> str | None:
@@ -215,19 +203,19 @@ def _room(settings: BufferSettings) -> Finding:
     files = [path, path.with_name(path.name + "-wal")]
     used = sum(file.stat().st_size for file in files if file.exists())
     if free < settings.free_bytes_min:
-        return _wrong(
+        return wrong(
             "buffer.free_bytes_min",
             f"{size(settings.free_bytes_min)} are to stay free on the disk of {path}, and {size(free)} are: the buffer "
             "would be full from the start; make room on it, or lower the setting",
         )
     most = free + used - settings.free_bytes_min
     if most < settings.bytes_max:
-        return _wrong(
+        return wrong(
             "buffer.bytes_max",
             f"{size(settings.bytes_max)}, and the disk of {path} has {size(most)} for it beyond buffer.free_bytes_min "
             f"({size(settings.free_bytes_min)}); lower it, or make room",
         )
-    return _well("buffer.path", f"{path} can be written by {this_user()}; {size(free)} are free")
+    return well("buffer.path", f"{path} can be written by {this_user()}; {size(free)} are free")
 
 
 # -- ports ----------------------------------------------------------------------------------------
@@ -251,8 +239,8 @@ def _port(subject: str, listener: ListenerSettings, port: int, buffer: Path) -> 
             return _taken(subject, where, _processes_listening(address, port), buffer)
         return _port_trouble(subject, host, where, error)
     if host in {"127.0.0.1", "::1", "localhost"}:
-        return _well(subject, f'{where} is free; only this box can connect there (mqtt_listener.host = "0.0.0.0": all)')
-    return _well(subject, f"{where} is free")
+        return well(subject, f'{where} is free; only this box can connect there (mqtt_listener.host = "0.0.0.0": all)')
+    return well(subject, f"{where} is free")
 
 
 def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
@@ -277,13 +265,13 @@ def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, .
 
 def _port_trouble(subject: str, host: str, where: str, error: OSError) -> Finding:
     if error.errno == errno.EACCES:
-        return _wrong(subject, f"{where} may not be listened on by {this_user()}; write a port from 1024 up")
+        return wrong(subject, f"{where} may not be listened on by {this_user()}; write a port from 1024 up")
     if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or isinstance(error, socket.gaierror):
-        return _wrong(
+        return wrong(
             "mqtt_listener.host",
             f'this box has no address {host} now; write one that it has (ip address lists them), or "0.0.0.0" for all',
         )
-    return _wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
+    return wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
 
 
 def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> Finding:
@@ -291,11 +279,11 @@ def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> 
     lock = buffer.with_name(buffer.name + ".lock")
     others = [process for process in listening if not has_open(process, lock)]
     if listening and not others:
-        return _well(subject, f"{where} is served by the sluice that runs with this buffer (process {listening[0]})")
+        return well(subject, f"{where} is served by the sluice that runs with this buffer (process {listening[0]})")
     if not listening and is_running(buffer):
-        return _well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
+        return well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
     by = f"{name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
-    return _wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
+    return wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
 
 
 def _processes_listening(address: str, port: int) -> list[int]:
@@ -360,19 +348,19 @@ def _pair(section: str, certificate: Path, key: Path, today: _Today) -> Iterator
     try:
         validities = read_certificates(certificate)
     except CertificateFileError as error:
-        yield _wrong(f"{section}.certificate", str(error))
+        yield wrong(f"{section}.certificate", str(error))
         return
     yield _chain_dates(f"{section}.certificate", certificate, validities, today)
     subject = f"{section}.key"
     try:
         check_pair(certificate, key)
     except CertificateFileError as error:
-        yield _wrong(subject, str(error))
+        yield wrong(subject, str(error))
         return
     if others_may_read(key):
-        yield _remark(subject, f"everybody on this box may read {key}; take the right from others: chmod o-r {key}")
+        yield remark(subject, f"everybody on this box may read {key}; take the right from others: chmod o-r {key}")
     else:
-        yield _well(subject, f"{key} is the certificate's")
+        yield well(subject, f"{key} is the certificate's")
 
 
 def _names(subject: str, certificate: Path) -> Iterator[Finding]:
@@ -384,9 +372,9 @@ def _names(subject: str, certificate: Path) -> Iterator[Finding]:
         return
     if names:
         told = ", ".join(names[:NAMES_TOLD_MAX]) + (", ..." if len(names) > NAMES_TOLD_MAX else "")
-        yield _well(subject, f"clients may connect to {told}: the certificate is for no other name (subjectAltName)")
+        yield well(subject, f"clients may connect to {told}: the certificate is for no other name (subjectAltName)")
     else:
-        yield _remark(
+        yield remark(
             subject,
             f"{certificate} names no host (subjectAltName), so that clients which look for one refuse it; have it made "
             "anew with the names and addresses that clients connect to, as in subjectAltName=DNS:barn-1.example,"
@@ -403,7 +391,7 @@ def _chain_dates(subject: str, path: Path, chain: Sequence[Validity], today: _To
     for number, dates in enumerate(others, start=2):
         trouble = date_trouble(dates, today.passed if dates.end <= today.passed else now)
         if trouble is not None:
-            return _remark(
+            return remark(
                 subject,
                 f"certificate {number} of {len(chain)} in {path} {trouble}, and this box's clock says {now:%Y-%m-%d}; "
                 "whoever needs that one refuses this box: have it made anew, or take it out",
@@ -416,11 +404,11 @@ def _authority(subject: str, path: Path, today: _Today) -> Finding:
     try:
         validities = read_certificates(path)
     except CertificateFileError as error:
-        return _wrong(subject, str(error))
+        return wrong(subject, str(error))
     now = today.by_clock
     valid = [dates for dates in validities if date_trouble(dates, now) is None]
     if 0 < len(valid) < len(validities):
-        return _remark(
+        return remark(
             subject,
             f"{len(validities) - len(valid)} of {len(validities)} certificates in {path} have expired or are not valid "
             f"yet, and this box's clock says {now:%Y-%m-%d}; whose certificate one of them signed is refused: take "
@@ -433,25 +421,25 @@ def _dates(subject: str, path: Path, dates: Validity, today: _Today) -> Finding:
     now, end = today.by_clock, dates.end
     trouble = date_trouble(dates, now)
     if not today.is_known and end <= today.passed:
-        return _wrong(
+        return wrong(
             subject,
             f"{path} has expired on {end:%Y-%m-%d}: {today.passed:%Y-%m-%d} has passed, whatever this box's clock "
             "says; have it made anew",
         )
     if not today.is_known and trouble is not None:
-        return _remark(
+        return remark(
             subject,
             f"{path} {trouble}, by a clock that says {now:%Y-%m-%d} and that nothing vouches for; look again when the "
             "clock is synced",
         )
     if trouble is not None:
-        return _wrong(
+        return wrong(
             subject, f"{path} {trouble}, and this box's clock says {now:%Y-%m-%d}; have it made anew, or mend the clock"
         )
     left = end - max(now, today.passed)
     if left <= SOON:
-        return _remark(subject, f"{path} expires on {end:%Y-%m-%d}, in {_days(left)}; have it renewed before that")
-    return _well(subject, f"{path} is valid until {end:%Y-%m-%d}")
+        return remark(subject, f"{path} expires on {end:%Y-%m-%d}, in {_days(left)}; have it renewed before that")
+    return well(subject, f"{path} is valid until {end:%Y-%m-%d}")
 
 
 def _days(span: timedelta) -> str:
@@ -469,7 +457,7 @@ def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
     if sasl is not None:
         yield _password("kafka.sasl.password_file", sasl.password_file)
         if tls is None:
-            yield _remark(
+            yield remark(
                 "kafka.sasl",
                 f"{sasl.mechanism} hides the password, but without [kafka.tls] everybody on the way to Kafka may read "
                 "the readings, and change them; add [kafka.tls] and the brokers' port for it, unless that way is yours "
@@ -483,7 +471,7 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
     most, setting = min((bound for bound in bounds if bound[0]), default=(0, ""))
     beats = HEARTBEAT_BYTES * DAY_S / kafka.heartbeat_interval_s
     if most and beats > most * HEARTBEATS_SHARE_MAX:
-        yield _remark(
+        yield remark(
             "kafka.heartbeat_interval_s",
             f"a heartbeat every {kafka.heartbeat_interval_s:g} s takes some {size(beats)} a day, and {setting} allows "
             f"{size(most)}: little or nothing is left for readings; write "
@@ -499,7 +487,7 @@ def _quota(kafka: KafkaSettings, buffer: Path, clock: WallClock) -> Iterator[Fin
         if budget.is_used_up(now_s, wall_s):
             until_s = budget.used_up_until(now_s, wall_s)
             until = "for a day at most" if until_s is None else f"until {utc(round(until_s * 1e6))} UTC"
-            yield _remark(
+            yield remark(
                 "kafka.bytes_per_day_max",
                 f"{size(kafka.bytes_per_day_max)}, and that is used up: {until} readings wait on this box. Where the "
                 "link may carry more, raise it and restart the gateway",
@@ -510,14 +498,14 @@ def _password(subject: str, path: Path) -> Finding:
     try:
         password = read_password(path)
     except PasswordFileError as error:
-        return _wrong(subject, str(error).removeprefix("password_file").lstrip(": "))
+        return wrong(subject, str(error).removeprefix("password_file").lstrip(": "))
     if password != password.strip():
         where = "ends in" if password[-1:].isspace() else "begins with"
-        return _remark(
+        return remark(
             subject,
             f"the password in {path} {where} a space, which counts as part of it; take that out, unless it is meant",
         )
-    return _well(subject, f"{path} holds a password, and its owner alone may read it")
+    return well(subject, f"{path} holds a password, and its owner alone may read it")
 
 
 def _broker(section: str, broker: BrokerSettings, today: _Today) -> Iterator[Finding]:

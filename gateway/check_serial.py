@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.check import Finding, Remark
+from gateway.check import Finding, remark, wrong
 from gateway.modbus_registers import requests
 from gateway.processes import has_open, running, this_user
 from gateway.routes import DEVICE_NAME, Refusal, RouteTable, topic_of
@@ -85,7 +85,7 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
     sections += [(f"serial.modbus[{index}].port", line.port, _MODBUS) for index, line in enumerate(settings.modbus)]
     patterns = [*settings.ports, *(port for _, port, _ in sections)]
     if not patterns:
-        yield _remark(FRAMES, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
+        yield remark(FRAMES, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
         return
     ports = {path for pattern in patterns for path in _real_ports(pattern)}
     lock = buffer.with_name(buffer.name + ".lock")
@@ -112,14 +112,6 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
         yield from _unrouted(settings, routes)
 
 
-def _wrong(subject: str, words: str) -> Finding:
-    return Finding(subject, ok=False, words=words)
-
-
-def _remark(subject: str, words: str) -> Remark:
-    return Remark(subject, ok=True, words=words)
-
-
 # -- ports ----------------------------------------------------------------------------------------
 
 
@@ -129,14 +121,14 @@ def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], b
     if not ports:
         yield _missing(subject, pattern)
     elif len(ports) > 1:
-        yield _wrong(
+        yield wrong(
             subject,
             f"{pattern} means {len(ports)} ports now ({', '.join(sorted(ports.values()))}): write one; {LOOK_ALIKES}",
         )
     for path, name in ports.items():
         other = named.setdefault(path, subject)
         if other != subject:
-            yield _wrong(subject, f"{name} is the port of {other} too, and a port has one reader; write another")
+            yield wrong(subject, f"{name} is the port of {other} too, and a port has one reader; write another")
         elif len(ports) == 1:
             yield _port(subject, name, path, section, box)
             yield from _may_swap(subject, name, path, box)
@@ -147,7 +139,7 @@ def _may_swap(subject: str, name: str, path: str, box: _Box) -> Iterator[Finding
     if name == path and len(box.adapters) > 1 and any(adapter.port == path for adapter in box.adapters):
         link = next((link for link in _links_to(path) if not _is_ambiguous(link, path, box)), None)
         instead = f"write {link}" if link else "write its name in /dev/serial/by-path"
-        yield _remark(
+        yield remark(
             subject,
             f"{name} may be another adapter after a restart, and its readings come under the wrong device then: "
             f"{instead}",
@@ -182,7 +174,7 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
             path = os.path.realpath(name)
             if path in named:
                 if _is_path(pattern):
-                    yield _remark(
+                    yield remark(
                         named[path],
                         f"{name} stands in {FRAMES} too, where it is passed over: take it out there, or, where its "
                         "sensor speaks our frames, remove this section",
@@ -192,7 +184,7 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
                 yield _port(FRAMES, name, path, FRAMES, box)
             elif _is_path(pattern) and _is_path(first[path]):
                 same = "stands there twice" if name == first[path] else f"is {first[path]} by another name"
-                yield _remark(FRAMES, f"{name} {same}, and a port is opened once: remove one of the two")
+                yield remark(FRAMES, f"{name} {same}, and a port is opened once: remove one of the two")
 
 
 def _is_path(pattern: str) -> bool:
@@ -203,10 +195,10 @@ def _is_path(pattern: str) -> bool:
 def _missing(subject: str, pattern: str) -> Finding:
     """A name that is not there is a mistake, a pattern that finds nothing may wait."""
     if pattern == ALL:
-        return _remark(subject, "no USB adapter is plugged in now; it may come later")
+        return remark(subject, "no USB adapter is plugged in now; it may come later")
     if _is_path(pattern):
-        return _wrong(subject, f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
-    return _remark(subject, f"nothing is called {pattern} now; it may come later; {_ports_here()}")
+        return wrong(subject, f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
+    return remark(subject, f"nothing is called {pattern} now; it may come later; {_ports_here()}")
 
 
 def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Finding:
@@ -216,15 +208,15 @@ def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Findin
         what = f"cannot be looked at ({error.strerror})"
         if isinstance(error, FileNotFoundError):
             what = "is a name whose adapter is not there (unplugged?)"
-        return _wrong(subject, f"{name} {what}: plug it in, or {leave_out(section)}")
+        return wrong(subject, f"{name} {what}: plug it in, or {leave_out(section)}")
     if not stat.S_ISCHR(found.st_mode) or _is_something_else(found.st_rdev):
-        return _wrong(subject, f"{name}: {no_port_words(section)}")
+        return wrong(subject, f"{name}: {no_port_words(section)}")
     if is_console(path):
-        return _wrong(subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}")
+        return wrong(subject, f"{name} is this box's console, on which the kernel writes: {login_words(path)}")
     if path in box.held:
-        return _wrong(subject, f"{name}: {who_words(box.held[path], path, leave_out(section))}")
+        return wrong(subject, f"{name}: {who_words(box.held[path], path, leave_out(section))}")
     if not os.access(name, os.R_OK | os.W_OK):
-        return _wrong(subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}")
+        return wrong(subject, f"{name} may not be opened by {this_user()}; {how_to_be_let_in(name)}")
     return Finding(subject, ok=True, words=f"{name} may be opened by {this_user()}")
 
 
@@ -259,16 +251,16 @@ def _rivals(patterns: Collection[str], ports: Collection[str], box: _Box) -> Ite
     manager = running(MODEM_MANAGER)
     mine = [each for each in box.adapters if each.port in ports]
     if manager is not None and not mine:
-        yield _remark("serial", f"ModemManager runs: {modem_manager_words('')}")
+        yield remark("serial", f"ModemManager runs: {modem_manager_words('')}")
     elif manager is not None:
         one_of_each = {
             (each.vendor, each.product): each.port for each in mine if not is_spared_by_modem_manager(each.port)
         }
         for port in one_of_each.values():
-            yield _remark("serial", f"ModemManager runs, and may take {port}: {modem_manager_words(port)}")
+            yield remark("serial", f"ModemManager runs, and may take {port}: {modem_manager_words(port)}")
     brltty = brltty_words()
     if brltty is not None:
-        yield _remark("serial", brltty)
+        yield remark("serial", brltty)
 
 
 def _means_usb(pattern: str) -> bool:
@@ -280,7 +272,7 @@ def _look_alikes(patterns: Collection[str], box: _Box) -> Iterator[Finding]:
     """Adapters that by-id cannot tell apart, where it is to."""
     alike = _ports_that_look_alike(box)
     if alike and any(pattern.startswith(_LINKS[0]) for pattern in patterns):
-        yield _remark(
+        yield remark(
             "serial",
             f"{', '.join(sorted(alike))} look alike, and {_LINKS[0]} shows one of them, now this and now that: "
             f"{LOOK_ALIKES}; sensors with our frames say their names, and need none for their port: write "
@@ -306,7 +298,7 @@ def _poll_load(subject: str, line: SerialModbusSettings) -> Iterator[Finding]:
         for unit in line.units
     )
     if share > 1:
-        yield _remark(
+        yield remark(
             subject,
             f"asking its units as often as interval_s says takes some {share:.1f} s of each second, so that they are "
             "asked less often: raise interval_s or baud, name registers that lie side by side, or give some units a "
@@ -323,7 +315,7 @@ def _request_s(line: SerialModbusSettings, data_bytes: int) -> float:
 def _manuals_number(subject: str, register: ModbusRegister) -> Iterator[Finding]:
     first = _MANUALS_FIRST.get(register.table)
     if first is not None and first <= register.address < first + _MANUALS_COUNT:
-        yield _remark(
+        yield remark(
             f"{subject}.address",
             f"{register.address} looks like a manual's number; in the request that is {register.address - first} "
             f"(manuals count the {register.table} table from {first}): write that, unless the manual says that "
@@ -348,7 +340,7 @@ def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]
         topic = topic_of(settings.topic, device, stream)
         found = routes.resolve(topic, None)
         if isinstance(found, Refusal):
-            yield _wrong(
+            yield wrong(
                 subject,
                 f"its readings get the topic {topic}, {_unrouted_words(found)}: they would all go to the quarantine; "
                 "add a route for them, or write another stream",
@@ -369,7 +361,7 @@ def _unrouted_frames(template: str, routes: RouteTable) -> Iterator[Finding]:
         refused[topic] = found
     # A route that would take one stream, and cannot, says more than that the others have none.
     topic = next((topic for topic, found in refused.items() if found.reason != "no-route"), next(iter(refused)))
-    yield _wrong(
+    yield wrong(
         "serial.topic",
         f"readings of {FRAMES} get topics such as {topic}, {_unrouted_words(refused[topic])}: they would all go to the "
         "quarantine; add a route for them, or write another serial.topic",

@@ -497,8 +497,9 @@ class DeviceClock:
         excess_us = received_us - (tick_us if span is None else span[1])
         bucket = self._bucket
         if bucket is None or bucket.is_of_lines is (span is None):
-            self._bucket = _Bucket(self._buckets, received_us, tick_us, excess_us, is_of_lines=span is not None)
-            self._bucket.slewed_us = self._slews.total_us
+            self._bucket = _Bucket(
+                self._buckets, received_us, tick_us, excess_us, self._slews.total_us, is_of_lines=span is not None
+            )
             return
         if not bucket.add(received_us, tick_us, excess_us, self._error, self.least_delay_us):
             if bucket.begins_anew:
@@ -532,7 +533,7 @@ class DeviceClock:
             if lines_at(seen.tick_us, [seen, *certain], self._limits()) is None:
                 # It was under way for longer than that.
                 self._observations = before
-                is_fitting = self._fit()
+                self._fit()
                 self._note_stray()
                 return
         place = 0
@@ -654,7 +655,9 @@ class _Bucket:
         "slewed_us",
     )
 
-    def __init__(self, before: int, received_us: int, tick_us: int, excess_us: float, *, is_of_lines: bool) -> None:
+    def __init__(  # noqa: PLR0913 - its first arrival, and what was before
+        self, before: int, received_us: int, tick_us: int, excess_us: float, slewed_us: int, *, is_of_lines: bool
+    ) -> None:
         """`excess_us` is by how much an arrival is later than the lines allow, or than its tick says without lines."""
         self.is_of_lines = is_of_lines
         # `before` is how many there were before this one.
@@ -667,7 +670,7 @@ class _Bucket:
         self._is_second_half = False
         self.later_us = math.inf
         """The least excess of its second half: where the tick keeps pace it is not much more than that of the first."""
-        self.slewed_us = 0
+        self.slewed_us = slewed_us
         """What the gateway's clock had been slewed by when it began."""
         self.begins_anew = False
         """Whether the last arrival came after an outage, or its tick does not keep pace."""

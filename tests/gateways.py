@@ -6,16 +6,31 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from demo.kafka_broker import free_ports
+from gateway import control
 
 SLUICE = Path(sys.executable).with_name("sluice")
+
+
+@asynccontextmanager
+async def answering(buffer: Path, answers: Mapping[str, control.Handler]) -> AsyncIterator[None]:
+    """What the commands meet of a daemon that runs with this buffer, which somebody has opened."""
+    path = control.socket_path(buffer)
+    serving = asyncio.create_task(control.serve(path, answers))
+    try:
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        yield
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import check_clock, control
+from gateway import check_clock
 from gateway.check import Finding, Remark
 from gateway.clock_floor import RELEASED_US, ClockFloor
 from gateway.clock_gateway import WallClock
@@ -18,6 +18,7 @@ from gateway.clock_report import ClockView
 from gateway.config_file import load
 from gateway.settings import Settings
 from tests.buffers import append, entry, opened
+from tests.gateways import answering
 
 RELEASED = datetime.fromtimestamp(RELEASED_US / 1e6, UTC)
 LATER = RELEASED + timedelta(days=100)
@@ -148,16 +149,8 @@ async def daemon(folder: Path, clock: object) -> AsyncIterator[None]:
     async def answer(_arguments: dict[str, object]) -> object:
         return {"clock": clock}
 
-    async with opened(folder / "buffer.db"):
-        socket = control.socket_path(folder / "buffer.db")
-        serving = asyncio.create_task(control.serve(socket, {"state": answer}))
-        try:
-            while not socket.exists():
-                await asyncio.sleep(0.01)
-            yield
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+    async with opened(folder / "buffer.db"), answering(folder / "buffer.db", {"state": answer}):
+        yield
 
 
 async def told(folder: Path, clock: object) -> tuple[str, str] | None:

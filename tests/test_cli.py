@@ -17,13 +17,14 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from gateway import buffer_aside, buffer_schema, buffer_status, control, pipeline
+from gateway import buffer_aside, buffer_schema, buffer_status, pipeline
 from gateway.buffer_commands import read_rows_behind
 from gateway.cli import main
 from gateway.cli_options import WrappingGroup, load_settings
 from gateway.settings import NO_SOURCE
 from tests.buffers import entry, opened, store
 from tests.deadline import deadline
+from tests.gateways import answering
 
 CONFIG = """\
 [gateway]
@@ -65,16 +66,8 @@ async def daemon(path: Path, state: object) -> AsyncIterator[None]:
     async def answer(_arguments: dict[str, Any]) -> object:
         return state
 
-    async with opened(path):
-        socket = control.socket_path(path)
-        serving = asyncio.create_task(control.serve(socket, {"state": answer}))
-        try:
-            while not socket.exists():
-                await asyncio.sleep(0.01)
-            yield
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+    async with opened(path), answering(path, {"state": answer}):
+        yield
 
 
 async def status(config: Path, *options: str) -> str:

@@ -26,6 +26,7 @@ from gateway.reading import Mark, Reading
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
 from tests.buffers import entry, opened, store
+from tests.gateways import answering
 
 CONFIG = """\
 [gateway]
@@ -54,16 +55,11 @@ async def gateway(directory: Path, serial: dict[str, Any] | None = None) -> Asyn
         clocks = DeviceClocks(boot_id())
         door = FrontDoor(buffer, compile_routes([ROUTE], None, frozenset()), settings, KAFKA, boottime_us, clocks)
         await door.recall_clocks()
-        socket = control.socket_path(directory / "buffer.db")
         answers = control.handlers(door, buffer, {"serial": lambda: serial})
-        serving = asyncio.create_task(control.serve(socket, answers))
         try:
-            while not socket.exists():
-                await asyncio.sleep(0.01)
-            yield door
+            async with answering(directory / "buffer.db", answers):
+                yield door
         finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
             door.keep_clocks()
 
 
