@@ -68,6 +68,8 @@ def log_axis(values: Iterable[float], title: str, unit: str) -> LogAxis:
     """An axis over all values above 0, from one power of ten to another."""
     above = [value for value in values if value > 0] or [1.0]
     first, last = math.floor(math.log10(min(above))), math.ceil(math.log10(max(above)))
+    # The logarithm of what is just below a power of ten is rounded to that power.
+    first -= 10.0**first > min(above)
     last = max(last, first + 1)
     ticks = tuple(10.0**power for power in range(first, last + 1))
     return LogAxis(ticks[0], ticks[-1], ticks, 0, max(0, 1 - first), title, unit)
