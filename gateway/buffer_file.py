@@ -91,6 +91,17 @@ _INSERT_MANY_UNTIMED = "INSERT INTO reading VALUES " + ", ".join(
     f"(?1, ?2 + {place}, ?, ?, NULL, 0, NULL, ?, ?, ?, 0, NULL)" for place in range(_INSERT_MANY_ROWS)
 )
 # The same of rows that have nothing unusual: Python is slow to bind None, too.
+_USUAL = (
+    "series",
+    "received_us",
+    "event_us",
+    "event_error_us",
+    "tick_ms",
+    "device_boot",
+    "device_sequence",
+    "payload",
+)
+_usual = attrgetter(*_USUAL)
 _INSERT_MANY_USUAL = "INSERT INTO reading VALUES " + ", ".join(
     f"(?1, ?2 + {place}, ?, ?, ?, ?, ?, ?, ?, ?, 0, NULL)" for place in range(_INSERT_MANY_ROWS)
 )
@@ -304,6 +315,7 @@ class BufferFile:
         event_from_us = NOTHING_US
         rows: list[Row] = []
         untimed: list[object] = []
+        timed: list[object] = []
         is_usual = True
         for entry in entries:
             if entry.quarantined is not None:
@@ -337,11 +349,13 @@ class BufferFile:
                 event_us = received_us if tick_ms is None and device_time_us is None else _earliest_us(entry)
                 if tick_ms is None and not error_us and is_usual:
                     untimed += (series, received_us, boot, number, payload)
+            elif is_usual:
+                timed += (series, received_us, event_us, error_us, tick_ms, boot, number, payload)
             if event_us < event_from_us:  # noqa: PLR1730 - a call of min() takes three times as long
                 event_from_us = event_us
         if not rows:
             return
-        _insert_new(self.connection, rows, untimed, is_usual=is_usual)
+        _insert_new(self.connection, rows, untimed, timed, is_usual=is_usual)
         state.lanes[lane] = state.lanes[lane].plus(len(rows))
         state.rows += len(rows)
         state.floor.add(event_from_us)
@@ -866,14 +880,25 @@ def _check_sqlite(connection: sqlite3.Connection) -> None:
 
 
 def _insert_new(
-    connection: sqlite3.Connection, rows: Sequence[Row], untimed: Sequence[object], *, is_usual: bool
+    connection: sqlite3.Connection,
+    rows: Sequence[Row],
+    untimed: Sequence[object],
+    timed: Sequence[object],
+    *,
+    is_usual: bool,
 ) -> None:
-    """Insert rows of one lane that follow each other, in the quickest way that they allow."""
+    """Insert rows of one lane that follow each other, in the quickest way that they allow.
+
+    `untimed` and `timed` are what `_UNTIMED` and `_USUAL` say of those without a time of their own, and with one.
+    """
     whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
     if len(untimed) == len(rows) * len(_UNTIMED):
-        _insert_untimed(connection, rows[:whole], untimed)
+        _insert_by(connection, _INSERT_MANY_UNTIMED, rows[:whole], untimed, len(_UNTIMED))
+    elif len(timed) == len(rows) * len(_USUAL):
+        _insert_by(connection, _INSERT_MANY_USUAL, rows[:whole], timed, len(_USUAL))
     elif is_usual:
-        _insert_usual(connection, rows[:whole])
+        values = [value for row in rows[:whole] for value in _usual(row)]
+        _insert_by(connection, _INSERT_MANY_USUAL, rows[:whole], values, len(_USUAL))
     else:
         whole = 0
     _insert_rows(connection, rows[whole:])
@@ -887,35 +912,14 @@ def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
     connection.executemany(_INSERT, map(astuple, rows[whole:]))
 
 
-def _insert_untimed(connection: sqlite3.Connection, rows: Sequence[Row], values: Sequence[object]) -> None:
-    """Insert rows by whole statements; `values` are what `_UNTIMED` says."""
-    step = _INSERT_MANY_ROWS * len(_UNTIMED)
+def _insert_by(
+    connection: sqlite3.Connection, statement: str, rows: Sequence[Row], values: Sequence[object], width: int
+) -> None:
+    """Insert rows by a statement for many, which has `width` of the values of each."""
+    step = _INSERT_MANY_ROWS * width
     for start in range(0, len(rows), _INSERT_MANY_ROWS):
-        first = start * len(_UNTIMED)
-        connection.execute(
-            _INSERT_MANY_UNTIMED, (rows[start].lane, rows[start].sequence, *values[first : first + step])
-        )
-
-
-def _insert_usual(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-    """The same of rows without a doubt and a time that the sensor sent."""
-    for start in range(0, len(rows), _INSERT_MANY_ROWS):
-        values: list[object] = [rows[start].lane, rows[start].sequence]
-        values += [
-            value
-            for row in rows[start : start + _INSERT_MANY_ROWS]
-            for value in (
-                row.series,
-                row.received_us,
-                row.event_us,
-                row.event_error_us,
-                row.tick_ms,
-                row.device_boot,
-                row.device_sequence,
-                row.payload,
-            )
-        ]
-        connection.execute(_INSERT_MANY_USUAL, values)
+        first = start * width
+        connection.execute(statement, (rows[start].lane, rows[start].sequence, *values[first : first + step]))
 
 
 def _without_series(row: Row, boot_id: str) -> Quarantined:

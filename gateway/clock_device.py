@@ -347,32 +347,31 @@ class DeviceClock:
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
         """Take in an arrival, and give its sample's time, as `arrived` and `estimate` do."""
         piece, bucket = self._piece, self._bucket
-        tick_us = self._wrapped_us + tick_ms * 1000
         # Most arrivals tell nothing new: those are what costs.
-        if (
-            piece is not None
-            and bucket is not None
-            and piece.from_us <= tick_us < piece.until_us
-            and sequence > self._last_sequence
-            and tick_us >= self._last_tick_us
-            and received_us < bucket.due_us
-            and bucket.is_of_lines
-            and self._slewed_us == self._slews.total_us
-            and not self._slews.latest_us
-        ):
-            distance_us = tick_us - piece.from_us
-            earliest_us = piece.earliest_us + piece.earliest_rate * distance_us
-            latest_us = piece.latest_us + piece.latest_rate * distance_us
-            excess_us = received_us - latest_us
-            if excess_us >= bucket.excess_us - QUICKER_US and received_us >= earliest_us:
-                bucket.arrivals += 1
-                if excess_us < bucket.later_us:  # noqa: PLR1730 - a call of min() takes three times as long
-                    bucket.later_us = excess_us
-                self._last_sequence, self._last_tick_us = sequence, tick_us
-                latest_us += _TICK_US_MAX
-                if latest_us > received_us:  # noqa: PLR1730 - a call of min() takes three times as long
-                    latest_us = received_us
-                return int((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
+        if piece is not None and bucket is not None and self._slewed_us == self._slews.quiet_us:
+            from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = piece
+            tick_us = self._wrapped_us + tick_ms * 1000
+            if (
+                from_us <= tick_us < until_us
+                and sequence > self._last_sequence
+                and tick_us >= self._last_tick_us
+                and received_us < bucket.due_us
+                and bucket.is_of_lines
+            ):
+                distance_us = tick_us - from_us
+                earliest_us += earliest_rate * distance_us
+                latest_us += latest_rate * distance_us
+                excess_us = received_us - latest_us
+                if excess_us >= bucket.excess_us - QUICKER_US and received_us >= earliest_us:
+                    bucket.arrivals += 1
+                    if excess_us < bucket.later_us:  # noqa: PLR1730 - a call of min() takes three times as long
+                        bucket.later_us = excess_us
+                    self._last_sequence, self._last_tick_us = sequence, tick_us
+                    half_us = (latest_us + _TICK_US_MAX - earliest_us) / 2
+                    if excess_us < _TICK_US_MAX:
+                        # Not after it came.
+                        half_us = (received_us - earliest_us) / 2
+                    return int(earliest_us + half_us), int(half_us) + 2
         is_behind = sequence < self._last_sequence
         estimate = self.estimate(tick_ms, received_us) if self.arrived(received_us, tick_ms, sequence) else None
         if estimate is None or not is_behind:

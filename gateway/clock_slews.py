@@ -22,13 +22,15 @@ APART_US_MIN = 500_000
 class Slews:
     """Adds it up. It is shared by all sensors' clocks: what was observed before a slew is worth less by its amount."""
 
-    __slots__ = ("_adjusted_us", "_at_us", "_rate", "latest_us", "total_us")
+    __slots__ = ("_adjusted_us", "_at_us", "_rate", "latest_us", "quiet_us", "total_us")
 
     def __init__(self) -> None:
         self.total_us = 0
         """Since the start, whichever way."""
         self.latest_us = 0
         """Between the last two looks: as much may be under way, until the next."""
+        self.quiet_us: int | None = 0
+        """`total_us`; None while more may be under way."""
         self._at_us: int | None = None
         self._adjusted_us = 0
         self._rate: float | None = None
@@ -47,6 +49,7 @@ class Slews:
             slewed_us = abs(added_us - self._rate * apart_us)
             self.latest_us = math.ceil(slewed_us) if slewed_us > JITTER_US else 0
             self.total_us += self.latest_us
+            self.quiet_us = None if self.latest_us else self.total_us
             taken_us = CHANGED_US if abs(rate - self._rate) <= CHANGE_PPM / 1e6 else KEPT_US
             if abs(rate) <= CRYSTAL_PPM / 1e6:
                 self._rate += (rate - self._rate) * min(1.0, apart_us / taken_us)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gateway.buffer import Buffer
 from gateway.buffer_rows import TICK_VOID, Row, Series
+from gateway.clock_device import DeviceClock
 from gateway.clock_gateway import BootTimes
 from gateway.device_clocks import DeviceClocks
 from gateway.forward_memory import NO_PARTITION, Memory, Partition
@@ -151,9 +152,14 @@ class Batcher:
         record_bytes_max, bytes_max = self._kafka.record_bytes_max, min(BATCH_BYTES_MAX, topic_bytes_max)
         batch, batch_rows = out.batches[-1] if out.batches else self._begin_batch(out)
         records = batch.records
+        clock: DeviceClock | None = None
+        clock_boot: str | None = None
         for row in run:
             if row.event_us is None and row.tick_ms is not None and row.tick_ms != TICK_VOID:
-                row = self._timed(route, row)  # noqa: PLW2901 - the same one, better known
+                if row.device_boot != clock_boot:
+                    clock, clock_boot = self._clock_of(route, row.device_boot), row.device_boot
+                if clock is not None:
+                    row = _timed(row, row.tick_ms, clock)  # noqa: PLW2901 - the same one, better known
             record = encode(row, times, len(records))
             size = len(record)
             if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
@@ -169,15 +175,13 @@ class Batcher:
         if not records:
             out.batches.pop()
 
-    def _timed(self, route: _Route, row: Row) -> Row:
-        """A reading that came in before anything was known of its sensor's clock, by what is known now."""
-        if row.device_boot is None or row.tick_ms is None or route.encoder.boot_id != self._buffer.boot_id:
-            return row
+    def _clock_of(self, route: _Route, device_boot: str | None) -> DeviceClock | None:
+        """The clock of a sensor in one of its boots, where it is held against the clock of these rows' receipts."""
+        if device_boot is None or route.encoder.boot_id != self._buffer.boot_id:
+            return None
         series = route.series
-        clock = self._clocks.find(series.device, row.device_boot, series.stream)
-        clock = clock or self._clocks.find(series.device, row.device_boot)
-        estimate = None if clock is None else clock.estimate(row.tick_ms, row.received_us)
-        return row if estimate is None else replace(row, event_us=estimate[0], event_error_us=estimate[1])
+        clock = self._clocks.find(series.device, device_boot, series.stream)
+        return clock or self._clocks.find(series.device, device_boot)
 
     def _begin_batch(self, out: Outgoing) -> tuple[EncodedBatch, list[Row]]:
         begun: tuple[EncodedBatch, list[Row]] = EncodedBatch(self._kafka.compression), []
@@ -247,6 +251,12 @@ class Batcher:
         self._routes.clear()
         self._supply.pass_over()
         return True
+
+
+def _timed(row: Row, tick_ms: int, clock: DeviceClock) -> Row:
+    """A reading that came in before anything was known of its sensor's clock, by what is known now."""
+    estimate = clock.estimate(tick_ms, row.received_us)
+    return row if estimate is None else replace(row, event_us=estimate[0], event_error_us=estimate[1])
 
 
 def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:

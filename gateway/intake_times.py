@@ -7,6 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gateway.buffer_rows import Entry
+from gateway.clock_device import DeviceClock
 from gateway.clock_gateway import BootClock
 from gateway.device_clocks import DeviceClocks
 from gateway.device_time import Implausible, TimeLimits, implausible
@@ -47,6 +48,8 @@ class IntakeTimes:
         self._clock = clock
         self._counts = counts
         self._implausible = ImplausibleTimes(report)
+        self._latest = Ticking("", "", "rc", 0), "", DeviceClock()
+        """Whose reading came last, of which boot, and its clock: what one packet brings is mostly of one sensor."""
 
     def stamp(self, of: Ticking, boot: str, sequence: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:
         """When a reading was taken that came in just now, and the bound of that: CLOCK_BOOTTIME in microseconds.
@@ -54,8 +57,11 @@ class IntakeTimes:
         None where its clock is not known well enough to say. One that was kept somewhere (by a broker, or its sensor)
         teaches nothing wrong: it was taken before it came.
         """
-        clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
-        clock.least_delay_us = of.least_delay_us
+        latest, latest_boot, clock = self._latest
+        if latest is not of or latest_boot != boot:
+            clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
+            clock.least_delay_us = of.least_delay_us
+            self._latest = of, boot, clock
         return clock.stamp(received_us, tick_ms, sequence)
 
     def estimate(self, of: Ticking, boot: str, _: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:

@@ -42,6 +42,9 @@ HEADERS_MIN = 14
 DEVICE = "device"
 """`ce_timequality` where the sensor sent an absolute time that can be right."""
 
+ESTIMATED_ROUNDING_US = 127
+"""By how much the bound of an estimated time is rounded up at the most: few different ones are encoded again."""
+
 _RFC3339_BYTES = 27
 _SEQUENCE_DIGITS_MAX = 19
 
@@ -92,6 +95,13 @@ def _until_id(prefix: bytes) -> tuple[bytes, ...]:
     return tuple(specversion + _varint(len(prefix) + digits) + prefix for digits in range(_SEQUENCE_DIGITS_MAX + 1))
 
 
+@lru_cache(maxsize=4096)
+def _estimated(error_us: int) -> bytes:
+    """An estimated time's bound, up to the time of receipt that follows it."""
+    error_us = min(error_us, TIME_ERROR_UNKNOWN_US)
+    return _name("ce_timeerror") + _string(b"%d" % error_us) + _quality("estimated")
+
+
 class RecordEncoder:
     """Encodes the rows of one series in one lane.
 
@@ -104,7 +114,9 @@ class RecordEncoder:
         "_content_type",
         "_device_boot",
         "_encoded_key",
+        "_estimated_clock",
         "_event_clock",
+        "_event_s",
         "_from_content_type_to_devicesequence",
         "_from_gatewayboot_to_boottime",
         "_from_lane_to_lanesequence",
@@ -114,9 +126,12 @@ class RecordEncoder:
         "_limits",
         "_of_gateway",
         "_quality_of",
+        "_received",
         "_received_clock",
+        "_received_us",
         "_times",
         "_times_of",
+        "_until_event_us",
         "_until_id",
         "boot_id",
         "key",
@@ -147,6 +162,14 @@ class RecordEncoder:
         """Of the row before: what is in `_times_of`, by `_times`."""
         self._event_clock = self._received_clock = _NO_SPAN
         """What the clock said around its times."""
+        self._estimated_clock = _NO_SPAN
+        """The same, for estimated times of a boot that was synced."""
+        self._event_s = -1
+        self._until_event_us = b""
+        """Of the row before: the second of its event by wall time, and all from `ce_source` to that."""
+        self._received_us: int | None = None
+        self._received = b""
+        """Of the row before, by `_times`: its receipt."""
         self._quality_of: tuple[object, ...] = ()
         self._from_timeerror_to_receivedtime = b""
         self._boottime_error = b""
@@ -163,7 +186,14 @@ class RecordEncoder:
         boot, device_sequence, payload = row.device_boot, row.device_sequence, row.payload
         times_of = (row.received_us, row.event_us, row.event_error_us, row.tick_ms, row.device_time_us)
         if times_of != self._times_of or times is not self._times:
-            self._from_source_to_lanesequence = self._encode_times(row, times)
+            if times is not self._times:
+                self._received_clock = self._event_clock = self._estimated_clock = _NO_SPAN
+                self._received_us = None
+            event_us = row.event_us
+            if event_us is not None and row.device_time_us is None and self._is_estimated(event_us, times):
+                self._from_source_to_lanesequence = self._encode_estimated(row, event_us, times)
+            else:
+                self._from_source_to_lanesequence = self._encode_times(row, times)
             self._times_of, self._times = times_of, times
         sequence = b"%d" % row.sequence
         digits = len(sequence)
@@ -205,16 +235,53 @@ class RecordEncoder:
         )
         return _varint(len(record)) + record
 
+    def _is_estimated(self, event_us: int, times: BootTimes) -> bool:
+        """Whether a boot time goes out as an estimated wall time."""
+        _, _, _, from_us, until_us = self._estimated_clock
+        if from_us <= event_us < until_us:
+            return True
+        clock = times.around(event_us)
+        if not clock.synced or self._of_gateway:
+            return False
+        self._estimated_clock = clock
+        return True
+
+    def _encode_estimated(self, row: Row, event_us: int, times: BootTimes) -> bytes:
+        """What `_encode_times` does, of times that follow from a sensor's clock: each has one of its own."""
+        offset_us, error_us, _, _, _ = self._estimated_clock
+        event_s, rest_us = divmod(event_us + offset_us, 1_000_000)
+        if event_s != self._event_s:
+            # Clamped as all times are; the rest of a second is of no matter there.
+            self._until_event_us = self._from_source_to_time + rfc3339(event_s * 1_000_000)[:-7]
+            self._event_s = event_s
+        self._quality_of, self._boottime_error = (), b""
+        boottime = b"%d" % event_us
+        return b"".join(
+            (
+                self._until_event_us,
+                b"%06dZ" % rest_us,
+                _estimated((error_us or 0) + row.event_error_us | ESTIMATED_ROUNDING_US),
+                self._encode_received(row.received_us, times),
+                self._from_gatewayboot_to_boottime,
+                _VARINTS[len(boottime)],
+                boottime,
+                self._from_lane_to_lanesequence,
+            )
+        )
+
+    def _encode_received(self, received_us: int, times: BootTimes) -> bytes:
+        if received_us != self._received_us:
+            offset_us, _, _, from_us, until_us = self._received_clock
+            if not from_us <= received_us < until_us:
+                self._received_clock = times.around(received_us)
+                offset_us = self._received_clock.offset_us
+            self._received, self._received_us = rfc3339(received_us + offset_us), received_us
+        return self._received
+
     def _encode_times(self, row: Row, times: BootTimes) -> bytes:
-        if times is not self._times:
-            self._received_clock = self._event_clock = _NO_SPAN
         received_us, event_us = row.received_us, row.event_us
+        received = event = self._encode_received(received_us, times)
         clock = self._received_clock
-        offset_us, _, _, from_us, until_us = clock
-        if not from_us <= received_us < until_us:
-            clock = self._received_clock = times.around(received_us)
-            offset_us = clock.offset_us
-        received = event = rfc3339(received_us + offset_us)
         how: tuple[object, ...] = (clock, row.event_error_us, row.tick_ms is None, event_us is None)
         if event_us is None:
             event_us = received_us

@@ -12,6 +12,7 @@ from gateway.buffer_rows import Doubt, Lane, Row, Series
 from gateway.clock_gateway import BootClock, BootTimes, Look
 from gateway.kafka_batch import EncodedBatch
 from gateway.kafka_record import (
+    ESTIMATED_ROUNDING_US,
     HEADER_NAMES,
     TIME_ERROR_UNKNOWN_US,
     RecordEncoder,
@@ -53,7 +54,7 @@ def test_a_reading_with_everything() -> None:
         ("ce_type", b"sluice.reading"),
         ("ce_subject", b"device/42/thermo"),
         ("ce_time", b"2026-03-04T05:06:06.900089Z"),
-        ("ce_timeerror", b"1750"),
+        ("ce_timeerror", b"%d" % (1_750 | ESTIMATED_ROUNDING_US)),
         ("ce_timequality", b"estimated"),
         ("ce_receivedtime", b"2026-03-04T05:06:07.000089Z"),
         ("ce_gatewayboot", b"boot-1"),
@@ -141,6 +142,34 @@ def test_each_time_of_a_row_is_told_by_the_clock_as_it_was_then(times: list[tupl
         for header, boottime_us in (("ce_receivedtime", received_us), ("ce_time", at_us)):
             told_us = (datetime.fromisoformat(found[header]) - EPOCH) // timedelta(microseconds=1)
             assert abs(told_us - LEARNT.at(boottime_us)) <= (LEARNT.error_us(boottime_us) or 0) / 2 + 250
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 999_999, 3_600_000_000]),
+            st.none() | st.sampled_from([0, 999_999, 1_000_000, -5_000_000, 2**62, -(2**62)]),
+            st.sampled_from([0, 1_000, 1_001, 2**61]),
+            st.none() | st.just(123),
+            st.none() | st.just(1_700_000_000_000_000),
+            st.sampled_from([CLOCK, BootClock.constant(CLOCK.offset_us(0), 250, "bounded"), BootClock("unknown", 0.0)]),
+        ),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_what_was_kept_of_rows_before_changes_no_record(times: list[tuple[Any, ...]]) -> None:
+    encoder, known = RecordEncoder(GATEWAY, LANE, SERIES), {}
+    for received_us, event_us, error_us, tick_ms, device_time_us, clock in times:
+        row = Row(1, 17, 1, received_us, event_us, error_us, tick_ms, None, None, b"", 0, device_time_us)
+        of_boot = known.setdefault(id(clock), BootTimes(clock))
+        encoded = encoder.encode(row, of_boot, 0)
+        assert encoded == RecordEncoder(GATEWAY, LANE, SERIES).encode(row, BootTimes(clock), 0)
+        found = dict(headers(row, clock))
+        if found["ce_timequality"] == b"estimated":
+            assert found["ce_time"] == rfc3339(event_us + clock.offset_us(event_us)) or abs(event_us) == 2**62
+            exact_us = min(error_us + 250, TIME_ERROR_UNKNOWN_US)
+            assert exact_us <= int(found["ce_timeerror"]) <= exact_us + ESTIMATED_ROUNDING_US
 
 
 def test_a_tick_that_could_not_be_placed_claims_no_bound() -> None:
