@@ -110,6 +110,9 @@ class _Piece(NamedTuple):
     latest_rate: float
 
 
+_NO_PIECE = _Piece(0, 0, 0, 0, 0, 0)
+
+
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
     """A clock as it is kept on disk."""
 
@@ -346,32 +349,39 @@ class DeviceClock:
 
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
         """Take in an arrival, and give its sample's time, as `arrived` and `estimate` do."""
-        piece, bucket = self._piece, self._bucket
+        bucket = self._bucket
+        tick_us = self._wrapped_us + tick_ms * 1000
         # Most arrivals tell nothing new: those are what costs.
-        if piece is not None and bucket is not None and self._slewed_us == self._slews.quiet_us:
-            from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = piece
-            tick_us = self._wrapped_us + tick_ms * 1000
-            if (
-                from_us <= tick_us < until_us
-                and sequence > self._last_sequence
-                and tick_us >= self._last_tick_us
-                and received_us < bucket.due_us
-                and bucket.is_of_lines
-            ):
+        if (
+            bucket is not None
+            and sequence > self._last_sequence
+            and tick_us >= self._last_tick_us
+            and received_us < bucket.due_us
+            and self._slewed_us == self._slews.quiet_us
+        ):
+            from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = self._piece or _NO_PIECE
+            if from_us <= tick_us < until_us and bucket.is_of_lines:
                 distance_us = tick_us - from_us
                 earliest_us += earliest_rate * distance_us
                 latest_us += latest_rate * distance_us
                 excess_us = received_us - latest_us
-                if excess_us >= bucket.excess_us - QUICKER_US and received_us >= earliest_us:
+                if -QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US and received_us >= earliest_us:
                     bucket.arrivals += 1
                     if excess_us < bucket.later_us:  # noqa: PLR1730 - a call of min() takes three times as long
                         bucket.later_us = excess_us
-                    self._last_sequence, self._last_tick_us = sequence, tick_us
+                    self._last_sequence, self._last_tick_us, self._is_odd = sequence, tick_us, False
                     half_us = (latest_us + _TICK_US_MAX - earliest_us) / 2
                     if excess_us < _TICK_US_MAX:
                         # Not after it came.
                         half_us = (received_us - earliest_us) / 2
                     return int(earliest_us + half_us), int(half_us) + 2
+            elif self._lines is None and not bucket.is_of_lines:
+                excess_us = received_us - tick_us
+                if -QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US:
+                    bucket.arrivals += 1
+                    bucket.later_us = min(bucket.later_us, excess_us)
+                    self._last_sequence, self._last_tick_us, self._is_odd = sequence, tick_us, False
+                    return None
         is_behind = sequence < self._last_sequence
         estimate = self.estimate(tick_ms, received_us) if self.arrived(received_us, tick_ms, sequence) else None
         if estimate is None or not is_behind:
