@@ -110,6 +110,7 @@ class _Piece(NamedTuple):
     latest_rate: float
 
 
+_NOT_QUICKER_US = -QUICKER_US
 _NO_PIECE = _Piece(0, 0, 0, 0, 0, 0)
 
 
@@ -365,7 +366,7 @@ class DeviceClock:
                 earliest_us += earliest_rate * distance_us
                 latest_us += latest_rate * distance_us
                 excess_us = received_us - latest_us
-                if -QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US and received_us >= earliest_us:
+                if _NOT_QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US and received_us >= earliest_us:
                     bucket.arrivals += 1
                     if excess_us < bucket.later_us:  # noqa: PLR1730 - a call of min() takes three times as long
                         bucket.later_us = excess_us
@@ -377,7 +378,7 @@ class DeviceClock:
                     return int(earliest_us + half_us), int(half_us) + 2
             elif self._lines is None and not bucket.is_of_lines:
                 excess_us = received_us - tick_us
-                if -QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US:
+                if _NOT_QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US:
                     bucket.arrivals += 1
                     bucket.later_us = min(bucket.later_us, excess_us)
                     self._last_sequence, self._last_tick_us, self._is_odd = sequence, tick_us, False
