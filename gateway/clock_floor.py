@@ -19,6 +19,8 @@ SAVE_US: Final = 3_600_000_000
 MARKS: Final = "clock/"
 FLOOR_MARK: Final = MARKS + "floor"
 """What the buffer keeps it by: microseconds since 1970, in decimal."""
+_DIGITS_MAX: Final = 16
+"""Up to the year 2286: what is longer is damaged. int() refuses thousands of digits, and no date goes that far."""
 
 
 class ClockFloor:
@@ -35,9 +37,9 @@ class ClockFloor:
         return self._us
 
     def recall(self, marks: Mapping[str, bytes]) -> None:
-        """Go on from what the buffer has kept under `MARKS`."""
+        """Go on from what the buffer has kept under `MARKS`; without it where that is damaged. Raises nothing."""
         kept = marks.get(FLOOR_MARK, b"")
-        if kept.isdigit():
+        if kept.isdigit() and len(kept) <= _DIGITS_MAX:
             self._kept_us = int(kept)
             self._us = max(self._us, self._kept_us)
 

@@ -26,8 +26,20 @@ def test_without_more_it_is_the_release() -> None:
     assert floor.us == RELEASED_US
     floor.recall({})
     floor.recall({FLOOR_MARK: b"1"})
-    floor.recall({FLOOR_MARK: b"not a number"})
     assert floor.us == RELEASED_US
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"not a number", b"", b"-1", b"1_0", b"+5", b" 5", "\u0665\u00b2".encode(), b"\xff\x00", b"9" * 17, b"9" * 5_000],
+)
+def test_a_damaged_mark_stops_nobody_and_is_written_anew(damaged: bytes) -> None:
+    """int() takes no more than 4300 digits, and a date is to be made of whatever it takes."""
+    floor = ClockFloor()
+    floor.recall({FLOOR_MARK: damaged})
+    assert floor.us == RELEASED_US
+    now_us = RELEASED_US + DAY_US
+    assert floor.learn(now_us, 1_000) == Mark(FLOOR_MARK, b"%d" % (now_us - 1_000))
 
 
 def test_the_release_is_the_newest_that_the_changelog_dates_and_none_to_come() -> None:
