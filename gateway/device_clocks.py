@@ -4,7 +4,7 @@ What was learnt is kept as marks, in commits that store readings, so that a rest
 a restart of the box it is void: CLOCK_BOOTTIME began anew.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -22,6 +22,8 @@ SAVED_AT_ONCE_MAX = 50
 SAVED_AGAIN_US = 300_000_000
 """One clock is written no oftener: an older state of it is as true, and less exact."""
 _UNREADABLE = "what was known of a sensor's clock cannot be read: it is learnt anew"
+_NEVER = -1
+"""A version that no clock has."""
 
 log = structlog.get_logger()
 
@@ -68,6 +70,11 @@ class Run:
         """Its clock, to be kept."""
         self._saved_version = self.clock.version
         return self.clock.to_bytes()
+
+    def was_not_saved(self) -> None:
+        """What `save` gave did not come to be kept: it is due again."""
+        self._saved_version = _NEVER
+        self.save_due_us = 0
 
     def _recalled(self) -> DeviceClock:
         if self._saved is not None:
@@ -140,6 +147,14 @@ class DeviceClocks:
             saved = _Saved(self._gateway_boot, run.device, run.stream, run.boot, run.kind, run.save())
             marks.append(Mark(run.mark, msgspec.msgpack.encode(saved)))
         return marks
+
+    def not_kept(self, marks: Sequence[Mark]) -> None:
+        """These, of `marks`, were not written after all: the next to be asked for have what they keep and forget."""
+        refused = {mark.key for mark in marks}
+        for run in self.newest_runs():
+            if run.mark in refused and self._kept.get(run.mark) == run.boot:
+                run.was_not_saved()
+        self._forgotten += [mark for mark in marks if mark.value is None and mark.key not in self._kept]
 
     def restore(self, marks: Mapping[str, bytes]) -> list[Mark]:
         """Go on with what an earlier start in this boot had learnt; give what is to be forgotten, as of other boots."""

@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -114,8 +115,14 @@ class FrontDoor:
         self.heard.note(entries)
         if readings and readings[-1].received_us >= self.clocks.save_due_us:
             # In a commit that is made anyway: no card is worn for it.
-            marks = [*marks, *self.clocks.marks(readings[-1].received_us)]
+            of_clocks = self.clocks.marks(readings[-1].received_us)
+            marks, done = [*marks, *of_clocks], partial(self._taken_with_clocks, of_clocks, done)
         self._buffer.append(entries, done, marks)
+
+    def _taken_with_clocks(self, marks: Sequence[Mark], done: Callable[[bool], None], stored: bool) -> None:  # noqa: FBT001 - the form of `done`
+        if not stored:
+            self.clocks.not_kept(marks)
+        done(stored)
 
     async def recall_clocks(self) -> None:
         """Go on with what an earlier start in this boot of the box had learnt of sensors' clocks."""

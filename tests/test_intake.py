@@ -431,6 +431,21 @@ async def test_clocks_are_kept_in_commits_that_store_readings_and_no_oftener_tha
         assert len(await rows(buffer)) == 3
 
 
+async def test_clocks_that_a_refused_commit_was_to_keep_are_kept_with_the_next(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db", queue_bytes_max=100_000, commit_delay_ms=300) as buffer:
+        door = door_of(buffer, JSON_ROUTE)
+        assert await take(door, reading(b"{}"))
+        learnt(door, "42", 1)
+        # The queue takes one that it is not full before, however large that is.
+        large = asyncio.create_task(take(door, reading(bytes(200_000))))
+        await asyncio.sleep(0)
+        assert not await take(door, replace(reading(b"{}"), received_us=1 + SAVE_INTERVAL_US))
+        assert await large
+        assert await door.marks(MARKS) == {}
+        assert await take(door, replace(reading(b"{}"), received_us=1 + 2 * SAVE_INTERVAL_US))
+        assert list(await door.marks(MARKS)) == [f"{MARKS}42/"]
+
+
 async def test_all_clocks_are_kept_at_the_end_and_gone_on_with(tmp_path: Path) -> None:
     names = [f"{number:04}" for number in range(2 * CLOCKS_AT_ONCE + 1)]
     async with front_door(tmp_path) as (door, _):
