@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -32,6 +32,7 @@ FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
 def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     """Judge the clock as it was read just now, and how the daemon sees it that runs with this buffer."""
     gateway, path = settings.gateway, settings.buffer.path
+    state = _state(path)
     at_us = boottime_us()
     wall_us = clock.at(at_us)
     passed_us, how_known = _passed(path)
@@ -41,7 +42,7 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     if gateway.clock == "system":
         yield _system(gateway, trouble)
     else:
-        yield _kernel(gateway, clock, wall_us, trouble)
+        yield _kernel(clock, wall_us, trouble, _while_unsynced(gateway, state))
     if gateway.clock == "system" and FAKE_HWCLOCK.exists():
         yield remark(
             "gateway.clock",
@@ -49,8 +50,18 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
             "when it was last saved, plausible and late, until it is synced, and readings get that time; write "
             'clock = "kernel" under [gateway], and they wait until it is',
         )
-    if is_running(path):
-        yield from _as_the_daemon_sees_it(path, at_us)
+    yield from _as_the_daemon_sees_it(state, at_us)
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """What the daemon says of itself; empty where none runs, or it does not answer: that is no fault of its clock."""
+    if not is_running(path):
+        return {}
+    try:
+        state: dict[str, Any] = control.call(control.socket_path(path), "state")
+    except control.ControlError:
+        return {}
+    return state
 
 
 def _passed(path: Path) -> tuple[int, str]:
@@ -80,32 +91,47 @@ def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
     )
 
 
-def _kernel(gateway: GatewaySettings, clock: WallClock, wall_us: int, trouble: str | None) -> Finding:
+def _kernel(clock: WallClock, wall_us: int, trouble: str | None, meanwhile: str) -> Finding:
     keepers = _keepers()
     if clock.error_us is None:
-        return remark("clock", _unsynced(gateway, keepers, wall_us, trouble))
+        return remark("clock", _unsynced(meanwhile, keepers, wall_us, trouble))
     by = f", kept by {keepers}" if keepers else ""
     if trouble is not None:
         return wrong("clock", f"the kernel says that it is synced{by}, and it is wrong: {trouble}. See to its source")
     return well("clock", f"the kernel says that it is synced, within ± {_ms(clock.error_us / 1e3)}{by}")
 
 
-def _unsynced(gateway: GatewaySettings, keepers: str, wall_us: int, trouble: str | None) -> str:
+def _while_unsynced(gateway: GatewaySettings, state: dict[str, Any]) -> str:
+    """What becomes of readings while the kernel does not take the clock for synced."""
+    uplink = state.get("uplink") or {}
+    if (state.get("clock") or {}).get("synced"):
+        return "the sluice that runs has known it before, and goes on by that, with bounds that grow"
+    if uplink.get("up") and uplink.get("waits_for_clock") is False:
+        # It has waited, whatever the file says now.
+        goes = "readings wait for it no longer (gateway.hold_unsynced_s): they go"
+    elif gateway.hold_unsynced_s:
+        goes = (
+            f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) from "
+            "when Kafka is first reached after a start, and then go"
+        )
+    else:
+        goes = "readings do not wait for it (gateway.hold_unsynced_s = 0): they go"
+    return (
+        f"{goes} to Kafka with times that nothing vouches for, and a correction on gateway-events puts these right "
+        "once it is"
+    )
+
+
+def _unsynced(meanwhile: str, keepers: str, wall_us: int, trouble: str | None) -> str:
     """What it means that the kernel does not take the clock for synced."""
     runs = f"{keepers} runs, and has not succeeded yet" if keepers else "no time daemon that is known runs here"
-    wait = (
-        f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) from "
-        "when Kafka is first reached after a start, and then go"
-        if gateway.hold_unsynced_s
-        else "readings go"
-    )
     late = ", or late by as long as the box was off (fake-hwclock)" if FAKE_HWCLOCK.exists() else ""
     shown = f"It says {utc(wall_us)} UTC, which may be right{late}" if trouble is None else f"It is wrong: {trouble}"
     return (
-        f"the kernel does not say that this box's clock is synced ({runs}): {wait} to Kafka with a time that nothing "
-        f"vouches for. {shown}. See to time sync by NTP (timedatectl tells whether it is on, and whether it has "
-        "succeeded); in a container or virtual machine, whose kernel may never say so, and where its host keeps the "
-        'clock, write clock = "system" under [gateway]'
+        f"the kernel does not say that this box's clock is synced ({runs}): {meanwhile}. {shown}. See to time sync by "
+        "NTP (timedatectl tells whether it is on, and whether it has succeeded); in a container or virtual machine, "
+        "whose kernel may never say so, and where its host keeps the clock, write "
+        'clock = "system" under [gateway]'
     )
 
 
@@ -115,13 +141,12 @@ def _keepers() -> str:
     return " and ".join(sorted(told for name, told in TIME_DAEMONS.items() if name in running))
 
 
-def _as_the_daemon_sees_it(path: Path, at_us: int) -> Iterator[Finding]:
+def _as_the_daemon_sees_it(state: dict[str, Any], at_us: int) -> Iterator[Finding]:
     subject = "clock of the sluice that runs"
     try:
-        answer = control.call(control.socket_path(path), "state").get("clock")
-        view = msgspec.convert(answer, ClockView)
-    except (control.ControlError, msgspec.ValidationError):
-        # That it does not answer, or is of another version, is no fault of its clock.
+        view = msgspec.convert(state.get("clock"), ClockView)
+    except msgspec.ValidationError:
+        # Nor is it that it is of another version.
         return
     since = f"for {span((at_us - view.since_us) / 1e6)}"
     if view.error_us is None:

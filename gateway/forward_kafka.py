@@ -85,6 +85,8 @@ class Forwarder:
         self._heartbeat_from_s = 0.0
         self._hold_from_s = time.monotonic()
         self._was_reached = False
+        self._told_unsynced = False
+        """Whether it was said that readings go although the clock is not known."""
         self._link: KafkaLink | None = None
         self._addresses = AddressWatch()
         self._peers: frozenset[tuple[str, int]] = frozenset()
@@ -309,6 +311,15 @@ class Forwarder:
         left_s = self._gateway.hold_unsynced_s - (time.monotonic() - self._hold_from_s)
         holds = not self._clock().synced and left_s > 0
         state = self._memory.state
+        if left_s <= 0 and not self._told_unsynced and not self._clock().synced:
+            self._told_unsynced = True
+            log.warning(
+                "the clock is still not synced, and readings wait for it no longer: they go to Kafka with times that "
+                "nothing vouches for, and are put right by a correction on gateway-events once it is; sluice check "
+                "says what to do",
+                waited_s=self._gateway.hold_unsynced_s,
+                setting="gateway.hold_unsynced_s",
+            )
         if holds and not state.waits_for_clock:
             log.info(
                 "readings wait on disk until the kernel says that the clock is synced: see to NTP, or, where this box "

@@ -193,6 +193,12 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
             f"{_BESIDE}READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = "
             f"{span(seen.settings.gateway.hold_unsynced_s)} from when Kafka was reached; sluice check says what to do"
         )
+    elif (seen.answer or {}).get("clock", {}).get("synced") is False:
+        yield (
+            f"{_BESIDE}READINGS GO with times that nothing vouches for: this box's clock is not synced, and they wait "
+            f"for it for no more than gateway.hold_unsynced_s = {span(seen.settings.gateway.hold_unsynced_s)}; a "
+            "correction puts them right once it is; sluice check says what to do"
+        )
     if seen.rows_behind:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
         behind = f"{_readings_and_events(seen.rows_behind)} from earlier {'is' if seen.rows_behind == 1 else 'are'}"

@@ -16,6 +16,7 @@ from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us
 from gateway.clock_report import ClockView
 from gateway.config_file import load
+from gateway.forward_memory import UplinkState
 from gateway.settings import Settings
 from tests.buffers import append, entry, opened
 from tests.gateways import answering
@@ -145,9 +146,9 @@ async def test_a_clock_behind_what_the_buffer_knows_is_wrong(tmp_path: Path) -> 
 
 
 @asynccontextmanager
-async def daemon(folder: Path, clock: object) -> AsyncIterator[None]:
+async def daemon(folder: Path, clock: object, uplink: object = None) -> AsyncIterator[None]:
     async def answer(_arguments: dict[str, object]) -> object:
-        return {"clock": clock}
+        return {"clock": clock, "uplink": uplink}
 
     async with opened(folder / "buffer.db"), answering(folder / "buffer.db", {"state": answer}):
         yield
@@ -168,6 +169,32 @@ async def test_how_the_daemon_sees_it(tmp_path: Path) -> None:
         "warn",
         "not synced since this box was started, and sluice has looked at it for 1 h",
     )
+
+
+@pytest.mark.parametrize(
+    ("uplink", "synced", "words"),
+    [
+        (
+            UplinkState(up=True),
+            False,
+            "readings wait for it no longer (gateway.hold_unsynced_s): they go to Kafka with ",
+        ),
+        (UplinkState(up=True, waits_for_clock=True), False, "readings wait on this box for it, at most 10 min"),
+        (UplinkState(), False, "readings wait on this box for it, at most 10 min"),
+        (None, False, "readings wait on this box for it, at most 10 min"),
+        (UplinkState(up=True), True, "the sluice that runs has known it before, and goes on by that"),
+    ],
+)
+async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
+    tmp_path: Path, uplink: UplinkState | None, *, synced: bool, words: str
+) -> None:
+    view = ClockView(synced, 15_000 if synced else None, boottime_us() - 3_600_000_000)
+    async with daemon(tmp_path, view, uplink):
+        found = await asyncio.to_thread(judged, settings_of(tmp_path), showing(LATER))
+    how, told_of_it = found["clock"]
+    assert how == "warn"
+    assert f"(no time daemon that is known runs here): {words}" in told_of_it
+    assert ("a correction on gateway-events puts these right once it is." in told_of_it) is not synced
 
 
 async def test_a_clock_that_is_set_again_and_again_is_remarked_on(tmp_path: Path) -> None:

@@ -367,7 +367,11 @@ def test_an_address_of_some_other_box(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hold", "words"), [(600, "readings wait on this box for it, at most 10 min"), (0, "readings go to Kafka")]
+    ("hold", "words"),
+    [
+        (600, "readings wait on this box for it, at most 10 min"),
+        (0, "readings do not wait for it (gateway.hold_unsynced_s = 0): they go to Kafka"),
+    ],
 )
 def test_a_clock_that_is_not_synced_is_told_with_what_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold: int, words: str

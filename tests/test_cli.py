@@ -213,15 +213,31 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
     assert "42, last stored 2000-01-01 00:00:00 UTC, by a clock that nothing vouches for\n" in shown
 
 
-async def test_status_says_that_readings_wait_for_the_clock(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("waits", "synced", "words"),
+    [
+        (
+            True,
+            False,
+            "READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = 10 min",
+        ),
+        (False, False, "READINGS GO with times that nothing vouches for: this box's clock is not synced"),
+        (False, True, None),
+        (False, None, None),
+    ],
+)
+async def test_status_says_what_becomes_of_readings_until_the_clock_is_synced(
+    tmp_path: Path, *, waits: bool, synced: bool | None, words: str | None
+) -> None:
     config = write(tmp_path)
-    for waits in (True, False):
-        state = {"buffer": {}, "uplink": {"up": True, "error": None, "waits_for_clock": waits}}
-        async with daemon(tmp_path / "buffer.db", state):
-            shown = await status(config)
-        assert "uplink      up\n" in shown
-        assert ("            READINGS WAIT on this box until its clock is synced" in shown) == waits
-        assert ("gateway.hold_unsynced_s = 10 min" in shown) == waits
+    state: dict[str, Any] = {"buffer": {}, "uplink": {"up": True, "error": None, "waits_for_clock": waits}}
+    # One of another version says nothing of its clock.
+    state |= {} if synced is None else {"clock": {"synced": synced}}
+    async with daemon(tmp_path / "buffer.db", state):
+        shown = await status(config)
+    assert "uplink      up\n" in shown
+    assert shown.count("READINGS") == (words is not None)
+    assert words is None or f"            {words}" in shown
 
 
 async def test_status_counts_readings_without_the_identity_that_their_route_promises(tmp_path: Path) -> None:

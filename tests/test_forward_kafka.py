@@ -226,9 +226,16 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
     with daemon(config, port):
         publish(port, "device/42/thermo", "21.5")
         (record,) = await consume_until(kafka.bootstrap, 1, "clockless-thermo")
+        shown = " ".join((await asyncio.to_thread(sluice, "status", config)).split())
+        publish(port, "device/42/thermo", "21.6")
+        await consume_until(kafka.bootstrap, 2, "clockless-thermo")
+    assert "READINGS GO with times that nothing vouches for" in shown
+    assert "gateway.hold_unsynced_s = 3 s" in shown
     assert record.timestamp / 1000 >= began_s + 3, "it was sent before the wait was over"
     log = config.with_suffix(".log").read_text()
     assert log.index("readings wait on disk until the kernel says") < log.index("uplink is up")
+    assert log.index("uplink is up") < log.index("readings wait for it no longer: they go to Kafka")
+    assert log.count("readings wait for it no longer") == 1
     assert header(record, "ce_timequality") == "received"
     assert int(header(record, "ce_timeerror")) == TIME_ERROR_UNKNOWN_US
     assert header(record, "ce_boottimeerror") == "0", "once the clock is known, its time is"
