@@ -17,7 +17,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.reading import SerialIntake
 from gateway.serial_link import REFUSED_HELLO, HelloRefused, Identified, LinkEvent, Lost, Received, SerialLink
 from gateway.serial_losses import RingLosses
-from gateway.serial_ports import PortLostError, close_port, read_port, why_closed
+from gateway.serial_ports import PortLostError, close_port, is_usb_cdc, read_port, why_closed
 from gateway.terminal_text import size, span
 
 READ_BYTES_MAX = 4096
@@ -200,6 +200,8 @@ class FrameLine(PortLine):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due_us = _UNSET
         self._silent = False
+        if is_usb_cdc(self._fd):
+            link.claim_no_wire()
         self._write()
 
     @property

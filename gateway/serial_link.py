@@ -131,7 +131,7 @@ class SerialLink:
         self._clocks = DeviceClocks() if clocks is None else clocks
         self._oscillator = settings.oscillator
         self._wire_byte_us = BITS_PER_BYTE / settings.baud * 1e6 * WIRE_SHARE
-        """0 where the port carries bytes faster than its baud rate: it is no wire."""
+        """0 where the port carries bytes faster than its baud rate, or may: it is no wire."""
         self._wire_trips = 0
         self._topic = settings.topic
         self._probe_interval_us = round(settings.probe_interval_s * 1e6)
@@ -147,6 +147,13 @@ class SerialLink:
         self._probes_unanswered = 0
         self._heard_us: int | None = None
         self._probe_due_us = opened_us + SILENT_OPEN_US
+
+    def claim_no_wire(self) -> None:
+        """Nothing is known of how long bytes take on this port: bounds are as wide as round trips are long.
+
+        Else slow round trips are taken for what a wire takes, until one is too quick for that: on a busy machine late.
+        """
+        self._wire_byte_us = 0.0
 
     @property
     def device(self) -> str | None:

@@ -27,6 +27,8 @@ LOOK_ALIKES: Final = (
 )
 _PTY_MAJORS: Final = range(136, 144)
 """Linux' Documentation/admin-guide/devices.txt."""
+_CDC_MAJORS: Final = frozenset({166})
+"""The same: `ttyACM*`, under whatever name."""
 FRAMES: Final = "serial.ports"
 """The setting that a port is served for, where it has no section of its own."""
 _GONE: Final = "its adapter is gone (unplugged, or no power)"
@@ -121,6 +123,14 @@ def close_port(port: serial.Serial) -> None:
 def _is_pseudo_terminal(fd: int) -> bool:
     """Of these, the far end keeps what was set when its opener is killed: nobody could open it again."""
     return os.major(os.fstat(fd).st_rdev) in _PTY_MAJORS
+
+
+def is_usb_cdc(fd: int) -> bool:
+    """Whether a port is `ttyACM*`, whose baud rate may be a mere number.
+
+    Of a board that is a USB device itself it is; of an adapter that shows itself so (an Arduino Uno's) it is not.
+    """
+    return os.major(os.fstat(fd).st_rdev) in _CDC_MAJORS
 
 
 class PortLostError(OSError):

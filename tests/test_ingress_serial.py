@@ -12,7 +12,7 @@ import time
 import tty
 from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ import serial
 from pymodbus.framer import FramerRTU
 from structlog.testing import capture_logs
 
-from gateway import ingress_serial, serial_line, serial_link
+from gateway import ingress_serial, serial_line, serial_link, serial_ports
 from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress
 from gateway.reading import Mark, Reading, Recalled
 from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
@@ -349,6 +349,30 @@ async def test_a_probe_gives_readings_their_time(bench: Bench) -> None:
     assert reading.event_error_us > 0
     # The next one comes by the clock, without anything being received.
     assert await sensor.expect(Probe) == Probe(0xC0FFEE)
+
+
+@pytest.mark.parametrize("is_cdc", [False, True])
+async def test_only_on_a_port_that_may_be_a_wire_is_what_bytes_take_on_it_left_out_of_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cdc: bool
+) -> None:
+    if is_cdc:
+        monkeypatch.setattr(serial_ports, "_CDC_MAJORS", serial_ports._PTY_MAJORS)
+    bench = Bench(tmp_path, RecordingIntake())
+    # At 2400 baud PROBE and REPLY take more than 100 ms.
+    settings = SerialSettings(ports=(f"{tmp_path}/ttyUSB*",), baud=2400, scan_interval_s=0.02)
+    ingress = SerialIngress(settings, bench.intake, bench.now_us, lambda: 0xC0FFEE)
+    async with plugged(bench, "ttyUSB0") as (sensor,), running(ingress):
+        await sensor.opened()
+        await sensor.send(Hello(7, INCARNATION, 2, 0, 0, "attic", "1.0", ("thermo",)))
+        for _ in range(serial_link.WIRE_TRIPS + 2):
+            await sensor.expect(Probe)
+            tick_us = bench.now_us()
+            await asyncio.sleep(0.15)
+            await sensor.send(Reply(0xC0FFEE, tick_us // 1000 % 2**32, tick_us % 1000))
+        await sensor.send(replace(sensor.data(0), tick_ms=tick_us // 1000 % 2**32))
+        (reading,), _ = await bench.intake.next()
+    assert reading.event_us is not None
+    assert (reading.event_error_us >= 75_000) is is_cdc
 
 
 async def test_random_bits_are_drawn_for_probes_alone(tmp_path: Path) -> None:

@@ -445,6 +445,23 @@ def test_a_port_that_is_no_wire_takes_no_time_for_its_bytes() -> None:
     assert abs(reading.event_us - (START_US + 1_000 + 104_500)) <= 20
 
 
+def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none() -> None:
+    """A busy machine, and a board that is a USB device itself: it may have read its tick at either end of each."""
+    link = known_link()
+    link.claim_no_wire()
+    send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
+    for _ in range(2 * WIRE_TRIPS):
+        due_us = link.due_us
+        assert answers(link, due_us) == [Probe(NONCE)]
+        tick_us = 900_000 + due_us - START_US
+        send(link, Reply(NONCE, tick_us // 1000, tick_us % 1000), now_us=due_us + 8_000)
+    (reading,) = only(
+        send(link, replace(data(4), tick_ms=900 + (due_us - START_US) // 1000), now_us=due_us + 9_000)
+    ).readings
+    assert reading.event_us is not None
+    assert reading.event_error_us >= 4_000 + 500
+
+
 def test_a_fitted_time_is_never_after_the_receipt() -> None:
     link = known_link()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 100_000)

@@ -16,7 +16,7 @@ import pytest
 import serial
 
 from gateway import serial_ports, serial_rivals
-from gateway.serial_ports import close_port, find, leave_out, open_port, ports_of, why_not_opened
+from gateway.serial_ports import close_port, find, is_usb_cdc, leave_out, open_port, ports_of, why_not_opened
 
 
 @pytest.fixture
@@ -97,6 +97,20 @@ def test_a_real_port_is_closed_to_programs_that_ask_for_no_lock(
     assert asked.count(termios.TIOCEXCL) == 1
     close_port(port)
     assert asked[-1] == termios.TIOCNXCL
+
+
+def test_usb_cdc_is_known_whatever_a_port_is_called(tmp_path: Path) -> None:
+    """By its device number, as Linux' devices.txt has it: names are udev's, and anybody's."""
+    for name, numbers, is_cdc in (("sensor", (166, 3), True), ("ttyACM0", (188, 0), False), ("pty", (136, 7), False)):
+        node = tmp_path / name
+        try:
+            os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(*numbers))
+        except PermissionError:
+            pytest.skip("this user may make no device nodes")
+        # No hardware is behind it: it is looked at, and not opened.
+        fd = os.open(node, os.O_PATH)
+        assert is_usb_cdc(fd) is is_cdc
+        os.close(fd)
 
 
 def test_what_nobody_took_is_dropped_before_the_closing(
