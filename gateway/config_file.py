@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -121,6 +122,9 @@ _OF_OTHER_CLIENTS = (
 """What other clients of Kafka have, and how it is set here."""
 _WITHOUT_VERIFYING = re.compile(r"(insecure|verify|check|skip|ssl_verify|endpoint_identification)[a-z_]*")
 """What other programs call it in a section of TLS."""
+_TOP = "the file's top, above the first section"
+_NAMESAKES_MAX = 3
+"""Of a name that more sections have, such as port, that says nothing."""
 _BACKLOG_EXAMPLE = '"{topic}.backlog"'
 _BOOTSTRAP_MAX = 32
 """Any one of them names all the others of its cluster."""
@@ -287,9 +291,35 @@ def _elsewhere(place: Place, key: str) -> str:
     return next((words for names, words in _OF_OTHER_CLIENTS if names.fullmatch(key)), "")
 
 
+def _namesakes(key: str) -> str:
+    """In which other sections a setting is called so; empty where it is none, or where so many have one."""
+    headers = [header for name, header in _all_settings() if name == key]
+    if not 0 < len(headers) <= _NAMESAKES_MAX:
+        return ""
+    return f"`{key}` is a setting of {' and '.join(headers)}"
+
+
+@cache
+def _all_settings(struct: type[Struct] = Settings, section: str = "", header: str = _TOP) -> list[tuple[str, str]]:
+    """Each setting that is no section itself, and the header that it stands below."""
+    found: list[tuple[str, str]] = []
+    for key, hint in get_type_hints(struct, include_extras=True).items():
+        is_array = get_origin(hint) is tuple
+        inner = _struct_of(get_args(hint)[0] if is_array else hint)
+        name = f"{section}.{key}".removeprefix(".")
+        if inner is None:
+            found.append((key, header))
+        else:
+            found += _all_settings(inner, name, f"[[{name}]]" if is_array else f"[{name}]")
+    return found
+
+
 def _close_to(key: str, known: Collection[str]) -> str:
     close = difflib.get_close_matches(key, known, n=1)
-    return f"write {close[0]!r} instead" if close else f"settings here are: {', '.join(known)}"
+    namesakes = _namesakes(key)
+    if close:
+        return "; ".join(filter(None, (f"write {close[0]!r} instead", namesakes)))
+    return "; ".join(filter(None, (namesakes, f"settings here are: {', '.join(known)}")))
 
 
 def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple[Place, str]]:

@@ -1,4 +1,4 @@
-"""What is wrong with a route's `identity` and `time` although each is right: what they mean together, in words."""
+"""What is wrong with a route's `identity` and `time`, and what belongs to them, although each is right: in words."""
 
 from collections.abc import Iterator
 
@@ -21,6 +21,11 @@ _NO_JSON = {
     "binary": 'what begins with a header of bytes is no JSON; write content_type = "application/octet-stream", or one '
     "of your own",
 }
+_OF_TICKS = ("oscillator", "least_delay_ms")
+_DEFAULTS = RouteSettings("", "")
+_WHICH_TIME = 'time = "senml" or "timestamp", whichever the payload carries'
+_WHICH_IDENTITY = 'identity = "json", "cbor" or "binary", whichever the payload carries'
+_OF_FRAMES = {"oscillator": ". For sensors with our frames it is a setting of [serial]"}
 
 
 def payload_mistakes(route: RouteSettings, place: Place) -> Iterator[tuple[Place, str]]:
@@ -34,3 +39,20 @@ def payload_mistakes(route: RouteSettings, place: Place) -> Iterator[tuple[Place
     if route.identity in _NO_JSON and route.content_type == "application/json":
         said = f"is {show(route.identity)}, and the payload is sent on as application/json"
         yield (*place, "identity"), f"{said}: {_NO_JSON[route.identity]}"
+    yield from _idle_mistakes(route, place)
+
+
+def _idle_mistakes(route: RouteSettings, place: Place) -> Iterator[tuple[Place, str]]:
+    """Settings that would do nothing, where they are not what they are by default."""
+    written = {name for name in (*_OF_TICKS, "time_error_ms") if getattr(route, name) != getattr(_DEFAULTS, name)}
+    if "time_error_ms" in written and route.time not in {"senml", "timestamp"}:
+        told = f"is of times that sensors send, and none is read here, for time is {show(route.time)}"
+        yield (*place, "time_error_ms"), f"{told}; remove it, or write {_WHICH_TIME}"
+    for name in _OF_TICKS:
+        told = "is of sensors' clocks that are learnt by their ticks, and no tick is read here, for"
+        if name in written and route.time not in {"auto", "tick"}:
+            wanted = 'remove it, or write time = "auto"'
+            yield (*place, name), f"{told} time is {show(route.time)}; {wanted}{_OF_FRAMES.get(name, '')}"
+        elif name in written and route.identity == "none":
+            wanted = f"remove it, or write {_WHICH_IDENTITY}"
+            yield (*place, name), f'{told} identity is "none"; {wanted}{_OF_FRAMES.get(name, "")}'

@@ -44,6 +44,7 @@ _SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
 _ADDRESS_MAX = 65_535
 _BIT_TABLES = frozenset({"coil", "discrete"})
 _CSV_EXAMPLE = 'columns = ["celsius", "", "humidity"], where an empty one leaves that value out'
+_DEFAULTS: Final = SerialSettings()
 _ONE_READER = "and a port has one reader"
 
 
@@ -56,12 +57,24 @@ def serial_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
         if pattern != "all" and not pattern.startswith("/"):
             wanted = 'write the whole path, such as "/dev/ttyUSB0" or "/dev/ttyUSB*", or "all" for every USB adapter'
             yield ("serial", "ports"), f"{show(pattern)} is no path; {wanted}"
+    if not serial.ports:
+        yield from _idle_mistakes(serial)
     yield from _port_mistakes(serial)
     yield from _device_mistakes(serial)
     for index, text in enumerate(serial.text):
         yield from _text_mistakes(text, ("serial", "text", index))
     for index, line in enumerate(serial.modbus):
         yield from _line_mistakes(line, ("serial", "modbus", index))
+
+
+def _idle_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
+    """Settings that would do nothing without a port of `ports`, where they are not what they are by default."""
+    for name in ("baud", "probe_interval_s", "oscillator"):
+        if getattr(serial, name) != getattr(_DEFAULTS, name):
+            # Each of these lines has a baud of its own, and most have one that is not the default.
+            below = ", or write it below [[serial.text]] or [[serial.modbus]]" if name == "baud" else ""
+            told = "is for sensors with our frames, and serial.ports names no port of theirs"
+            yield ("serial", name), f"{told}; remove it, or write ports{below}"
 
 
 def modbus_section(key: str) -> str:

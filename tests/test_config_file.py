@@ -98,6 +98,26 @@ def test_a_mistake_has_its_line_and_what_to_write(right: str, wrong: str, line: 
         ('identity = "xml"', "identity", 'write one of "none", "json", "cbor", "binary"'),
         ('time = "mine"', "time", 'write one of "auto", "receipt", "tick", "senml", "timestamp"'),
         ("time_error_ms = -1", "time_error_ms", "write milliseconds, 0 to 86400000"),
+        (
+            'identity = "json"\ntime_error_ms = 50',
+            "time_error_ms",
+            'none is read here, for time is "auto"; remove it, or write time = "senml" or "timestamp"',
+        ),
+        ('identity = "json"\ntime = "tick"\ntime_error_ms = 50', "time_error_ms", 'for time is "tick"; remove it'),
+        ('time = "receipt"\ntime_error_ms = 50', "time_error_ms", 'for time is "receipt"; remove it'),
+        (
+            'oscillator = "crystal"',
+            "oscillator",
+            'no tick is read here, for identity is "none"; remove it, or write ide',
+        ),
+        ('oscillator = "crystal"', "oscillator", "For sensors with our frames it is a setting of [serial]"),
+        ("least_delay_ms = 400", "least_delay_ms", 'write identity = "json", "cbor" or "binary"'),
+        (
+            'identity = "json"\ntime = "receipt"\noscillator = "crystal"',
+            "oscillator",
+            'no tick is read here, for time is "receipt"; remove it, or write time = "auto"',
+        ),
+        ('identity = "json"\ntime = "timestamp"\nleast_delay_ms = 0', "least_delay_ms", 'for time is "timestamp"'),
     ],
 )
 def test_what_a_payload_cannot_say_is_told(settings: str, setting: str, words: str) -> None:
@@ -114,9 +134,49 @@ def test_what_a_payload_can_say() -> None:
         'identity = "json"\ntime = "timestamp"\ntime_error_ms = 50',
         'identity = "cbor"\ncontent_type = "application/cbor"',
         'identity = "binary"\ntime = "timestamp"\ncontent_type = "application/octet-stream"',
-        'time = "senml"\ncontent_type = "application/senml+cbor"',
+        'time = "senml"\ncontent_type = "application/senml+cbor"\ntime_error_ms = 0',
+        'identity = "json"\noscillator = "crystal"\nleast_delay_ms = 400',
+        'identity = "json"\ntime = "tick"\noscillator = "ceramic"',
+        # They do nothing, and say nothing that is not so without them.
+        'time = "receipt"\noscillator = "rc"\nleast_delay_ms = 50\ntime_error_ms = 1_000',
     ):
         assert route_table(parse(GOOD.replace('identity = "json"', settings), PATH)).routes
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "words"),
+    [
+        (
+            "[gateway]",
+            'oscillator = "crystal"',
+            "`oscillator` is a setting of [serial] and [[routes]]; settings here are: id",
+        ),
+        ("[gateway]", "least_delay_ms = 400", "`least_delay_ms` is a setting of [[routes]]; settings here are: id"),
+        ("[buffer]", "time_ahead_s_max = 5", "`time_ahead_s_max` is a setting of [gateway]; settings here are: path"),
+        ("[buffer]", "scale = 5", "`scale` is a setting of [[serial.modbus.units.registers]]; settings here"),
+        (
+            "[[routes]]",
+            'fallback_topic = "strays"',
+            "`fallback_topic` is a setting of the file's top, above the first section; ",
+        ),
+        ("[serial]", "time_error_ms = 50", "`time_error_ms` is a setting of [[routes]]; settings here are: ports"),
+        (
+            "[gateway]",
+            "time_error_ms = 50",
+            "write 'system_clock_error_ms' instead; `time_error_ms` is a setting of [[routes]]",
+        ),
+        ("[[routes]]", 'topics = ["a"]', "write 'topic' instead; `topics` is a setting of [[mqtt_brokers]]"),
+        ("[gateway]", 'mechanism = "PLAIN"', "`mechanism` is a setting of [kafka.sasl]; settings here are: id"),
+        # Of a name that many have, that would be no hint.
+        ("[gateway]", "port = 5", "there is no such setting; settings here are: id"),
+    ],
+)
+def test_a_setting_in_the_wrong_section_is_told_where_it_belongs(section: str, setting: str, words: str) -> None:
+    text = (GOOD + "[serial]\n").replace(section, f"{section}\n{setting}", 1)
+    line = text.split("\n").index(setting) + 1
+    ((found, message),) = mistakes(text)
+    assert found == line
+    assert words in message
 
 
 NUL = "\\u0000"
@@ -863,6 +923,25 @@ def test_a_mistake_of_a_serial_line_has_its_line_and_what_to_write(
     text = SERIAL.replace(right, wrong, 1)
     found = mistakes(text)
     assert any(words in message and line == at for at, message in found), found
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("baud = 115200", "remove it, or write ports, or write it below [[serial.text]] or [[serial.modbus]]"),
+        ("probe_interval_s = 60", "remove it, or write ports"),
+        ('oscillator = "crystal"', "remove it, or write ports"),
+    ],
+)
+def test_what_is_for_sensors_with_our_frames_needs_a_port_of_theirs(setting: str, words: str) -> None:
+    with_ports = SERIAL.replace("[serial]", f"[serial]\n{setting}")
+    assert parse(with_ports, PATH).serial is not None
+    ((line, message),) = mistakes(with_ports.replace('ports = ["all", "/dev/ttyS1"]\n', ""))
+    assert line == 6
+    assert message.endswith(f"serial.ports names no port of theirs; {words}")
+    # Of all lines.
+    text = SERIAL.replace('ports = ["all", "/dev/ttyS1"]', 'scan_interval_s = 5\ntopic = "a/{device}/{stream}"')
+    assert parse(text, PATH).serial is not None
 
 
 def test_a_line_without_units_asks_nobody() -> None:
