@@ -56,6 +56,7 @@ async def gather(run: Run) -> Evidence:
     progress, folder = run.progress, run.folder
     with progress.step("Audit: ask Spark for the table `readings`") as step:
         command = (sys.executable, "-m", "demo.readings_export", folder.warehouse, folder.table)
+        step.state = lambda: "another JVM starts with a Spark of its own, and reads the Delta tables"
         child = run.children.start("export", command, "See what Spark says.")
         if await run.children.finish(child, EXPORT_S_MAX) != 0:
             raise DemoError("the table `readings` could not be read", child.advice, child.log)

@@ -1,7 +1,8 @@
 """What a person sees while the demo runs: the steps with their times, and the figures as they change."""
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,8 +14,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-FIGURES_INTERVAL_S = 5.0
-"""How often figures are printed where there is no terminal to keep them up to date on."""
+TELL_INTERVAL_S = 5.0
+"""How often the state of things is printed where there is no terminal to keep it up to date on."""
 
 
 @dataclass(slots=True)
@@ -62,6 +63,15 @@ class Step:
     """What came of it, for the line that stays."""
     until_s: float | None = None
     """When it will end, where that is known: it is counted down."""
+    state: Callable[[], str] | None = None
+    """How far it has come, in words; asked for whenever it is shown, from another thread."""
+
+    def so_far(self) -> str:
+        """How long it takes yet, or has taken: what moves although nothing else does."""
+        now_s = time.monotonic()
+        if self.until_s is not None:
+            return f"{max(0.0, self.until_s - now_s):.0f} s left"
+        return f"{now_s - self.began_s:.0f} s so far"
 
 
 class Progress:
@@ -72,7 +82,10 @@ class Progress:
         self.figures = Figures()
         self._began_s = time.monotonic()
         self._step: Step | None = None
-        self._figures_due_s = 0.0
+        self._told_figures = self.figures.named()
+        self._leave = threading.Event()
+        # A thread of its own, as rich has for a terminal: steps that keep the event loop busy are told of too.
+        self._teller = threading.Thread(target=self._tell_now_and_then, name="progress", daemon=True)
         self._spinner = Spinner("dots")
         self._live = (
             Live(get_renderable=self._render, console=console, refresh_per_second=5, transient=True)
@@ -83,6 +96,8 @@ class Progress:
     def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
+        else:
+            self._teller.start()
         return self
 
     def __exit__(
@@ -90,6 +105,9 @@ class Progress:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        else:
+            self._leave.set()
+            self._teller.join()
 
     @property
     def elapsed_s(self) -> float:
@@ -121,11 +139,21 @@ class Progress:
         """Something that happens within a step."""
         self._print(f"  {words}", style="yellow")
 
-    def tick(self) -> None:
-        """The figures have changed: shown at once on a terminal, now and then elsewhere."""
-        if self._live is None and time.monotonic() >= self._figures_due_s:
-            self._figures_due_s = time.monotonic() + FIGURES_INTERVAL_S
-            self._print("  " + " · ".join(f"{name} {value}" for name, value in self.figures.named()))
+    def tell(self) -> None:
+        """Print how the step under way goes, and the figures where they have changed."""
+        step, figures = self._step, self.figures.named()
+        parts = [] if step is None else [step.so_far()]
+        if step is not None and step.state is not None:
+            parts.append(step.state())
+        if figures != self._told_figures:
+            self._told_figures = figures
+            parts += [f"{name} {value}" for name, value in figures]
+        if parts:
+            self._print("  " + " · ".join(parts))
+
+    def _tell_now_and_then(self) -> None:
+        while not self._leave.wait(TELL_INTERVAL_S):
+            self.tell()
 
     def _print(self, words: str, style: str | None = None) -> None:
         when = f"{self.elapsed_s:6.1f} s"
@@ -139,14 +167,13 @@ class Progress:
         self.console.print(grid)
 
     def _render(self) -> RenderableType:
-        if self._step is None:
+        step = self._step
+        if step is None:
             return Text()
-        words = self._step.words
-        if self._step.until_s is not None:
-            words += f", {max(0.0, self._step.until_s - time.monotonic()):.0f} s left"
+        state = [] if step.state is None else [Text(f"  {step.state()}")]
         grid = Table.grid(padding=(0, 3))
         for name, value in self.figures.named():
             style = "bold red" if value in {"cut", "killed"} else "bold"
             grid.add_row(Text(f"          {name}", style="dim"), Text(value, style=style))
-        self._spinner.update(text=Text(words))
-        return Group(self._spinner, grid)
+        self._spinner.update(text=Text(f"{step.words}, {step.so_far()}"))
+        return Group(self._spinner, *state, grid)

@@ -164,6 +164,8 @@ class Run:
     buffered: int | None = None
     looks: int = 0
     """How often `_watch` has looked, and Kafka has answered."""
+    batch_ended_s: float | None = None
+    """When the ingest job last reported a batch; of the monotonic clock."""
     kafka_silent_since_s: float | None = None
     """When Kafka first did not answer `_watch`, if it has not answered since; of the monotonic clock."""
     gateway: Child | None = None
@@ -220,9 +222,10 @@ async def _measure(run: Run) -> None:
         await _until(run, lambda: run.buffered == 0, DRAIN_S_MAX, "the buffer did not become empty", run.gateway)
         chronicle.drained_us = now_us()
     with progress.step("Wait until the tables hold what Kafka holds") as step:
+        step.state = lambda: ingest_state(run)
         await _until(run, lambda: _is_ingested(run), INGEST_S_MAX, "the ingest job did not catch up with Kafka", ingest)
         step.result = f"{sum(run.ends.values()):,} records"
-    with progress.step("Stop the gateway and the ingest job"):
+    with progress.step("Stop the gateway and the ingest job, which finishes its batch first"):
         await _stop_gateway_and_ingest(run, ingest)
 
 
@@ -426,6 +429,17 @@ def _is_ingested(run: Run) -> bool:
     return bool(run.ends) and all(run.ingested.get(place, 0) >= end for place, end in run.ends.items())
 
 
+def ingest_state(run: Run) -> str:
+    """How far the ingest job has come, in words: it tells of itself after each batch, and a batch takes a while."""
+    if run.batch_ended_s is None:
+        return "PySpark has not ended its first batch yet"
+    ago_s = time.monotonic() - run.batch_ended_s
+    return (
+        f"{run.progress.figures.in_table or 0:,} of {run.progress.figures.in_kafka or 0:,} records are there; "
+        f"PySpark's last batch ended {ago_s:.0f} s ago"
+    )
+
+
 async def _until(run: Run, condition: Callable[[], bool], patience_s: float, words: str, child: Child | None) -> None:
     """Wait until what `_watch` sees fulfils a condition."""
     deadline = time.monotonic() + patience_s
@@ -465,7 +479,6 @@ async def _watch(run: Run) -> None:
         figures.in_kafka = sum(run.ends.values())
         run.chronicle.samples.append(Sample(now_us(), run.buffered, figures.in_kafka, figures.in_table))
         run.looks += answered
-        run.progress.tick()
         await asyncio.sleep(WATCH_INTERVAL_S)
 
 
@@ -495,6 +508,7 @@ def _note_batch(run: Run, line: dict[str, object]) -> None:
     offsets = line.get("end_offsets")
     if not isinstance(offsets, dict):  # it says that it has started
         return
+    run.batch_ended_s = time.monotonic()
     for topic, partitions in offsets.items():
         for partition, offset in partitions.items():
             run.ingested[(topic, int(partition))] = offset
