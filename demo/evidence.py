@@ -76,7 +76,7 @@ def publish(
     """Compare, write summary.json, audit.txt and report.html, and tell a person; whether all is well."""
     result = audit([*evidence.boards, *evidence.fleet], evidence.records, evidence.readings)
     times = audit_times(evidence.readings, evidence.taken)
-    findings = (*run_findings(result, settings, chronicle), *times.findings)
+    findings = (*run_findings(result, settings, chronicle, evidence.records), *times.findings)
     boards = {ledger.device: board_kind(ledger.device) for ledger in evidence.boards}
     shown = shown_sensors(result, boards)
     summary = run_summary(result, times, chronicle.buffer_peak, progress.elapsed_s)
@@ -140,7 +140,7 @@ def _tell(  # noqa: PLR0913, PLR0917 - all that is told
 
     say("\nWhat the sensors know, against what arrived:", "bold")
     say("\n".join(lines))
-    waited = ", for they waited out the outage" if result.late_readings else ""
+    waited = ", for they waited in the buffer or at the sensor" if result.late_readings else ""
     say_wrapped(
         f"{result.late_readings:,} readings reached Kafka more than {LATE_US // 1_000_000} s after they were taken"
         f"{waited}. {result.copies:,} records in Kafka are repetitions, which the table leaves out."

@@ -45,7 +45,8 @@ KAFKA_SILENT_S_MAX = 20.0
 SENSORS_STOP_S_MAX = 40.0
 GATEWAY_STOP_S_MAX = 20.0
 INGEST_STOP_S_MAX = 60.0
-DRAIN_S_MAX = 120.0
+DRAIN_S_MAX = 180.0
+"""Of these a reading may wait a minute in a gateway that has just started, until its sensor's clock is known."""
 INGEST_S_MAX = 180.0
 EXPORT_S_MAX = 180.0
 
