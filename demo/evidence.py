@@ -25,6 +25,7 @@ from demo.audit import (
     shown_sensors,
     verdict,
 )
+from demo.child_process import log_tail
 from demo.children import DemoError
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
@@ -56,8 +57,9 @@ async def gather(run: Run) -> Evidence:
     progress, folder = run.progress, run.folder
     with progress.step("Audit: ask Spark for the table `readings`") as step:
         command = (sys.executable, "-m", "demo.readings_export", folder.warehouse, folder.table)
-        step.state = lambda: "another JVM starts with a Spark of its own, and reads the Delta tables"
-        child = run.children.start("export", command, "See what Spark says.")
+        said = folder.logs / "export.said"
+        step.state = lambda: log_tail(said, lines=1) or "another JVM starts, with a Spark of its own"
+        child = run.children.start("export", command, "See what Spark says.", output=said)
         if await run.children.finish(child, EXPORT_S_MAX) != 0:
             raise DemoError("the table `readings` could not be read", child.advice, child.log)
         readings = read_table(folder.table)

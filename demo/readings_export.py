@@ -17,6 +17,8 @@ def export(warehouse: Path, target: Path) -> int:
     from pyspark.sql.functions import col, unix_micros  # noqa: PLC0415
 
     session = open_session("sluice-demo-audit")
+    # What the demo shows of this program while it waits.
+    print("Spark is up and looks for the tables", flush=True)
     try:
         rows = open_readings(session, str(warehouse)).select(
             col("device"),
@@ -28,6 +30,7 @@ def export(warehouse: Path, target: Path) -> int:
             col("time_error_us"),
             col("time_quality"),
         )
+        print("Spark reads the tables", flush=True)
         count = 0
         with target.open("w") as file:
             for row in rows.collect():

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -165,8 +166,6 @@ class Run:
     buffered: int | None = None
     looks: int = 0
     """How often `_watch` has looked, and Kafka has answered."""
-    batch_ended_s: float | None = None
-    """When the ingest job last reported a batch; of the monotonic clock."""
     kafka_silent_since_s: float | None = None
     """When Kafka first did not answer `_watch`, if it has not answered since; of the monotonic clock."""
     gateway: Child | None = None
@@ -431,14 +430,26 @@ def _is_ingested(run: Run) -> bool:
 
 
 def ingest_state(run: Run) -> str:
-    """How far the ingest job has come, in words: it tells of itself after each batch, and a batch takes a while."""
-    if run.batch_ended_s is None:
-        return "PySpark has not ended its first batch yet"
-    ago_s = time.monotonic() - run.batch_ended_s
-    return (
-        f"{run.progress.figures.in_table or 0:,} of {run.progress.figures.in_kafka or 0:,} records are there; "
-        f"PySpark's last batch ended {ago_s:.0f} s ago"
-    )
+    """How far the ingest job has come, in words. It tells after each batch only, so what it writes is looked at too."""
+    figures = run.progress.figures
+    words = f"PySpark has told of {figures.in_table or 0:,} of {figures.in_kafka or 0:,} records, after each batch"
+    written = files_written(run.folder.warehouse)
+    if not written:
+        return f"{words}; it has written nothing yet"
+    newest = max(written, key=written.__getitem__)
+    ago_s = max(0.0, time.time() - written[newest])
+    return f"{words}; it has written {len(written)} files, the last one {ago_s:.0f} s ago in {newest.parts[0]}/"
+
+
+def files_written(folder: Path) -> dict[Path, float]:
+    """The files below a folder that are not hidden, with when each was written last, in seconds since 1970."""
+    written = {}
+    # Not Path.rglob, which raises where a folder goes away under it, as Spark's temporary ones do.
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
+            with suppress(FileNotFoundError):  # it got its final name just now
+                written[path.relative_to(folder)] = path.stat().st_mtime
+    return written
 
 
 async def _until(run: Run, condition: Callable[[], bool], patience_s: float, words: str, child: Child | None) -> None:
@@ -509,7 +520,6 @@ def _note_batch(run: Run, line: dict[str, object]) -> None:
     offsets = line.get("end_offsets")
     if not isinstance(offsets, dict):  # it says that it has started
         return
-    run.batch_ended_s = time.monotonic()
     for topic, partitions in offsets.items():
         for partition, offset in partitions.items():
             run.ingested[(topic, int(partition))] = offset

@@ -1,8 +1,11 @@
 import asyncio
 import glob
 import io
+import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,6 +149,21 @@ class DeafKafka(KafkaEnds):
             self.failures -= 1
             raise KafkaConnectionError("no broker answers")
         return {TopicPartition("device-thermo", 0): 7}
+
+
+async def test_a_wait_for_spark_tells_what_moves_although_no_batch_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with watched(tmp_path, DeafKafka(failures=0), monkeypatch) as run:
+        run.progress.figures.in_kafka = 12_226
+        words = "PySpark has told of 0 of 12,226 records, after each batch; it has written "
+        assert demo_run.ingest_state(run) == f"{words}nothing yet"
+        for name, age_s in (("log/part-0.parquet", 5), ("windows/part-0.parquet", 3), ("log/.part-0.parquet.crc", 1)):
+            path = run.folder.warehouse / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            os.utime(path, (0, time.time() - age_s))
+        assert re.fullmatch(f"{words}2 files, the last one [3-9] s ago in windows/", demo_run.ingest_state(run))
 
 
 def broker_that_ended(log: Path) -> Broker:
