@@ -12,6 +12,7 @@ from demo.chart import SPAN, Axis, Band, Marks, Moment, axis, chart, legend, log
 from demo.chronicle import Chronicle
 from demo.demo_settings import DemoSettings
 from demo.time_audit import RECEIVED, UNBOUNDED_US, QualityAudit, TimeAudit, one_each
+from demo.time_notes import time_notes
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 WAITED_US = 2_000_000
@@ -21,7 +22,7 @@ DOTS_MAX = 3_000
 MEANINGS: Mapping[str, str] = {
     "estimated": "estimated by the sensor's own clock, as the gateway learnt it",
     "received": "the time of receipt: from the sensor came no time of its own",
-    "bounded": "known by an interval alone, or not at all",
+    "bounded": "known by a span of time alone",
     "device": "sent by the sensor as a date and time",
 }
 """What the qualities of a time mean, in the order in which they are told."""
@@ -62,7 +63,7 @@ def report_page(story: Story) -> str:
         circumstances=_circumstances(story),
         findings="".join(f"<p><b>{escape(each)}.</b></p>" for each in story.findings),
         figures=_figures(story),
-        buffer_words=_buffer_words(story),
+        buffer_words=_buffer_words(story, arrived),
         buffer_chart=_buffer_chart(story, time),
         arrival_words=_arrival_words(story, arrived),
         arrival_legend=legend(
@@ -73,6 +74,7 @@ def report_page(story: Story) -> str:
         series_legend=legend((*_waiting_legend(), *_moment_legend(story))),
         series_charts=_series_charts(story, arrived, time),
         times_words=_times_words(story),
+        times_notes=_times_notes(story),
         times_legend=_times_legend(story),
         times_chart=_times_chart(story, time),
         times_table=_times_table(story.times),
@@ -174,9 +176,16 @@ def _figures(story: Story) -> str:
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{value:,.0f}</dd></div>" for name, value in named)
 
 
-def _buffer_words(story: Story) -> str:
-    words = (
-        "With the path open a reading stays for a moment only. While it is cut, the gateway goes on taking "
+def _buffer_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> str:
+    words = "With the path open a reading stays for a moment only. "
+    before = [record for record in arrived.values() if record.appended_us < story.chronicle.cut_us]
+    if waited := sum(map(_waited, before)):
+        words += (
+            f"At the start {waited:,} took longer than {WAITED_US // 1_000_000} s all the same: a reading may have to "
+            "wait until its sensor is connected, its topic made, or its sensor's clock known. "
+        )
+    words += (
+        "While it is cut, the gateway goes on taking "
         f"readings in and acknowledging them: up to {story.chronicle.buffer_peak:,} waited on its disk. When the "
         "path is back they drain, beside the readings that still come in."
     )
@@ -201,7 +210,7 @@ def _arrival_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> st
         "Each dot is a reading: to the right, its time in the table; upwards, when Kafka had it. What the gateway "
         "took in during the outage arrives in one go after it, the oldest with the most delay, and keeps its time."
     )
-    if received := _readings_of(story, RECEIVED):
+    if received := len(_of_receipt(story)):
         words += f" The time of {received:,} readings is that at which the gateway received them"
         words += ", after its restart where they had to wait for it." if story.settings.kill else "."
     stride = _stride(story, arrived)
@@ -210,6 +219,11 @@ def _arrival_words(story: Story, arrived: Mapping[Identity, KafkaReading]) -> st
 
 def _readings_of(story: Story, quality: str) -> int:
     return sum(each.readings for each in story.times.qualities if each.quality == quality)
+
+
+def _of_receipt(story: Story) -> list[TableReading]:
+    """The readings whose time is that of their receipt: the gateway's own clock is known all the while."""
+    return [row for row in one_each(story.readings) if row.quality == RECEIVED or row.error_us == UNBOUNDED_US]
 
 
 def _stride(story: Story, arrived: Mapping[Identity, KafkaReading]) -> int:
@@ -246,7 +260,7 @@ def _series_words(story: Story) -> str:
         words += " While the gateway was dead the sensors kept their readings."
         if _readings_of(story, "estimated"):
             words += " Where a sensor sends its own clock along, they stand where they were taken."
-        if _readings_of(story, RECEIVED):
+        if any(reading.event_us >= story.chronicle.restarted_us for reading in _of_receipt(story)):
             words += (
                 " Where none is known, what was kept bears the time of receipt: a hole from the kill until the sensor "
                 "was connected again, and there a stack of dots, the readings of the hole."
@@ -300,8 +314,6 @@ def _times_words(story: Story) -> str:
             f" The simulated sensors know when that was: of {times.judged:,} readings whose time tells it, "
             f"{times.within:,} ({share:.2f} %) were measured within the bound of their time."
         )
-    if unbounded := sum(each.unbounded for each in times.qualities):
-        words += f" Nothing bounds the time of {unbounded:,} readings: they are not drawn, and stand in no window."
     stride = _times_stride(story)
     return escape(words if stride == 1 else f"{words} One reading in {stride} is drawn.")
 
@@ -316,9 +328,18 @@ def _qualities(times: TimeAudit) -> list[str]:
     return [*(name for name in MEANINGS if name in there), *(name for name in there if name not in MEANINGS)]
 
 
+def _times_notes(story: Story) -> str:
+    serial = [device for device, kind in story.boards.items() if kind.startswith("serial")]
+    notes = time_notes(story.readings, story.times, serial)
+    return f'<ul class="asked">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
+
+
 def _times_legend(story: Story) -> str:
+    drawn = {each.quality for each in story.times.qualities if each.unbounded < each.readings}
     entries = [
-        (_style(name), f"{name}: {MEANINGS[name]}" if name in MEANINGS else name) for name in _qualities(story.times)
+        (_style(name), f"{name}: {MEANINGS[name]}" if name in MEANINGS else name)
+        for name in _qualities(story.times)
+        if name in drawn
     ]
     if story.times.off_us:
         entries.append(("off", "how far off the time really is"))
@@ -333,7 +354,7 @@ def _times_chart(story: Story, time: Axis) -> str:
     ordered = sorted(one_each(story.readings), key=lambda reading: (reading.event_us, reading.identity))
     drawn = [row for row in ordered[:: _times_stride(story)] if row.error_us != UNBOUNDED_US]
     off = [
-        (_seconds(story, row.event_us), story.times.off_us[row.identity] / 1_000)
+        (_seconds(story, row.event_us), abs(story.times.off_us[row.identity]) / 1_000)
         for row in drawn
         if row.identity in story.times.off_us
     ]
@@ -359,9 +380,10 @@ def _times_table(times: TimeAudit) -> str:
         for name in (
             "quality",
             "readings",
+            "no bound",
             "bound, median",
             "largest",
-            "really off, median",
+            "off, median",
             "most",
             "within the bound",
         )
@@ -375,7 +397,7 @@ def _times_row(each: QualityAudit) -> str:
     spans = (each.bound_median_us, each.bound_max_us, each.off_median_us, each.off_max_us)
     cells = "".join(f"<td>{_ms(us)}</td>" for us in spans)
     within = f"<td>{each.within:,} of {each.judged:,}</td>" if each.judged else "<td>-</td>"
-    return f"<td>{escape(each.quality)}</td><td>{each.readings:,}</td>{cells}{within}"
+    return f"<td>{escape(each.quality)}</td><td>{each.readings:,}</td><td>{each.unbounded:,}</td>{cells}{within}"
 
 
 def _ms(us: float | None) -> str:

@@ -45,7 +45,7 @@ class TimeAudit:
 
     qualities: tuple[QualityAudit, ...]
     off_us: Mapping[Identity, int]
-    """How far each reading's time is off, where that is known."""
+    """How far each reading's time is after the true one, where that is known: negative where it is too early."""
 
     @property
     def judged(self) -> int:
@@ -72,7 +72,7 @@ def one_each(readings: Iterable[TableReading]) -> list[TableReading]:
 def audit_times(readings: Iterable[TableReading], taken: Mapping[Identity, int]) -> TimeAudit:
     """Compare. `taken` says when a reading was truly measured, in microseconds since 1970, where that is known."""
     rows = one_each(readings)
-    off_us = {row.identity: abs(row.event_us - taken[row.identity]) for row in rows if row.identity in taken}
+    off_us = {row.identity: row.event_us - taken[row.identity] for row in rows if row.identity in taken}
     by_quality: defaultdict[str, list[TableReading]] = defaultdict(list)
     for row in rows:
         by_quality[row.quality].append(row)
@@ -81,7 +81,7 @@ def audit_times(readings: Iterable[TableReading], taken: Mapping[Identity, int])
 
 def _of_quality(quality: str, rows: Sequence[TableReading], off_us: Mapping[Identity, int]) -> QualityAudit:
     bounds_us = [row.error_us for row in rows if row.error_us != UNBOUNDED_US]
-    off = [off_us[row.identity] for row in rows if row.identity in off_us]
+    off = [abs(off_us[row.identity]) for row in rows if row.identity in off_us]
     judged = [row for row in rows if quality != RECEIVED and row.error_us != UNBOUNDED_US and row.identity in off_us]
     return QualityAudit(
         quality,
@@ -92,7 +92,7 @@ def _of_quality(quality: str, rows: Sequence[TableReading], off_us: Mapping[Iden
         median(off) if off else None,
         max(off, default=None),
         len(judged),
-        sum(off_us[row.identity] <= row.error_us for row in judged),
+        sum(abs(off_us[row.identity]) <= row.error_us for row in judged),
     )
 
 

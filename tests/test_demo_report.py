@@ -132,10 +132,11 @@ def test_bounds_are_drawn_by_quality_above_what_the_times_are_really_off() -> No
     # From 0.1 to 10 ms: bounds of 2 and 10, half a millisecond off.
     assert (estimated, received, off) == pytest.approx((349.5, 0, 650.5), abs=0.1)
     assert len(places(page, "really off")) == 2 * SECONDS
-    row = "<td>estimated</td><td>30</td><td>2.0 ms</td><td>2.0 ms</td><td>0.5 ms</td><td>0.5 ms</td><td>30 of 30</td>"
-    assert row in page
+    row = "<td>estimated</td><td>30</td><td>0</td><td>2.0 ms</td><td>2.0 ms</td><td>0.5 ms</td><td>0.5 ms</td>"
+    assert f"{row}<td>30 of 30</td>" in page
     assert (
-        "<td>received</td><td>30</td><td>10.0 ms</td><td>10.0 ms</td><td>0.5 ms</td><td>0.5 ms</td><td>-</td>" in page
+        "<td>received</td><td>30</td><td>0</td><td>10.0 ms</td><td>10.0 ms</td><td>0.5 ms</td><td>0.5 ms</td><td>-</td>"
+        in page
     )
 
 
@@ -143,9 +144,37 @@ def test_times_that_nothing_bounds_are_said_and_not_drawn() -> None:
     told = story()
     readings = [replace(reading, error_us=UNBOUNDED_US, quality="bounded") for reading in told.readings]
     page = report_page(replace(told, readings=readings, times=audit_times(readings, {})))
-    assert "Nothing bounds the time of 60 readings" in words_of(page, "How far the times")
+    assert "<li>60 readings have no bound (`bounded` in the table below): " in page
     assert places(page, "bounded") == []
-    assert "<td>bounded</td><td>60</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td>" in page
+    # The legend has no colour that nothing is drawn in.
+    assert '<i class="bounded">' not in page
+    assert "<td>bounded</td><td>60</td><td>60</td><td>-</td><td>-</td><td>-</td><td>-</td><td>-</td>" in page
+
+
+def test_times_without_a_bound_are_told_as_times_of_receipt() -> None:
+    told = story(kill=True, fleet_quality="estimated")
+    readings = [
+        replace(reading, error_us=UNBOUNDED_US, quality="bounded") if reading.device == "m001" else reading
+        for reading in told.readings
+    ]
+    page = report_page(replace(told, readings=readings, times=audit_times(readings, {})))
+    assert "The time of 30 readings is that at which the gateway received them" in words_of(page, "When readings were")
+    assert "a hole from the kill" in words_of(page, "The series as an analyst")
+    # After the restart all were known again: there is no stack.
+    early = [replace(each, error_us=10_000, quality="estimated") if each.sequence >= 16 else each for each in readings]
+    page = report_page(replace(told, readings=early, times=audit_times(early, {})))
+    assert "The time of 16 readings is that" in words_of(page, "When readings were")
+    assert "a hole from the kill" not in words_of(page, "The series as an analyst")
+
+
+def test_what_waits_although_the_path_is_open_is_told() -> None:
+    told = story()
+    words = words_of(report_page(told), "What waited in the gateway")
+    assert "for a moment only. While it is cut" in words
+    # As a gateway does that has just started, and learns its sensors' clocks first: for the first six seconds.
+    records = [replace(record, appended_us=max(record.appended_us, NOON_US + 6_000_000)) for record in told.records]
+    words = words_of(report_page(replace(told, records=records)), "What waited in the gateway")
+    assert "At the start 8 took longer than 2 s all the same" in words
 
 
 @pytest.mark.parametrize("style", ["level", "moment"])

@@ -30,6 +30,7 @@ def test_each_reading_is_held_against_when_it_was_measured() -> None:
             within=2,
         ),
     )
+    assert times.off_us == {("s1", "1-aa", 0): 0, ("s1", "1-aa", 1): 1_000, ("s1", "1-aa", 2): -3_001}
     assert times.findings == ("1 of 3 readings were not measured within the bound of their time",)
 
 
