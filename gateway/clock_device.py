@@ -216,6 +216,11 @@ class DeviceClock:
         return round((latest_us - earliest_us + _TICK_US_MAX) / 2)
 
     @property
+    def known_from_us(self) -> int | None:
+        """When arrivals will have told enough for a first bound at the earliest; None where that is not known."""
+        return None if self._bucket is None else self._bucket.due_us
+
+    @property
     def has_jumped(self) -> bool:
         """Whether the last observation contradicts those before, and nothing has said yet which is right."""
         return bool(self._former)

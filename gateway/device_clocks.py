@@ -125,6 +125,10 @@ class DeviceClocks:
         run = self._runs.get((device, stream, boot))
         return None if run is None else run.clock
 
+    def find_of(self, device: str, boot: str, stream: str) -> DeviceClock | None:
+        """The clock that a reading's tick is of: its stream's own, or the one of its device."""
+        return self.find(device, boot, stream) or self.find(device, boot)
+
     def runs(self) -> Iterator[Run]:
         """All of them, the one that was asked for last at the end."""
         return iter(self._runs.values())

@@ -179,9 +179,7 @@ class Batcher:
         """The clock of a sensor in one of its boots, where it is held against the clock of these rows' receipts."""
         if device_boot is None or route.encoder.boot_id != self._buffer.boot_id:
             return None
-        series = route.series
-        clock = self._clocks.find(series.device, device_boot, series.stream)
-        return clock or self._clocks.find(series.device, device_boot)
+        return self._clocks.find_of(route.series.device, device_boot, route.series.stream)
 
     def _begin_batch(self, out: Outgoing) -> tuple[EncodedBatch, list[Row]]:
         begun: tuple[EncodedBatch, list[Row]] = EncodedBatch(self._kafka.compression), []

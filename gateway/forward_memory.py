@@ -71,6 +71,8 @@ class UplinkState:
     """When it came up or went down: seconds since 1970 by this box's clock as it is now, be it right or not."""
     waits_for_clock: bool = False
     """Whether readings are held back because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
+    new_clocks: int = 0
+    """Sensors, or streams of one, whose readings wait for their clock (`gateway.hold_new_clock_s`)."""
     dates_passed: float | None = None
     """While this box's clock cannot judge certificates: the latest time that is known to have passed, by which they are
     judged instead, in seconds since 1970. None where it can, and without TLS."""

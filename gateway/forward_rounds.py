@@ -133,7 +133,8 @@ class Rounds:
         self._memory = memory
         self._holds = holds
         self._on_answer = on_answer
-        self._supply = Supply(buffer, kafka, self._under_way)
+        self._new_clocks = front_door.new_clocks
+        self._supply = Supply(buffer, kafka, self._under_way, self._new_clocks)
         self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
         self._parked: dict[Partition, _Parked] = {}
         self._leaders: asyncio.Task[None] | None = None
@@ -153,6 +154,7 @@ class Rounds:
                 self._buffer.committed.clear()
                 self._batcher.follow()
                 await self._see_to_parked()
+                self._look_for_new_clocks()
                 is_held = self._holds()
                 live, behind = await self._supply.next(
                     self._memory.round_bytes, self._may_go if self._parked else None, is_held
@@ -178,6 +180,15 @@ class Rounds:
             # Last: what was acknowledged is settled before what was under way may be dropped.
             await self._supply.close()
             self._memory.state.live_oldest_us = None
+
+    def _look_for_new_clocks(self) -> None:
+        """Let readings go that waited for their sensor's clock, as far as it is known or not waited for any longer."""
+        waiting = self._new_clocks.waiting
+        if waiting and self._new_clocks.look():
+            self._supply.come_again()
+            if self._parked:
+                self._supply.pass_over()
+        self._memory.state.new_clocks = len(waiting)
 
     def _tell_live(self, live: Sequence[Row]) -> None:
         # With `oldest-first` these may be of another lane, and another boot.

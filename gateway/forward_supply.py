@@ -12,6 +12,7 @@ from operator import attrgetter
 from gateway.buffer import Buffer
 from gateway.buffer_rows import START, Lane, Position, Row, Series, spans_of, without
 from gateway.buffer_schema import BufferFileError
+from gateway.new_clocks import NewClocks
 from gateway.settings import KafkaSettings
 
 ROW_BYTES = 360
@@ -66,9 +67,12 @@ class _Cursor:
 class Supply:
     """Rows of one buffer file, for one session. Raises BufferFileError where another file has taken its place."""
 
-    def __init__(self, buffer: Buffer, kafka: KafkaSettings, under_way: Callable[[], Iterable[Row]]) -> None:
+    def __init__(
+        self, buffer: Buffer, kafka: KafkaSettings, under_way: Callable[[], Iterable[Row]], new_clocks: NewClocks
+    ) -> None:
         """`under_way` gives the rows of former rounds that are being sent still: they may not be dropped."""
         self._buffer = buffer
+        self._new_clocks = new_clocks
         self._under_way = under_way
         self._kafka = kafka
         self.buffer_id = buffer.id
@@ -202,12 +206,19 @@ class Supply:
         for _ in range(SCANS_MAX):
             rows = await self._read(cursor)
             going = rows if may_go is None else [row for row in rows if may_go(row)]
+            if self._new_clocks.waiting:
+                going = [row for row in going if not await self._waits_for_clock(row)]
             if going or not rows:
                 return rows, going
             cursor.advance(rows, [])
             cursor.passed_over = True
         self.has_more = True
         return [], []
+
+    async def _waits_for_clock(self, row: Row) -> bool:
+        """Whether a row has to wait until its sensor's clock is known, or one that would overtake such a row."""
+        series = await self.series(row.series)
+        return (series.device, series.stream) in self._new_clocks.waiting
 
     def _advance(self, cursor: _Cursor, rows: list[Row], taken: list[Row]) -> list[Row]:
         """The cursor comes to stand behind the last of what is taken of `rows`; what follows is read meanwhile."""

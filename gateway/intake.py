@@ -21,6 +21,7 @@ from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
 from gateway.devices_heard import DevicesHeard
 from gateway.intake_times import ByTick, IntakeTimes, Ticking
+from gateway.new_clocks import NewClocks
 from gateway.reading import Mark, Reading, Recalled, source
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
@@ -84,6 +85,8 @@ class FrontDoor:
         self._now_us = now_us
         self.clocks = DeviceClocks() if clocks is None else clocks
         self.heard = DevicesHeard()
+        self.new_clocks = NewClocks(gateway.hold_new_clock_s, self.clocks, now_us)
+        """Whose readings the forwarder leaves behind for a while."""
         self._resolved: dict[tuple[str, str, str | None], _Way | Refusal] = {}
         # Base64 takes four bytes for three.
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
@@ -275,6 +278,8 @@ class FrontDoor:
                 if ticking is not None and tick_ms is None and identity.tick is not None:
                     tick_ms = identity.tick
                     event_us, error_us = by_tick(ticking, boot, sequence, tick_ms, received_us) or (None, error_us)
+        if event_us is None and tick_ms is not None and boot is not None:
+            self.new_clocks.met(series.device, series.stream, boot, received_us)
         entry = Entry(
             series,
             payload,

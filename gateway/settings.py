@@ -31,6 +31,9 @@ class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`kernel`: wall time counts once adjtimex says that it is synced. `system`: it is trusted as it is."""
     hold_unsynced_s: Annotated[float, Meta(ge=0, le=86_400, description="seconds, 0 to 86400")] = 600.0
     """How long forwarding waits for the clock to be learnt."""
+    hold_new_clock_s: Annotated[float, Meta(ge=0, le=3_600, description="seconds, 0 to 3600")] = 60.0
+    """How long at the most the first readings of a sensor's boot wait, where they carry a tick, for its clock to be
+    known: with 0 they go at once, without a bound for their time."""
     system_clock_error_ms: Annotated[float, Meta(ge=0, le=86_400_000, description="milliseconds, 0 to 86400000")] = (
         1_000.0
     )

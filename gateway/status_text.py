@@ -67,6 +67,7 @@ class _Uplink(Struct, frozen=True):
     barred: bool = False
     since: float | None = None
     waits_for_clock: bool = False
+    new_clocks: int = 0
     dates_passed: float | None = None
     quota_used_up: bool = False
     quota_until: float | None = None
@@ -198,6 +199,12 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
             f"{_BESIDE}READINGS GO with times that nothing vouches for: this box's clock is not synced, and they wait "
             f"for it for no more than gateway.hold_unsynced_s = {span(seen.settings.gateway.hold_unsynced_s)}; a "
             "correction puts them right once it is; sluice check says what to do"
+        )
+    if uplink.new_clocks:
+        yield (
+            f"{_BESIDE}readings of {counted(uplink.new_clocks, 'sensor')} that began a moment ago wait until the "
+            "sensor's clock is known, at most for gateway.hold_new_clock_s = "
+            f"{span(seen.settings.gateway.hold_new_clock_s)}"
         )
     if seen.rows_behind:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"

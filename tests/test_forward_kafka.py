@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,36 @@ async def test_a_clock_that_nothing_vouches_for_is_waited_for_and_then_not_belie
     assert header(record, "ce_timequality") == "received"
     assert int(header(record, "ce_timeerror")) == TIME_ERROR_UNKNOWN_US
     assert header(record, "ce_boottimeerror") == "0", "once the clock is known, its time is"
+
+
+async def test_the_first_readings_of_a_sensor_wait_for_its_clock_and_nobody_elses_do(
+    kafka: Broker, tmp_path: Path
+) -> None:
+    port = free_port()
+    config = write_config(tmp_path, kafka.bootstrap, port, "settling")
+    with daemon(config, port):
+        taken_s: list[float] = []
+        shown = ""
+        until_s = time.monotonic() + 14
+        while time.monotonic() < until_s:
+            tick_ms = 1_000 + time.monotonic_ns() // 1_000_000 % 2**31
+            taken_s.append(time.time())
+            told = json.dumps({"boot": "7", "seq": len(taken_s), "tick": tick_ms, "celsius": 1})
+            await asyncio.to_thread(publish, port, "device/42/thermo", told)
+            if len(taken_s) == 3:
+                await asyncio.to_thread(publish, port, "device/43/thermo", reading(0))
+                (first,) = await consume_until(kafka.bootstrap, 1, "settling-thermo")
+                shown = " ".join((await asyncio.to_thread(sluice, "status", config)).split())
+            await asyncio.sleep(0.2)
+        found = await consume_until(kafka.bootstrap, len(taken_s) + 1, "settling-thermo")
+    assert first.key == b"43"
+    assert "readings of 1 sensor that began a moment ago wait until the sensor's clock is known" in shown
+    ticking = sorted((each for each in found if each.key == b"42"), key=lambda each: each.offset)
+    assert [json.loads(each.value)["seq"] for each in ticking] == list(range(1, len(taken_s) + 1))
+    for each, at_s in zip(ticking, taken_s, strict=True):
+        assert header(each, "ce_timequality") == "estimated"
+        told_s = datetime.fromisoformat(header(each, "ce_time")).timestamp()
+        assert abs(told_s - at_s) <= int(header(each, "ce_timeerror")) / 1e6 < 3
 
 
 async def test_a_topic_that_is_deleted_under_a_session_holds_up_nobody_and_is_made_again(

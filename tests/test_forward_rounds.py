@@ -186,7 +186,8 @@ class Uplink:
         self.kafka = kafka
         self.broker = FakeBroker()
         settings = Settings(GATEWAY, kafka)
-        self.front_door = FrontDoor(buffer, route_table(settings), GATEWAY, kafka, lambda: 1)
+        self.now_us = 1
+        self.front_door = FrontDoor(buffer, route_table(settings), GATEWAY, kafka, lambda: self.now_us)
         self.memory = Memory(kafka, lambda: CLOCK)
         self.verdicts = FakeVerdicts()
         self.memory.verdicts = self.verdicts  # type: ignore[assignment]
@@ -479,6 +480,42 @@ async def test_a_reading_that_came_before_its_sensors_clock_was_known_goes_by_wh
     # Three seconds before the probe, in the middle of its millisecond.
     assert abs(int(times[0]["ce_boottime"]) - 7_000_500) <= int(times[0]["ce_timeerror"])
     assert int(times[0]["ce_timeerror"]) < 100_000
+
+
+async def test_who_waits_for_its_sensors_clock_holds_up_nobody_else_and_keeps_its_order(tmp_path: Path) -> None:
+    stream = "device/new/thermo"
+    series = Series("device-thermo", "new", "new", stream, "sluice.reading", "application/json", stream)
+    first_us, step_us = 100_000_000, 1_000_000
+
+    def arrives(line: Uplink, number: int) -> Entry:
+        """A reading as it is stored: with a time once its clock is known."""
+        line.now_us = received_us = first_us + number * step_us
+        tick_ms = (received_us - 20_000) // 1000
+        found = line.front_door.clocks.of("new", "7", "rc", stream).stamp(received_us, tick_ms, number)
+        if found is None:
+            line.front_door.new_clocks.met("new", stream, "7", received_us)
+        event_us, error_us = found or (None, 0)
+        return Entry(series, b"%d" % number, received_us, event_us, error_us, "7", number, tick_ms)
+
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer, batch_rows_max=2) as line:
+        entries = [arrives(line, number) for number in range(5)]
+        assert await store(buffer, [*entries[:3], reading("other", b"other"), *entries[3:]])
+        await until(lambda: buffer.state.rows == 5)
+        await asyncio.sleep(1.5)
+        assert [record.value for record in line.broker.of("device-thermo")] == [b"other"]
+        assert line.memory.state.new_clocks == 1
+        entries = [arrives(line, number) for number in range(5, 15)]
+        assert entries[-1].event_us is not None
+        assert await store(buffer, entries)
+        await drained(buffer)
+        await until(lambda: not line.memory.state.new_clocks)
+    found = [record for record in line.broker.of("device-thermo") if record.key == "new"]
+    assert [record.value for record in found] == [b"%d" % number for number in range(15)]
+    for number, record in enumerate(found):
+        assert record.headers["ce_timequality"] == "estimated"
+        told_us, error_us = int(record.headers["ce_boottime"]), int(record.headers["ce_timeerror"])
+        taken_us = first_us + number * step_us - 20_000
+        assert abs(told_us - taken_us) <= error_us < 300_000
 
 
 async def test_a_tick_of_a_boot_that_nothing_is_known_of_is_not_judged_by_this_ones_clocks(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Whose readings wait for their sensor's clock: it was heard first a moment ago, and will be known soon.
+
+Where only arrivals tell of a clock (MQTT), the first bound comes ten seconds and some readings after a sensor's start.
+What it sent until then is told with that bound too, if it is forwarded then, and not at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.device_clocks import DeviceClocks
+
+READINGS_MAX = 20_000
+"""Of more readings than this nobody waits for a clock: the forwarder would look through them again and again."""
+IN_VAIN_MAX = 3
+"""After so many boots in a row whose clock never came to be known, a sensor's readings wait no more: as of one that is
+off between its readings."""
+LOOK_US = 500_000
+"""How often is looked whose clock is known by now: the forwarder looks through what waits each time one is."""
+SENSORS_MAX = 20_000
+"""Of more, those that were met first are forgotten."""
+
+
+class Source(NamedTuple):
+    """Whose clock it is, and whose readings keep their order."""
+
+    device: str
+    stream: str
+
+
+@dataclass(slots=True)
+class _Start:
+    """One boot of one sensor, from its first reading without a time."""
+
+    boot: str
+    until_us: int
+    in_vain: int
+    """Boots before this one, in a row, that were over before anything was known."""
+
+
+class NewClocks:
+    """Shared by the front door, which meets readings without a time, and the forwarder, which leaves them behind."""
+
+    def __init__(self, hold_s: float, clocks: DeviceClocks, now_us: Callable[[], int]) -> None:
+        """`now_us` gives CLOCK_BOOTTIME in microseconds."""
+        self._now_us = now_us
+        self._hold_us = int(hold_s * 1e6)
+        self._clocks = clocks
+        self._starts: dict[Source, _Start] = {}
+        self._look_due_us = 0
+        self._readings = 0
+        """Met since nobody waited last."""
+        self.waiting: dict[Source, _Start] = {}
+        """Sources whose readings have to wait. It becomes smaller by `look` alone: so none overtakes another."""
+
+    def met(self, device: str, stream: str, boot: str, received_us: int) -> None:
+        """See a reading come in whose tick does not tell its time yet."""
+        source = Source(device, stream)
+        start = self._starts.get(source)
+        if start is None or start.boot != boot:
+            in_vain = 0 if start is None or self._is_known(source, start) else start.in_vain + 1
+            if start is None and len(self._starts) >= SENSORS_MAX:
+                del self._starts[next(iter(self._starts))]
+            hold_us = self._hold_us if in_vain < IN_VAIN_MAX else 0
+            start = self._starts[source] = _Start(boot, received_us + hold_us, in_vain)
+            if hold_us and self._readings < READINGS_MAX:
+                self.waiting[source] = start
+        self._readings += bool(self.waiting)
+
+    def look(self) -> bool:
+        """See whose clock is known by now, or was waited for in vain; whether that sets anybody's readings free."""
+        now_us = self._now_us()
+        if now_us < self._look_due_us:
+            return False
+        self._look_due_us = now_us + LOOK_US
+        before = len(self.waiting)
+        for source, start in list(self.waiting.items()):
+            clock = self._clocks.find_of(source.device, start.boot, source.stream)
+            due_us = None if clock is None else clock.known_from_us
+            is_in_vain = now_us >= start.until_us or (due_us is not None and due_us > start.until_us)
+            if is_in_vain or self._is_known(source, start) or self._readings >= READINGS_MAX:
+                del self.waiting[source]
+        if not self.waiting:
+            self._readings = 0
+        return len(self.waiting) < before
+
+    def _is_known(self, source: Source, start: _Start) -> bool:
+        clock = self._clocks.find_of(source.device, start.boot, source.stream)
+        return clock is not None and clock.error_us is not None
