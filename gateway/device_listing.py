@@ -1,5 +1,6 @@
 """`sluice devices`: all devices that a gateway knows, from its buffer file and, where it runs, from its memory."""
 
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ class Clock(Struct, frozen=True):
     paced_by: Kind
     """What its observations show: worse than that, perhaps."""
     drift_ppm: tuple[float, float] | None
-    """How fast it runs, at least and at most: parts per million above true."""
+    """How fast it runs, at least and at most: parts per million above true, to tenths."""
     error_us: int | None
     """The bound of a reading that is taken now, without what the gateway's own clock adds."""
     observed_s: float | None
@@ -196,4 +197,14 @@ def _heard_s(heard: HeardState | None, before: DeviceStatus | None, place: Place
 
 def _clock(state: ClockState, now: Now) -> Clock:
     observed_s = None if state.observed_us is None else round(max(0, now.boottime_us - state.observed_us) / 1e6, 1)
-    return Clock(state.stream, state.boot, state.kind, state.paced_by, state.drift_ppm, state.error_us, observed_s)
+    return Clock(
+        state.stream, state.boot, state.kind, state.paced_by, _rounded(state.drift_ppm), state.error_us, observed_s
+    )
+
+
+def _rounded(drift_ppm: tuple[float, float] | None) -> tuple[float, float] | None:
+    """To tenths, outwards: what is possible stays within."""
+    if drift_ppm is None:
+        return None
+    least, most = drift_ppm
+    return math.floor(least * 10) / 10, math.ceil(most * 10) / 10

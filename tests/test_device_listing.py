@@ -167,6 +167,18 @@ async def test_findings_make_the_exit_code_one(tmp_path: Path) -> None:
     assert "to be looked at: 1 of 1 device" in shown.stdout
 
 
+async def test_a_drift_has_the_digits_that_mean_something(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as door:
+        probe(door.clocks, "attic", boottime_us())
+        (run,) = door.clocks.runs()
+        (clock,) = (await listed(tmp_path))["attic"]["clocks"]
+    exact = run.clock.drift_ppm
+    assert exact is not None
+    assert clock["drift_ppm"] == [round(ppm, 1) for ppm in clock["drift_ppm"]]
+    assert exact[0] - 0.1 < clock["drift_ppm"][0] <= exact[0]
+    assert exact[1] <= clock["drift_ppm"][1] < exact[1] + 0.1
+
+
 async def test_a_sensor_that_only_said_hello_is_told_with_its_port(tmp_path: Path) -> None:
     port = {"device": "attic", "used_s": 0.5, "heard_s": 0.5, "trouble": None, "silent": False}
     scale = {"device": "scale", "used_s": None, "heard_s": None, "trouble": None, "acknowledges": False}
