@@ -159,7 +159,8 @@ def devices(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes
     taken now, against this box's clock. OBSERVED is when the sensor's clock was last compared with that: a PROBE that
     was answered, or an MQTT reading that told something. Works on a running gateway and on a stopped one.
 
-    The exit code is 1 where a clock is worse than the settings say, or a sensor that sends ticks gets no time by them.
+    The exit code is 1 where something is to be mended: a clock that is worse than the settings say, ticks that no time
+    follows from, dates that cannot be right.
     """
     from gateway import device_listing, devices_text  # noqa: PLC0415
 

@@ -84,7 +84,8 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
     async def state(_arguments: dict[str, Any]) -> object:
         told = {name: part() for name, part in (parts or {}).items()}
         counts = {**buffer.counts, **front_door.counts}
-        return {"buffer": buffer.state, "usage": buffer.usage, "counts": counts, **told}
+        last = front_door.counted_last
+        return {"buffer": buffer.state, "usage": buffer.usage, "counts": counts, "counted_last": last, **told}
 
     async def devices(arguments: dict[str, Any]) -> object:
         # Imported when it is asked for: the commands' side of this module needs none of it.

@@ -5,10 +5,22 @@ from typing import NamedTuple
 
 from gateway.clock_device import Kind
 from gateway.device_states import ClockState, HeardState
+from gateway.devices_heard import STRETCH_US, ToldDate
+from gateway.terminal_text import span
 
 SETTLED_READINGS = 5
 SETTLED_US = 60_000_000
 """After so many readings with a tick, and so long, a clock is to be known."""
+SHORT_BOOTS = 3
+"""After so many boots, each over within a minute, a sensor is one that restarts for its readings."""
+RECENT_US = 600_000_000
+"""What was wrong with a reading is told while it is no older than this beside the last one."""
+PACE_ERROR_MAX = 0.02
+"""Twice what any oscillator is off: beyond it a tick is of another unit, or stands still at times."""
+UNIT_ERROR_MAX = 0.05
+"""Within this a pace is that of another unit: of seconds, a minute has sixty, more or less one at each end."""
+STILL_BELOW = 1e-4
+"""A tick that is slower than this stands still, as far as anybody can see within minutes."""
 _A: dict[Kind, str] = {"rc": "an RC oscillator", "ceramic": "a ceramic resonator", "crystal": "a crystal"}
 
 NO_ANSWER = "no answer to a PROBE yet"
@@ -20,6 +32,22 @@ LEARNING = "the clock is being learnt: that takes some readings of one boot"
 NO_CLOCK = (
     "a tick comes, but no clock follows from it: it must count milliseconds from the sensor's start, and begin anew "
     "only where its boot does"
+)
+STANDS_STILL = (
+    "the tick stands still, or begins anew with each reading: it must count milliseconds from the sensor's start, and "
+    "where the sensor restarts, its boot must be another"
+)
+BEGINS_ANEW = (
+    "the tick began anew although the boot did not change: readings after that have wide bounds, or none, until its "
+    "clock is learnt again; the sensor must send another boot after each start"
+)
+RESTARTS = (
+    "the sensor restarts within a minute, again and again (deep sleep?): in so short a boot no clock is learnt, and no "
+    'reading has a time with a bound; time = "receipt" in its route gives them that of their receipt, with its bound'
+)
+UNREADABLE_TICK = (
+    "the tick cannot be read, and its readings have the time of their receipt: it must be an integer from 0 to "
+    "4294967295, without quotes or fraction"
 )
 JUMPED = "the tick is not what it was to be: the next PROBE says what holds"
 RESTARTED = "the clock is learnt anew at the next reading: this box has been restarted since"
@@ -38,17 +66,30 @@ class Note(NamedTuple):
 
 def note_on(heard: HeardState | None, clocks: Sequence[ClockState], *, has_probes: bool) -> Note | None:
     """On a device of a gateway that runs; `has_probes`: it is on a port where our frames are spoken."""
+    wrong = None if heard is None else _wrong_with_readings(heard)
+    if wrong is not None:
+        return Note(wrong, is_finding=True)
     if any(clock.error_us is not None for clock in clocks):
         return note_on_clocks(clocks)
     if heard is None:
         return Note(NO_ANSWER if has_probes else NOT_HEARD)
     if heard.tells != "tick":
         return Note(OWN_TIMES if heard.tells == "time" else NO_TICK)
-    if any(clock.has_jumped for clock in clocks):
+    return _note_on_tick(heard, has_jumped=any(clock.has_jumped for clock in clocks), has_probes=has_probes)
+
+
+def _note_on_tick(heard: HeardState, *, has_jumped: bool, has_probes: bool) -> Note:
+    """On a device whose tick comes, and whose clock is not known."""
+    is_settled = heard.readings >= SETTLED_READINGS and heard.received_us - heard.since_us >= SETTLED_US
+    finding = _pace_words(heard.paces) if is_settled else None
+    # Of our frames `time` in the route says nothing.
+    if finding is None and not has_probes and _is_ever_restarting(heard):
+        finding = RESTARTS
+    if finding is None and has_jumped:
         return Note(JUMPED)
-    if heard.readings < SETTLED_READINGS or heard.received_us - heard.since_us < SETTLED_US:
-        return Note(NO_ANSWER if heard.is_serial else LEARNING)
-    return Note(NEVER_ANSWERED if heard.is_serial else NO_CLOCK, is_finding=True)
+    if finding is None and not is_settled:
+        return Note(NO_ANSWER if has_probes else LEARNING)
+    return Note(finding or (NEVER_ANSWERED if has_probes else NO_CLOCK), is_finding=True)
 
 
 def note_on_clocks(clocks: Sequence[ClockState]) -> Note | None:
@@ -58,3 +99,57 @@ def note_on_clocks(clocks: Sequence[ClockState]) -> Note | None:
             worse = f'the clock is worse than {_A[clock.kind]}: set oscillator = "{clock.paced_by}"'
             return Note(worse, is_finding=True)
     return None
+
+
+def _wrong_with_readings(heard: HeardState) -> str | None:
+    """What is to be mended whatever is known of its clock."""
+    date = heard.odd_date
+    if date is not None and heard.received_us - date.received_us <= RECENT_US:
+        return _date_words(date)
+    if heard.unreadable_us is not None and heard.received_us - heard.unreadable_us <= RECENT_US:
+        return UNREADABLE_TICK
+    return BEGINS_ANEW if heard.tick_restarts else None
+
+
+def _date_words(date: ToldDate) -> str:
+    """Of a time that cannot be right: how far it is off, and what its sensor is to do."""
+    if date.off_us is None:
+        off = f"cannot be right, the last is {date.told}"
+    else:
+        side = "after" if date.off_us > 0 else "before"
+        off = f"cannot be right, the last is {span(abs(date.off_us) / 1e6)} {side} its receipt ({date.told})"
+    return f"the times that it sends {off}: set its clock, and see that it sends the unit that its route is to find"
+
+
+def _is_ever_restarting(heard: HeardState) -> bool:
+    return (
+        heard.short_boots >= SHORT_BOOTS
+        and heard.received_us - heard.since_us < STRETCH_US
+        and heard.received_us - heard.short_since_us >= SETTLED_US
+    )
+
+
+def _pace_words(paces: Sequence[float]) -> str | None:
+    """What a tick counts that does not count milliseconds; None where it may, or where nothing is known."""
+    if not paces:
+        return None
+    # Readings that had waited come faster, and the first after a pause are late: what is nearest to right is believed.
+    pace = max(paces, key=lambda each: min(each, 1 / each) if each else 0.0)
+    if abs(pace - 1) <= PACE_ERROR_MAX:
+        return None
+    if pace < STILL_BELOW:
+        return STANDS_STILL
+    is_slow = pace < 1
+    times = 1 / pace if is_slow else pace
+    if abs(times / 1_000 - 1) <= UNIT_ERROR_MAX:
+        counts = "too slow: it counts seconds" if is_slow else "too fast: it counts microseconds"
+        return f"the tick runs 1,000 times {counts}, and must count milliseconds"
+    much = f"{_two_digits(times)} times" if times >= 2 else f"about {(times - 1) * 100:.0f} %"
+    if is_slow:
+        return f"the tick runs {much} too slow: it must count milliseconds, also while the sensor sleeps"
+    return f"the tick runs {much} too fast, unless the sensor is sending what it had kept: it must count milliseconds"
+
+
+def _two_digits(number: float) -> str:
+    """`1.5`, `24`, `1,000`."""
+    return f"{float(f'{number:.2g}'):,g}"

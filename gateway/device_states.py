@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from gateway.clock_device import Kind
 from gateway.device_clocks import DeviceClocks, Run
-from gateway.devices_heard import DevicesHeard, Tells
+from gateway.devices_heard import DevicesHeard, Tells, ToldDate
 
 PAGE_MAX = 500
 """Devices in one answer."""
@@ -64,6 +64,19 @@ class HeardState(Struct, frozen=True):
     readings: int
     since_us: int
     received_us: int
+    # What follows a daemon of an earlier version does not say.
+    paces: tuple[float, ...] = ()
+    """Ticks per millisecond over the last two stretches of a minute and more; none where that is not known yet."""
+    tick_restarts: int = 0
+    """How often the tick began anew although the boot did not change."""
+    short_boots: int = 0
+    """Boots before the present one, in a row, that were over within a minute."""
+    short_since_us: int = 0
+    """When the first of them began."""
+    unreadable_us: int | None = None
+    """When the last reading came that had a tick which is none."""
+    odd_date: ToldDate | None = None
+    """The last time that it told and that could not be right."""
 
 
 class DeviceState(Struct, frozen=True):

@@ -3,21 +3,68 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from gateway.buffer_rows import Entry
+from msgspec import Struct
+
+from gateway.buffer_rows import Entry, Series
+from gateway.device_time import Implausible
+from gateway.payload_identity import TICK_MODULUS
 
 DEVICES_MAX = 20_000
 """Of more, those that were met first are forgotten until they are heard again."""
 SUBJECT_MAX = 256
 """Characters of a topic that are remembered: a hostile one may have 65,535."""
+STRETCH_US = 60_000_000
+"""Over so long at the least the pace of a tick is taken: what the network adds is then little of it. A boot that was
+over before had no time to have its clock learnt."""
+FOLLOWED_US = 3_600_000_000
+"""After so long without a stretch, the tick of another topic is followed."""
+ORDER_SLACK_MS = 1_000
+"""A tick may be that much earlier than the one before: two tasks of one sensor."""
+BEGUN_ANEW_PACES = 0.5, 2.0
+"""A tick that went back and goes on at about its pace has begun anew. What a sensor had kept comes faster."""
+NO_PACE = 0.05
+"""What went back, and goes on no faster than this, begins anew with each reading."""
 
 Tells = Literal["tick", "time", "nothing"]
 """What a reading says of when it was taken: by the sensor's own clock, by a date or an age, or nothing."""
 
 
+class ToldDate(Struct, frozen=True):
+    """A time that a sensor sent, and that cannot be right."""
+
+    reason: Implausible
+    told: str
+    """The date (RFC 3339), or the seconds from the receipt where it was told so."""
+    off_us: int | None
+    """How far after the receipt that is, below 0 for before; None where the gateway's clock was not known."""
+    received_us: int
+
+
 class Heard:
     """One device as its last reading showed it. Times are CLOCK_BOOTTIME in microseconds."""
 
-    __slots__ = ("boot", "is_serial", "readings", "received_us", "since_us", "subject", "tells")
+    __slots__ = (
+        "back_from",
+        "boot",
+        "boot_before",
+        "due_us",
+        "followed",
+        "from_tick_ms",
+        "from_us",
+        "is_serial",
+        "odd_date",
+        "paces",
+        "readings",
+        "received_us",
+        "short_boots",
+        "short_since_us",
+        "since_us",
+        "subject",
+        "tells",
+        "tick_ms",
+        "tick_restarts",
+        "unreadable_us",
+    )
 
     def __init__(self, boot: str | None, since_us: int) -> None:
         self.boot = boot
@@ -30,6 +77,74 @@ class Heard:
         """The MQTT topic, or the serial port."""
         self.is_serial = False
         self.tells: Tells = "nothing"
+        self.unreadable_us: int | None = None
+        """When the last reading came that had a tick which is none."""
+        self.odd_date: ToldDate | None = None
+        """The last that could not be right."""
+        self.boot_before: str | None = None
+        self.short_boots = 0
+        """Boots before the present one, in a row, that were over before their clock could be learnt."""
+        self.short_since_us = since_us
+        """When the first of them began."""
+        self.followed: Series | None = None
+        """One topic of those that have a tick: the other topics' may be of other counters."""
+        self.from_us = since_us - FOLLOWED_US
+        self.from_tick_ms = 0
+        """Where the present stretch of it began."""
+        self.due_us = 0
+        """When that is long enough."""
+        self.tick_ms = 0
+        """The furthest of it."""
+        self.back_from: tuple[int, int] | None = None
+        """Since when, and from which tick on, it is behind that: begun anew, or readings that were kept."""
+        self.paces: tuple[float, ...] = ()
+        """Ticks per millisecond over the last two stretches."""
+        self.tick_restarts = 0
+        """How often it began anew in this boot."""
+
+    def follow(self, series: Series, tick_ms: int, received_us: int) -> None:
+        """Take the pace of this topic's tick from here on."""
+        self.followed, self.paces = series, ()
+        self._begin_stretch(tick_ms, received_us)
+
+    def step(self, tick_ms: int, received_us: int) -> None:
+        """See a tick that is behind the one before, or that ends a stretch."""
+        ahead_ms = (tick_ms - self.tick_ms) % TICK_MODULUS
+        # A counter that has wrapped is ahead.
+        if ahead_ms >= TICK_MODULUS // 2 and ahead_ms < TICK_MODULUS - ORDER_SLACK_MS:
+            self._step_behind(tick_ms, received_us)
+            return
+        if self.back_from is not None:
+            # Those were readings of before.
+            self.back_from, self.due_us = None, self.from_us + STRETCH_US
+        if ahead_ms < TICK_MODULUS // 2:
+            self.tick_ms = tick_ms
+        if received_us >= self.due_us:
+            ticks_ms = (self.tick_ms - self.from_tick_ms) % TICK_MODULUS
+            self.paces = *self.paces[-1:], ticks_ms * 1_000 / (received_us - self.from_us)
+            self._begin_stretch(self.tick_ms, received_us)
+
+    def _step_behind(self, tick_ms: int, received_us: int) -> None:
+        if self.back_from is None:
+            # Until it is known what this is, each reading is looked at.
+            self.back_from, self.due_us = (received_us, tick_ms), 0
+            return
+        from_us, from_tick_ms = self.back_from
+        if received_us < from_us + STRETCH_US:
+            return
+        pace = (tick_ms - from_tick_ms) * 1_000 / (received_us - from_us)
+        least, most = BEGUN_ANEW_PACES
+        if least <= pace <= most:
+            self.tick_restarts += 1
+        elif abs(pace) <= NO_PACE:
+            self.paces = *self.paces[-1:], 0.0
+        else:
+            return
+        self._begin_stretch(tick_ms, received_us)
+
+    def _begin_stretch(self, tick_ms: int, received_us: int) -> None:
+        self.from_us, self.from_tick_ms, self.tick_ms = received_us, tick_ms, tick_ms
+        self.due_us, self.back_from = received_us + STRETCH_US, None
 
 
 class DevicesHeard:
@@ -53,13 +168,23 @@ class DevicesHeard:
             if entry.quarantined is not None:
                 continue
             series = entry.series
+            boot = entry.device_boot
             heard = by_device.get(series.device)
-            if heard is None or heard.boot != entry.device_boot:
-                heard = self._begin(series.device, entry)
-            heard.received_us = entry.received_us
+            # A topic without an identity, beside others that have one, is of no other boot.
+            if heard is None or (heard.boot != boot and boot is not None):
+                heard = self._begin(series.device, boot, entry.received_us, series)
+            received_us = heard.received_us = entry.received_us
             heard.readings += 1
-            if entry.tick_ms is not None:
+            tick_ms = entry.tick_ms
+            if tick_ms is not None:
                 heard.tells = "tick"
+                if series is heard.followed:
+                    if tick_ms >= heard.tick_ms and received_us < heard.due_us:
+                        heard.tick_ms = tick_ms
+                    else:
+                        heard.step(tick_ms, received_us)
+                elif received_us >= heard.from_us + FOLLOWED_US:
+                    heard.follow(series, tick_ms, received_us)
             else:
                 is_told = entry.event_us is not None or entry.device_time_us is not None
                 heard.tells = "time" if is_told else "nothing"
@@ -67,8 +192,28 @@ class DevicesHeard:
                 heard.subject = series.subject[:SUBJECT_MAX]
                 heard.is_serial = series.stream != series.subject
 
-    def _begin(self, device: str, entry: Entry) -> Heard:
-        if device not in self._by_device and len(self._by_device) >= self._devices_max:
+    def told_no_tick(self, device: str, boot: str | None, received_us: int) -> None:
+        """A reading that is noted next has a tick which is none."""
+        self._met(device, boot, received_us).unreadable_us = received_us
+
+    def told_odd_date(self, device: str, boot: str | None, date: ToldDate) -> None:
+        """A reading that is noted next has a time which cannot be right."""
+        self._met(device, boot, date.received_us).odd_date = date
+
+    def _met(self, device: str, boot: str | None, received_us: int) -> Heard:
+        heard = self._by_device.get(device)
+        return self._begin(device, boot, received_us) if heard is None else heard
+
+    def _begin(self, device: str, boot: str | None, received_us: int, series: Series | None = None) -> Heard:
+        before = self._by_device.get(device)
+        if before is None and len(self._by_device) >= self._devices_max:
             del self._by_device[next(iter(self._by_device))]
-        heard = self._by_device[device] = Heard(entry.device_boot, entry.received_us)
+        heard = self._by_device[device] = Heard(boot, received_us)
+        if before is not None:
+            heard.unreadable_us, heard.odd_date = before.unreadable_us, before.odd_date
+            heard.boot_before = before.boot
+            if before.received_us - before.since_us < STRETCH_US:
+                heard.short_boots, heard.short_since_us = before.short_boots, before.short_since_us
+                # Two programs under one name, each with a boot of its own, are no sensor that restarts.
+                heard.short_boots += boot != before.boot_before and series is not None and series is before.followed
         return heard

@@ -19,7 +19,7 @@ from gateway.buffer_rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined
 from gateway.buffer_schema import BufferFileError
 from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
-from gateway.devices_heard import DevicesHeard
+from gateway.devices_heard import DevicesHeard, ToldDate
 from gateway.intake_times import ByTick, IntakeTimes, Ticking
 from gateway.new_clocks import NewClocks
 from gateway.reading import Mark, Reading, Recalled, source
@@ -91,14 +91,17 @@ class FrontDoor:
         # Base64 takes four bytes for three.
         self._report_bytes = min(REPORT_BYTES_MAX, (kafka.record_bytes_max - REPORT_REST_BYTES) * 3 // 4)
         self.counts: Counter[str] = Counter()
-        """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines), `lost-unreadable`,
-        what `IntakeTimes` counts, and reasons of the quarantine."""
+        """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines), `tick-unreadable`,
+        `lost-unreadable`, what `IntakeTimes` counts, and reasons of the quarantine."""
+        self.counted_last: dict[str, str] = {}
+        """The device of the last reading without a time, with a tick that is none, or with a time that cannot be right,
+        by the name it is counted under."""
         self._times = IntakeTimes(
             self.clocks,
             TimeLimits.of(gateway),
             buffer.clock,
-            self.counts,
             lambda device, told: self.event("device-time-implausible", device, **told),
+            self._told_odd_date,
         )
         self._stamp = self._times.stamp
         self.quarantined: Counter[str] = Counter()
@@ -276,8 +279,14 @@ class FrontDoor:
                     lost = identity.dropped()
                     self.counts["lost-unreadable"] += lost is None
                 if ticking is not None and tick_ms is None and identity.tick is not None:
-                    tick_ms = identity.tick
-                    event_us, error_us = by_tick(ticking, boot, sequence, tick_ms, received_us) or (None, error_us)
+                    if identity.tick == payload_identity.TICK_UNREADABLE:
+                        self._count("tick-unreadable", series.device)
+                        self.heard.told_no_tick(series.device, boot, received_us)
+                        # It is not missing.
+                        tell_time = None
+                    else:
+                        tick_ms = identity.tick
+                        event_us, error_us = by_tick(ticking, boot, sequence, tick_ms, received_us) or (None, error_us)
         if event_us is None and tick_ms is not None and boot is not None:
             self.new_clocks.met(series.device, series.stream, boot, received_us)
         entry = Entry(
@@ -301,9 +310,18 @@ class FrontDoor:
         try:
             told = tell_time(reading.payload)
         except payload_time.NothingToldError:
-            self.counts["time-missing"] += not reading.is_serial
+            if not reading.is_serial:
+                self._count("time-missing", entry.series.device)
             return entry
         return entry if told is None else self._times.told(entry, told, error_us, self._now_us())
+
+    def _told_odd_date(self, entry: Entry, date: ToldDate) -> None:
+        self._count(f"device-time-{date.reason}", entry.series.device)
+        self.heard.told_odd_date(entry.series.device, entry.device_boot, date)
+
+    def _count(self, name: str, device: str) -> None:
+        self.counts[name] += 1
+        self.counted_last[name] = device
 
     async def _in_this_boot(self, input_: Quarantined) -> Reading:
         """Quarantined input as a reading, its times in this boot's CLOCK_BOOTTIME."""

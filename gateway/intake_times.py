@@ -1,6 +1,5 @@
 """When a reading that comes in was taken: by its sensor's tick, or as its payload says."""
 
-from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from gateway.clock_device import DeviceClock
 from gateway.clock_gateway import BootClock
 from gateway.device_clocks import DeviceClocks
 from gateway.device_time import Implausible, TimeLimits, implausible
+from gateway.devices_heard import ToldDate
 from gateway.implausible_times import ImplausibleTimes
 from gateway.kafka_record import rfc3339
 from gateway.payload_time import Told
@@ -32,21 +32,21 @@ ByTick = Callable[[Ticking, str, int, int, int], tuple[int, int] | None]
 
 
 class IntakeTimes:
-    """Puts times into rows; `counts` is added to: `device-time-ahead`, `device-time-behind`."""
+    """Puts times into rows."""
 
     def __init__(
         self,
         clocks: DeviceClocks,
         limits: TimeLimits,
         clock: Callable[[], BootClock],
-        counts: Counter[str],
         report: Callable[[str, dict[str, object]], None],
+        note: Callable[[Entry, ToldDate], None],
     ) -> None:
-        """`report` takes a device and what the event about its implausible times says."""
+        """`report` takes a device and what the event about its implausible times says; `note` takes each of these."""
         self._clocks = clocks
         self._limits = limits
         self._clock = clock
-        self._counts = counts
+        self._note = note
         self._implausible = ImplausibleTimes(report)
         self._latest = Ticking("", "", "rc", 0), "", DeviceClock()
         """Whose reading came last, of which boot, and its clock: what one packet brings is mostly of one sensor."""
@@ -81,7 +81,7 @@ class IntakeTimes:
             else:
                 wrong = "behind" if told.us < -self._limits.behind_us else None
             if wrong is not None:
-                self._met(wrong, entry, f"{told.us / 1e6:+f} s", now_us)
+                self._met(entry, ToldDate(wrong, f"{told.us / 1e6:+f} s", told.us, entry.received_us), now_us)
                 return entry
             event_us = entry.received_us + min(told.us, 0)
             return replace(entry, event_us=event_us, event_error_us=entry.event_error_us + error_us)
@@ -91,7 +91,8 @@ class IntakeTimes:
         clock = self._clock().around(entry.received_us)
         wrong = implausible(told.us, timed.event_error_us, entry.received_us, clock, self._limits)
         if wrong is not None:
-            self._met(wrong, entry, rfc3339(told.us).decode(), now_us)
+            off_us = None if clock.error_us is None else told.us - clock.at(entry.received_us)
+            self._met(entry, ToldDate(wrong, rfc3339(told.us).decode(), off_us, entry.received_us), now_us)
         return timed
 
     def with_earliest(self, entry: Entry) -> Entry:
@@ -107,8 +108,8 @@ class IntakeTimes:
             earliest_us = (told_us if entry.tick_ms is not None else max(earliest_us, told_us)) - clock.error_us
         return replace(entry, earliest_us=min(earliest_us, entry.received_us))
 
-    def _met(self, wrong: Implausible, entry: Entry, told: str, now_us: int) -> None:
-        self._counts[f"device-time-{wrong}"] += 1
+    def _met(self, entry: Entry, date: ToldDate, now_us: int) -> None:
+        self._note(entry, date)
         clock = self._clock()
         received = rfc3339(clock.at(entry.received_us)).decode() if clock.synced else None
-        self._implausible.met(wrong, entry.series.device, told, received, now_us)
+        self._implausible.met(date.reason, entry.series.device, date.told, received, now_us)

@@ -15,6 +15,7 @@ from gateway.settings import PayloadIdentity
 
 BOOT_CHARACTERS_MAX = 64
 TICK_MODULUS = 2**32
+TICK_UNREADABLE = -1
 LOST_SEQUENCES_MAX = 2**32
 """What one report of a sensor may say it dropped: a sequence of ours has 32 bits, and counters must add up."""
 BINARY = BytesLayout("<BIIII")
@@ -29,7 +30,8 @@ class Identity(msgspec.Struct, gc=False):
     """A text, once it is checked."""
     seq: int
     tick: Any = None
-    """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where that makes no sense."""
+    """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where there is none,
+    `TICK_UNREADABLE` where what is there is no such number."""
     lost: Any = UNSET
     """`[first, last]`: sequences that the sensor dropped since it last said so."""
 
@@ -83,15 +85,16 @@ def _of_json_bare(payload: bytes) -> Identity | None:
         found = _decode_bare_json(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return _checked(Identity(found.boot, found.seq, _alone(found.tick, None), _alone(found.lost, UNSET)))
+    tick, lost = _alone(found.tick, None, TICK_UNREADABLE), _alone(found.lost, UNSET, None)
+    return _checked(Identity(found.boot, found.seq, tick, lost))
 
 
-def _alone(raw: msgspec.Raw, missing: object) -> object:
-    """A member that is read by itself; None where it cannot be read, `missing` where there is none."""
+def _alone(raw: msgspec.Raw, missing: object, unreadable: object) -> object:
+    """A member that is read by itself; `unreadable` where it cannot be read, `missing` where there is none."""
     try:
         return msgspec.json.decode(raw) if raw else missing
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return unreadable
 
 
 def of_cbor(payload: bytes, decode: Callable[[bytes], object]) -> Identity | None:
@@ -114,12 +117,12 @@ def of_binary(payload: bytes) -> Identity | None:
 
 
 def _checked(found: Identity) -> Identity | None:
-    """None where boot and sequence are none; a tick that makes no sense is taken out."""
+    """None where boot and sequence are none; a tick that makes no sense becomes `TICK_UNREADABLE`."""
     boot, tick = found.boot, found.tick
     if type(boot) is not str:
         if type(boot) is not int:
             return None
         boot = found.boot = str(boot)
     if tick is not None and not (type(tick) is int and 0 <= tick < TICK_MODULUS):
-        found.tick = None
+        found.tick = TICK_UNREADABLE
     return found if 0 <= found.seq < 2**63 and 0 < len(boot) <= BOOT_CHARACTERS_MAX else None

@@ -79,6 +79,8 @@ class _Uplink(Struct, frozen=True):
 
 _TIMES = {
     "time-missing": "came without the time that their route is to find (time); correct what these sensors send",
+    "tick-unreadable": "came with a tick that cannot be read; correct what these sensors send: an integer from 0 to "
+    "4294967295, without quotes",
     "device-time-ahead": "came with a time too far ahead of their receipt (gateway.time_ahead_s_max): set the "
     "clocks of these sensors",
     "device-time-behind": "came with a time too far behind their receipt (gateway.time_behind_s_max): set the "
@@ -341,7 +343,7 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
             "(identity): they are stored, but one that is sent again is stored twice; correct what these "
             "sensors send"
         )
-    yield from _time_lines(daemon.get("counts", {}))
+    yield from _time_lines(daemon.get("counts", {}), daemon.get("counted_last", {}))
     counts = daemon.get("mqtt_listener", {})
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
@@ -349,11 +351,12 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
     yield from _serial_lines(daemon.get("serial", {}), now_us)
 
 
-def _time_lines(counts: dict[str, int]) -> Iterator[str]:
+def _time_lines(counts: dict[str, int], last: dict[str, str]) -> Iterator[str]:
     """Readings whose sensors say nothing, or nothing that can be right, of when they were taken."""
     for name, words in _TIMES.items():
         if counts.get(name):
-            yield f"time        {counts[name]:,} since the start {words}"
+            whose = f" (the last: {escaped(last[name])}; sluice devices says more)" if name in last else ""
+            yield f"time        {counts[name]:,} since the start{whose} {words}"
 
 
 def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:

@@ -18,14 +18,25 @@ from gateway.buffer_rows import Entry, Series
 from gateway.cli import main
 from gateway.clock_kernel import boot_id, boottime_us
 from gateway.device_clocks import DeviceClocks
-from gateway.device_notes import NO_ANSWER, NO_CLOCK, NO_TICK, NOT_HEARD, RESTARTED
+from gateway.device_notes import (
+    BEGINS_ANEW,
+    LEARNING,
+    NO_ANSWER,
+    NO_TICK,
+    NOT_HEARD,
+    OWN_TIMES,
+    RESTARTED,
+    RESTARTS,
+    STANDS_STILL,
+    UNREADABLE_TICK,
+)
 from gateway.device_states import DevicesAsked, devices_page
 from gateway.devices_heard import DevicesHeard
 from gateway.intake import FrontDoor
 from gateway.reading import Mark, Reading
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
-from tests.buffers import entry, opened, store
+from tests.buffers import CLOCK, entry, opened, store
 from tests.gateways import answering
 
 CONFIG = """\
@@ -48,12 +59,14 @@ def write(directory: Path) -> Path:
 
 
 @asynccontextmanager
-async def gateway(directory: Path, serial: dict[str, Any] | None = None) -> AsyncIterator[FrontDoor]:
+async def gateway(
+    directory: Path, serial: dict[str, Any] | None = None, route: RouteSettings = ROUTE
+) -> AsyncIterator[FrontDoor]:
     """The parts of a gateway that runs, as far as devices are known by them."""
     async with opened(directory / "buffer.db", boot_id()) as buffer:
         settings = msgspec.convert({"id": "gw1"}, GatewaySettings)
         clocks = DeviceClocks(boot_id())
-        door = FrontDoor(buffer, compile_routes([ROUTE], None, frozenset()), settings, KAFKA, boottime_us, clocks)
+        door = FrontDoor(buffer, compile_routes([route], None, frozenset()), settings, KAFKA, boottime_us, clocks)
         await door.recall_clocks()
         answers = control.handlers(door, buffer, {"serial": lambda: serial})
         try:
@@ -63,10 +76,10 @@ async def gateway(directory: Path, serial: dict[str, Any] | None = None) -> Asyn
             door.keep_clocks()
 
 
-async def devices(directory: Path, *options: str) -> Result:
+async def devices(directory: Path, *options: str, command: str = "devices") -> Result:
     """In a thread, for this one answers as the daemon."""
     wide = CliRunner(env={"COLUMNS": "1000"})
-    return await asyncio.to_thread(wide.invoke, main, ["devices", "--config", str(write(directory)), *options])
+    return await asyncio.to_thread(wide.invoke, main, [command, "--config", str(write(directory)), *options])
 
 
 async def listed(directory: Path) -> dict[str, dict[str, Any]]:
@@ -86,6 +99,11 @@ def reading(
 ) -> Reading:
     topic = f"device/{device}/thermo"
     return Reading(topic, port or topic, b"21.5", received_us, "7-1", sequence, tick_ms)
+
+
+def told(received_us: int, topic: str = "device/shed/thermo", **members: object) -> Reading:
+    """What an MQTT sensor publishes."""
+    return Reading(topic, topic, json.dumps(members).encode(), received_us)
 
 
 def probe(clocks: DeviceClocks, device: str, now_us: int, ppm: float = 5_000.0) -> None:
@@ -128,9 +146,9 @@ async def test_of_a_gateway_that_is_stopped_the_file_tells(tmp_path: Path) -> No
         probe(door.clocks, "attic", boottime_us())
         await take(door, reading("attic", 1, boottime_us(), 5, "/dev/ttyUSB0"))
     shown = await devices(tmp_path, "--json")
-    told = json.loads(shown.stdout)
-    (attic,) = told["devices"]
-    assert (told["running"], told["unheard"]) == (False, None)
+    found = json.loads(shown.stdout)
+    (attic,) = found["devices"]
+    assert (found["running"], found["unheard"]) == (False, None)
     assert (attic["place"], attic["is_serial"], attic["boot"]) == ("/dev/ttyUSB0", True, "7-1")
     assert attic["clocks"][0]["drift_ppm"][0] < 5_000 < attic["clocks"][0]["drift_ppm"][1]
 
@@ -158,13 +176,158 @@ async def test_a_daemon_that_cannot_be_asked_is_said_and_the_file_tells(tmp_path
 async def test_findings_make_the_exit_code_one(tmp_path: Path) -> None:
     async with gateway(tmp_path) as door:
         now_us = boottime_us()
-        # A tick that stands still.
         for number in range(10):
-            await take(door, reading("shed", number, now_us + number * 10 * SECOND_US, 5))
+            await take(door, told(now_us + number * 10 * SECOND_US, boot="7-1", seq=number, tick=5))
         shown = await devices(tmp_path)
     assert shown.exit_code == 1
-    assert f"shed: {NO_CLOCK}" in shown.stdout
+    assert f"shed: {STANDS_STILL}" in shown.stdout
     assert "to be looked at: 1 of 1 device" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("ticks_per_s", "words"),
+    [
+        (1, "the tick runs 1,000 times too slow: it counts seconds, and must count milliseconds"),
+        (1e6, "the tick runs 1,000 times too fast: it counts microseconds, and must count milliseconds"),
+        (100, "the tick runs 10 times too slow: it must count milliseconds, also while the sensor sleeps"),
+        (1_024, "the tick runs about 2 % too fast, unless "),
+        (32_768, "the tick runs 33 times too fast, unless "),
+        # An RC oscillator.
+        (1_009, None),
+    ],
+)
+@pytest.mark.parametrize("interval_s", [1, 10, 600])
+async def test_a_tick_that_counts_no_milliseconds_is_told_with_its_pace(
+    tmp_path: Path, ticks_per_s: float, words: str | None, interval_s: int
+) -> None:
+    async with gateway(tmp_path) as door:
+        now_us = boottime_us()
+        for number in range(max(6, 150 // interval_s)):
+            # Not on the second, so that a count of seconds is off by one at times; the tick wraps on the way.
+            late_us, at_s = number * 7_919_000 % 980_000, number * interval_s
+            tick = (2**32 - 20_000 + int((at_s + late_us / 1e6) * ticks_per_s)) % 2**32
+            await take(door, told(now_us + at_s * SECOND_US + late_us, boot="7-1", seq=number, tick=tick))
+        shed = (await listed(tmp_path))["shed"]
+    if words is None:
+        assert not shed["finding"]
+    else:
+        assert shed["note"].startswith(words)
+        assert shed["finding"]
+
+
+@pytest.mark.parametrize("is_sequence_kept", [True, False])
+async def test_a_tick_that_begins_anew_in_a_boot_is_a_finding_until_the_boot_is_another(
+    tmp_path: Path,
+    is_sequence_kept: bool,  # noqa: FBT001 - a case
+) -> None:
+    async with gateway(tmp_path) as door:
+        now_us = boottime_us()
+
+        async def send(at_s: int, boot: str, sequence: int, tick: int) -> Any:
+            await take(door, told(now_us + at_s * SECOND_US, boot=boot, seq=sequence, tick=tick))
+            return (await listed(tmp_path))["shed"]["note"]
+
+        for number in range(30):
+            await send(number * 10, "barn", number, 900_000 + number * 10_000)
+        notes = [
+            await send(300 + number * 10, "barn", number + is_sequence_kept * 30, 1_500 + number * 10_000)
+            for number in range(9)
+        ]
+        assert (notes[0], notes[-1]) == (None, BEGINS_ANEW)
+        assert await send(400, "8-1", 0, 1_000) == LEARNING
+
+
+async def test_readings_that_were_kept_are_of_no_tick_that_begins_anew(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as door:
+        now_us = boottime_us()
+        for at_s in range(900, 1_200, 10):
+            await take(door, told(now_us + at_s * SECOND_US, boot="b", seq=at_s, tick=at_s * 1_000))
+        # New ones first, then those before, for longer than a minute, between few new ones.
+        for at_s in range(1_200, 1_290):
+            of_s = at_s if at_s % 80 == 0 else (at_s - 1_200) * 10
+            await take(door, told(now_us + at_s * SECOND_US, boot="b", seq=of_s, tick=of_s * 1_000))
+        shed = (await listed(tmp_path))["shed"]
+    assert (shed["note"], shed["finding"]) == (None, False)
+
+
+async def test_a_sensor_that_restarts_for_its_readings_is_pointed_to_the_time_of_receipt(tmp_path: Path) -> None:
+    async def wake_ups(door: FrontDoor) -> list[dict[str, Any]]:
+        now_us, shown = boottime_us(), []
+        for number in range(6):
+            for sequence, stream in enumerate(("thermo", "hygro")):
+                at_us = now_us + number * 600 * SECOND_US + sequence * 50_000
+                members = {"boot": f"{number}-1", "seq": sequence, "tick": 1_500 + sequence * 50}
+                await take(door, told(at_us, f"device/shed/{stream}", **members))
+            shown.append((await listed(tmp_path))["shed"])
+        return shown
+
+    async with gateway(tmp_path) as door:
+        shown = await wake_ups(door)
+    assert [(each["note"], each["finding"]) for each in shown[:2]] == [(LEARNING, False)] * 2
+    assert (shown[-1]["note"], shown[-1]["finding"]) == (RESTARTS, True)
+    # As it says.
+    async with gateway(tmp_path, route=msgspec.structs.replace(ROUTE, time="receipt")) as door:
+        shown = await wake_ups(door)
+    assert (shown[-1]["note"], shown[-1]["finding"]) == (NO_TICK, False)
+
+
+@pytest.mark.parametrize(("programs", "topics"), [(3, 3), (2, 1)])
+async def test_programs_under_one_name_are_no_sensor_that_restarts(tmp_path: Path, programs: int, topics: int) -> None:
+    async with gateway(tmp_path) as door:
+        now_us = boottime_us()
+        for number in range(24):
+            program = number % programs
+            members = {"boot": f"{program}-1", "seq": number, "tick": program * 1_000_000 + number * 30_000}
+            await take(door, told(now_us + number * 30 * SECOND_US, f"device/shed/{program % topics}", **members))
+            assert not (await listed(tmp_path))["shed"]["finding"]
+
+
+async def test_dates_that_cannot_be_right_are_told_with_their_device(tmp_path: Path) -> None:
+    route = msgspec.structs.replace(ROUTE, identity="none", time="timestamp")
+    async with gateway(tmp_path, route=route) as door:
+        now_us = boottime_us()
+        right_ms = CLOCK.at(now_us) // 1_000
+        topics = [f"device/{name}/thermo" for name in ("barn", "shed", "well")]
+        await take(
+            door,
+            *(told(now_us, topic, timestamp=ms) for topic, ms in zip(topics, (right_ms, 5_000, right_ms), strict=True)),
+        )
+        await take(door, told(now_us, topics[2], timestamp=right_ms + 7_200_000))
+        found = await listed(tmp_path)
+        status = await devices(tmp_path, command="status")
+        # Once it is right again, not for ever.
+        await take(door, told(now_us + 601 * SECOND_US, topics[1], timestamp=right_ms + 601_000))
+        mended = await listed(tmp_path)
+    assert (found["barn"]["note"], found["barn"]["finding"]) == (OWN_TIMES, False)
+    wrong = "the times that it sends cannot be right, the last is 53.9 years before its receipt"
+    assert found["shed"]["note"].startswith(f"{wrong} (1970-01-01T00:00:05.000000Z): set its clock")
+    assert "the last is 2 h after its receipt" in found["well"]["note"]
+    assert found["shed"]["finding"]
+    assert found["well"]["finding"]
+    assert (
+        "1 since the start (the last: shed; sluice devices says more) came with a time too far behind" in status.stdout
+    )
+    assert (
+        "1 since the start (the last: well; sluice devices says more) came with a time too far ahead" in status.stdout
+    )
+    assert (mended["shed"]["note"], mended["well"]["finding"]) == (OWN_TIMES, True)
+
+
+@pytest.mark.parametrize("time", ["auto", "tick"])
+async def test_a_tick_that_cannot_be_read_is_told_with_its_device(tmp_path: Path, time: Any) -> None:
+    async with gateway(tmp_path, route=msgspec.structs.replace(ROUTE, time=time)) as door:
+        # Another boot each time, as of a sensor that sleeps.
+        for boot in ("6-1", "7-1"):
+            await take(door, told(boottime_us(), boot=boot, seq=1, tick="12345"))
+        shown = await devices(tmp_path)
+        status = await devices(tmp_path, command="status")
+        await take(door, told(boottime_us() + 601 * SECOND_US, boot="7-1", seq=2, tick=12_345))
+        mended = (await listed(tmp_path))["shed"]
+    assert shown.exit_code == 1
+    assert f"shed: {UNREADABLE_TICK}" in shown.stdout
+    (line,) = (line for line in status.stdout.splitlines() if line.startswith("time "))
+    assert "2 since the start (the last: shed; sluice devices says more) came with a tick that cannot be read" in line
+    assert mended["note"] == LEARNING
 
 
 async def test_a_drift_has_the_digits_that_mean_something(tmp_path: Path) -> None:

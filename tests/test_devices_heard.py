@@ -1,9 +1,12 @@
 """Who was heard, where, and what its readings tell of their time."""
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer_rows import Entry, Quarantined, Series
-from gateway.devices_heard import SUBJECT_MAX, DevicesHeard
+from gateway.devices_heard import STRETCH_US, SUBJECT_MAX, DevicesHeard, Heard
+from gateway.payload_identity import TICK_MODULUS
 from tests.buffers import entry
 
 
@@ -51,6 +54,95 @@ def test_what_a_reading_tells_of_its_time() -> None:
         )
     ]
     assert [each.tells for each in told if each is not None] == ["nothing", "tick", "tick", "time", "time"]
+
+
+def ticked(*samples: tuple[int, int]) -> Heard:
+    """What is known after samples of one boot, each received at so many microseconds, with that tick."""
+    first = entry(sequence=1)
+    heard = heard_of(*(replace(first, received_us=at_us, tick_ms=tick % TICK_MODULUS) for at_us, tick in samples))
+    found = heard.get("42")
+    assert found is not None
+    return found
+
+
+@given(
+    st.integers(0, TICK_MODULUS - 1),
+    st.floats(0.99, 1.01),
+    st.lists(st.tuples(st.integers(1_000, 900_000), st.integers(0, 300_000)), min_size=2, max_size=60),
+    st.data(),
+)
+def test_a_tick_of_milliseconds_has_its_pace_and_never_begins_anew(
+    start: int, rate: float, steps: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Whatever its start and its rate, wherever it wraps, with delays, and with samples that are sent again."""
+    taken_ms, samples = 0, []
+    for step_ms, delay_us in steps:
+        taken_ms += step_ms
+        tick = start + int(taken_ms * rate)
+        samples.append((taken_ms * 1_000 + delay_us, tick))
+        if data.draw(st.booleans()):
+            again = data.draw(st.sampled_from(samples))
+            samples.append((samples[-1][0], again[1]))
+    heard = ticked(*sorted(samples, key=lambda sample: sample[0]))
+    assert heard.tick_restarts == 0
+    assert bool(heard.paces) >= (taken_ms * 1_000 > 3 * STRETCH_US + 900_000_000)
+    # Delays of 0.3 s over a minute.
+    assert all(0.984 <= pace <= 1.016 for pace in heard.paces)
+
+
+def test_one_sample_with_a_lower_tick_tells_nothing_and_many_tell_that_it_began_anew() -> None:
+    before = [(second * 1_000_000, 500_000 + second * 1_000) for second in range(100)]
+    after = [(second * 1_000_000, (second - 100) * 1_000) for second in range(100, 200)]
+    assert ticked(*before, after[0], (101_000_000, 601_000)).tick_restarts == 0
+    assert ticked(*before, *after).tick_restarts == 1
+    # Sent faster than it was taken, and newest first.
+    assert ticked(*before, *((second * 1_000_000, (second - 100) * 4_000) for second in range(100, 200))).back_from
+    assert ticked(*before, *((second * 1_000_000, (300 - second) * 1_000) for second in range(100, 200))).back_from
+
+
+def test_samples_that_come_newest_first_take_nothing_from_the_pace() -> None:
+    before = [(second * 1_000_000, 500_000 + second * 1_000) for second in range(100)]
+    after = [(second * 1_000_000, 599_000 - (second - 99) * 500) for second in range(100, 200)]
+    assert max(ticked(*before, *after).paces) <= 1
+
+
+def test_a_tick_that_begins_anew_with_each_reading_has_no_pace() -> None:
+    woken = [(number * 300_000_000, (1_500, 7_000, 3_000)[number % 3]) for number in range(7)]
+    heard = ticked(*woken)
+    assert 0.0 in heard.paces
+    assert max(heard.paces) < 0.03
+
+
+def test_the_ticks_of_two_topics_are_not_mixed() -> None:
+    first = entry(sequence=1)
+    other = replace(first.series, subject="device/42/hygro", stream="device/42/hygro")
+    entries = []
+    for second in range(300):
+        at_us = second * 1_000_000
+        entries += [
+            replace(first, received_us=at_us, tick_ms=second * 1_000),
+            replace(first, series=other, received_us=at_us, tick_ms=2**31 + second * 1_000),
+        ]
+    heard = heard_of(*entries).get("42")
+    assert heard is not None
+    assert (heard.tick_restarts, heard.paces) == (0, (1.0, 1.0))
+
+
+def test_a_topic_that_falls_silent_gives_way_to_another() -> None:
+    first = entry(sequence=1)
+    other = replace(first.series, subject="device/42/hygro", stream="device/42/hygro")
+    late_us = range(3_600_000_000, 3_800_000_000, 10_000_000)
+    later = [replace(first, series=other, received_us=at_us, tick_ms=at_us // 1_000) for at_us in late_us]
+    heard = heard_of(replace(first, received_us=0, tick_ms=5), *later).get("42")
+    assert heard is not None
+    assert heard.paces == (1.0, 1.0)
+
+
+def test_a_topic_without_an_identity_is_of_no_other_boot() -> None:
+    plain = replace(entry(), series=replace(entry().series, subject="device/42/hello"))
+    heard = heard_of(entry(sequence=1), plain, entry(sequence=2)).get("42")
+    assert heard is not None
+    assert (heard.boot, heard.readings) == ("1-00000001", 3)
 
 
 def test_what_is_no_reading_is_of_no_device() -> None:

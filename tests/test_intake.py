@@ -537,7 +537,9 @@ async def test_a_tick_that_makes_no_sense_costs_a_reading_nothing(tmp_path: Path
         door = door_of(buffer, route(time=time))
         headers = await record(door, buffer, b'{"boot":"7","seq":1,"tick":%b}' % tick, 1_000_000)
         assert (headers["ce_timequality"], headers["ce_devicesequence"]) == ("received", "1")
-        assert door.counts["time-missing"] == (time == "tick")
+        is_none = tick == b"null"
+        assert door.counts["time-missing"] == (time == "tick" and is_none)
+        assert door.counts["tick-unreadable"] == (time != "receipt" and not is_none), "by receipt nobody reads it"
 
 
 async def test_by_receipt_no_tick_counts(tmp_path: Path) -> None:
