@@ -4,6 +4,8 @@ import secrets
 import sqlite3
 from pathlib import Path
 
+from gateway.buffer_wal import write_again
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -100,8 +102,8 @@ class BufferFileError(Exception):
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file for its one writer, durable at every COMMIT, at the current schema.
 
-    Raises sqlite3.Error where SQLite cannot, and BufferFileError where the file is of a newer version or another
-    program's.
+    Raises sqlite3.Error where SQLite cannot, OSError where the disk refuses, and BufferFileError where the file is of a
+    newer version or another program's.
     """
     # Transactions are begun and ended by hand: what is in one commit is the point of this file.
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -109,6 +111,7 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         # Before anything is written, be it into the file's header.
         version = _version(connection)
+        write_again(path)
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         # Debian's SQLite overwrites what is deleted unless it is told not to: twice the wear for every reading.

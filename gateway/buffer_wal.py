@@ -1,7 +1,7 @@
-"""Sees whether SQLite had to leave commits out of the WAL at a start, because what stands before them is damaged.
+"""What SQLite takes on trust of the WAL at a start: that what it finds is on the disk, and that it is all there was.
 
-It says nothing of that itself: what follows the first frame that is not sound counts as never written (SQLite's file
-format, section 4). After a power cut that is right for the last commit, of which nobody was told. Others were told of.
+What follows the first frame that is not sound counts as never written (SQLite's file format, section 4), and nothing
+is said of it. After a power cut that is right for the last commit, of which nobody was told. Others were told of.
 """
 
 import os
@@ -14,6 +14,25 @@ _FRAME_BYTES = FRAME_HEADER_BYTES + PAGE_BYTES_DEFAULT
 _SALTS = slice(8, 16)
 _COMMIT = slice(4, 8)
 _NO_COMMIT = bytes(4)
+
+
+def write_again(path: Path) -> None:
+    """Write what the WAL of the buffer at `path` holds once more: the next sync brings it to the disk, or says not.
+
+    A sync that failed leaves in the kernel's memory what the disk did not take, as if it had. Whoever opens the file
+    then finds that commit, and a checkpoint, whose syncs succeed, moves some of its pages into the file before a power
+    cut takes the commit away: half of it stays. For the buffer's one writer, before any checkpoint. Raises OSError.
+    """
+    with suppress(FileNotFoundError), path.with_name(path.name + "-wal").open("r+b") as file:
+        descriptor = file.fileno()
+        header = os.pread(descriptor, WAL_HEADER_BYTES, 0)
+        os.pwrite(descriptor, header, 0)
+        place = WAL_HEADER_BYTES
+        while frame := os.pread(descriptor, _FRAME_BYTES, place):
+            if frame[_SALTS] != header[16:24]:
+                return
+            os.pwrite(descriptor, frame, place)
+            place += _FRAME_BYTES
 
 
 def lacks_commits(path: Path, recovered: int) -> bool:

@@ -324,8 +324,22 @@ def sqlite_over_cuttable_disks(synchronous: Synchronous = "FULL") -> Iterator[Cu
         if disk is not None and disk.operation():
             disk.card.synced(str(path), os.fstat(descriptor).st_size)
 
+    write = os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        """A write of the buffer's own, beside SQLite."""
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        disk = vfs.disk_of(str(path))
+        if disk is not None and disk.operation():
+            disk.card.opened(str(path)).pending.append((offset, data))
+        return write(descriptor, data, offset)
+
     try:
-        with mock.patch.object(sqlite3, "connect", connect), mock.patch.object(os, "fsync", fsync):
+        with (
+            mock.patch.object(sqlite3, "connect", connect),
+            mock.patch.object(os, "fsync", fsync),
+            mock.patch.object(os, "pwrite", pwrite),
+        ):
             yield vfs
     finally:
         vfs.unregister()

@@ -8,7 +8,7 @@ import random
 import shutil
 import sqlite3
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -554,6 +554,51 @@ def schema_1(directory: Path) -> tuple[Path, Model]:
 def test_no_power_cut_costs_what_was_acknowledged(tmp_path: Path) -> None:
     counts = cut(CUTS, tmp_path, SEED)
     assert counts["acknowledged"] > 5 * CUTS
+
+
+def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: int, survival: Survival) -> bool:
+    """Let the power go before an operation of that start, and see what the next one finds; False where it has fewer."""
+
+    def start(disk: CuttableDisk) -> BufferFile:
+        vfs.mount(disk)
+        settings = BufferSettings(path=disk.directory / "buffer.db", bytes_max=1_000_000, free_bytes_min=0)
+        return BufferFile(settings, "boot", lambda: CLOCK, Counter())
+
+    (root / "card").mkdir(parents=True)
+    disk = CuttableDisk(root / "card", random.Random(SEED))  # noqa: S311
+    series = Series("device-thermo", "42", "42", "device/42/thermo", "sluice.reading", "text/plain")
+    with closing(start(disk)) as file:
+        with file.transaction():
+            file.insert([Entry(series, b"%d" % number * 100, 1) for number in range(100)])
+        before = _observe(file)
+        disk.sync_fails = lambda: True
+        with suppress(sqlite3.OperationalError), file.transaction():
+            # Pages here and there.
+            file.delete_whole(Span(file.lane.number, 0, 79))
+            file.keep_marks([Mark("a", b"1")])
+            file.count_losses([Loss("42", "refused-qos0", "boot", 1, 1, 2)])
+            after = _observe(file)
+        assert _observe(file) == before
+        disk.sync_fails = lambda: False
+    disk.cut_at = disk.operations + operation
+    with suppress(PowerCut), closing(start(disk)):
+        disk.cut_at = None
+    disk.image(root / "left", survival)
+    with closing(start(CuttableDisk(root / "left", disk.chance))) as file:
+        assert _observe(file) in (before, after), f"SLUICE_SEED={SEED}, cut before operation {operation}"
+    return disk.is_cut
+
+
+@pytest.mark.parametrize("survival", SURVIVALS)
+def test_a_commit_whose_sync_failed_is_there_whole_or_not_at_all_when_the_power_goes_at_the_next_start(
+    tmp_path: Path, survival: Survival
+) -> None:
+    """That start finds it in the kernel's memory, where nothing tells that it is not on the card."""
+    cuts = 0
+    with sqlite_over_cuttable_disks() as vfs:
+        while cut_the_start_after_a_failed_sync(tmp_path / str(cuts), vfs, cuts, survival):
+            cuts += 1
+    assert cuts > 20
 
 
 def test_a_file_of_an_older_version_survives_cuts_while_it_is_migrated(tmp_path: Path) -> None:
