@@ -113,12 +113,16 @@ def acknowledged(of: list[LedgerSensor]) -> int:
     return sum(len(sensor.acknowledged) for sensor in of)
 
 
-async def held(of: list[LedgerSensor]) -> None:
-    """Wait until the gateway has stopped to acknowledge."""
+async def held(disk: SmallDisk, of: list[LedgerSensor]) -> None:
+    """Let others take all of the disk, and wait until the gateway has stopped to acknowledge.
+
+    A checkpoint may give back what its file was grown by beforehand; and it stops while there is a little room yet.
+    """
     async with asyncio.timeout(30):
         before = -1
-        while before != acknowledged(of):
+        while before != acknowledged(of) or disk.free_bytes():
             before = acknowledged(of)
+            disk.fill()
             await asyncio.sleep(HELD_S)
 
 
@@ -200,9 +204,7 @@ async def test_a_full_disk_holds_the_readings_answers_pings_and_goes_on_by_itsel
     with daemon_on(disk, config, port):
         async with talking(talks, port):
             await asyncio.sleep(0.5)
-            disk.fill()
-            await held(devices)
-            assert disk.free_bytes() == 0
+            await held(disk, devices)
             while_full = [len(sensor.acknowledged) for sensor in devices]
             told = {sensor.device: set(sensor.acknowledged) for sensor in devices}
             # Beside the sensors, which want their answers meanwhile.
@@ -233,11 +235,10 @@ async def test_a_kill_and_a_start_on_a_full_disk_cost_nothing(disk: SmallDisk, t
     devices = [talk.sensor for talk in talks]
     with daemon_on(disk, config, port) as process:
         async with talking(talks, port):
-            disk.fill()
-            await held(devices)
+            await held(disk, devices)
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert disk.free_bytes() == 0
+    disk.fill()  # of what hung up it may have stored events, and given room back
     with daemon_on(disk, config, port):
         on_disk = found(disk)
         for sensor in devices:
@@ -310,9 +311,7 @@ async def test_with_kafka_reachable_again_a_full_disk_drains_by_itself(
         with daemon_on(disk, config, port):
             async with talking(talks, port):
                 await asyncio.sleep(0.5)
-                disk.fill()
-                await held(devices)
-                assert disk.free_bytes() == 0
+                await held(disk, devices)
                 # A reading that waits is acknowledged when Kafka has taken others: the disk stays full.
                 before = acknowledged(devices)
                 uplink.open(int(kafka.bootstrap.rpartition(":")[2]))
