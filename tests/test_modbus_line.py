@@ -38,6 +38,8 @@ from tests.gateways import SLUICE, daemon, free_port, write_config
 from tests.test_imports import imported_by
 
 DEADLINE_S = 30.0
+HELD_UP_S_MAX = 0.01
+"""As much as `steady_time` lets pass at a time."""
 
 
 @dataclass
@@ -208,6 +210,33 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 @pytest.fixture
 def puppet(bench: Bench) -> Puppet:
     return Puppet(bench.wire)
+
+
+@pytest.fixture
+async def steady_time(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """The event loop's time stands still while the machine holds this process up.
+
+    A test's units share it with the gateway: what they answer in time by their own count would come late, or never.
+    """
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    seen_s = passed_s = clock()
+
+    def steady() -> float:
+        nonlocal seen_s, passed_s
+        now_s = clock()
+        passed_s += min(now_s - seen_s, HELD_UP_S_MAX)
+        seen_s = now_s
+        return passed_s
+
+    async def look_often() -> None:
+        while True:
+            await asyncio.sleep(HELD_UP_S_MAX / 2)
+
+    monkeypatch.setattr(loop, "time", steady)
+    looking = asyncio.create_task(look_often())
+    yield
+    looking.cancel()
 
 
 @asynccontextmanager
@@ -546,6 +575,7 @@ async def test_noise_makes_no_reading_that_was_not_there(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("steady_time")
 async def test_a_late_answer_is_never_taken_for_the_next_request(
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -573,6 +603,7 @@ async def test_a_late_answer_is_never_taken_for_the_next_request(
     assert {value for said in bench.intake.of("quick") for value in said.values()} == {0}
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_request_that_finds_no_answer_is_asked_again_before_another(bench: Bench, puppet: Puppet) -> None:
     dropped = 0
 
@@ -590,6 +621,7 @@ async def test_a_request_that_finds_no_answer_is_asked_again_before_another(benc
     assert bench.intake.of("meter")[0] == {"at-0": 0}
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_fence_parts_an_answer_that_may_still_come_from_the_next_request(bench: Bench, puppet: Puppet) -> None:
     loop = asyncio.get_running_loop()
     free_s = 0.0
@@ -620,6 +652,7 @@ def in_order(puppet: Puppet, delay_s: Callable[[int], float], step_s: float = 0.
 
 
 @pytest.mark.parametrize(("code", "says"), [(6, [{"at-0": 0}]), (2, [{"at-0": 0, "at-100": 100}])])
+@pytest.mark.usefixtures("steady_time")
 async def test_a_fence_that_is_refused_is_one_but_a_busy_unit_may_yet_answer_what_was_asked_before(
     bench: Bench, puppet: Puppet, code: int, says: list[dict[str, int]]
 ) -> None:
@@ -639,6 +672,7 @@ async def test_a_fence_that_is_refused_is_one_but_a_busy_unit_may_yet_answer_wha
         assert await bench.intake.next_of("meter") == says
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_the_fence(
     bench: Bench, puppet: Puppet
 ) -> None:
@@ -652,6 +686,7 @@ async def test_a_late_refusal_of_what_was_asked_before_is_not_taken_for_that_of_
         assert await bench.intake.next_of("meter") == [{"at-100": 100, "at-200": 200}]
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_an_attempt_may_yet_be_answered_after_the_answer_to_an_earlier_one(bench: Bench, puppet: Puppet) -> None:
     in_order(puppet, lambda address: 0.55 if address else 0)
     async with bench.polling(unit(1, "meter", *registers(0, 100), interval_s=0.9), timeout_s=0.2, retries=3):
@@ -660,6 +695,7 @@ async def test_an_attempt_may_yet_be_answered_after_the_answer_to_an_earlier_one
         assert all(name == f"at-{value}" for name, value in said.items())
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_an_answer_to_what_was_asked_before_the_port_was_opened_is_taken_for_nothing(
     bench: Bench, puppet: Puppet
 ) -> None:
