@@ -44,7 +44,7 @@ class Room:
         self._connection.execute(f"PRAGMA wal_autocheckpoint = {self.spare_bytes // 2 // PAGE_BYTES:d}").fetchone()
         # What a former process left in the WAL goes into the file: the next commit then begins the WAL anew.
         _, recovered, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        self.lacks_commits = lacks_commits(self._settings.path, recovered)
+        self.lacks_commits = lacks_commits(self._settings.path, self._fd, recovered)
         wal = self._settings.path.with_name(self._settings.path.name + "-wal")
         if wal.stat().st_size >= self.spare_bytes or self.disk_free_bytes() < 3 * self.spare_bytes:
             return

@@ -35,9 +35,10 @@ def write_again(path: Path) -> None:
             place += _FRAME_BYTES
 
 
-def lacks_commits(path: Path, recovered: int) -> bool:
+def lacks_commits(path: Path, database: int, recovered: int) -> bool:
     """Whether acknowledged commits stand in the WAL of the buffer at `path` behind the frames that SQLite `recovered`.
 
+    `database` is an open descriptor of the file itself: closing one of our own would drop the locks that SQLite holds.
     Each commit is synced before the next is written: two behind the damage are more than a power cut leaves.
     """
     with suppress(FileNotFoundError), path.with_name(path.name + "-wal").open("rb") as file:
@@ -47,7 +48,7 @@ def lacks_commits(path: Path, recovered: int) -> bool:
         if recovered == 0 and not _is_sound(header):
             # The salts may be what is damaged. Those of the frames are the same for all that were written together.
             salts = os.pread(descriptor, FRAME_HEADER_BYTES, WAL_HEADER_BYTES)[_SALTS]
-            if _is_in_file(path, descriptor, salts):
+            if _is_in_file(database, descriptor, salts):
                 return False
         commits = 0
         place = WAL_HEADER_BYTES + recovered * _FRAME_BYTES
@@ -66,7 +67,7 @@ def _is_sound(header: bytes) -> bool:
     return True
 
 
-def _is_in_file(path: Path, descriptor: int, salts: bytes) -> bool:
+def _is_in_file(database: int, descriptor: int, salts: bytes) -> bool:
     """Whether the file has all that the frames hold: then the WAL was done with, and was being begun anew."""
     places: dict[int, int] = {}
     place = WAL_HEADER_BYTES
@@ -74,10 +75,9 @@ def _is_in_file(path: Path, descriptor: int, salts: bytes) -> bool:
         if frame[_SALTS] == salts:
             places[int.from_bytes(frame[:4])] = place + FRAME_HEADER_BYTES
         place += _FRAME_BYTES
-    with path.open("rb") as file:
-        return all(
-            os.pread(file.fileno(), PAGE_BYTES_DEFAULT, (number - 1) * PAGE_BYTES_DEFAULT)
-            == os.pread(descriptor, PAGE_BYTES_DEFAULT, start)
-            for number, start in places.items()
-            if number
-        )
+    return all(
+        os.pread(database, PAGE_BYTES_DEFAULT, (number - 1) * PAGE_BYTES_DEFAULT)
+        == os.pread(descriptor, PAGE_BYTES_DEFAULT, start)
+        for number, start in places.items()
+        if number
+    )

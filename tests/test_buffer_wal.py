@@ -1,6 +1,8 @@
 """A damaged WAL: what SQLite then leaves out without a word is told of; what a power cut leaves is not."""
 
+import asyncio
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,8 +81,23 @@ async def test_a_wal_that_was_done_with_may_lose_its_header(cut_off: Path) -> No
         assert not await losses(buffer)
 
 
+async def test_a_look_into_it_by_another_program_takes_it_away_from_nobody(cut_off: Path) -> None:
+    async with opened(cut_off):
+        pass
+    flip(cut_off, 20)
+    async with opened(cut_off) as buffer:
+        # The last one to close a database deletes its WAL, unless it finds the other's lock.
+        look = "import sqlite3, sys; of = sqlite3.connect(sys.argv[1]); of.execute('SELECT * FROM meta'); of.close()"
+        looking = await asyncio.create_subprocess_exec(sys.executable, "-c", look, cut_off)
+        assert await asyncio.wait_for(looking.wait(), 20) == 0
+        assert cut_off.with_name("buffer.db-wal").exists()
+        assert await store(buffer, [entry(b"later")])
+    async with opened(cut_off) as buffer:
+        assert len(await rows(buffer)) == COMMITS + 1
+
+
 def test_without_a_wal_nothing_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "buffer.db").touch()
-    assert not lacks_commits(tmp_path / "buffer.db", 0)
-    (tmp_path / "buffer.db-wal").touch()
-    assert not lacks_commits(tmp_path / "buffer.db", 0)
+    with (tmp_path / "buffer.db").open("wb+") as database:
+        assert not lacks_commits(tmp_path / "buffer.db", database.fileno(), 0)
+        (tmp_path / "buffer.db-wal").touch()
+        assert not lacks_commits(tmp_path / "buffer.db", database.fileno(), 0)
