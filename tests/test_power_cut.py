@@ -335,13 +335,16 @@ class Card:
 
     def _entry(self, device: str) -> Entry:
         series = Series("device-thermo", device, device, f"device/{device}/thermo", "sluice.reading", "text/plain")
+        payload = self._payload()
+        # Each later than the one before: which runs of a device are its latest is told by that.
+        received_us = self._numbers
         if self.chance.random() < 0.3:
-            return Entry(series, self._payload(), 1)
+            return Entry(series, payload, received_us)
         self._sequences[device] += 1
         entry = Entry(
             series,
-            self._payload(),
-            1,
+            payload,
+            received_us,
             device_boot=f"{self._boots[device]}-a",
             device_sequence=self._sequences[device],
         )
