@@ -159,7 +159,8 @@ def test_each_time_of_a_row_is_told_by_the_clock_as_it_was_then(times: list[tupl
     )
 )
 def test_what_was_kept_of_rows_before_changes_no_record(times: list[tuple[Any, ...]]) -> None:
-    encoder, known = RecordEncoder(GATEWAY, LANE, SERIES), {}
+    encoder = RecordEncoder(GATEWAY, LANE, SERIES)
+    known: dict[int, BootTimes] = {}
     for received_us, event_us, error_us, tick_ms, device_time_us, clock in times:
         row = Row(1, 17, 1, received_us, event_us, error_us, tick_ms, None, None, b"", 0, device_time_us)
         of_boot = known.setdefault(id(clock), BootTimes(clock))
