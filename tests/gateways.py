@@ -37,6 +37,10 @@ def free_port() -> int:
     return free_ports(1)[0]
 
 
+HOLD_NEW_CLOCK_S = 2
+"""Long enough for readings to be left behind when something happens, and short for those who wait for them."""
+
+
 def write_config(directory: Path, bootstrap: str, mqtt_port: int, prefix: str, extra: str = "") -> Path:
     """A gateway whose topics all begin with `prefix`, so that tests can share one broker."""
     path = directory / "gateway.toml"
@@ -45,6 +49,7 @@ def write_config(directory: Path, bootstrap: str, mqtt_port: int, prefix: str, e
 [gateway]
 id = "gw1"
 clock = "system"
+hold_new_clock_s = {HOLD_NEW_CLOCK_S}
 
 [buffer]
 path = "{directory}/buffer.db"

@@ -22,6 +22,7 @@ from gateway.clock_kernel import read_wall_clock
 from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings
 from tests.gateways import (
+    HOLD_NEW_CLOCK_S,
     SLUICE,
     consume,
     consume_until,
@@ -247,6 +248,7 @@ async def test_the_first_readings_of_a_sensor_wait_for_its_clock_and_nobody_else
 ) -> None:
     port = free_port()
     config = write_config(tmp_path, kafka.bootstrap, port, "settling")
+    config.write_text(config.read_text().replace(f"hold_new_clock_s = {HOLD_NEW_CLOCK_S}", ""))
     with daemon(config, port):
         taken_s: list[float] = []
         shown = ""
