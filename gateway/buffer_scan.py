@@ -237,22 +237,24 @@ def _tree(
     root: int,
     is_of: Callable[[tuple[Value, ...]], bool],
     rest: Rest,
-    ends_of: Callable[[DamagedPages, int, bytes], tuple[Key, Key] | None] | None = None,
+    ranks_of: Callable[[DamagedPages, int, bytes], list[int] | None] | None = None,
 ) -> Tree:
     """Follow a tree down from its root, level by level.
 
     All leaves of a tree are on one level: a page that cannot be read there is a leaf, and costs its own rows only;
-    anywhere else it hides others. `is_of` says whether a record belongs to this table; `ends_of` gives the first and
-    the last key of a leaf, where the leaves' order is to be seen to.
+    anywhere else it hides others. `is_of` says whether a record belongs to this table; `ranks_of` gives what the rows
+    of a page are ordered by, of a leaf's the first and the last, where their order is to be seen to.
     """
     reached, queued = bytearray(pages.count + 1), bytearray(pages.count + 1)
     level = _queue([root], queued)
     known, unreadable = bool(level), 0
-    last = (-1, -1)
+    # Between two pages of a level there is a row that stands further up: SQLite finds its way by it.
+    between, last = array("q"), -1
     while level:
         below: list[int] = []
+        between_below = array("q")
         kinds: set[int] = set()
-        for number in level:
+        for place, number in enumerate(level):
             rest()
             try:
                 content = pages.page(number)
@@ -271,18 +273,25 @@ def _tree(
                 continue
             kinds.add(kind)
             reached[number] = 1
-            if ends_of is not None and kind == LEAF_INDEX and number != root:
-                # One that is sound and in the wrong place is out of order.
-                ends = ends_of(pages, number, content)
-                unreadable += ends is None or ends[0] <= last
-                last = last if ends is None else ends[1]
+            if ranks_of is not None and kind in {LEAF_INDEX, INTERIOR_INDEX}:
+                # A page that is sound and in the wrong place is out of order, and so is a damaged row between pages.
+                ranks = ranks_of(pages, number, content)
+                behind = between[place : place + 1]
+                if ranks is None:
+                    unreadable += number != root or kind == INTERIOR_INDEX
+                elif kind == INTERIOR_INDEX:
+                    between_below.extend(ranks)
+                    between_below.extend(behind)
+                else:
+                    unreadable += ranks[0] <= last or any(rank <= ranks[-1] for rank in behind)
+                    last = behind[0] if behind else ranks[-1]
             if page is not None and page.children:
                 new = _queue(page.children, queued)
                 known = known and page.whole and len(new) == len(page.children)
                 below += new
         kinds_known = kinds - {0}
         known = known and bool(kinds_known) and (len(kinds) == 1 or (len(kinds_known) == 1 and not below))
-        level = below
+        level, between = below, between_below
     return Tree(reached, known, unreadable)
 
 
@@ -296,13 +305,17 @@ def _queue(numbers: Sequence[int], queued: bytearray) -> list[int]:
     return new
 
 
-def _reading_ends(pages: DamagedPages, number: int, content: bytes) -> tuple[Key, Key] | None:
-    """The first and the last key of a leaf of `reading`; None where it is none."""
+def _reading_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
+    """What rows of `reading` are ordered by on a page, of a leaf the first and the last; None where one is none."""
     with suppress(PageError):
+        if content[0] == INTERIOR_INDEX:
+            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+            keyed = reading_keys(content, page)
+            return [_rank(key) for key, _ in keyed] if len(keyed) == len(page.cells) else None
         edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
         match [_beginning(content, cell, 2) for cell in edges]:
             case [(int(lane), int(sequence)), (int(last_lane), int(last_sequence))]:
-                return (lane, sequence), (last_lane, last_sequence)
+                return [_rank((lane, sequence)), _rank((last_lane, last_sequence))]
     return None
 
 
@@ -487,7 +500,7 @@ class Scan:
         root = _roots(pages).get(table, 0)
         self._kinds = {LEAF_INDEX, INTERIOR_INDEX} if table == "reading" else {LEAF_TABLE}
         if table == "reading":
-            self._tree = _tree(pages, root, _is_reading, rest, _reading_ends)
+            self._tree = _tree(pages, root, _is_reading, rest, _reading_ranks)
         else:
             self._tree = _tree(pages, root, _is_quarantined, rest)
         self._free, freelist_whole = pages.free()
@@ -709,7 +722,7 @@ class OverflowCheck:
 
 
 def _rank(key: Key) -> int:
-    """Later rows have higher lanes and sequences."""
+    """A key in 8 bytes: later rows have higher lanes and sequences."""
     return min(key[0], 2**22 - 1) << 40 | min(key[1], 2**40 - 1)
 
 

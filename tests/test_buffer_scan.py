@@ -274,6 +274,7 @@ def test_a_page_that_stands_in_the_place_of_another_costs_only_that_one(
 
 @given(st.lists(st.tuples(st.integers(0, 2**20), st.binary(min_size=1, max_size=40)), min_size=1, max_size=10))
 @example([(505, b"0\x80")])  # into a name, which SQLite then gives in an error's words
+@example([(33816, b"\0\0\0\0\0")])  # a row between pages, which SQLite finds its way by
 @settings(max_examples=50)
 def test_damage_of_a_few_bytes_ends_no_salvage(made: Made, places: list[tuple[int, bytes]]) -> None:
     content = made.folded()
