@@ -164,7 +164,7 @@ class RecordEncoder:
         """What the clock said around its times."""
         self._estimated_clock = _NO_SPAN
         """The same, for estimated times of a boot that was synced."""
-        self._event_s = -1
+        self._event_s: int | None = None
         self._until_event_us = b""
         """Of the row before: the second of its event by wall time, and all from `ce_source` to that."""
         self._received_us: int | None = None
