@@ -112,6 +112,8 @@ class Progress(msgspec.Struct, frozen=True):
     """Whether the b-trees have been followed to their ends: what they did not lead to is looked for in the pages."""
     gaps: list[Span] = []
     """By lane of the damaged file, what the b-trees did not lead to: rows may be there, or never have been."""
+    unseen: list[Span] = []
+    """By lane that had holes, numbers between those that the b-trees led to: never there, if the trees are sound."""
     crowded: bool = False
     """Whether there were so many that rows between them come again: nobody knows then how many are missing."""
     scanned: tuple[int, int] = (-1, -1)
@@ -392,6 +394,8 @@ class Salvage(threading.Thread):
                 self._replace(holes=holes)
                 if not self._progress.walked:
                     self._note_gaps(gaps)
+            elif gaps and not self._progress.walked:
+                self._replace(unseen=_joined([*self._progress.unseen, *gaps]))
 
     def _note_gaps(self, gaps: Sequence[Span], *, torn: bool = False) -> None:
         """Remember what the b-trees do not lead to."""
@@ -435,7 +439,7 @@ class Salvage(threading.Thread):
             for lane in self._progress.lanes:
                 first, last = self._progress.ends.get(lane, (_SEQUENCE_MAX, -1))
                 beyond += [Span(lane, 0, first - 1), Span(lane, last + 1, _SEQUENCE_MAX)]
-            self._note_gaps(beyond, torn=not self._progress.gaps)
+            self._note_gaps([*beyond, *self._progress.unseen], torn=not self._progress.gaps)
         rows: list[Row] = []
         size = 0
         for row in found_rows(scan, self._progress.scanned, Wanted(self._progress.gaps)):

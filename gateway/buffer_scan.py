@@ -242,13 +242,13 @@ def _tree(
     """Follow a tree down from its root, level by level.
 
     All leaves of a tree are on one level: a page that cannot be read there is a leaf, and costs its own rows only;
-    anywhere else it hides others. `is_of` says whether a record belongs to this table; `ranks_of` gives what the rows
-    of a page are ordered by, of a leaf's the first and the last, where their order is to be seen to.
+    anywhere else it hides others. `is_of` says whether a record belongs to this table; `ranks_of` gives what a page's
+    entries are ordered by, of a leaf's the first and the last, where their order is to be seen to.
     """
     reached, queued = bytearray(pages.count + 1), bytearray(pages.count + 1)
     level = _queue([root], queued)
     known, unreadable = bool(level), 0
-    # Between two pages of a level there is a row that stands further up: SQLite finds its way by it.
+    # Between two pages of a level there is an entry that stands further up: SQLite finds its way by it.
     between, last = array("q"), -1
     while level:
         below: list[int] = []
@@ -273,13 +273,14 @@ def _tree(
                 continue
             kinds.add(kind)
             reached[number] = 1
-            if ranks_of is not None and kind in {LEAF_INDEX, INTERIOR_INDEX}:
-                # A page that is sound and in the wrong place is out of order, and so is a damaged row between pages.
+            is_leaf = kind in {LEAF_INDEX, LEAF_TABLE}
+            if ranks_of is not None and not (is_leaf and number == root):
+                # A page that is sound and in the wrong place is out of order, and so is damage between two pages.
                 ranks = ranks_of(pages, number, content)
                 behind = between[place : place + 1]
                 if ranks is None:
-                    unreadable += number != root or kind == INTERIOR_INDEX
-                elif kind == INTERIOR_INDEX:
+                    unreadable += 1
+                elif not is_leaf:
                     between_below.extend(ranks)
                     between_below.extend(behind)
                 else:
@@ -316,6 +317,17 @@ def _reading_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int
         match [_beginning(content, cell, 2) for cell in edges]:
             case [(int(lane), int(sequence)), (int(last_lane), int(last_sequence))]:
                 return [_rank((lane, sequence)), _rank((last_lane, last_sequence))]
+    return None
+
+
+def _quarantine_ranks(pages: DamagedPages, number: int, content: bytes) -> list[int] | None:
+    """The same of `quarantine`: a number above the leaves is the last that may stand in front of it (section 1.6)."""
+    with suppress(PageError):
+        if content[0] == INTERIOR_TABLE:
+            page = sqlite_pages.btree_page(content, number, pages.usable_bytes)
+            return [2 * _rank((0, max(cell.rowid or 0, 0))) + 1 for cell in page.cells] if page.whole else None
+        edges = sqlite_pages.edge_cells(content, number, pages.usable_bytes)
+        return [2 * _rank((0, max(cell.rowid or 0, 0))) for cell in edges] or None
     return None
 
 
@@ -502,7 +514,7 @@ class Scan:
         if table == "reading":
             self._tree = _tree(pages, root, _is_reading, rest, _reading_ranks)
         else:
-            self._tree = _tree(pages, root, _is_quarantined, rest)
+            self._tree = _tree(pages, root, _is_quarantined, rest, _quarantine_ranks)
         self._free, freelist_whole = pages.free()
         # What the tree uses is not free, whatever a freelist says that may be older.
         contradicted = any(self._free[number] for number in self._tree.numbers())

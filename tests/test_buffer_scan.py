@@ -146,10 +146,15 @@ class CutOffError(BaseException):
     """The daemon ends here."""
 
 
-def salvage(path: Path, batches_max: int, expected: int | None) -> Taken:
-    """All that comes of a file; each start goes on where the last one was, after so many batches."""
+def salvage(path: Path, batches_max: int, expected: int | None, dense: list[int] | None = None) -> Taken:
+    """All that comes of a file; each start goes on where the last one was, after so many batches.
+
+    `dense` are the lanes without holes, where these are not all that the file has opened.
+    """
     damaged = buffer_salvage.damaged_files([(path, None, expected)], [])[path.name]
     progress = msgspec.structs.replace(damaged.progress, lanes={number: number for number in damaged.lanes})
+    if dense is not None:
+        progress = msgspec.structs.replace(progress, dense=dense)
     taken = Taken({}, [], progress)
     kept = msgspec.json.encode(progress)
     left = batches_max
@@ -286,6 +291,44 @@ def test_damage_of_a_few_bytes_ends_no_salvage(made: Made, places: list[tuple[in
     taken = salvaged_from(bytes(content))
     if not {META, LANE, LANE_NAMES, LANE_COPY} & touched:
         assert {of for of, pages in made.pages_of.items() if not pages & touched} <= taken.rows.keys()
+
+
+@pytest.mark.parametrize("dense", [None, []])
+@pytest.mark.parametrize("batches_max", [3, 10**9])
+def test_a_row_between_pages_that_leads_the_search_astray_costs_itself_alone(
+    made: Made, batches_max: int, dense: list[int] | None
+) -> None:
+    """SQLite passes over the pages in front of a row of a lower lane, and no error tells."""
+    content = made.folded()
+    with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
+        root = buffer_scan._roots(pages)["reading"]
+        part, page = pages.btree(root)
+    assert page.kind == sqlite_pages.INTERIOR_INDEX
+    for cell in page.cells:
+        broken = bytearray(content)
+        # The lane is the first value behind the record's header.
+        broken[(root - 1) * PAGE_BYTES + cell.start + part[cell.start]] = 0
+        with written(bytes(broken), b"") as path:
+            taken = salvage(path, batches_max, None, dense)
+        assert {of for of, pages in made.pages_of.items() if root not in pages} <= taken.rows.keys()
+        assert len(taken.rows) == len(made.rows) - 1
+        assert taken.progress.missing() == (1 if dense is None else None)
+
+
+def test_a_number_between_pages_of_the_quarantine_that_is_wrong_hides_no_input(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_salvage, "QUARANTINE_CHUNK_ROWS", 4)
+    content = made.folded()
+    with written(bytes(content), b"") as path, closing(DamagedPages(path)) as pages:
+        root = buffer_scan._roots(pages)["quarantine"]
+        _, page = pages.btree(root)
+    assert page.kind == sqlite_pages.INTERIOR_TABLE
+    for cell in page.cells:
+        broken = bytearray(content)
+        broken[(root - 1) * PAGE_BYTES + cell.start - 1] = 0
+        taken = salvaged_from(bytes(broken))
+        assert Counter(taken.quarantined) == Counter(made.quarantined.keys())
 
 
 @given(pages_damaged)
