@@ -363,6 +363,7 @@ class DeviceClock:
             and sequence > self._last_sequence
             and tick_us >= self._last_tick_us
             and received_us < bucket.due_us
+            and bucket.arrivals < bucket.arrivals_due
             and self._slewed_us == self._slews.quiet_us
         ):
             from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = self._piece or _NO_PIECE
@@ -659,6 +660,7 @@ class _Bucket:
         "_settled_excess_us",
         "_settled_for_us",
         "arrivals",
+        "arrivals_due",
         "begins_anew",
         "best_received_us",
         "best_tick_us",
@@ -690,6 +692,8 @@ class _Bucket:
         self.begins_anew = False
         """Whether the last arrival came after an outage, or its tick does not keep pace."""
         self.arrivals = 1
+        self.arrivals_due: float = math.inf
+        """The arrival after so many may be the one that fills it, however soon it comes."""
         self.best_received_us, self.best_tick_us = received_us, tick_us
         self.excess_us = excess_us
 
@@ -714,7 +718,7 @@ class _Bucket:
             self._is_second_half = False
         if excess_us < self.excess_us:
             self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us
-        self.due_us = self.settled_us + self._settled_for_us // 2
+        self.due_us, self.arrivals_due = self.settled_us + self._settled_for_us // 2, math.inf
         if received_us < self.due_us:
             return False
         self.later_us = min(self.later_us, excess_us) if self._is_second_half else excess_us
@@ -724,7 +728,9 @@ class _Bucket:
             return False
         so_far_us = received_us - self.settled_us
         missing = self._arrivals_wanted - self.arrivals
-        self.due_us = received_us + so_far_us * missing // self.arrivals
+        # At the pace so far. It may come to be quicker.
+        self.due_us = min(received_us + so_far_us * missing // self.arrivals, self.settled_us + BUCKET_US_MAX)
+        self.arrivals_due = self._arrivals_wanted - 1
         return missing <= 0 or so_far_us >= BUCKET_US_MAX
 
 
