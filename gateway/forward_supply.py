@@ -206,7 +206,7 @@ class Supply:
         for _ in range(SCANS_MAX):
             rows = await self._read(cursor)
             going = rows if may_go is None else [row for row in rows if may_go(row)]
-            if self._new_clocks.waiting:
+            if self._new_clocks.held:
                 going = [row for row in going if not await self._waits_for_clock(row)]
             if going or not rows:
                 return rows, going
@@ -218,7 +218,7 @@ class Supply:
     async def _waits_for_clock(self, row: Row) -> bool:
         """Whether a row has to wait until its sensor's clock is known, or one that would overtake such a row."""
         series = await self.series(row.series)
-        return (series.device, series.stream) in self._new_clocks.waiting
+        return (series.topic, series.device) in self._new_clocks.held
 
     def _advance(self, cursor: _Cursor, rows: list[Row], taken: list[Row]) -> list[Row]:
         """The cursor comes to stand behind the last of what is taken of `rows`; what follows is read meanwhile."""

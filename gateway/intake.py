@@ -250,6 +250,8 @@ class FrontDoor:
         if isinstance(entry, Refusal):
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
             return self._set_aside(_quarantined(reading, device, entry.reason))
+        if entry.event_us is None and entry.tick_ms is not None and entry.device_boot is not None:
+            self.new_clocks.met(entry.series, entry.device_boot, entry.received_us)
         return entry
 
     def _set_aside(self, input_: Quarantined) -> Entry:
@@ -287,8 +289,6 @@ class FrontDoor:
                     else:
                         tick_ms = identity.tick
                         event_us, error_us = by_tick(ticking, boot, sequence, tick_ms, received_us) or (None, error_us)
-        if event_us is None and tick_ms is not None and boot is not None:
-            self.new_clocks.met(series.device, series.stream, boot, received_us)
         entry = Entry(
             series,
             payload,

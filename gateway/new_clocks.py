@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.buffer_rows import Series
 from gateway.device_clocks import DeviceClocks
 
 READINGS_MAX = 20_000
@@ -22,8 +23,10 @@ SENSORS_MAX = 20_000
 
 
 class Source(NamedTuple):
-    """Whose clock it is, and whose readings keep their order."""
+    """Whose clock it is, and where its readings go."""
 
+    topic: str
+    """Kafka's."""
     device: str
     stream: str
 
@@ -51,20 +54,28 @@ class NewClocks:
         self._readings = 0
         """Met since nobody waited last."""
         self.waiting: dict[Source, _Start] = {}
-        """Sources whose readings have to wait. It becomes smaller by `look` alone: so none overtakes another."""
+        """Sources whose clocks are waited for."""
+        self.held: set[tuple[str, str]] = set()
+        """Kafka's topic and the device of those: whose readings have to wait, for they keep their order there. It
+        becomes smaller by `look` alone: so none overtakes another."""
 
-    def met(self, device: str, stream: str, boot: str, received_us: int) -> None:
+    def met(self, series: Series, boot: str, received_us: int) -> None:
         """See a reading come in whose tick does not tell its time yet."""
-        source = Source(device, stream)
+        source = Source(series.topic, series.device, series.stream)
         start = self._starts.get(source)
         if start is None or start.boot != boot:
             in_vain = 0 if start is None or self._is_known(source, start) else start.in_vain + 1
             if start is None and len(self._starts) >= SENSORS_MAX:
                 del self._starts[next(iter(self._starts))]
             hold_us = self._hold_us if in_vain < IN_VAIN_MAX else 0
-            start = self._starts[source] = _Start(boot, received_us + hold_us, in_vain)
+            until_us = received_us + hold_us
+            if source in self.waiting:
+                # What it sent before that boot waits, too.
+                until_us = min(until_us, self.waiting[source].until_us)
+            start = self._starts[source] = _Start(boot, until_us, in_vain)
             if hold_us and self._readings < READINGS_MAX:
                 self.waiting[source] = start
+                self.held.add((source.topic, source.device))
         self._readings += bool(self.waiting)
 
     def look(self) -> bool:
@@ -73,16 +84,17 @@ class NewClocks:
         if now_us < self._look_due_us:
             return False
         self._look_due_us = now_us + LOOK_US
-        before = len(self.waiting)
+        before = len(self.held)
         for source, start in list(self.waiting.items()):
             clock = self._clocks.find_of(source.device, start.boot, source.stream)
             due_us = None if clock is None else clock.known_from_us
             is_in_vain = now_us >= start.until_us or (due_us is not None and due_us > start.until_us)
             if is_in_vain or self._is_known(source, start) or self._readings >= READINGS_MAX:
                 del self.waiting[source]
+        self.held = {(source.topic, source.device) for source in self.waiting}
         if not self.waiting:
             self._readings = 0
-        return len(self.waiting) < before
+        return len(self.held) < before
 
     def _is_known(self, source: Source, start: _Start) -> bool:
         clock = self._clocks.find_of(source.device, start.boot, source.stream)

@@ -18,7 +18,7 @@ from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer_runs import DeviceRuns, Run
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import BootTimes
+from gateway.clock_gateway import BootClock, BootTimes
 from gateway.device_clocks import MARKS, SAVE_INTERVAL_US
 from gateway.device_time import DEFAULT_LIMITS, told_us
 from gateway.intake import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
@@ -211,6 +211,19 @@ async def test_quarantined_input_is_taken_in_again_once_a_route_takes_it(tmp_pat
         assert (again.payload, again.doubt) == (b"1", Doubt.REDELIVERED)
         assert await mended.retry_quarantined([1]) == RetryOutcome(0, {}, 1)
         assert await buffer.drop_quarantined([1, 2]) == 1
+
+
+async def test_for_what_is_taken_in_again_nobody_waits(tmp_path: Path) -> None:
+    """Its clock will not come to be known any more. With two clocks unknown, its receipt may lie years ahead."""
+    path, unknown = tmp_path / "buffer.db", BootClock("unknown", 0.0)
+    async with opened(path, "boot-0", lambda: unknown) as buffer:
+        kept = Reading("kitchen/7", "kitchen/7", b'{"boot":1,"seq":7,"tick":5}', 10**12)
+        assert await take(door_of(buffer), kept)
+    async with opened(path, clock=lambda: unknown) as buffer:
+        mended = door_of(buffer, replace(OTHER_ROUTE, identity="json"))
+        assert await mended.retry_quarantined([1]) == RetryOutcome(1, {}, 0)
+        assert (await rows(buffer))[-1].tick_ms is not None
+        assert not mended.new_clocks.waiting
 
 
 async def test_what_kafka_refused_is_taken_in_again_as_it_was_although_its_sequence_is_known(tmp_path: Path) -> None:

@@ -1,11 +1,16 @@
 """Whose readings wait for their sensor's clock, and until when."""
 
+from gateway.buffer_rows import Series
 from gateway.clock_device import BUCKET_ARRIVALS_FIRST, BUCKET_US
 from gateway.device_clocks import DeviceClocks
 from gateway.new_clocks import IN_VAIN_MAX, LOOK_US, READINGS_MAX, NewClocks
 
 SECOND_US = 1_000_000
 STREAM = "device/42/thermo"
+
+
+def series(device: str, stream: str = STREAM, topic: str = "device-thermo") -> Series:
+    return Series(topic, device, device, stream, "sluice.reading", "application/json", stream)
 
 
 class Site:
@@ -23,7 +28,7 @@ class Site:
         clock = self.clocks.of(device, boot, "rc", stream)
         found = clock.stamp(self.now_us, (self.now_us - 20_000) // 1_000, self.sequence)
         if found is None:
-            self.new.met(device, stream, boot, self.now_us)
+            self.new.met(series(device, stream), boot, self.now_us)
         return found
 
     def passes(self, seconds: float) -> bool:
@@ -37,7 +42,7 @@ def test_the_first_readings_of_a_boot_wait_until_its_clock_is_known_and_no_longe
     assert site.hears() is None
     begun_us = site.now_us
     while not site.passes(1):
-        assert list(site.new.waiting) == [("42", STREAM)]
+        assert site.new.held == {("device-thermo", "42")}
         site.hears()
     assert site.hears() is not None
     assert not site.new.waiting
@@ -85,13 +90,25 @@ def test_a_sensor_that_is_off_between_its_readings_is_not_waited_for_again_and_a
     assert site.new.waiting
 
 
-def test_a_boot_that_follows_takes_the_place_of_the_one_that_was_waited_for() -> None:
+def test_a_boot_that_follows_is_waited_for_as_long_as_the_first_one_may_wait() -> None:
     site = Site()
     site.hears("1")
-    site.passes(5)
+    site.passes(30)
     site.hears("2")
-    assert not site.passes(56), "of the first boot the time is over, and of the second one it is not"
-    assert site.passes(5)
+    assert not site.passes(29)
+    assert site.passes(1.1), "what the first boot sent stands before what the second one did"
+
+
+def test_a_sensor_that_restarts_again_and_again_is_not_waited_for_anew_each_time() -> None:
+    site = Site()
+    site.hears("1")
+    begun_us = site.now_us
+    for boot in range(2, 10):
+        if site.passes(20):
+            break
+        site.hears(str(boot))
+    assert site.now_us - begun_us <= 80 * SECOND_US
+    assert not site.new.waiting
 
 
 def test_sensors_wait_each_by_itself() -> None:
@@ -100,16 +117,29 @@ def test_sensors_wait_each_by_itself() -> None:
     site.passes(30)
     site.hears(device="43")
     site.hears(device="43", stream="device/43/hygro")
+    site.new.met(series("43", "device/43/baro", "device-baro"), "1", site.now_us)
     assert site.passes(31)
-    assert set(site.new.waiting) == {("43", STREAM), ("43", "device/43/hygro")}
+    assert len(site.new.waiting) == 3
+    assert site.new.held == {("device-thermo", "43"), ("device-baro", "43")}
+
+
+def test_of_two_streams_that_keep_their_order_none_goes_before_the_other_may() -> None:
+    site = Site()
+    site.hears()
+    site.passes(30)
+    site.hears(stream="device/42/hygro")
+    assert not site.passes(31)
+    assert site.new.held == {("device-thermo", "42")}
+    assert site.passes(30)
+    assert not site.new.held
 
 
 def test_of_very_many_readings_none_waits() -> None:
     site = Site()
     site.hears()
     for _ in range(READINGS_MAX):
-        site.new.met("43", STREAM, "1", site.now_us)
+        site.new.met(series("43"), "1", site.now_us)
     assert site.passes(LOOK_US / SECOND_US)
     assert not site.new.waiting
-    site.new.met("44", STREAM, "1", site.now_us)
+    site.new.met(series("44"), "1", site.now_us)
     assert site.new.waiting, "those who come later wait again"
