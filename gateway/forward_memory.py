@@ -83,7 +83,8 @@ class UplinkState:
     sent: int = 0
     """Readings and events that Kafka has taken since the start."""
     live_oldest_us: int | None = None
-    """When the oldest live reading was received that is being sent (CLOCK_BOOTTIME); None where none is."""
+    """When the oldest live reading was received that is being sent (CLOCK_BOOTTIME), or had to wait no longer for its
+    sensor's clock, if it may have; None where none is."""
     parked: dict[str, str] = field(default_factory=dict)
     """`topic/partition`, or a topic, and why it takes nothing at present; its readings wait while others go on."""
     refused_topics: dict[str, str] = field(default_factory=dict)

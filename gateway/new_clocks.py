@@ -47,7 +47,8 @@ class NewClocks:
     def __init__(self, hold_s: float, clocks: DeviceClocks, now_us: Callable[[], int]) -> None:
         """`now_us` gives CLOCK_BOOTTIME in microseconds."""
         self._now_us = now_us
-        self._hold_us = int(hold_s * 1e6)
+        self.hold_us = int(hold_s * 1e6)
+        """How long a reading waits at the most."""
         self._clocks = clocks
         self._starts: dict[Source, _Start] = {}
         self._look_due_us = 0
@@ -67,7 +68,7 @@ class NewClocks:
             in_vain = 0 if start is None or self._is_known(source, start) else start.in_vain + 1
             if start is None and len(self._starts) >= SENSORS_MAX:
                 del self._starts[next(iter(self._starts))]
-            hold_us = self._hold_us if in_vain < IN_VAIN_MAX else 0
+            hold_us = self.hold_us if in_vain < IN_VAIN_MAX else 0
             until_us = received_us + hold_us
             if source in self.waiting:
                 # What it sent before that boot waits, too.

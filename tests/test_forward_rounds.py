@@ -536,6 +536,28 @@ async def test_what_a_sensor_sends_without_a_tick_does_not_overtake_what_waits_f
     assert [record.value for record in line.broker.of("device-thermo")] == [b"first", b"second"]
 
 
+async def test_what_waited_for_its_sensors_clock_does_not_make_the_uplink_slow(tmp_path: Path) -> None:
+    """A link that is too slow begins a lane; how long a reading waited for it counts from when it could go."""
+    second_us = 1_000_000
+    stream = "device/new/thermo"
+    series = Series("device-thermo", "new", "new", stream, "sluice.reading", "application/json", stream)
+    async with opened(tmp_path / "buffer.db") as buffer, uplink(buffer) as line:
+        line.broker.answer_s = 0.3
+        line.now_us = received_us = 100 * second_us
+        line.front_door.new_clocks.met(series, "7", received_us)
+        assert await store(buffer, [Entry(series, b"first", received_us, None, 0, "7", 0, 5_000)])
+        await asyncio.sleep(0.1)
+        line.now_us += 61 * second_us
+        await until(lambda: line.memory.state.live_oldest_us is not None)
+        assert line.memory.state.live_oldest_us == received_us + 60 * second_us
+        await drained(buffer)
+        fresh_us = line.now_us - second_us
+        timed = Entry(series, b"timed", fresh_us, fresh_us, 0, "7", 2, 66_000)
+        assert await store(buffer, [Entry(series, b"not yet", fresh_us, None, 0, "7", 1, 66_000), timed])
+        await until(lambda: line.memory.state.live_oldest_us is not None)
+        assert line.memory.state.live_oldest_us == fresh_us
+
+
 async def test_a_tick_of_a_boot_that_nothing_is_known_of_is_not_judged_by_this_ones_clocks(tmp_path: Path) -> None:
     """The wall clock said 2026 then and says 2000 now: what is between both boots is anybody's guess."""
     path = tmp_path / "buffer.db"
