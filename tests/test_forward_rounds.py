@@ -651,6 +651,8 @@ class Story:
         self.line = line
         self.buffer = buffer
         self.count = 0
+        self.boots = 0
+        """Of sensors whose clock is never known."""
         self.accepted: list[tuple[str, bytes]] = []
 
     async def step(self, event: str, which: int) -> None:
@@ -675,7 +677,13 @@ class Story:
                 broker.is_down = not broker.is_down
             case "lost":
                 broker.loses_answers = not broker.loses_answers
+            case "clock":
+                self.boots += 1
+                self.line.front_door.new_clocks.met(
+                    reading("abcdef"[which], b"").series, str(self.boots), self.line.now_us
+                )
             case "time":
+                self.line.now_us += which * 40_000_000
                 await asyncio.sleep(0.1 * which)
 
     async def end(self) -> None:
@@ -683,6 +691,7 @@ class Story:
         broker.silent.clear()
         broker.leaderless.clear()
         broker.is_down = broker.loses_answers = False
+        self.line.now_us += 3_600_000_000
         await drained(self.buffer)
         first: dict[str, Record] = {}
         for record in broker.of("device-thermo"):
@@ -703,7 +712,7 @@ class Story:
 @given(
     events=st.lists(
         st.tuples(
-            st.sampled_from(["append", "append", "lane", "silence", "election", "down", "lost", "time"]),
+            st.sampled_from(["append", "append", "lane", "silence", "election", "down", "lost", "clock", "time"]),
             st.integers(0, 2),
         ),
         max_size=14,
