@@ -193,10 +193,14 @@ class Rounds:
     def _tell_live(self, live: Sequence[Row]) -> None:
         # With `oldest-first` these may be of another lane, and another boot.
         is_live = bool(live) and live[0].lane == self._supply.live_lane
+        if not is_live:
+            self._memory.state.live_oldest_us = None
+            return
         # What has no time yet may have waited for its sensor's clock: that was not the link's doing.
-        hold_us = self._new_clocks.hold_us
-        may_go_us = (row.received_us + hold_us * (row.event_us is None and row.tick_ms is not None) for row in live)
-        self._memory.state.live_oldest_us = min(may_go_us) if is_live else None
+        timed = next((row for row in live if row.event_us is not None or row.tick_ms is None), None)
+        self._memory.state.live_oldest_us = (
+            live[0].received_us + self._new_clocks.hold_us if timed is None else timed.received_us
+        )
 
     async def _wait_for_rows(self, *, is_held: bool) -> None:
         """Wait for a commit, for a parked partition that answers, or for the time to look again."""
