@@ -77,6 +77,7 @@ ORDER_SLACK_US = 1_000_000
 """Of two samples the later one (by its sequence) may bear an earlier tick by this: two tasks of one sensor."""
 
 TICK_US_MODULUS = 2**32 * 1000
+_SAME_WRAP_US = TICK_US_MODULUS // 4
 _REPLY_TICK_US = 5
 """The same of a REPLY, whose timer steps by four microseconds in our firmware; rounded up."""
 _STEP_TOLERANCE_US = 5_000
@@ -144,6 +145,7 @@ class DeviceClock:
         "_lines",
         "_observations",
         "_piece",
+        "_piece_behind",
         "_reference",
         "_slewed_us",
         "_slews",
@@ -175,6 +177,8 @@ class DeviceClock:
         self._lines: Lines | None = None
         """At the newest observation's tick."""
         self._piece: _Piece | None = None
+        self._piece_behind: _Piece | None = None
+        """The same for samples of some time ago, which are asked for in turns with new ones."""
         self._last_sequence = _NONE
         """Of the samples that came, the highest, and its tick."""
         self._last_tick_us = 0
@@ -353,6 +357,26 @@ class DeviceClock:
             return None
         return round((earliest_us + latest_us) / 2), int((latest_us - earliest_us) / 2) + 2
 
+    def estimate_behind(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
+        """`estimate` for samples of some time ago, in their order, while others arrive."""
+        piece = self._piece_behind
+        if piece is not None and not self._former and not self._is_doubted and self._slewed_us == self._slews.quiet_us:
+            from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = piece
+            tick_us = self._wrapped_us + tick_ms * 1000
+            if from_us <= tick_us < until_us:
+                distance_us = tick_us - from_us
+                earliest_us += earliest_rate * distance_us
+                latest_us += latest_rate * distance_us + _TICK_US_MAX
+                if now_us - _SAME_WRAP_US < earliest_us <= now_us:
+                    if latest_us > now_us:  # noqa: PLR1730 - a call of min() takes three times as long
+                        latest_us = now_us
+                    half_us = (latest_us - earliest_us) / 2
+                    return int(earliest_us + half_us), int(half_us) + 2
+        self._piece, self._piece_behind = self._piece_behind, self._piece
+        found = self.estimate(tick_ms, now_us)
+        self._piece, self._piece_behind = self._piece_behind, self._piece
+        return found
+
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
         """Take in an arrival, and give its sample's time, as `arrived` and `estimate` do."""
         bucket = self._bucket
@@ -472,7 +496,8 @@ class DeviceClock:
 
     def _forget(self) -> None:
         self._observations, self._former = [], []
-        self._lines, self._piece, self._bucket, self._reference = None, None, None, None
+        self._lines, self._bucket, self._reference = None, None, None
+        self._piece = self._piece_behind = None
         self._last_sequence, self._is_odd, self._is_doubted, self._strays = _NONE, False, False, 0
         self._buckets = 0
         self.version += 1
@@ -590,7 +615,7 @@ class DeviceClock:
     def _fit(self) -> bool:
         """Find the lines that agree with all observations; whether there are any."""
         self.version += 1
-        self._piece = self._lines = None
+        self._piece = self._piece_behind = self._lines = None
         if self._has_lower():
             self._lines = lines_at(self._observations[-1].tick_us, self._observations, self._limits())
         return self._lines is not None

@@ -253,7 +253,7 @@ class Batcher:
 
 def _timed(row: Row, tick_ms: int, clock: DeviceClock) -> Row:
     """A reading that came in before anything was known of its sensor's clock, by what is known now."""
-    estimate = clock.estimate(tick_ms, row.received_us)
+    estimate = clock.estimate_behind(tick_ms, row.received_us)
     return row if estimate is None else replace(row, event_us=estimate[0], event_error_us=estimate[1])
 
 

@@ -16,6 +16,8 @@ READINGS_MAX = 20_000
 IN_VAIN_MAX = 3
 """After so many boots in a row whose clock never came to be known, a sensor's readings wait no more: as of one that is
 off between its readings."""
+STREAM_CHARACTERS_MAX = 256
+"""Of a longer topic, which costs too much to be remembered, nothing waits."""
 LOOK_US = 500_000
 """How often is looked whose clock is known by now: the forwarder looks through what waits each time one is."""
 SENSORS_MAX = 20_000
@@ -62,6 +64,8 @@ class NewClocks:
 
     def met(self, series: Series, boot: str, received_us: int) -> None:
         """See a reading come in whose tick does not tell its time yet."""
+        if len(series.stream) > STREAM_CHARACTERS_MAX:
+            return
         source = Source(series.topic, series.device, series.stream)
         start = self._starts.get(source)
         if start is None or start.boot != boot:

@@ -585,6 +585,7 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
     quartz = Oscillator(
         rng.choice([-0.3, 0.5]) * KINDS[kind], counter_us=rng.choice([0, TICK_US_MODULUS - 10**9 - 10**8])
     )
+    former: list[tuple[int, int]] = []
     for _ in range(80):
         now_us += round(pace_s * SECOND_US * rng.choice([0.01, 0.5, 1, 1, 1, 3])) + 1_000
         now_us += rng.choice([70, 3_600]) * SECOND_US if rng.random() < 0.02 else 0
@@ -605,6 +606,14 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
         if found is not None and expected is not None and clock.version == twin.version:
             assert abs(found[0] - expected[0]) <= 1_000
             assert abs(found[1] - expected[1]) <= 1_000
+        former.append((tick_ms, now_us))
+        place = rng.randrange(len(former))
+        for of_former in former[place : place + 5]:
+            expected, found = deepcopy(clock).estimate(*of_former), clock.estimate_behind(*of_former)
+            assert (found is None) == (expected is None)
+            if found is not None and expected is not None:
+                # Both hold the true time; how tight they are depends on where a stretch of ticks was begun.
+                assert abs(found[0] - expected[0]) < min(found[1], expected[1]) + 1_000
 
 
 def test_a_sensor_that_becomes_quicker_is_known_as_soon_as_it_has_sent_enough() -> None:
