@@ -20,8 +20,9 @@ from gateway.buffer_schema import BufferFileError
 from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
 from gateway.devices_heard import DevicesHeard, ToldDate
-from gateway.intake_times import ByTick, IntakeTimes, Ticking
+from gateway.intake_times import NOBODY, IntakeTimes, Ticking
 from gateway.new_clocks import NewClocks
+from gateway.payload_identity import TICK_UNREADABLE
 from gateway.reading import Mark, Reading, Recalled, source
 from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
@@ -103,7 +104,8 @@ class FrontDoor:
             lambda device, told: self.event("device-time-implausible", device, **told),
             self._told_odd_date,
         )
-        self._stamp = self._times.stamp
+        self._latest = self._times.clock_of(NOBODY, "")
+        """Of the last reading with a tick: what one packet brings is mostly of one sensor."""
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, and what is none, by reason, since the start."""
         self.quarantined_last: dict[str, tuple[str, str]] = {}
@@ -209,7 +211,7 @@ class FrontDoor:
             elif input_.topic is None:
                 refused[input_.reason] += 1
             else:
-                entry = self._routed(reading, self._times.estimate)
+                entry = self._routed(reading, is_new=False)
                 if isinstance(entry, Refusal):
                     refused[entry.reason] += 1
                 else:
@@ -246,7 +248,7 @@ class FrontDoor:
         return name if self._gateway.key == "name" else f"{self._gateway.namespace}/{name}"
 
     def _entry(self, reading: Reading) -> Entry:
-        entry = self._routed(reading, self._stamp)
+        entry = self._routed(reading, is_new=True)
         if isinstance(entry, Refusal):
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
             return self._set_aside(_quarantined(reading, device, entry.reason))
@@ -260,8 +262,10 @@ class FrontDoor:
         self.quarantined_last[input_.reason] = input_.device, come_from
         return self.quarantine_entry(input_)
 
-    def _routed(self, reading: Reading, by_tick: ByTick) -> Entry | Refusal:
-        """The row of a reading; `by_tick` gives its time where that follows from its tick."""
+    def _routed(  # noqa: C901, PLR0912 - for every reading: each call costs
+        self, reading: Reading, *, is_new: bool
+    ) -> Entry | Refusal:
+        """The row of a reading; from one that came in just now its sensor's clock is learnt."""
         way = self._resolve(reading)
         if isinstance(way, Refusal):
             return way
@@ -280,15 +284,25 @@ class FrontDoor:
                 if identity.lost is not UNSET:
                     lost = identity.dropped()
                     self.counts["lost-unreadable"] += lost is None
-                if ticking is not None and tick_ms is None and identity.tick is not None:
-                    if identity.tick == payload_identity.TICK_UNREADABLE:
-                        self._count("tick-unreadable", series.device)
-                        self.heard.told_no_tick(series.device, boot, received_us)
-                        # It is not missing.
-                        tell_time = None
+                tick = identity.tick
+                if tick is None or ticking is None or tick_ms is not None:
+                    pass
+                elif tick == TICK_UNREADABLE:
+                    self._count("tick-unreadable", series.device)
+                    self.heard.told_no_tick(series.device, boot, received_us)
+                    # It is not missing.
+                    tell_time = None
+                else:
+                    tick_ms = tick
+                    if is_new:
+                        of, of_boot, stamp = self._latest
+                        if of is not ticking or of_boot != boot:
+                            self._latest = _, _, stamp = self._times.clock_of(ticking, boot)
+                        found = stamp(received_us, tick_ms, sequence)
                     else:
-                        tick_ms = identity.tick
-                        event_us, error_us = by_tick(ticking, boot, sequence, tick_ms, received_us) or (None, error_us)
+                        found = self._times.estimate(ticking, boot, tick_ms, received_us)
+                    if found is not None:
+                        event_us, error_us = found
         entry = Entry(
             series,
             payload,

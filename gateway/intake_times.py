@@ -27,8 +27,9 @@ class Ticking(NamedTuple):
     least_delay_us: int
 
 
-ByTick = Callable[[Ticking, str, int, int, int], tuple[int, int] | None]
-"""`IntakeTimes.stamp`, or `estimate`."""
+NOBODY = Ticking("", "", "rc", 0)
+Stamp = Callable[[int, int, int], tuple[int, int] | None]
+"""`DeviceClock.stamp`."""
 
 
 class IntakeTimes:
@@ -48,24 +49,18 @@ class IntakeTimes:
         self._clock = clock
         self._note = note
         self._implausible = ImplausibleTimes(report)
-        self._latest = Ticking("", "", "rc", 0), "", DeviceClock()
-        """Whose reading came last, of which boot, and its clock: what one packet brings is mostly of one sensor."""
 
-    def stamp(self, of: Ticking, boot: str, sequence: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:
-        """When a reading was taken that came in just now, and the bound of that: CLOCK_BOOTTIME in microseconds.
+    def clock_of(self, of: Ticking, boot: str) -> tuple[Ticking, str, Stamp]:
+        """What gives a reading that came in just now its time, for all of one boot of a sensor that follow each other.
 
-        None where its clock is not known well enough to say. One that was kept somewhere (by a broker, or its sensor)
-        teaches nothing wrong: it was taken before it came.
+        One that was kept somewhere (by a broker, or its sensor) teaches nothing wrong: it was taken before it came.
         """
-        latest, latest_boot, clock = self._latest
-        if latest is not of or latest_boot != boot:
-            clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
-            clock.least_delay_us = of.least_delay_us
-            self._latest = of, boot, clock
-        return clock.stamp(received_us, tick_ms, sequence)
+        clock = self._clocks.of(of.device, boot, of.oscillator, of.stream) if of is not NOBODY else DeviceClock()
+        clock.least_delay_us = of.least_delay_us
+        return of, boot, clock.stamp
 
-    def estimate(self, of: Ticking, boot: str, _: int, tick_ms: int, received_us: int) -> tuple[int, int] | None:
-        """The same of a reading that came in some time ago: nothing is learnt from it."""
+    def estimate(self, of: Ticking, boot: str, tick_ms: int, received_us: int) -> tuple[int, int] | None:
+        """When a reading was taken that came in some time ago, and the bound of that: nothing is learnt from it."""
         clock = self._clocks.find(of.device, boot, of.stream)
         return None if clock is None else clock.estimate(tick_ms, received_us)
 
