@@ -17,10 +17,11 @@ from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.buffer_schema import BufferFileError
+from gateway.clock_device import DeviceClock
 from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
 from gateway.devices_heard import DevicesHeard, ToldDate
-from gateway.intake_times import NOBODY, IntakeTimes, Ticking
+from gateway.intake_times import IntakeTimes, Stamp, Ticking
 from gateway.new_clocks import NewClocks
 from gateway.payload_identity import TICK_UNREADABLE
 from gateway.reading import Mark, Reading, Recalled, source
@@ -104,7 +105,7 @@ class FrontDoor:
             lambda device, told: self.event("device-time-implausible", device, **told),
             self._told_odd_date,
         )
-        self._latest = self._times.clock_of(NOBODY, "")
+        self._latest: tuple[Ticking | None, str, Stamp] = None, "", DeviceClock().stamp
         """Of the last reading with a tick: what one packet brings is mostly of one sensor."""
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, and what is none, by reason, since the start."""

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from gateway.buffer_rows import Entry
-from gateway.clock_device import DeviceClock
 from gateway.clock_gateway import BootClock
 from gateway.device_clocks import DeviceClocks
 from gateway.device_time import Implausible, TimeLimits, implausible
@@ -27,7 +26,6 @@ class Ticking(NamedTuple):
     least_delay_us: int
 
 
-NOBODY = Ticking("", "", "rc", 0)
 Stamp = Callable[[int, int, int], tuple[int, int] | None]
 """`DeviceClock.stamp`."""
 
@@ -55,7 +53,7 @@ class IntakeTimes:
 
         One that was kept somewhere (by a broker, or its sensor) teaches nothing wrong: it was taken before it came.
         """
-        clock = self._clocks.of(of.device, boot, of.oscillator, of.stream) if of is not NOBODY else DeviceClock()
+        clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
         clock.least_delay_us = of.least_delay_us
         return of, boot, clock.stamp
 

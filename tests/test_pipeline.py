@@ -267,7 +267,7 @@ def test_a_wrong_configuration_starts_nothing_and_says_what_to_write(tmp_path: P
         [SLUICE, "run", "--config", config], capture_output=True, text=True, timeout=20, check=False, env=wide
     )
     assert ended.returncode == 2
-    assert f"{config}:10: mqtt_listener.anonimous: there is no such setting; write 'anonymous' instead" in ended.stderr
+    assert f"{config}:11: mqtt_listener.anonimous: there is no such setting; write 'anonymous' instead" in ended.stderr
     assert not (tmp_path / "buffer.db").exists()
 
 
