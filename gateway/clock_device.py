@@ -359,8 +359,10 @@ class DeviceClock:
 
     def estimate_behind(self, tick_ms: int, now_us: int) -> tuple[int, int] | None:
         """`estimate` for samples of some time ago, in their order, while others arrive."""
+        if self._lines is None or self._former:
+            return None
         piece = self._piece_behind
-        if piece is not None and not self._former and not self._is_doubted and self._slewed_us == self._slews.quiet_us:
+        if piece is not None and not self._is_doubted and self._slewed_us == self._slews.quiet_us:
             from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = piece
             tick_us = self._wrapped_us + tick_ms * 1000
             if from_us <= tick_us < until_us:

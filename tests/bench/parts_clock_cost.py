@@ -45,7 +45,8 @@ class Ingested:
 
 async def ingest(bench: Bench) -> list[Result]:
     """The listener's load with ticks and without, in turns, to Kafka: rate and CPU."""
-    seconds = float(os.environ.get("BENCH_SECONDS", bench.pick(30, QUICK_S)))
+    # As long as `make bench-gateway` publishes.
+    seconds = float(os.environ.get("BENCH_SECONDS", bench.pick(60, QUICK_S)))
     ingested = []
     for number, name in enumerate(PATTERN * bench.pick(2, 1)):
         async with KafkaTopic(bench.kafka.bootstrap, f"clock-{number}-thermo") as topic:
