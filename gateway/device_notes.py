@@ -28,7 +28,7 @@ NEVER_ANSWERED = (
     "readings come with a tick, but no PROBE is answered: no time until one is; compare the firmware with "
     "firmware-sim/FRAMES.md"
 )
-LEARNING = "the clock is being learnt: that takes some readings of one boot"
+LEARNING = "the clock is being learnt: that takes some readings of one boot; look again after a minute"
 NO_CLOCK = (
     "a tick comes, but no clock follows from it: it must count milliseconds from the sensor's start, and begin anew "
     "only where its boot does"

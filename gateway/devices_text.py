@@ -28,6 +28,8 @@ def devices_lines(listing: Listing) -> Iterator[str]:
     rows = [cells for device in listing.devices for cells in _rows(device)]
     yield from aligned(headers, rows, right=frozenset({2, 4, 5, 6}))
     yield from _notes(listing)
+    if not listing.running:
+        yield hanging("sluice is not running: most of what may be wrong with a clock is told while it runs", INDENT)
 
 
 def _rows(device: Device) -> Iterator[tuple[str, ...]]:

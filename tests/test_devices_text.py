@@ -23,6 +23,12 @@ def test_a_device_and_its_clock() -> None:
     ]
 
 
+def test_of_a_gateway_that_is_stopped_it_is_said_what_cannot_be_told() -> None:
+    shown = list(devices_lines(Listing([DEVICE], running=False, unheard="")))
+    assert shown[:-1] == lines(DEVICE)
+    assert "sluice is not running" in shown[-1]
+
+
 def test_no_device() -> None:
     assert lines() == ["no device is known yet"]
     assert lines(unheard="nobody listens")[0] == "what the gateway has in memory is not known: nobody listens"
