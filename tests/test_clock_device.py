@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.clock_device import (
@@ -574,6 +574,7 @@ def thoroughly(clock: DeviceClock, received_us: int, tick_ms: int, sequence: int
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(sorted(KINDS)), st.sampled_from([0.1, 1.0, 15.0, 120.0]))
+@example(694_812, "ceramic", 0.1)
 def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it_did(
     seed: int, kind: Kind, pace_s: float
 ) -> None:
@@ -613,7 +614,7 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
             assert (found is None) == (expected is None)
             if found is not None and expected is not None:
                 # Both hold the true time; how tight they are depends on where a stretch of ticks was begun.
-                assert abs(found[0] - expected[0]) < min(found[1], expected[1]) + 1_000
+                assert abs(found[0] - expected[0]) <= found[1] + expected[1]
 
 
 def test_a_sensor_that_becomes_quicker_is_known_as_soon_as_it_has_sent_enough() -> None:
