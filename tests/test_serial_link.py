@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from gateway.device_clocks import DeviceClocks
 from gateway.duplicate_window import WINDOW_SEQUENCES
-from gateway.reading import Recalled
+from gateway.reading import Reading, Recalled
 from gateway.serial_frames import (
     Ack,
     Data,
@@ -418,17 +418,22 @@ def test_a_reply_gives_readings_their_time() -> None:
     assert 4_000 + 500 <= reading.event_error_us <= 4_000 + 500 + 1_200
 
 
-def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one() -> None:
-    link = known_link()
-    send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
-    for _ in range(WIRE_TRIPS):
+def after_slow_trips(link: SerialLink, trips: int) -> Reading:
+    """A reading that comes behind so many round trips of 8 ms."""
+    for _ in range(trips):
         due_us = link.due_us
         assert answers(link, due_us) == [Probe(NONCE)]
         tick_us = 900_000 + due_us - START_US
         send(link, Reply(NONCE, tick_us // 1000, tick_us % 1000), now_us=due_us + 8_000)
-    (reading,) = only(
-        send(link, replace(data(4), tick_ms=900 + (due_us - START_US) // 1000), now_us=due_us + 9_000)
-    ).readings
+    tick_ms = 900 + (due_us - START_US) // 1000
+    (reading,) = only(send(link, replace(data(4), tick_ms=tick_ms), now_us=due_us + 9_000)).readings
+    return reading
+
+
+def test_round_trips_that_take_what_bytes_take_on_a_wire_show_that_it_is_one() -> None:
+    link = known_link()
+    send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
+    reading = after_slow_trips(link, WIRE_TRIPS)
     assert reading.event_us is not None
     bits = 10 / 38_400 * 1e6 * WIRE_SHARE
     out_us, back_us = bits * len(encode_frame(Probe(NONCE))), bits * len(encode_frame(Reply(NONCE, 900, 0)))
@@ -450,14 +455,7 @@ def test_where_nothing_is_known_of_a_wire_slow_round_trips_show_none() -> None:
     link = known_link()
     link.claim_no_wire()
     send(link, Reply(NONCE, 900, 0), now_us=START_US + 8_000)
-    for _ in range(2 * WIRE_TRIPS):
-        due_us = link.due_us
-        assert answers(link, due_us) == [Probe(NONCE)]
-        tick_us = 900_000 + due_us - START_US
-        send(link, Reply(NONCE, tick_us // 1000, tick_us % 1000), now_us=due_us + 8_000)
-    (reading,) = only(
-        send(link, replace(data(4), tick_ms=900 + (due_us - START_US) // 1000), now_us=due_us + 9_000)
-    ).readings
+    reading = after_slow_trips(link, 2 * WIRE_TRIPS)
     assert reading.event_us is not None
     assert reading.event_error_us >= 4_000 + 500
 
