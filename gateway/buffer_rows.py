@@ -76,8 +76,11 @@ class Doubt(IntEnum):
     """The sensor's boot and sequence are those of a stored reading with another payload."""
 
 
-class Entry(Struct, frozen=True, gc=False):
-    """One row to be stored. Times are microseconds of this gateway boot's CLOCK_BOOTTIME."""
+class Entry(Struct, gc=False):
+    """One row to be stored. Times are microseconds of this gateway boot's CLOCK_BOOTTIME.
+
+    Not frozen: readings that came in together are given their times when all of them are known.
+    """
 
     series: Series
     payload: bytes

@@ -6,7 +6,7 @@ Pure: observations come in, times and bounds come out, all in microseconds.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -15,6 +15,8 @@ from gateway.clock_line import ROUNDING_US, Lines, Observation, RateLimits, chor
 from gateway.clock_slews import Slews
 
 Kind = Literal["rc", "ceramic", "crystal"]
+Sample = tuple[int, int]
+"""A reading's tick, in milliseconds, and its sequence."""
 
 
 class Oscillator(NamedTuple):
@@ -111,8 +113,8 @@ class _Piece(NamedTuple):
     latest_rate: float
 
 
-_NOT_QUICKER_US = -QUICKER_US
-_NO_PIECE = _Piece(0, 0, 0, 0, 0, 0)
+_NOTHING_KNOWN = _Piece(0, math.inf, _NEVER, 0, 0, 1)
+"""What takes the place of a stretch while there are no lines: arrivals are compared to their samples' bare ticks."""
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
@@ -381,40 +383,18 @@ class DeviceClock:
 
     def stamp(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
         """Take in an arrival, and give its sample's time, as `arrived` and `estimate` do."""
-        bucket = self._bucket
-        tick_us = self._wrapped_us + tick_ms * 1000
-        # Most arrivals tell nothing new: those are what costs.
-        if (
-            bucket is not None
-            and sequence > self._last_sequence
-            and tick_us >= self._last_tick_us
-            and received_us < bucket.due_us
-            and bucket.arrivals < bucket.arrivals_due
-            and self._slewed_us == self._slews.quiet_us
-        ):
-            from_us, until_us, earliest_us, earliest_rate, latest_us, latest_rate = self._piece or _NO_PIECE
-            if from_us <= tick_us < until_us and bucket.is_of_lines:
-                distance_us = tick_us - from_us
-                earliest_us += earliest_rate * distance_us
-                latest_us += latest_rate * distance_us
-                excess_us = received_us - latest_us
-                if _NOT_QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US and received_us >= earliest_us:
-                    bucket.arrivals += 1
-                    if excess_us < bucket.later_us:  # noqa: PLR1730 - a call of min() takes three times as long
-                        bucket.later_us = excess_us
-                    self._last_sequence, self._last_tick_us, self._is_odd = sequence, tick_us, False
-                    half_us = (latest_us + _TICK_US_MAX - earliest_us) / 2
-                    if excess_us < _TICK_US_MAX:
-                        # Not after it came.
-                        half_us = (received_us - earliest_us) / 2
-                    return int(earliest_us + half_us), int(half_us) + 2
-            elif self._lines is None and not bucket.is_of_lines:
-                excess_us = received_us - tick_us
-                if _NOT_QUICKER_US <= excess_us - bucket.excess_us <= WAITED_US:
-                    bucket.arrivals += 1
-                    bucket.later_us = min(bucket.later_us, excess_us)
-                    self._last_sequence, self._last_tick_us, self._is_odd = sequence, tick_us, False
-                    return None
+        return self.stamps(received_us, [(tick_ms, sequence)])[0]
+
+    def stamps(self, received_us: int, samples: Iterable[Sample]) -> list[tuple[int, int] | None]:
+        """`stamp` for all that arrived at once."""
+        found: list[tuple[int, int] | None] = []
+        left = iter(samples)
+        while (telling := self._stamp_usual(received_us, left, found)) is not None:
+            found.append(self._stamp_telling(received_us, *telling))
+        return found
+
+    def _stamp_telling(self, received_us: int, tick_ms: int, sequence: int) -> tuple[int, int] | None:
+        """`stamp` for an arrival that may tell something new."""
         is_behind = sequence < self._last_sequence
         estimate = self.estimate(tick_ms, received_us) if self.arrived(received_us, tick_ms, sequence) else None
         if estimate is None or not is_behind:
@@ -422,6 +402,66 @@ class DeviceClock:
         # Of before; or the sensor has restarted, and its boot counter failed. Both are within this.
         earliest = estimate[0] - estimate[1]
         return (earliest + received_us) // 2, (received_us - earliest) // 2 + 2
+
+    def _stamp_usual(
+        self, received_us: int, samples: Iterator[Sample], found: list[tuple[int, int] | None]
+    ) -> Sample | None:
+        """Stamp arrivals as long as they tell nothing new; the first that may, which is left to do; None at the end.
+
+        Most are such, and for each there is: what they have in common is looked at once.
+        """
+        bucket, piece = self._bucket, _NOTHING_KNOWN if self._lines is None else self._piece
+        if (
+            bucket is None
+            or piece is None
+            or bucket.is_of_lines is (self._lines is None)
+            or received_us >= bucket.due_us
+            or self._slewed_us != self._slews.quiet_us
+        ):
+            return next(samples, None)
+        from_us, until_us, earliest_from_us, earliest_rate, latest_from_us, latest_rate = piece
+        wrapped_us, last_sequence, last_tick_us = self._wrapped_us, self._last_sequence, self._last_tick_us
+        # What an arrival within its bucket's bounds allows for the latest time of its sample.
+        quick_us = received_us - bucket.excess_us
+        least_us, most_us = quick_us - WAITED_US, quick_us + QUICKER_US
+        room, before = bucket.arrivals_due - bucket.arrivals, len(found)
+        stamped_tick_us, stamp, newest_us = _NEVER, None, _NEVER
+        telling = None
+        for sample in samples:
+            tick_ms, sequence = sample
+            tick_us = wrapped_us + tick_ms * 1000
+            if sequence <= last_sequence or room <= 0:
+                telling = sample
+                break
+            if tick_us != stamped_tick_us:
+                distance_us = tick_us - from_us
+                earliest_us = earliest_from_us + earliest_rate * distance_us
+                latest_us = latest_from_us + latest_rate * distance_us
+                if not (
+                    from_us <= tick_us < until_us
+                    and tick_us >= last_tick_us
+                    and least_us <= latest_us <= most_us
+                    and earliest_us <= received_us
+                ):
+                    telling = sample
+                    break
+                newest_us, stamped_tick_us, last_tick_us = latest_us, tick_us, tick_us
+                if piece is not _NOTHING_KNOWN:
+                    latest_us += _TICK_US_MAX
+                    # Not after it came.
+                    if latest_us > received_us:  # noqa: PLR1730 - a call of min() takes three times as long
+                        latest_us = received_us
+                    half_us = (latest_us - earliest_us) / 2
+                    stamp = int(earliest_us + half_us), int(half_us) + 2
+            last_sequence = sequence
+            room -= 1
+            found.append(stamp)
+        if len(found) > before:
+            bucket.arrivals += len(found) - before
+            # The newest of them was under way for the shortest.
+            bucket.later_us = min(bucket.later_us, received_us - newest_us)
+            self._last_sequence, self._last_tick_us, self._is_odd = last_sequence, last_tick_us, False
+        return telling
 
     # -- on disk ----------------------------------------------------------------------------------
 

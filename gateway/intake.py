@@ -17,11 +17,10 @@ from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
 from gateway.buffer_rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.buffer_schema import BufferFileError
-from gateway.clock_device import DeviceClock
 from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
 from gateway.devices_heard import DevicesHeard, ToldDate
-from gateway.intake_times import IntakeTimes, Stamp, Ticking
+from gateway.intake_times import Arrivals, IntakeTimes, Ticking
 from gateway.new_clocks import NewClocks
 from gateway.payload_identity import TICK_UNREADABLE
 from gateway.reading import Mark, Reading, Recalled, source
@@ -105,8 +104,6 @@ class FrontDoor:
             lambda device, told: self.event("device-time-implausible", device, **told),
             self._told_odd_date,
         )
-        self._latest: tuple[Ticking | None, str, Stamp] = None, "", DeviceClock().stamp
-        """Of the last reading with a tick: what one packet brings is mostly of one sensor."""
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, and what is none, by reason, since the start."""
         self.quarantined_last: dict[str, tuple[str, str]] = {}
@@ -120,7 +117,9 @@ class FrontDoor:
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`."""
         self.counts["readings"] += len(readings)
-        entries = [self._entry(reading) for reading in readings]
+        arrivals = Arrivals()
+        entries = [self._entry(reading, arrivals) for reading in readings]
+        self._stamp(arrivals)
         self.heard.note(entries)
         if readings and readings[-1].received_us >= self.clocks.save_due_us:
             # In a commit that is made anyway: no card is worn for it.
@@ -212,7 +211,7 @@ class FrontDoor:
             elif input_.topic is None:
                 refused[input_.reason] += 1
             else:
-                entry = self._routed(reading, is_new=False)
+                entry = self._routed(reading, None)
                 if isinstance(entry, Refusal):
                     refused[entry.reason] += 1
                 else:
@@ -248,14 +247,23 @@ class FrontDoor:
         """The Kafka key of a device, or of this gateway (`gateway.key`)."""
         return name if self._gateway.key == "name" else f"{self._gateway.namespace}/{name}"
 
-    def _entry(self, reading: Reading) -> Entry:
-        entry = self._routed(reading, is_new=True)
+    def _entry(self, reading: Reading, arrivals: Arrivals) -> Entry:
+        entry = self._routed(reading, arrivals)
         if isinstance(entry, Refusal):
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
             return self._set_aside(_quarantined(reading, device, entry.reason))
-        if entry.event_us is None and entry.tick_ms is not None and entry.device_boot is not None:
-            self.new_clocks.met(entry.series, entry.device_boot, entry.received_us)
         return entry
+
+    def _stamp(self, arrivals: Arrivals) -> None:
+        """Put times into the rows of readings that came in together, and learn their sensor's clock from them."""
+        if arrivals.of is None:
+            return
+        stamps = self._times.stamps(arrivals.of, arrivals.boot, arrivals.received_us, arrivals.samples)
+        for entry, stamp in zip(arrivals.entries, stamps, strict=True):
+            if stamp is None:
+                self.new_clocks.met(entry.series, arrivals.boot, arrivals.received_us)
+            else:
+                entry.event_us, entry.event_error_us = stamp
 
     def _set_aside(self, input_: Quarantined) -> Entry:
         self.quarantined[input_.reason] += 1
@@ -264,9 +272,9 @@ class FrontDoor:
         return self.quarantine_entry(input_)
 
     def _routed(  # noqa: C901, PLR0912 - for every reading: each call costs
-        self, reading: Reading, *, is_new: bool
+        self, reading: Reading, arrivals: Arrivals | None
     ) -> Entry | Refusal:
-        """The row of a reading; from one that came in just now its sensor's clock is learnt."""
+        """The row of a reading. One that came in just now waits in `arrivals` for its time, where its tick gives it."""
         way = self._resolve(reading)
         if isinstance(way, Refusal):
             return way
@@ -274,7 +282,7 @@ class FrontDoor:
         series, identify, ticking, tell_time, time_error_us = way
         payload, received_us = reading.payload, reading.received_us
         boot, sequence, tick_ms = reading.device_boot, reading.device_sequence, reading.tick_ms
-        event_us, error_us, lost = reading.event_us, reading.event_error_us, None
+        event_us, error_us, lost, is_arrival = reading.event_us, reading.event_error_us, None, False
         if identify is not None and sequence is None:
             identity = identify(payload)
             if identity is None:
@@ -295,14 +303,13 @@ class FrontDoor:
                     tell_time = None
                 else:
                     tick_ms = tick
-                    if is_new:
-                        of, of_boot, stamp = self._latest
-                        if of is not ticking or of_boot != boot:
-                            self._latest = _, _, stamp = self._times.clock_of(ticking, boot)
-                        found = stamp(received_us, tick_ms, sequence)
-                    else:
-                        found = self._times.estimate(ticking, boot, tick_ms, received_us)
-                    if found is not None:
+                    if arrivals is not None:
+                        if arrivals.of is not ticking or arrivals.received_us != received_us or arrivals.boot != boot:
+                            self._stamp(arrivals)
+                            arrivals.begin(ticking, boot, received_us)
+                        arrivals.samples.append((tick, sequence))
+                        is_arrival = True
+                    elif (found := self._times.estimate(ticking, boot, tick, received_us)) is not None:
                         event_us, error_us = found
         entry = Entry(
             series,
@@ -316,8 +323,13 @@ class FrontDoor:
             Doubt.REDELIVERED if reading.redelivered else 0,
             lost,
         )
-        if tell_time is not None and tick_ms is None:
-            return self._with_told_time(entry, reading, tell_time, time_error_us)
+        if tick_ms is None:
+            return entry if tell_time is None else self._with_told_time(entry, reading, tell_time, time_error_us)
+        if arrivals is not None:
+            if is_arrival:
+                arrivals.entries.append(entry)
+            elif event_us is None and boot is not None:
+                self.new_clocks.met(series, boot, received_us)
         return entry
 
     def _with_told_time(self, entry: Entry, reading: Reading, tell_time: payload_time.Reader, error_us: int) -> Entry:

@@ -1,11 +1,12 @@
 """When a reading that comes in was taken: by its sensor's tick, or as its payload says."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from gateway.buffer_rows import Entry
+from gateway.clock_device import Sample
 from gateway.clock_gateway import BootClock
 from gateway.device_clocks import DeviceClocks
 from gateway.device_time import Implausible, TimeLimits, implausible
@@ -26,8 +27,23 @@ class Ticking(NamedTuple):
     least_delay_us: int
 
 
-Stamp = Callable[[int, int, int], tuple[int, int] | None]
-"""`DeviceClock.stamp`."""
+class Arrivals:
+    """Readings of one boot of a sensor that came in at once: their times are made at once."""
+
+    __slots__ = ("boot", "entries", "of", "received_us", "samples")
+
+    def __init__(self) -> None:
+        self.of: Ticking | None = None
+        """None where there is none yet."""
+        self.boot = ""
+        self.received_us = 0
+        self.samples: list[Sample] = []
+        self.entries: list[Entry] = []
+        """Their rows, without a time."""
+
+    def begin(self, of: Ticking, boot: str, received_us: int) -> None:
+        """Go on with others."""
+        self.of, self.boot, self.received_us, self.samples, self.entries = of, boot, received_us, [], []
 
 
 class IntakeTimes:
@@ -48,14 +64,16 @@ class IntakeTimes:
         self._note = note
         self._implausible = ImplausibleTimes(report)
 
-    def clock_of(self, of: Ticking, boot: str) -> tuple[Ticking, str, Stamp]:
-        """What gives a reading that came in just now its time, for all of one boot of a sensor that follow each other.
+    def stamps(
+        self, of: Ticking, boot: str, received_us: int, samples: Sequence[Sample]
+    ) -> list[tuple[int, int] | None]:
+        """When readings were taken that came in just now, and the bounds of that; their sensor's clock is learnt.
 
         One that was kept somewhere (by a broker, or its sensor) teaches nothing wrong: it was taken before it came.
         """
         clock = self._clocks.of(of.device, boot, of.oscillator, of.stream)
         clock.least_delay_us = of.least_delay_us
-        return of, boot, clock.stamp
+        return clock.stamps(received_us, samples)
 
     def estimate(self, of: Ticking, boot: str, tick_ms: int, received_us: int) -> tuple[int, int] | None:
         """When a reading was taken that came in some time ago, and the bound of that: nothing is learnt from it."""

@@ -5,15 +5,16 @@ PAYLOADS.md describes the layouts.
 
 from collections.abc import Callable
 from struct import Struct as BytesLayout
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Meta
 
 from gateway.reading import name_of_boot
 from gateway.settings import PayloadIdentity
 
 BOOT_CHARACTERS_MAX = 64
+SEQUENCE_MAX = 2**63 - 1
 TICK_MODULUS = 2**32
 TICK_UNREADABLE = -1
 LOST_SEQUENCES_MAX = 2**32
@@ -28,8 +29,9 @@ class Identity(msgspec.Struct, gc=False):
 
     boot: Any
     """A text, once it is checked."""
-    seq: int
-    tick: Any = None
+    # That numbers are in their limits msgspec sees at no cost.
+    seq: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
+    tick: Annotated[int, Meta(ge=0, lt=TICK_MODULUS)] | None = None
     """The sensor's clock at the measurement, in milliseconds (32 bits, wraps); None where there is none,
     `TICK_UNREADABLE` where what is there is no such number."""
     lost: Any = UNSET
@@ -44,7 +46,7 @@ class Identity(msgspec.Struct, gc=False):
 
 
 class _BareIdentity(msgspec.Struct):
-    """The same, where a number in it is beyond all that can be read: the reading is not to be the worse for it."""
+    """The same, where something in it is not of its kind: the reading is not to be the worse for it."""
 
     boot: Any
     seq: int
@@ -73,11 +75,13 @@ _decode_bare_json = msgspec.json.Decoder(_BareIdentity).decode
 def of_json(payload: bytes) -> Identity | None:
     """The members `boot`, `seq`, `tick` and `lost` of a JSON object, whatever else is in it."""
     try:
-        return _checked(_decode_json(payload))
+        found = _decode_json(payload)
     except msgspec.ValidationError:
         return _of_json_bare(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    boot = found.boot
+    return found if type(boot) is str and 0 < len(boot) <= BOOT_CHARACTERS_MAX else _checked(found)
 
 
 def _of_json_bare(payload: bytes) -> Identity | None:
@@ -89,7 +93,7 @@ def _of_json_bare(payload: bytes) -> Identity | None:
     return _checked(Identity(found.boot, found.seq, tick, lost))
 
 
-def _alone(raw: msgspec.Raw, missing: object, unreadable: object) -> object:
+def _alone(raw: msgspec.Raw, missing: object, unreadable: object) -> Any:
     """A member that is read by itself; `unreadable` where it cannot be read, `missing` where there is none."""
     try:
         return msgspec.json.decode(raw) if raw else missing
@@ -125,4 +129,4 @@ def _checked(found: Identity) -> Identity | None:
         boot = found.boot = str(boot)
     if tick is not None and not (type(tick) is int and 0 <= tick < TICK_MODULUS):
         found.tick = TICK_UNREADABLE
-    return found if 0 <= found.seq < 2**63 and 0 < len(boot) <= BOOT_CHARACTERS_MAX else None
+    return found if 0 <= found.seq <= SEQUENCE_MAX and 0 < len(boot) <= BOOT_CHARACTERS_MAX else None
