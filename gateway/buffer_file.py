@@ -15,11 +15,12 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import force_setattr
 from msgspec.structs import replace as replace_fields
 
 from gateway import buffer_losses, buffer_quarantine, buffer_salvage, buffer_schema
 from gateway.buffer_boots import BootTable, Correction
+from gateway.buffer_insert import TICKED, TIMED, UNTIMED, Form, insert_new, insert_rows
 from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
 from gateway.buffer_room import Room
 from gateway.buffer_rows import (
@@ -78,33 +79,6 @@ have. That tick may be a small one: it was kept since its sensor started."""
 
 NO_LANE = Lane(0, "", "", "")
 
-_COLUMNS = len(Row.__struct_fields__)
-_VALUES = f"({', '.join('?' * _COLUMNS)})"
-_INSERT = f"INSERT INTO reading VALUES {_VALUES}"
-_INSERT_MANY_ROWS = 64
-"""Rows in one statement. SQLite is called once for each statement, and Python's lock changes hands each time: that is
-what inserting one by one costs while the event loop is busy."""
-_INSERT_MANY = f"INSERT INTO reading VALUES {', '.join([_VALUES] * _INSERT_MANY_ROWS)}"
-# Rows that came in without a time of their own, which are most, have less to be bound: half of what inserting costs.
-_UNTIMED = ("series", "received_us", "device_boot", "device_sequence", "payload")
-_INSERT_MANY_UNTIMED = "INSERT INTO reading VALUES " + ", ".join(
-    f"(?1, ?2 + {place}, ?, ?, NULL, 0, NULL, ?, ?, ?, 0, NULL)" for place in range(_INSERT_MANY_ROWS)
-)
-# The same of rows that have nothing unusual: Python is slow to bind None, too.
-_USUAL = (
-    "series",
-    "received_us",
-    "event_us",
-    "event_error_us",
-    "tick_ms",
-    "device_boot",
-    "device_sequence",
-    "payload",
-)
-_usual = attrgetter(*_USUAL)
-_INSERT_MANY_USUAL = "INSERT INTO reading VALUES " + ", ".join(
-    f"(?1, ?2 + {place}, ?, ?, ?, ?, ?, ?, ?, ?, 0, NULL)" for place in range(_INSERT_MANY_ROWS)
-)
 # Many rows in one answer, their payloads one behind the other: SQLite gives Python's lock up at each row that it is
 # asked for by itself, and gets it back only when the event loop has nothing to do.
 _SELECT_MANY = """
@@ -314,9 +288,8 @@ class BufferFile:
         sequence = self.next_sequence
         event_from_us = NOTHING_US
         rows: list[Row] = []
-        untimed: list[object] = []
-        timed: list[object] = []
-        is_usual = True
+        values: list[object] = []
+        forms: set[Form | None] = set()
         for entry in entries:
             if entry.quarantined is not None:
                 self._quarantine.keep(entry.quarantined, self._tally)
@@ -325,6 +298,9 @@ class BufferFile:
                 series = self._series_number(entry.series)
             event_us, received_us, tick_ms = entry.event_us, entry.received_us, entry.tick_ms
             error_us, doubt, device_time_us = entry.event_error_us, entry.doubt, entry.device_time_us
+            if event_us is not None:
+                # It has told all that it could.
+                tick_ms = None
             boot, number, payload = entry.device_boot, entry.device_sequence, entry.payload
             rows.append(
                 Row(
@@ -343,19 +319,25 @@ class BufferFile:
                 )
             )
             sequence += 1
-            if doubt or device_time_us is not None:
-                is_usual = False
-            if event_us is None:
-                event_us = received_us if tick_ms is None and device_time_us is None else _earliest_us(entry)
-                if tick_ms is None and not error_us and is_usual:
-                    untimed += (series, received_us, boot, number, payload)
-            elif is_usual:
-                timed += (series, received_us, event_us, error_us, tick_ms, boot, number, payload)
+            if doubt or device_time_us is not None or (error_us and event_us is None):
+                forms.add(None)
+                event_us = _earliest_us(entry)
+            elif event_us is not None:
+                forms.add(TIMED)
+                values += (series, received_us, event_us, error_us, boot, number, payload)
+            elif tick_ms is not None:
+                forms.add(TICKED)
+                event_us = received_us - TICK_AGE_US_MAX
+                values += (series, received_us, tick_ms, boot, number, payload)
+            else:
+                forms.add(UNTIMED)
+                event_us = received_us
+                values += (series, received_us, boot, number, payload)
             if event_us < event_from_us:  # noqa: PLR1730 - a call of min() takes three times as long
                 event_from_us = event_us
         if not rows:
             return
-        _insert_new(self.connection, rows, untimed, timed, is_usual=is_usual)
+        insert_new(self.connection, rows, values, forms)
         state.lanes[lane] = state.lanes[lane].plus(len(rows))
         state.rows += len(rows)
         state.floor.add(event_from_us)
@@ -584,7 +566,7 @@ class BufferFile:
         there = self._sequences(Span(rows[0].lane, rows[0].sequence, rows[-1].sequence))
         new = [row for row in rows if row.sequence not in there]
         routed = [row for row in new if row.series in numbers]
-        _insert_rows(self.connection, [replace_fields(row, series=numbers[row.series]) for row in routed])
+        insert_rows(self.connection, [replace_fields(row, series=numbers[row.series]) for row in routed])
         self._state.rows += len(routed)
         number = rows[0].lane
         count = self._state.lanes.get(number, LaneCount(opened=True, closed=True))
@@ -877,49 +859,6 @@ def _check_sqlite(connection: sqlite3.Connection) -> None:
     ).fetchone()
     if (fields, payloads, joined) != ("[]", None, b"\0a\xff\0"):
         raise BufferFileError(f"SQLite {sqlite3.sqlite_version} is too old for the buffer: 3.38 or later is needed")
-
-
-def _insert_new(
-    connection: sqlite3.Connection,
-    rows: Sequence[Row],
-    untimed: Sequence[object],
-    timed: Sequence[object],
-    *,
-    is_usual: bool,
-) -> None:
-    """Insert rows of one lane that follow each other, in the quickest way that they allow.
-
-    `untimed` and `timed` are what `_UNTIMED` and `_USUAL` say of those without a time of their own, and with one.
-    """
-    whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
-    if len(untimed) == len(rows) * len(_UNTIMED):
-        _insert_by(connection, _INSERT_MANY_UNTIMED, rows[:whole], untimed, len(_UNTIMED))
-    elif len(timed) == len(rows) * len(_USUAL):
-        _insert_by(connection, _INSERT_MANY_USUAL, rows[:whole], timed, len(_USUAL))
-    elif is_usual:
-        values = [value for row in rows[:whole] for value in _usual(row)]
-        _insert_by(connection, _INSERT_MANY_USUAL, rows[:whole], values, len(_USUAL))
-    else:
-        whole = 0
-    _insert_rows(connection, rows[whole:])
-
-
-def _insert_rows(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-    whole = len(rows) - len(rows) % _INSERT_MANY_ROWS
-    for start in range(0, whole, _INSERT_MANY_ROWS):
-        some = rows[start : start + _INSERT_MANY_ROWS]
-        connection.execute(_INSERT_MANY, tuple(chain.from_iterable(map(astuple, some))))
-    connection.executemany(_INSERT, map(astuple, rows[whole:]))
-
-
-def _insert_by(
-    connection: sqlite3.Connection, statement: str, rows: Sequence[Row], values: Sequence[object], width: int
-) -> None:
-    """Insert rows by a statement for many, which has `width` of the values of each."""
-    step = _INSERT_MANY_ROWS * width
-    for start in range(0, len(rows), _INSERT_MANY_ROWS):
-        first = start * width
-        connection.execute(statement, (rows[start].lane, rows[start].sequence, *values[first : first + step]))
 
 
 def _without_series(row: Row, boot_id: str) -> Quarantined:

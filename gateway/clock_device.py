@@ -5,8 +5,10 @@ Pure: observations come in, times and bounds come out, all in microseconds.
 """
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -97,6 +99,7 @@ _RATE_ERROR_MAX = (OSCILLATORS["rc"].error_ppm * _BEYOND + _GATEWAY_PPM) * 1e-6
 _TICK_US_MAX = 1_020
 """What a sample's tick leaves open: it was taken at some point of its millisecond, which is one of a slow clock."""
 _NEVER = float("-inf")
+_NEVER_DUE = sys.maxsize
 _NONE = -1
 _WIDE_US = 1e9
 """What tells no more than this of a time tells nothing."""
@@ -416,6 +419,7 @@ class DeviceClock:
             or piece is None
             or bucket.is_of_lines is (self._lines is None)
             or received_us >= bucket.due_us
+            or bucket.arrivals >= bucket.arrivals_due
             or self._slewed_us != self._slews.quiet_us
         ):
             return next(samples, None)
@@ -424,16 +428,13 @@ class DeviceClock:
         # What an arrival within its bucket's bounds allows for the latest time of its sample.
         quick_us = received_us - bucket.excess_us
         least_us, most_us = quick_us - WAITED_US, quick_us + QUICKER_US
-        room, before = bucket.arrivals_due - bucket.arrivals, len(found)
-        stamped_tick_us, stamp, newest_us = _NEVER, None, _NEVER
-        telling = None
-        for sample in samples:
-            tick_ms, sequence = sample
-            tick_us = wrapped_us + tick_ms * 1000
-            if sequence <= last_sequence or room <= 0:
-                telling = sample
+        before, stamped_ms, stamp, newest_us = len(found), _NONE, None, _NEVER
+        for tick_ms, sequence in islice(samples, bucket.arrivals_due - bucket.arrivals):
+            if sequence <= last_sequence:
+                telling: Sample | None = (tick_ms, sequence)
                 break
-            if tick_us != stamped_tick_us:
+            if tick_ms != stamped_ms:
+                tick_us = wrapped_us + tick_ms * 1000
                 distance_us = tick_us - from_us
                 earliest_us = earliest_from_us + earliest_rate * distance_us
                 latest_us = latest_from_us + latest_rate * distance_us
@@ -443,9 +444,9 @@ class DeviceClock:
                     and least_us <= latest_us <= most_us
                     and earliest_us <= received_us
                 ):
-                    telling = sample
+                    telling = tick_ms, sequence
                     break
-                newest_us, stamped_tick_us, last_tick_us = latest_us, tick_us, tick_us
+                newest_us, stamped_ms, last_tick_us = latest_us, tick_ms, tick_us
                 if piece is not _NOTHING_KNOWN:
                     latest_us += _TICK_US_MAX
                     # Not after it came.
@@ -454,8 +455,9 @@ class DeviceClock:
                     half_us = (latest_us - earliest_us) / 2
                     stamp = int(earliest_us + half_us), int(half_us) + 2
             last_sequence = sequence
-            room -= 1
             found.append(stamp)
+        else:
+            telling = next(samples, None)
         if len(found) > before:
             bucket.arrivals += len(found) - before
             # The newest of them was under way for the shortest.
@@ -759,7 +761,7 @@ class _Bucket:
         self.begins_anew = False
         """Whether the last arrival came after an outage, or its tick does not keep pace."""
         self.arrivals = 1
-        self.arrivals_due: float = math.inf
+        self.arrivals_due = _NEVER_DUE
         """The arrival after so many may be the one that fills it, however soon it comes."""
         self.best_received_us, self.best_tick_us = received_us, tick_us
         self.excess_us = excess_us
@@ -785,7 +787,7 @@ class _Bucket:
             self._is_second_half = False
         if excess_us < self.excess_us:
             self.excess_us, self.best_received_us, self.best_tick_us = excess_us, received_us, tick_us
-        self.due_us, self.arrivals_due = self.settled_us + self._settled_for_us // 2, math.inf
+        self.due_us, self.arrivals_due = self.settled_us + self._settled_for_us // 2, _NEVER_DUE
         if received_us < self.due_us:
             return False
         self.later_us = min(self.later_us, excess_us) if self._is_second_half else excess_us

@@ -164,15 +164,20 @@ class DevicesHeard:
     def note(self, entries: Iterable[Entry]) -> None:
         """See what came in. For every reading there is: it takes a fraction of a microsecond."""
         by_device = self._by_device
+        heard: Heard | None = None
+        before: Series | None = None
         for entry in entries:
-            if entry.quarantined is not None:
-                continue
-            series = entry.series
-            boot = entry.device_boot
-            heard = by_device.get(series.device)
-            # A topic without an identity, beside others that have one, is of no other boot.
-            if heard is None or (heard.boot != boot and boot is not None):
-                heard = self._begin(series.device, boot, entry.received_us, series)
+            series, boot = entry.series, entry.device_boot
+            if heard is None or series is not before or (heard.boot != boot and boot is not None):
+                if entry.quarantined is not None:
+                    continue
+                heard, before = by_device.get(series.device), series
+                # A topic without an identity, beside others that have one, is of no other boot.
+                if heard is None or (heard.boot != boot and boot is not None):
+                    heard = self._begin(series.device, boot, entry.received_us, series)
+                if heard.subject != series.subject:
+                    heard.subject = series.subject[:SUBJECT_MAX]
+                    heard.is_serial = series.stream != series.subject
             received_us = heard.received_us = entry.received_us
             heard.readings += 1
             tick_ms = entry.tick_ms
@@ -188,9 +193,6 @@ class DevicesHeard:
             else:
                 is_told = entry.event_us is not None or entry.device_time_us is not None
                 heard.tells = "time" if is_told else "nothing"
-            if heard.subject != series.subject:
-                heard.subject = series.subject[:SUBJECT_MAX]
-                heard.is_serial = series.stream != series.subject
 
     def told_no_tick(self, device: str, boot: str | None, received_us: int) -> None:
         """A reading that is noted next has a tick which is none."""

@@ -154,12 +154,20 @@ class Batcher:
         records = batch.records
         clock: DeviceClock | None = None
         clock_boot: str | None = None
+        estimate: tuple[int, int] | None = None
+        estimate_of = TICK_VOID, 0
         for row in run:
             if row.event_us is None and row.tick_ms is not None and row.tick_ms != TICK_VOID:
                 if row.device_boot != clock_boot:
                     clock, clock_boot = self._clock_of(route, row.device_boot), row.device_boot
+                    estimate_of = TICK_VOID, 0
                 if clock is not None:
-                    row = _timed(row, row.tick_ms, clock)  # noqa: PLW2901 - the same one, better known
+                    # It came in before anything was known of its sensor's clock, and has a time by what is known now.
+                    if estimate_of != (row.tick_ms, row.received_us):
+                        estimate_of = row.tick_ms, row.received_us
+                        estimate = clock.estimate_behind(*estimate_of)
+                    if estimate is not None:
+                        row = replace(row, event_us=estimate[0], event_error_us=estimate[1])  # noqa: PLW2901
             record = encode(row, times, len(records))
             size = len(record)
             if size > record_bytes_max or size + HEADER_BYTES > topic_bytes_max:
@@ -249,12 +257,6 @@ class Batcher:
         self._routes.clear()
         self._supply.pass_over()
         return True
-
-
-def _timed(row: Row, tick_ms: int, clock: DeviceClock) -> Row:
-    """A reading that came in before anything was known of its sensor's clock, by what is known now."""
-    estimate = clock.estimate_behind(tick_ms, row.received_us)
-    return row if estimate is None else replace(row, event_us=estimate[0], event_error_us=estimate[1])
 
 
 def _first_usable(verdicts: Sequence[TopicVerdict]) -> TopicVerdict:

@@ -5,6 +5,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
@@ -38,6 +39,7 @@ REPORT_SUBJECT_MAX = 256
 REPORT_REST_BYTES = 3_000
 """What a report needs beside the raw bytes, headers included."""
 READING_TYPE = "sluice.reading"
+_SAMPLE = attrgetter("tick_ms", "device_sequence")
 CLOCKS_AT_ONCE = 500
 """Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
 
@@ -258,12 +260,16 @@ class FrontDoor:
         """Put times into the rows of readings that came in together, and learn their sensor's clock from them."""
         if arrivals.of is None:
             return
-        stamps = self._times.stamps(arrivals.of, arrivals.boot, arrivals.received_us, arrivals.samples)
+        samples = map(_SAMPLE, arrivals.entries)
+        stamps = self._times.stamps(arrivals.of, arrivals.boot, arrivals.received_us, samples)
+        without = 0
         for entry, stamp in zip(arrivals.entries, stamps, strict=True):
             if stamp is None:
-                self.new_clocks.met(entry.series, arrivals.boot, arrivals.received_us)
+                without += 1
             else:
                 entry.event_us, entry.event_error_us = stamp
+        if without:
+            self.new_clocks.met(arrivals.entries[0].series, arrivals.boot, arrivals.received_us, without)
 
     def _set_aside(self, input_: Quarantined) -> Entry:
         self.quarantined[input_.reason] += 1
@@ -282,7 +288,7 @@ class FrontDoor:
         series, identify, ticking, tell_time, time_error_us = way
         payload, received_us = reading.payload, reading.received_us
         boot, sequence, tick_ms = reading.device_boot, reading.device_sequence, reading.tick_ms
-        event_us, error_us, lost, is_arrival = reading.event_us, reading.event_error_us, None, False
+        event_us, error_us, lost = reading.event_us, reading.event_error_us, None
         if identify is not None and sequence is None:
             identity = identify(payload)
             if identity is None:
@@ -303,14 +309,6 @@ class FrontDoor:
                     tell_time = None
                 else:
                     tick_ms = tick
-                    if arrivals is not None:
-                        if arrivals.of is not ticking or arrivals.received_us != received_us or arrivals.boot != boot:
-                            self._stamp(arrivals)
-                            arrivals.begin(ticking, boot, received_us)
-                        arrivals.samples.append((tick, sequence))
-                        is_arrival = True
-                    elif (found := self._times.estimate(ticking, boot, tick, received_us)) is not None:
-                        event_us, error_us = found
         entry = Entry(
             series,
             payload,
@@ -325,11 +323,19 @@ class FrontDoor:
         )
         if tick_ms is None:
             return entry if tell_time is None else self._with_told_time(entry, reading, tell_time, time_error_us)
-        if arrivals is not None:
-            if is_arrival:
+        if ticking is not None and boot is not None and reading.tick_ms is None:
+            # It is of the payload.
+            if arrivals is None:
+                found = self._times.estimate(ticking, boot, tick_ms, received_us)
+                if found is not None:
+                    entry.event_us, entry.event_error_us = found
+            else:
+                if arrivals.of is not ticking or arrivals.received_us != received_us or arrivals.boot != boot:
+                    self._stamp(arrivals)
+                    arrivals.begin(ticking, boot, received_us)
                 arrivals.entries.append(entry)
-            elif event_us is None and boot is not None:
-                self.new_clocks.met(series, boot, received_us)
+        elif arrivals is not None and event_us is None and boot is not None:
+            self.new_clocks.met(series, boot, received_us)
         return entry
 
     def _with_told_time(self, entry: Entry, reading: Reading, tell_time: payload_time.Reader, error_us: int) -> Entry:

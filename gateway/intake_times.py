@@ -1,6 +1,6 @@
 """When a reading that comes in was taken: by its sensor's tick, or as its payload says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -30,20 +30,19 @@ class Ticking(NamedTuple):
 class Arrivals:
     """Readings of one boot of a sensor that came in at once: their times are made at once."""
 
-    __slots__ = ("boot", "entries", "of", "received_us", "samples")
+    __slots__ = ("boot", "entries", "of", "received_us")
 
     def __init__(self) -> None:
         self.of: Ticking | None = None
         """None where there is none yet."""
         self.boot = ""
         self.received_us = 0
-        self.samples: list[Sample] = []
         self.entries: list[Entry] = []
         """Their rows, without a time."""
 
     def begin(self, of: Ticking, boot: str, received_us: int) -> None:
         """Go on with others."""
-        self.of, self.boot, self.received_us, self.samples, self.entries = of, boot, received_us, [], []
+        self.of, self.boot, self.received_us, self.entries = of, boot, received_us, []
 
 
 class IntakeTimes:
@@ -65,7 +64,7 @@ class IntakeTimes:
         self._implausible = ImplausibleTimes(report)
 
     def stamps(
-        self, of: Ticking, boot: str, received_us: int, samples: Sequence[Sample]
+        self, of: Ticking, boot: str, received_us: int, samples: Iterable[Sample]
     ) -> list[tuple[int, int] | None]:
         """When readings were taken that came in just now, and the bounds of that; their sensor's clock is learnt.
 

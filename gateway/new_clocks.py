@@ -62,8 +62,8 @@ class NewClocks:
         """Kafka's topic and the device of those: whose readings have to wait, for they keep their order there. It
         becomes smaller by `look` alone: so none overtakes another."""
 
-    def met(self, series: Series, boot: str, received_us: int) -> None:
-        """See a reading come in whose tick does not tell its time yet."""
+    def met(self, series: Series, boot: str, received_us: int, count: int = 1) -> None:
+        """See readings come in at once whose ticks do not tell their times yet."""
         if len(series.stream) > STREAM_CHARACTERS_MAX:
             return
         source = Source(series.topic, series.device, series.stream)
@@ -81,7 +81,7 @@ class NewClocks:
             if hold_us and self._readings < READINGS_MAX:
                 self.waiting[source] = start
                 self.held.add((source.topic, source.device))
-        self._readings += bool(self.waiting)
+        self._readings += count if self.waiting else 0
 
     def look(self) -> bool:
         """See whose clock is known by now, or was waited for in vain; whether that sets anybody's readings free."""
