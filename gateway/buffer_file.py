@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_fields
 
 from gateway import buffer_losses, buffer_quarantine, buffer_salvage, buffer_schema
 from gateway.buffer_boots import BootTable, Correction
-from gateway.buffer_insert import TICKED, TIMED, UNTIMED, Form, insert_new, insert_rows
+from gateway.buffer_insert import ANY, TICKED, TIMED, UNTIMED, Form, insert_new, insert_rows
 from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
 from gateway.buffer_room import Room
 from gateway.buffer_rows import (
@@ -298,9 +298,6 @@ class BufferFile:
                 series = self._series_number(entry.series)
             event_us, received_us, tick_ms = entry.event_us, entry.received_us, entry.tick_ms
             error_us, doubt, device_time_us = entry.event_error_us, entry.doubt, entry.device_time_us
-            if event_us is not None:
-                # It has told all that it could.
-                tick_ms = None
             boot, number, payload = entry.device_boot, entry.device_sequence, entry.payload
             rows.append(
                 Row(
@@ -323,8 +320,12 @@ class BufferFile:
                 forms.add(None)
                 event_us = _earliest_us(entry)
             elif event_us is not None:
-                forms.add(TIMED)
-                values += (series, received_us, event_us, error_us, boot, number, payload)
+                if tick_ms is None:
+                    forms.add(TIMED)
+                    values += (series, received_us, event_us, error_us, boot, number, payload)
+                else:
+                    forms.add(ANY)
+                    values += (series, received_us, event_us, error_us, tick_ms, boot, number, payload)
             elif tick_ms is not None:
                 forms.add(TICKED)
                 event_us = received_us - TICK_AGE_US_MAX

@@ -46,7 +46,7 @@ UNTIMED = Form.of("series", "received_us", "device_boot", "device_sequence", "pa
 TIMED = Form.of("series", "received_us", "event_us", "event_error_us", "device_boot", "device_sequence", "payload")
 TICKED = Form.of("series", "received_us", "tick_ms", "device_boot", "device_sequence", "payload")
 """With a tick that does not tell their time yet."""
-_ANY = Form.of(
+ANY = Form.of(
     "series",
     "received_us",
     "event_us",
@@ -56,7 +56,8 @@ _ANY = Form.of(
     "device_sequence",
     "payload",
 )
-_values_of_any = attrgetter(*_ANY.columns)
+"""All of these: such as those that come with a time and a tick, from serial lines."""
+_values_of_any = attrgetter(*ANY.columns)
 
 
 def insert_new(
@@ -72,7 +73,7 @@ def insert_new(
     if len(known) == 1:
         _insert_by(connection, known[0], rows[:whole], values)
     else:
-        _insert_by(connection, _ANY, rows[:whole], [value for row in rows[:whole] for value in _values_of_any(row)])
+        _insert_by(connection, ANY, rows[:whole], [value for row in rows[:whole] for value in _values_of_any(row)])
     insert_rows(connection, rows[whole:])
 
 

@@ -96,6 +96,7 @@ class Reading(Struct, frozen=True):
     """Event time in CLOCK_BOOTTIME of `gateway_boot`; of a time that the sensor sent, that of receipt."""
     received_boottime_us: int
     tick_ms: int | None
+    """The sensor's; null also where it stands in the payload and has told the event time."""
     device_boot: str | None
     device_sequence: int | None
     doubt: str | None

@@ -134,6 +134,7 @@ class Row(Struct, frozen=True, gc=False, array_like=True):
     event_us: int | None
     event_error_us: int
     tick_ms: int | None
+    """None also where it stands in the payload and `event_us` follows from it."""
     device_boot: str | None
     device_sequence: int | None
     payload: bytes

@@ -39,9 +39,10 @@ REPORT_SUBJECT_MAX = 256
 REPORT_REST_BYTES = 3_000
 """What a report needs beside the raw bytes, headers included."""
 READING_TYPE = "sluice.reading"
-_SAMPLE = attrgetter("tick_ms", "device_sequence")
 CLOCKS_AT_ONCE = 500
 """Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
+
+_sample = attrgetter("tick_ms", "device_sequence")
 
 log = structlog.get_logger()
 
@@ -119,10 +120,11 @@ class FrontDoor:
     def take(self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Sequence[Mark] = ()) -> None:
         """See `Intake.take`."""
         self.counts["readings"] += len(readings)
-        arrivals = Arrivals()
+        arrivals: list[Arrivals] = []
         entries = [self._entry(reading, arrivals) for reading in readings]
-        self._stamp(arrivals)
         self.heard.note(entries)
+        for together in arrivals:
+            self._stamp(together)
         if readings and readings[-1].received_us >= self.clocks.save_due_us:
             # In a commit that is made anyway: no card is worn for it.
             of_clocks = self.clocks.marks(readings[-1].received_us)
@@ -249,7 +251,7 @@ class FrontDoor:
         """The Kafka key of a device, or of this gateway (`gateway.key`)."""
         return name if self._gateway.key == "name" else f"{self._gateway.namespace}/{name}"
 
-    def _entry(self, reading: Reading, arrivals: Arrivals) -> Entry:
+    def _entry(self, reading: Reading, arrivals: list[Arrivals]) -> Entry:
         entry = self._routed(reading, arrivals)
         if isinstance(entry, Refusal):
             device = reading.writer or (self._routes.serial_device(reading.topic) if reading.is_serial else "")
@@ -258,9 +260,7 @@ class FrontDoor:
 
     def _stamp(self, arrivals: Arrivals) -> None:
         """Put times into the rows of readings that came in together, and learn their sensor's clock from them."""
-        if arrivals.of is None:
-            return
-        samples = map(_SAMPLE, arrivals.entries)
+        samples = map(_sample, arrivals.entries)
         stamps = self._times.stamps(arrivals.of, arrivals.boot, arrivals.received_us, samples)
         without = 0
         for entry, stamp in zip(arrivals.entries, stamps, strict=True):
@@ -268,6 +268,8 @@ class FrontDoor:
                 without += 1
             else:
                 entry.event_us, entry.event_error_us = stamp
+                # It has told what it could, and stands in the payload: each byte is one for the card.
+                entry.tick_ms = None
         if without:
             self.new_clocks.met(arrivals.entries[0].series, arrivals.boot, arrivals.received_us, without)
 
@@ -278,7 +280,7 @@ class FrontDoor:
         return self.quarantine_entry(input_)
 
     def _routed(  # noqa: C901, PLR0912 - for every reading: each call costs
-        self, reading: Reading, arrivals: Arrivals | None
+        self, reading: Reading, arrivals: list[Arrivals] | None
     ) -> Entry | Refusal:
         """The row of a reading. One that came in just now waits in `arrivals` for its time, where its tick gives it."""
         way = self._resolve(reading)
@@ -330,10 +332,11 @@ class FrontDoor:
                 if found is not None:
                     entry.event_us, entry.event_error_us = found
             else:
-                if arrivals.of is not ticking or arrivals.received_us != received_us or arrivals.boot != boot:
-                    self._stamp(arrivals)
-                    arrivals.begin(ticking, boot, received_us)
-                arrivals.entries.append(entry)
+                last = arrivals[-1] if arrivals else None
+                if last is None or last.of is not ticking or last.received_us != received_us or last.boot != boot:
+                    last = Arrivals(ticking, boot, received_us)
+                    arrivals.append(last)
+                last.entries.append(entry)
         elif arrivals is not None and event_us is None and boot is not None:
             self.new_clocks.met(series, boot, received_us)
         return entry

@@ -32,17 +32,12 @@ class Arrivals:
 
     __slots__ = ("boot", "entries", "of", "received_us")
 
-    def __init__(self) -> None:
-        self.of: Ticking | None = None
-        """None where there is none yet."""
-        self.boot = ""
-        self.received_us = 0
+    def __init__(self, of: Ticking, boot: str, received_us: int) -> None:
+        self.of = of
+        self.boot = boot
+        self.received_us = received_us
         self.entries: list[Entry] = []
         """Their rows, without a time."""
-
-    def begin(self, of: Ticking, boot: str, received_us: int) -> None:
-        """Go on with others."""
-        self.of, self.boot, self.received_us, self.entries = of, boot, received_us, []
 
 
 class IntakeTimes:

@@ -617,6 +617,31 @@ def test_an_arrival_that_tells_nothing_new_has_the_time_that_it_would_have_if_it
                 assert abs(found[0] - expected[0]) <= found[1] + expected[1]
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(sorted(KINDS)), st.sampled_from([1, 40, 5_000]))
+def test_what_arrives_at_once_has_the_times_that_it_would_have_one_by_one(seed: int, kind: Kind, apart_ms: int) -> None:
+    rng = random.Random(seed)  # noqa: S311 - a scene, not a secret
+    clock, twin = DeviceClock(kind), DeviceClock(kind)
+    quartz = Oscillator(rng.choice([-0.3, 0.5]) * KINDS[kind], counter_us=TICK_US_MODULUS - rng.choice([10**7, 10**10]))
+    now_us, sequence = 10**9, 0
+    for _ in range(60):
+        now_us += rng.choice([300_000, 3 * SECOND_US, 15 * SECOND_US])
+        samples = []
+        for place in reversed(range(rng.choice([1, 1, 2, 7, 30]))):
+            # Some of one millisecond, some out of their order, some sent again.
+            taken_us = now_us - 5_000 - rng.choice([0, 0, 20_000]) - place * apart_ms * rng.choice([0, 1_000])
+            sequence = max(0, sequence + (rng.choice([-40, -1, 0]) if rng.random() < 0.03 else 1))
+            samples.append((quartz.tick(max(0, taken_us))[0], sequence))
+        found = clock.stamps(now_us, samples)
+        assert found == [twin.stamp(now_us, *sample) for sample in samples]
+        assert (clock.version, clock.last_sequence, clock.known_from_us) == (
+            twin.version,
+            twin.last_sequence,
+            twin.known_from_us,
+        )
+    assert clock.to_bytes() == twin.to_bytes()
+
+
 def test_a_sensor_that_becomes_quicker_is_known_as_soon_as_it_has_sent_enough() -> None:
     """The first two readings tell when the fourth may come; it may come sooner."""
     clock, quartz = DeviceClock(), Oscillator(0)
