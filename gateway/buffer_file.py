@@ -328,7 +328,7 @@ class BufferFile:
                     values += (series, received_us, event_us, error_us, tick_ms, boot, number, payload)
             elif tick_ms is not None:
                 forms.add(TICKED)
-                event_us = received_us - TICK_AGE_US_MAX
+                event_us = _earliest_us(entry)
                 values += (series, received_us, tick_ms, boot, number, payload)
             else:
                 forms.add(UNTIMED)

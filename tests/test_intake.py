@@ -525,7 +525,7 @@ async def test_readings_with_a_tick_get_the_time_that_follows_from_it(tmp_path: 
     # A tick that has told its reading's time is not kept beside it.
     assert [(row.device_boot, row.tick_ms) for row in stored] == [
         ("7-1a2b3c4d", 1_000 + sequence * 1_000 if row.event_us is None else None)
-        for sequence, row in enumerate(stored)
+        for sequence, row in zip(range(300), stored, strict=True)
     ]
     placed = [
         (row, taken_us) for row, (taken_us, _, _) in zip(stored, samples, strict=True) if row.event_us is not None
