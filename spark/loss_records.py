@@ -1,0 +1,129 @@
+"""What gateways told of readings that are gone for good (`gateway/EVENTS.md`), as rows."""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.log_table import TIME_ERROR_UNKNOWN_US
+from spark.sequence_runs import RUN
+
+LOSS_TYPE = "sluice.gateway.loss"
+NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
+"""Reasons of what is no reading. One that is not known is taken for a reading's: a newer gateway may have more."""
+REJECTED = "in the quarantine"
+"""The reason of readings that came and could not be taken."""
+
+SCHEMA = """
+    namespace string, gateway string, device string, reason string, count bigint,
+    device_boot string, first_sequence bigint, last_sequence bigint,
+    gateway_boot string, first_boottime_us bigint, last_boottime_us bigint,
+    told_us bigint, told_error_us bigint, told_boot string, told_boottime_us bigint, ce_id string
+"""
+"""`device` is null where the gateway could not say whose they were; `count` is 0 where nobody can count them;
+`gateway_boot` is the boot in which they were lost, `told_boot` that in which it was told."""
+
+_TEXT, _WHOLE = "^STRING", "^BIGINT"
+_NUMBERS = ("count", "first_boottime_us", "last_boottime_us", "first_sequence", "last_sequence")
+_TEXTS = ("device", "reason", "boot", "device_boot")
+_NULLABLE = {"device", "device_boot", "first_sequence", "last_sequence"}
+
+
+def losses_in(log: DataFrame) -> DataFrame:
+    """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`. Malformed ones are left out."""
+    return _parsed(log).where(F.col("fault").isNull() & ~F.col("reason").isin(*NO_READINGS)).drop("fault")
+
+
+def malformed_losses_in(log: DataFrame) -> DataFrame:
+    """Find the loss records that cannot be read: `ce_id`, and `fault`, which says why."""
+    return _parsed(log).where(F.col("fault").isNotNull()).select("namespace", "gateway", "ce_id", "fault")
+
+
+def _parsed(log: DataFrame) -> DataFrame:
+    told = log.where((F.col("ce_type") == LOSS_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
+    body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", "map<string,variant>")
+    members = {name: _member(name, _TEXT, "string") for name in _TEXTS}
+    members |= {name: _member(name, _WHOLE, "bigint") for name in _NUMBERS}
+    parsed = told.withColumn("body", body).select(
+        "namespace",
+        "gateway",
+        "ce_id",
+        F.unix_micros("event_time").alias("told_us"),
+        F.col("time_error_us").alias("told_error_us"),
+        F.col("gateway_boot").alias("told_boot"),
+        F.col("boot_time_us").alias("told_boottime_us"),
+        *(member.alias(name) for name, member in members.items()),
+        _fault(members).alias("fault"),
+    )
+    named = parsed.withColumnRenamed("boot", "gateway_boot")
+    return named.select(*(_name(column) for column in SCHEMA.split(",")), "fault")
+
+
+def _name(column: str) -> str:
+    return column.split()[0]
+
+
+def _member(name: str, json_type: str, column_type: str) -> Column:
+    value = F.try_element_at("body", F.lit(name))
+    return F.when(F.schema_of_variant(value).rlike(json_type), F.try_variant_get(value, "$", column_type))
+
+
+def _fault(members: dict[str, Column]) -> Column:
+    faults = [F.when(F.col("body").isNull(), "the loss record is not one JSON object")]
+    for name, member in members.items():
+        words = f"{name} of the loss record is not {'text' if name in _TEXTS else 'a whole number'}"
+        given = F.try_element_at("body", F.lit(name))
+        # Absent is as good as null: what is not known is null.
+        unknown = given.isNull() | F.is_variant_null(given)
+        readable = (member.isNotNull() | unknown) if name in _NULLABLE else member.isNotNull()
+        faults.append(F.when(~F.coalesce(readable, F.lit(False)), words))
+    faults.append(F.when(members["count"] < 0, "count of the loss record is less than 0"))
+    faults.append(
+        F.when(members["last_boottime_us"] < members["first_boottime_us"], "the loss record ends before it begins")
+    )
+    one_alone = members["first_sequence"].isNull() != members["last_sequence"].isNull()
+    backwards = members["last_sequence"] < members["first_sequence"]
+    faults.append(F.when(one_alone | backwards, "the loss record's sequences are no span"))
+    return F.coalesce(*faults)
+
+
+def rejects_as_losses(log: DataFrame) -> DataFrame:
+    """Readings that came with a number and could not be taken, as losses: they are no readings, and not unexplained.
+
+    Rows of `SCHEMA`, as the gateway would tell them, one for each run of numbers. `log` as it counts now: one that
+    could be read after all is none. A conflict's number is there.
+    """
+    reason = F.col("reject_reason")
+    named = F.col("device_boot").isNotNull() & F.col("device_sequence").isNotNull() & F.col("device").isNotNull()
+    rejects = log.where(reason.isNotNull() & ~reason.startswith("conflict") & named & F.col("namespace").isNotNull())
+    numbers = rejects.groupBy(*RUN, "gateway", "gateway_boot").agg(
+        F.sort_array(F.collect_set("device_sequence")).alias("numbers"),
+        F.min("boot_time_us").alias("first_boottime_us"),
+        F.max("boot_time_us").alias("last_boottime_us"),
+        F.max(F.struct("boot_time_us", F.unix_micros("event_time").alias("us"), "time_error_us")).alias("told"),
+    )
+    lasts = F.filter(
+        "numbers", lambda number, place: F.coalesce(F.get("numbers", place + 1) > number + 1, F.lit(True))
+    )
+    firsts = F.filter(
+        "numbers", lambda number, place: F.coalesce(F.get("numbers", place - 1) < number - 1, F.lit(True))
+    )
+    spans = F.arrays_zip(firsts.alias("first_sequence"), lasts.alias("last_sequence"))
+    each = numbers.select("*", F.inline(spans))
+    unknown = F.lit(None).cast("string")
+    return each.select(
+        "namespace",
+        "gateway",
+        "device",
+        F.lit(REJECTED).alias("reason"),
+        (F.col("last_sequence") - F.col("first_sequence") + 1).alias("count"),
+        "device_boot",
+        "first_sequence",
+        "last_sequence",
+        "gateway_boot",
+        "first_boottime_us",
+        "last_boottime_us",
+        F.col("told.us").alias("told_us"),
+        F.coalesce("told.time_error_us", F.lit(TIME_ERROR_UNKNOWN_US)).alias("told_error_us"),
+        F.col("gateway_boot").alias("told_boot"),
+        F.col("told.boot_time_us").alias("told_boottime_us"),
+        unknown.alias("ce_id"),
+    )

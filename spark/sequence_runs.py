@@ -1,0 +1,245 @@
+"""Which of its own numbers of each device stand in `log`, as islands: contiguous numbers, with the times of both ends.
+
+A sensor that counts its readings shows by its numbers what is missing: between two islands of one boot something was
+taken that is not here. The times of an island's ends say when; they are kept with all that a later time correction
+needs. All but the functions on DataFrames is without Spark.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.payload_decode import READING_TYPE
+
+RUN = ("namespace", "device", "stream", "device_boot")
+"""What a run of numbers is of."""
+EDGE_TYPE = (
+    "struct<event_us: bigint, time_error_us: bigint, time_quality: string, gateway: string, gateway_boot: string, "
+    "boot_time_us: bigint, boot_time_error_us: bigint>"
+)
+SCHEMA = f"""
+    namespace string, device string, stream string, device_boot string, first bigint, last bigint,
+    first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}, batch_first bigint, batch_last bigint
+"""
+"""Of islands as a table."""
+
+RunKey = tuple[str, str, str, str]
+"""Namespace, device, stream, device boot."""
+Numbers = tuple[int, int]
+"""First and last, both included."""
+
+
+class Edge(NamedTuple):
+    """When a record was taken, as it was sent: the columns of `log` that tell, the times as whole microseconds."""
+
+    event_us: int
+    time_error_us: int
+    time_quality: str
+    gateway: str
+    gateway_boot: str
+    boot_time_us: int
+    boot_time_error_us: int | None
+
+
+class Island(NamedTuple):
+    """Numbers that all stand in `log`, both ends included."""
+
+    first: int
+    last: int
+    first_edge: Edge
+    last_edge: Edge
+    batch_first: int
+    """Ordinals of the batches that its readings came in."""
+    batch_last: int
+
+
+class BatchRun(NamedTuple):
+    """What one batch brings of a run."""
+
+    key: RunKey
+    islands: list[Island]
+    """In order; none touches another."""
+
+
+class Merged(NamedTuple):
+    """A run with what a batch brought."""
+
+    islands: tuple[Island, ...]
+    overlaps: list[Numbers]
+    """What it had before."""
+
+
+def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
+    """Add what a batch brought to what a run had; both in order, and in themselves without islands that touch.
+
+    Islands that touch become one. A number that was there before stays, but that an end with a smaller bound of its
+    time takes the place of the same number's, as among copies of a reading: so the order of batches changes nothing.
+    """
+    # What mostly comes: one island that goes on where the last one ends.
+    if len(new) == 1 and islands and new[0].first > islands[-1].last:
+        newest, came = islands[-1], new[0]
+        if came.first > newest.last + 1:
+            return Merged((*islands, came), [])
+        grown = Island(
+            newest.first,
+            came.last,
+            newest.first_edge,
+            came.last_edge,
+            newest.batch_first if newest.batch_first < came.batch_first else came.batch_first,
+            newest.batch_last if newest.batch_last > came.batch_last else came.batch_last,
+        )
+        return Merged((*islands[:-1], grown), [])
+    merged = list(islands)
+    overlaps: list[Numbers] = []
+    for came in new:
+        # From the first island that ends no sooner than right before it, to the last that begins right behind it.
+        low = bisect_left(merged, came.first - 1, key=_last)
+        high = low
+        while high < len(merged) and merged[high].first <= came.last + 1:
+            there = merged[high]
+            first, last = max(there.first, came.first), min(there.last, came.last)
+            if first <= last:
+                overlaps.append((first, last))
+            high += 1
+        merged[low:high] = [_joined([*merged[low:high], came])]
+    return Merged(tuple(merged), overlaps)
+
+
+def missing_between(islands: Iterable[Island]) -> list[Numbers]:
+    """The numbers between islands, which are in order."""
+    missing: list[Numbers] = []
+    before: Island | None = None
+    for island in islands:
+        if before is not None:
+            missing.append((before.last + 1, island.first - 1))
+        before = island
+    return missing
+
+
+def _last(island: Island) -> int:
+    return island.last
+
+
+def _joined(islands: list[Island]) -> Island:
+    first, last = min(island.first for island in islands), max(island.last for island in islands)
+    return Island(
+        first,
+        last,
+        _surest([island.first_edge for island in islands if island.first == first]),
+        _surest([island.last_edge for island in islands if island.last == last]),
+        min(island.batch_first for island in islands),
+        max(island.batch_last for island in islands),
+    )
+
+
+def _surest(edges: list[Edge]) -> Edge:
+    return edges[0] if len(edges) == 1 else min(edges, key=_sureness)
+
+
+def _sureness(edge: Edge) -> tuple[object, ...]:
+    # Beyond the bound anything that is the same whatever came first; a null is no number.
+    return edge.time_error_us, *edge[:1], *edge[2:6], -1 if edge.boot_time_error_us is None else edge.boot_time_error_us
+
+
+def collected_runs(rows: DataFrame, batch: int) -> list[BatchRun]:
+    """What a batch brings. `rows` are its rows of `log`, `batch` its ordinal.
+
+    One job, and where numbers are missing inside the batch, which is rare, a second one.
+    """
+    runs = batch_runs(rows).collect()
+    wanted = [(*_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
+    edges: dict[RunKey, dict[int, Edge]] = {}
+    for row in inner_edges(rows, wanted).collect() if wanted else ():
+        edges.setdefault(_key(row), {})[row.device_sequence] = Edge(*row.edge)
+    return [BatchRun(_key(run), islands_of(run, edges.get(_key(run), {}), batch)) for run in runs]
+
+
+def batch_runs(rows: DataFrame) -> DataFrame:
+    """Find first and last number of each run, with their times, and all its numbers, in order, where some are missing.
+
+    `first_edge` and `last_edge` are as `EDGE_TYPE`, `numbers` is null where there are all from `first` to `last`.
+    Copies may be among `rows`.
+    """
+    # An aggregate each, which needs no sorting of readings; the numbers alone are gathered.
+    ahead, behind = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
+    runs = (
+        rows.where(is_numbered())
+        .groupBy(*RUN)
+        .agg(
+            F.min(F.struct(ahead.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
+            F.min(F.struct(behind.alias("number"), "time_error_us", edge().alias("edge"))).alias("end"),
+            F.sort_array(F.collect_set("device_sequence")).alias("sorted"),
+        )
+    )
+    first, last = F.col("start.number"), F.bitwise_not(F.col("end.number"))
+    # Decimals: the span of two numbers may be wider than any of them.
+    span = last.cast("decimal(20,0)") - first.cast("decimal(20,0)") + 1
+    return runs.select(
+        *RUN,
+        first.alias("first"),
+        last.alias("last"),
+        F.col("start.edge").alias("first_edge"),
+        F.col("end.edge").alias("last_edge"),
+        F.when(span != F.size("sorted"), F.col("sorted")).alias("numbers"),
+    )
+
+
+def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, int]]) -> DataFrame:
+    """Find the times of these numbers: of a run's key and number a row with `edge`."""
+    schema = "namespace string, device string, stream string, device_boot string, device_sequence bigint"
+    chosen = F.broadcast(rows.sparkSession.createDataFrame(wanted, schema))
+    numbers = [*RUN, "device_sequence"]
+    found = rows.where(is_numbered()).join(chosen, numbers, "left_semi")
+    surest = F.min(F.struct("time_error_us", edge().alias("edge")))
+    return found.groupBy(*numbers).agg(surest.alias("surest")).select(*numbers, F.col("surest.edge").alias("edge"))
+
+
+def is_numbered() -> Column:
+    """Tell which rows of `log` are good readings with a number of their sensor's."""
+    named = F.col("device_boot").isNotNull() & F.col("device_sequence").isNotNull()
+    good = (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
+    return good & named & F.col("namespace").isNotNull() & F.col("device").isNotNull()
+
+
+def edge() -> Column:
+    """When a row of `log` was taken, as `EDGE_TYPE`."""
+    others = [F.col(name) for name in Edge._fields if name != "event_us"]
+    return F.struct(F.unix_micros("event_time").alias("event_us"), *others)
+
+
+def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
+    """Make islands of a row of `batch_runs`; `edges` are those of its inner ends."""
+    first_edge, last_edge = Edge(*run.first_edge), Edge(*run.last_edge)
+    if run.numbers is None:
+        return [Island(run.first, run.last, first_edge, last_edge, batch, batch)]
+    edges = {**edges, run.first: first_edge, run.last: last_edge}
+    return [Island(first, last, edges[first], edges[last], batch, batch) for first, last in _ranges(run.numbers)]
+
+
+def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object, ...]]:
+    """Islands of a run as rows of `SCHEMA`."""
+    return [(*key, *island) for island in islands]
+
+
+def island_of_row(row: Row) -> tuple[RunKey, Island]:
+    """What a row of `SCHEMA` says."""
+    ends = Edge(*row.first_edge), Edge(*row.last_edge)
+    return _key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
+
+
+def _key(row: Row) -> RunKey:
+    return row.namespace, row.device, row.stream, row.device_boot
+
+
+def _inner_ends(numbers: Sequence[int]) -> set[int]:
+    return {end for numbers in _ranges(numbers) for end in numbers} - {numbers[0], numbers[-1]}
+
+
+def _ranges(numbers: Sequence[int]) -> list[Numbers]:
+    """Numbers that are in order, each once, as ranges."""
+    starts = [0, *(place for place in range(1, len(numbers)) if numbers[place] != numbers[place - 1] + 1)]
+    ends = [*(place - 1 for place in starts[1:]), len(numbers) - 1]
+    return [(numbers[start], numbers[end]) for start, end in zip(starts, ends, strict=True)]

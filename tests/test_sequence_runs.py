@@ -1,0 +1,148 @@
+"""What stands in `log` of a device's own numbers, against a plain set of them."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.sequence_runs import (
+    SCHEMA,
+    BatchRun,
+    Edge,
+    Island,
+    collected_runs,
+    island_of_row,
+    islands_as_rows,
+    merge,
+    missing_between,
+)
+from tests.spark_records import EPOCH
+
+KEY = ("plant", "42", "device-thermo", "7-1a2b3c4d")
+
+
+def edge(number: int, error_us: int = 5) -> Edge:
+    return Edge(number * 1_000_000, error_us, "estimated", "gw-1", "boot", number, None)
+
+
+def island(first: int, last: int, batch: int = 0, error_us: int = 5) -> Island:
+    return Island(first, last, edge(first, error_us), edge(last, error_us), batch, batch)
+
+
+def ranges(numbers: set[int]) -> list[tuple[int, int]]:
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    lasts = sorted(number for number in numbers if number + 1 not in numbers)
+    return list(zip(firsts, lasts, strict=True))
+
+
+def islands_in(numbers: set[int], batch: int = 0, error_us: int = 5) -> list[Island]:
+    return [island(first, last, batch, error_us) for first, last in ranges(numbers)]
+
+
+def test_a_run_that_comes_in_order_is_one_island() -> None:
+    islands = merge((), [island(1, 10, 0)]).islands
+    islands = merge(islands, [island(11, 20, 1)]).islands
+    assert islands == (Island(1, 20, edge(1), edge(20), 0, 1),)
+    assert missing_between(islands) == []
+
+
+def test_a_backlog_closes_the_hole_that_an_outage_left() -> None:
+    islands = merge((island(1, 10, 0),), [island(21, 30, 1)]).islands
+    assert missing_between(islands) == [(11, 20)]
+    assert merge(islands, [island(11, 20, 2)]) == ((Island(1, 30, edge(1), edge(30), 0, 2),), [])
+
+
+def test_what_comes_again_is_told_and_changes_nothing_but_a_surer_time() -> None:
+    islands = (island(1, 10), island(20, 30))
+    assert merge(islands, [island(5, 25, 1)]).overlaps == [(5, 10), (20, 25)]
+    assert merge(islands, [island(20, 30)]).islands == islands
+    surer = merge(islands, [island(20, 22, 1, error_us=1)]).islands[1]
+    assert surer == Island(20, 30, edge(20, 1), edge(30), 0, 1)
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 60), min_size=1), st.integers(0, 3)), max_size=8), st.randoms())
+def test_islands_are_what_a_set_says_in_any_order_of_batches(batches: list[tuple[set[int], int]], rng: object) -> None:
+    shuffled = list(enumerate(batches))
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    islands: tuple[Island, ...] = ()
+    seen: set[int] = set()
+    for batch, (numbers, error_us) in shuffled:
+        islands, overlaps = merge(islands, islands_in(numbers, batch, error_us))
+        assert {number for first, last in overlaps for number in range(first, last + 1)} == numbers & seen
+        seen |= numbers
+    assert [(one.first, one.last) for one in islands] == ranges(seen)
+    assert {n for first, last in missing_between(islands) for n in range(first, last + 1)} == (
+        set(range(min(seen), max(seen))) - seen if seen else set()
+    )
+    for one in islands:
+        came = [batch for batch, (numbers, _) in enumerate(batches) if numbers & set(range(one.first, one.last + 1))]
+        assert (one.batch_first, one.batch_last) == (came[0], came[-1])
+        # Of an end that came several times the surest counts, of those batches whose island ended there.
+        ending = [error for numbers, error in batches if one.last in numbers and one.last + 1 not in numbers]
+        assert one.last_edge == edge(one.last, min(ending))
+
+
+@given(st.lists(st.sets(st.integers(0, 40), min_size=1), min_size=2, max_size=5))
+def test_the_order_of_batches_changes_nothing(batches: list[set[int]]) -> None:
+    def merged(order: list[int]) -> tuple[Island, ...]:
+        islands: tuple[Island, ...] = ()
+        for batch in order:
+            islands = merge(islands, islands_in(batches[batch], batch, error_us=9 - batch)).islands
+        return islands
+
+    order = list(range(len(batches)))
+    assert merged(order) == merged(order[::-1])
+
+
+def test_a_batch_of_many_devices_is_merged_in_no_time() -> None:
+    """Measured at about a microsecond and a half each; the limit leaves room for a machine with other work."""
+    runs = {number: (island(0, 9),) for number in range(20_000)}
+    came = [island(10, 19, 1)]
+    started_s = time.process_time()
+    for number, islands in runs.items():
+        runs[number] = merge(islands, came).islands
+    assert time.process_time() - started_s < 20_000 * 25e-6
+
+
+def log_rows(spark: SparkSession, readings: list[tuple[str, int, int]]) -> DataFrame:
+    """Device, number and bound, as rows of `log` with the columns that matter here."""
+    rows = [
+        ("plant", device, "device-thermo", KEY[3], number, "sluice.reading", None, False)
+        + (EPOCH + timedelta(seconds=number), error_us, "estimated", "gw-1", "boot", number, None)
+        for device, number, error_us in readings
+    ]
+    return spark.createDataFrame(
+        rows,
+        "namespace string, device string, stream string, device_boot string, device_sequence bigint, ce_type string,"
+        "reject_reason string, duplicate boolean, event_time timestamp, time_error_us bigint, time_quality string,"
+        "gateway string, gateway_boot string, boot_time_us bigint, boot_time_error_us bigint",
+    )
+
+
+@pytest.mark.spark
+def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) -> None:
+    dense = [("a", number, 5) for number in (3, 1, 2)]
+    # A copy with a surer time, and a number as great as any.
+    holey = [("b", 1, 5), ("b", 4, 7), ("b", 4, 5), ("b", 6, 5), ("b", 5, 5), ("b", 2**40, 5)]
+    runs = {run.key[1]: run for run in collected_runs(log_rows(spark, dense + holey), 3)}
+    assert runs["a"] == BatchRun(("plant", "a", *KEY[2:]), [island(1, 3, 3)])
+    assert runs["b"].islands == [island(1, 1, 3), island(4, 6, 3), island(2**40, 2**40, 3)]
+
+
+@pytest.mark.spark
+def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
+    islands = [island(1, 3), island(5, 2**40)]
+    table = spark.createDataFrame(islands_as_rows(KEY, islands), SCHEMA)
+    assert [island_of_row(row) for row in table.orderBy("first").collect()] == [(KEY, one) for one in islands]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ends", [(-(2**63), 2**63 - 1)])
+def test_numbers_at_the_ends_of_their_range_are_like_others(spark: SparkSession, ends: tuple[int, int]) -> None:
+    rows = log_rows(spark, [("a", 1, 5)]).drop("device_sequence")
+    both = rows.selectExpr("*", f"explode(array({ends[0]}bd, {ends[1]}bd)) AS number")
+    (run,) = collected_runs(both.selectExpr("*", "cast(number AS bigint) AS device_sequence"), 0)
+    assert [(one.first, one.last) for one in run.islands] == [(end, end) for end in ends]
