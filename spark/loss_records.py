@@ -28,7 +28,7 @@ _NULLABLE = {"device", "device_boot", "first_sequence", "last_sequence"}
 
 
 def losses_in(log: DataFrame) -> DataFrame:
-    """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`. Malformed ones are left out."""
+    """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`, without malformed ones."""
     return _parsed(log).where(F.col("fault").isNull() & ~F.col("reason").isin(*NO_READINGS)).drop("fault")
 
 
@@ -58,7 +58,7 @@ def _parsed(log: DataFrame) -> DataFrame:
 
 
 def _name(column: str) -> str:
-    return column.split()[0]
+    return column.split(maxsplit=1)[0]
 
 
 def _member(name: str, json_type: str, column_type: str) -> Column:
@@ -100,12 +100,8 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
         F.max("boot_time_us").alias("last_boottime_us"),
         F.max(F.struct("boot_time_us", F.unix_micros("event_time").alias("us"), "time_error_us")).alias("told"),
     )
-    lasts = F.filter(
-        "numbers", lambda number, place: F.coalesce(F.get("numbers", place + 1) > number + 1, F.lit(True))
-    )
-    firsts = F.filter(
-        "numbers", lambda number, place: F.coalesce(F.get("numbers", place - 1) < number - 1, F.lit(True))
-    )
+    lasts = F.filter("numbers", lambda number, place: _is_beyond(F.get("numbers", place + 1), number))
+    firsts = F.filter("numbers", lambda number, place: _is_beyond(number, F.get("numbers", place - 1)))
     spans = F.arrays_zip(firsts.alias("first_sequence"), lasts.alias("last_sequence"))
     each = numbers.select("*", F.inline(spans))
     unknown = F.lit(None).cast("string")
@@ -127,3 +123,8 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
         F.col("told.boot_time_us").alias("told_boottime_us"),
         unknown.alias("ce_id"),
     )
+
+
+def _is_beyond(number: Column, before: Column) -> Column:
+    """Whether a greater number does not follow right on another one, or there is no such two."""
+    return F.coalesce(F.try_subtract(number, F.lit(1)) > before, F.lit(True))

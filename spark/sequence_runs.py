@@ -88,8 +88,8 @@ def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
             came.last,
             newest.first_edge,
             came.last_edge,
-            newest.batch_first if newest.batch_first < came.batch_first else came.batch_first,
-            newest.batch_last if newest.batch_last > came.batch_last else came.batch_last,
+            min(came.batch_first, newest.batch_first),
+            max(came.batch_last, newest.batch_last),
         )
         return Merged((*islands[:-1], grown), [])
     merged = list(islands)

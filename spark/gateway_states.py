@@ -1,0 +1,290 @@
+"""How far each gateway says it has come: of its heartbeats the newest whose offsets are all in `log`. Without Spark.
+
+A heartbeat tells of a moment: up to where Kafka had acknowledged, and what still waited. It counts once all that it
+calls acknowledged has been read; until then it waits here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from spark.log_table import TIME_ERROR_UNKNOWN_US
+from spark.sequence_runs import EDGE_TYPE, Edge
+
+HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
+SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
+EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
+"""What is read here of `gateway-events`."""
+WAITING_MAX = 100
+"""Heartbeats of one buffer that wait for their offsets; beyond it every second of the older ones goes."""
+BOOTS_MAX = 20
+"""Boots of a gateway of which it is remembered how their clock and the true time go together."""
+SPAN_TYPE = "struct<lane: string, rows: bigint, from_us: bigint, to_us: bigint>"
+SCHEMA = f"""
+    namespace string, gateway string, buffer string, heartbeat {EDGE_TYPE}, promises boolean,
+    low_watermark_us bigint, pending array<{SPAN_TYPE}>, quarantined array<{SPAN_TYPE}>,
+    depth_rows bigint, oldest_age_ms bigint, waiting int, until_us bigint
+"""
+"""A row for each buffer of a gateway. `promises` is false where the gateway says nothing of what is complete;
+`until_us`: up to when a former buffer took readings, null of the present one."""
+BOOTS_SCHEMA = f"namespace string, gateway string, gateway_boot string, known {EDGE_TYPE}"
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Offsets = Mapping[str, Mapping[int, int]]
+"""By topic and partition, the next offset."""
+
+
+class GatewayEvent(NamedTuple):
+    """A record of `gateway-events`: columns of `log`."""
+
+    type: str
+    namespace: str
+    gateway: str
+    buffer: str
+    order: tuple[int, str, int, int]
+    """Kafka's: its timestamp in microseconds, topic, partition, offset."""
+    edge: Edge
+    value: bytes | None
+
+
+class Span(NamedTuple):
+    """Event times of what still waits on the gateway; null: they may be any."""
+
+    lane: str | None
+    """Null of what is in the quarantine."""
+    rows: int
+    from_us: int | None
+    to_us: int | None
+
+
+class _Pending(msgspec.Struct):
+    lane: str
+    rows: int
+    from_: datetime | None = msgspec.field(name="from")
+    to: datetime | None
+
+
+class _Quarantined(msgspec.Struct):
+    count: int
+    from_: datetime | None = msgspec.field(name="from")
+    to: datetime | None
+
+
+class _Body(msgspec.Struct):
+    offsets: dict[str, dict[int, int]]
+    pending: list[_Pending]
+    quarantined: list[_Quarantined]
+    low_watermark: datetime | None
+    depth_rows: int = 0
+    oldest_age_s: float | None = None
+
+
+class _SetAside(msgspec.Struct):
+    buffer: str
+    """The damaged file's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One heartbeat."""
+
+    order: tuple[int, str, int, int]
+    edge: Edge
+    offsets: dict[str, dict[int, int]]
+    low_watermark_us: int | None
+    pending: tuple[Span, ...]
+    quarantined: tuple[Span, ...]
+    depth_rows: int
+    oldest_age_ms: int | None
+
+
+@dataclass(slots=True)
+class BufferState:
+    """What one buffer file of a gateway last said. A card that was swapped may still hold what was not sent."""
+
+    counted: Told | None = None
+    """The newest that counts."""
+    waiting: list[Told] = field(default_factory=list)
+    """Those after it, in Kafka's order."""
+    until_us: int | None = None
+    """Another buffer has taken readings since this, the latest that it may be."""
+    is_former: bool = False
+    is_over: bool = False
+    """The gateway set it aside: what could be read of it is in its successor, whose heartbeats tell of it."""
+
+
+@dataclass(slots=True)
+class GatewayState:
+    """One gateway."""
+
+    buffers: dict[str, BufferState] = field(default_factory=dict)
+    present: str | None = None
+    newest: tuple[int, str, int, int] | None = None
+    boots: dict[str, Edge] = field(default_factory=dict)
+    """Of each boot the heartbeat with the surest time."""
+
+
+class _Stored(msgspec.Struct):
+    gateways: list[tuple[str, str, GatewayState]]
+    malformed: int
+
+
+class GatewayStates:
+    """All gateways."""
+
+    def __init__(self) -> None:
+        self.malformed = 0
+        """Events that could not be read."""
+        self._gateways: dict[tuple[str, str], GatewayState] = {}
+
+    def take(self, events: Iterable[GatewayEvent], held: Offsets, reads: Callable[[str], bool]) -> None:
+        """Take up what a batch brings, and look which heartbeats count by now.
+
+        `held` is what `log` holds, this batch included; `reads` says of a topic whether it goes into `log` at all. Of
+        one that does and of which nothing has come, everything is missing. Events that came before change nothing.
+        """
+        for event in sorted(events, key=lambda event: event.order):
+            try:
+                self._take(event)
+            except (msgspec.DecodeError, OverflowError, TypeError):
+                self.malformed += 1
+        for gateway in self._gateways.values():
+            for buffer in gateway.buffers.values():
+                _count(buffer, held, reads)
+
+    def _take(self, event: GatewayEvent) -> None:
+        if event.type == SET_ASIDE_TYPE:
+            buffer = msgspec.json.decode(event.value or b"", type=_SetAside).buffer
+            gateway = self._gateways.setdefault((event.namespace, event.gateway), GatewayState())
+            gateway.buffers.setdefault(buffer, BufferState()).is_over = True
+        elif event.type == HEARTBEAT_TYPE:
+            told = _told(event)
+            gateway = self._gateways.setdefault((event.namespace, event.gateway), GatewayState())
+            _note_boot(gateway.boots, event.edge)
+            _note_buffer(gateway, event)
+            _wait(gateway.buffers[event.buffer], told)
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """Return what is known of all gateways, as rows of `SCHEMA`."""
+        return [
+            _row(*key, name, buffer)
+            for key, gateway in sorted(self._gateways.items())
+            for name, buffer in sorted(gateway.buffers.items())
+            if not buffer.is_over
+        ]
+
+    def boot_rows(self) -> list[tuple[object, ...]]:
+        """Return how clocks and times of the gateways' boots went together, as rows of `BOOTS_SCHEMA`."""
+        return [
+            (*key, boot, edge)
+            for key, gateway in sorted(self._gateways.items())
+            for boot, edge in sorted(gateway.boots.items())
+        ]
+
+    def stored(self) -> bytes:
+        """Return all of it, for `restored`."""
+        gateways = [(*key, gateway) for key, gateway in sorted(self._gateways.items())]
+        return msgspec.json.encode(_Stored(gateways, self.malformed))
+
+
+def restored(stored: bytes) -> GatewayStates:
+    """Return the states that `stored` wrote."""
+    found = msgspec.json.decode(stored, type=_Stored)
+    states = GatewayStates()
+    states.malformed = found.malformed
+    states._gateways = {(namespace, name): state for namespace, name, state in found.gateways}  # noqa: SLF001
+    return states
+
+
+def _told(event: GatewayEvent) -> Told:
+    body = msgspec.json.decode(event.value or b"", type=_Body)
+    age_s = body.oldest_age_s
+    return Told(
+        event.order,
+        event.edge,
+        body.offsets,
+        _us(body.low_watermark),
+        tuple(Span(lane.lane, lane.rows, _us(lane.from_), _us(lane.to)) for lane in body.pending),
+        tuple(Span(None, span.count, _us(span.from_), _us(span.to)) for span in body.quarantined),
+        body.depth_rows,
+        None if age_s is None else round(age_s * 1_000),
+    )
+
+
+def _us(time: datetime | None) -> int | None:
+    """Raises TypeError for a time that says no zone."""
+    if time is None:
+        return None
+    since = time - EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _note_boot(boots: dict[str, Edge], edge: Edge) -> None:
+    known = boots.get(edge.gateway_boot)
+    if edge.time_error_us < TIME_ERROR_UNKNOWN_US and (known is None or _sureness(edge) < _sureness(known)):
+        boots.pop(edge.gateway_boot, None)
+        boots[edge.gateway_boot] = edge
+        if len(boots) > BOOTS_MAX:
+            del boots[min(boots, key=lambda boot: boots[boot].event_us)]
+
+
+def _sureness(edge: Edge) -> tuple[int, int]:
+    return edge.time_error_us, edge.boot_time_us
+
+
+def _note_buffer(gateway: GatewayState, event: GatewayEvent) -> None:
+    """Note which buffer takes readings now. One gateway's events are in one partition, so in order."""
+    gateway.buffers.setdefault(event.buffer, BufferState(is_former=gateway.newest is not None))
+    if gateway.newest is not None and event.order <= gateway.newest:
+        return
+    gateway.newest, gateway.present = event.order, event.buffer
+    known = event.edge.time_error_us < TIME_ERROR_UNKNOWN_US
+    for name, buffer in gateway.buffers.items():
+        if name == event.buffer:
+            # A card that was put back is in use again.
+            buffer.is_former, buffer.until_us = False, None
+        else:
+            buffer.is_former = True
+            if buffer.until_us is None and known:
+                buffer.until_us = event.edge.event_us + event.edge.time_error_us
+
+
+def _wait(buffer: BufferState, told: Told) -> None:
+    newest = buffer.waiting[-1] if buffer.waiting else buffer.counted
+    if newest is not None and told.order <= newest.order:
+        return
+    buffer.waiting.append(told)
+    if len(buffer.waiting) > WAITING_MAX:
+        # Every second goes, but for the newest: the first to count would be the old ones.
+        del buffer.waiting[-2::-2]
+
+
+def _count(buffer: BufferState, held: Offsets, reads: Callable[[str], bool]) -> None:
+    for place in reversed(range(len(buffer.waiting))):
+        if _is_read(buffer.waiting[place], held, reads):
+            buffer.counted = buffer.waiting[place]
+            del buffer.waiting[: place + 1]
+            return
+
+
+def _is_read(told: Told, held: Offsets, reads: Callable[[str], bool]) -> bool:
+    return all(
+        offset <= held.get(topic, {}).get(partition, 0)
+        for topic, partitions in told.offsets.items()
+        if reads(topic)
+        for partition, offset in partitions.items()
+    )
+
+
+def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> tuple[object, ...]:
+    told = buffer.counted
+    waiting, until_us = len(buffer.waiting), buffer.until_us
+    if told is None:
+        return (namespace, gateway, name, None, False, None, [], [], None, None, waiting, until_us)
+    promises = told.low_watermark_us is not None
+    spans = list(told.pending), list(told.quarantined)
+    of_depth = told.depth_rows, told.oldest_age_ms
+    return (namespace, gateway, name, told.edge, promises, told.low_watermark_us, *spans, *of_depth, waiting, until_us)

@@ -1,0 +1,365 @@
+"""`gaps`: what is missing of each device's own numbers, since when, and whether a loss record explains it.
+
+The rules are plain Python on all islands and losses of one device; a function on DataFrames runs them for each.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from typing import NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+FOREVER_US = 2**62
+"""Beyond any time. What nothing bounds reaches from here below zero to here."""
+UNBOUNDED_US = 10**18
+"""Bounds from here on, 30,000 years, say nothing; so does `TIME_ERROR_UNKNOWN_US`."""
+COUNT_MAX = 2**63 - 1
+
+ISLAND_TYPE = (
+    "struct<stream: string, device_boot: string, first: bigint, last: bigint, "
+    "first_us: bigint, first_error_us: bigint, last_us: bigint, last_error_us: bigint>"
+)
+LOSS_TYPE = (
+    "struct<reason: string, count: bigint, device_boot: string, first_sequence: bigint, last_sequence: bigint, "
+    "from_us: bigint, to_us: bigint>"
+)
+_GAP_FIELDS = (
+    "run: int, stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, after_us: bigint, "
+    "after_error_us: bigint, before_us: bigint, before_error_us: bigint, from_us: bigint, to_us: bigint, "
+    "explained: boolean, reasons: array<string>"
+)
+JUDGED_TYPE = (
+    f"struct<gaps: array<struct<{_GAP_FIELDS}>>, streams: array<struct<stream: string, "
+    f"proven: array<struct<run: int, from_us: bigint, to_us: bigint>>, gaps: array<struct<{_GAP_FIELDS}>>>>>"
+)
+
+
+class TimedIsland(NamedTuple):
+    """Numbers of a boot that all stand in `log`, with the times of the first and the last, as they are known now."""
+
+    stream: str
+    device_boot: str
+    first: int
+    last: int
+    first_us: int
+    first_error_us: int
+    last_us: int
+    last_error_us: int
+
+
+class TimedLoss(NamedTuple):
+    """What a gateway told as lost of the device."""
+
+    reason: str
+    size: int
+    device_boot: str | None
+    first_sequence: int | None
+    last_sequence: int | None
+    from_us: int
+    to_us: int
+
+
+class Gap(NamedTuple):
+    """Numbers that are missing between two islands, with the times of the readings between which they were taken.
+
+    `from_us` to `to_us` is when they can have been taken at all.
+    """
+
+    run: int
+    stream: str | None
+    """Null where the device's streams share one counter."""
+    device_boot: str
+    first: int
+    last: int
+    size: int
+    after_us: int
+    after_error_us: int
+    before_us: int
+    before_error_us: int
+    from_us: int
+    to_us: int
+    explained: bool
+    reasons: list[str]
+
+
+class Proven(NamedTuple):
+    """A time of which all readings of a run are here, but for those whose loss is explained."""
+
+    run: int
+    from_us: int
+    to_us: int
+
+
+class StreamProof(NamedTuple):
+    """What the numbers say of one stream."""
+
+    stream: str
+    proven: list[Proven]
+    gaps: list[Gap]
+
+
+class Judged(NamedTuple):
+    """What the numbers say of one device."""
+
+    gaps: list[Gap]
+    streams: list[StreamProof]
+
+
+@dataclass(slots=True)
+class _Run:
+    """One counter in one boot."""
+
+    stream: str | None
+    streams: set[str]
+    device_boot: str
+    islands: list[TimedIsland]
+    reasons: dict[int, set[str]] = field(default_factory=dict)
+    """By place, those of the holes that are explained. The hole of place n is behind island n."""
+
+    def holes(self) -> list[tuple[int, int]]:
+        return [(before.last + 1, after.first - 1) for before, after in pairwise(self.islands)]
+
+    def spans_us(self) -> list[tuple[int, int]]:
+        """Between which times each hole's readings were taken: numbers go up with time, so all other ends tell too."""
+        count = len(self.islands)
+        earliest = [-FOREVER_US] * (count + 1)
+        latest = [FOREVER_US] * (count + 1)
+        for place, island in enumerate(self.islands):
+            ends = (
+                earliest_us(island.first_us, island.first_error_us),
+                earliest_us(island.last_us, island.last_error_us),
+            )
+            earliest[place + 1] = max(earliest[place], *ends)
+        for place in reversed(range(count)):
+            island = self.islands[place]
+            ends = latest_us(island.first_us, island.first_error_us), latest_us(island.last_us, island.last_error_us)
+            latest[place] = min(latest[place + 1], *ends)
+        # Where a sensor's numbers went back within a boot, times do too, and all between is in doubt.
+        spans = [(earliest[place + 1], latest[place + 1]) for place in range(count - 1)]
+        return [(min(span), max(span)) for span in spans]
+
+
+def judged(islands: Iterable[TimedIsland], losses: Iterable[TimedLoss]) -> Judged:
+    """Judge one device's numbers. Of a table that is appended to, islands may overlap or touch."""
+    runs = _runs(islands)
+    told = list(losses)
+    for boot, of_boot in groupby(runs, key=lambda run: run.device_boot):
+        _explain_by_numbers(list(of_boot), [loss for loss in told if loss.device_boot == boot])
+    _explain_by_times(runs, [loss for loss in told if not _has_numbers(loss)])
+    gaps = [_gaps(number, run) for number, run in enumerate(runs)]
+    proven = [_proven(number, run) for number, run in enumerate(runs)]
+    streams = sorted({stream for run in runs for stream in run.streams})
+    return Judged(
+        [gap for of_run in gaps for gap in of_run],
+        [
+            StreamProof(
+                stream,
+                [span for number, run in enumerate(runs) if stream in run.streams for span in proven[number]],
+                [gap for number, run in enumerate(runs) if stream in run.streams for gap in gaps[number]],
+            )
+            for stream in streams
+        ],
+    )
+
+
+def earliest_us(time_us: int, error_us: int) -> int:
+    """The earliest that a time can have been."""
+    return -FOREVER_US if error_us >= UNBOUNDED_US else time_us - error_us
+
+
+def latest_us(time_us: int, error_us: int) -> int:
+    """The latest that a time can have been."""
+    return FOREVER_US if error_us >= UNBOUNDED_US else time_us + error_us
+
+
+def _runs(islands: Iterable[TimedIsland]) -> list[_Run]:
+    """Tell the device's counters apart: one for all streams of a boot, unless a number came in two of them."""
+    by_boot: dict[str, dict[str, list[TimedIsland]]] = defaultdict(lambda: defaultdict(list))
+    for island in islands:
+        by_boot[island.device_boot][island.stream].append(island)
+    runs: list[_Run] = []
+    for boot, by_stream in sorted(by_boot.items()):
+        united = {stream: _united(of_stream) for stream, of_stream in sorted(by_stream.items())}
+        ordered = sorted((island for of_stream in united.values() for island in of_stream), key=_first)
+        if any(after.first <= before.last for before, after in pairwise(ordered)):
+            runs += [_Run(stream, {stream}, boot, of_stream) for stream, of_stream in united.items()]
+        else:
+            runs.append(_Run(None, set(united), boot, _united(ordered)))
+    return runs
+
+
+def _first(island: TimedIsland) -> int:
+    return island.first
+
+
+def _united(islands: Sequence[TimedIsland]) -> list[TimedIsland]:
+    united: list[TimedIsland] = []
+    for island in sorted(islands, key=lambda island: (island.first, island.first_error_us, island)):
+        before = united[-1] if united else None
+        if before is None or island.first > before.last + 1:
+            united.append(island)
+        elif (island.last, -island.last_error_us) > (before.last, -before.last_error_us):
+            united[-1] = before._replace(last=island.last, last_us=island.last_us, last_error_us=island.last_error_us)
+    return united
+
+
+def _has_numbers(loss: TimedLoss) -> bool:
+    return loss.device_boot is not None and loss.first_sequence is not None
+
+
+class _Cluster(NamedTuple):
+    """Losses whose numbers overlap."""
+
+    first: int
+    last: int
+    size: int
+    reasons: set[str]
+
+
+def _explain_by_numbers(runs: list[_Run], losses: Iterable[TimedLoss]) -> None:
+    """Explain holes of one boot whose numbers all lie in what was told as lost.
+
+    A record says: so many of those between. Where more than that are missing there, it cannot be told which of them
+    are lost, and which may still come: nothing is explained then.
+    """
+    clusters: list[_Cluster] = []
+    numbered = [(loss.first_sequence, loss.last_sequence or 0, loss) for loss in losses if _has_numbers(loss)]
+    for first, last, loss in sorted((first, last, loss) for first, last, loss in numbered if first is not None):
+        before = clusters[-1] if clusters else None
+        if before is not None and first <= before.last:
+            reasons = before.reasons | {loss.reason}
+            clusters[-1] = _Cluster(before.first, max(last, before.last), before.size + loss.size, reasons)
+        else:
+            clusters.append(_Cluster(first, last, loss.size, {loss.reason}))
+    ends = [cluster.last for cluster in clusters]
+    parts: list[tuple[_Run, int, int, int]] = []
+    missing = [0] * len(clusters)
+    for run in runs:
+        for place, (first, last) in enumerate(run.holes()):
+            number = bisect_left(ends, first)
+            while number < len(clusters) and clusters[number].first <= last:
+                part = min(last, clusters[number].last) - max(first, clusters[number].first) + 1
+                parts.append((run, place, number, part))
+                missing[number] += part
+                number += 1
+    for run in runs:
+        holes = run.holes()
+        for place, of_hole in groupby((part for part in parts if part[0] is run), key=lambda part: part[1]):
+            told = [(number, part) for _, _, number, part in of_hole if clusters[number].size >= missing[number]]
+            if sum(part for _, part in told) == holes[place][1] - holes[place][0] + 1:
+                run.reasons[place] = {reason for number, _ in told for reason in clusters[number].reasons}
+
+
+def _explain_by_times(runs: list[_Run], losses: list[TimedLoss]) -> None:
+    """Explain what is left by losses without numbers of that time: enough for each hole, and for all that they touch.
+
+    Losses and holes whose times overlap, through others too, are looked at together: one loss explains no two holes.
+    """
+    if not losses:
+        return
+    holes = [
+        (span, run, place, last - first + 1)
+        for run in runs
+        for place, ((first, last), span) in enumerate(zip(run.holes(), run.spans_us(), strict=True))
+        if place not in run.reasons
+    ]
+    spans = sorted([span for span, *_ in holes] + [(loss.from_us, loss.to_us) for loss in losses])
+    groups: list[tuple[int, int]] = []
+    for from_us, to_us in spans:
+        if groups and from_us <= groups[-1][1]:
+            groups[-1] = groups[-1][0], max(groups[-1][1], to_us)
+        else:
+            groups.append((from_us, to_us))
+    ends = [to_us for _, to_us in groups]
+    missing, lost = [0] * len(groups), [0] * len(groups)
+    for span, _, _, size in holes:
+        missing[bisect_left(ends, span[1])] += size
+    for loss in losses:
+        lost[bisect_left(ends, loss.to_us)] += loss.size
+    for span, run, place, size in holes:
+        group = bisect_left(ends, span[1])
+        if lost[group] < missing[group]:
+            continue
+        near = [
+            loss
+            for loss in losses
+            if loss.from_us <= span[1] and loss.to_us >= span[0] and loss.device_boot in {None, run.device_boot}
+        ]
+        if sum(loss.size for loss in near) >= size:
+            run.reasons[place] = {loss.reason for loss in near}
+
+
+def _gaps(number: int, run: _Run) -> list[Gap]:
+    return [
+        Gap(
+            number,
+            run.stream,
+            run.device_boot,
+            before.last + 1,
+            after.first - 1,
+            min(after.first - before.last - 1, COUNT_MAX),
+            before.last_us,
+            before.last_error_us,
+            after.first_us,
+            after.first_error_us,
+            *span_us,
+            place in run.reasons,
+            sorted(run.reasons.get(place, ())),
+        )
+        for place, ((before, after), span_us) in enumerate(zip(pairwise(run.islands), run.spans_us(), strict=True))
+    ]
+
+
+def _proven(number: int, run: _Run) -> list[Proven]:
+    """From each island's first reading as far as islands go on that are joined by what is explained."""
+    spans: list[Proven] = []
+    reach_us = -FOREVER_US
+    for place in reversed(range(len(run.islands))):
+        island = run.islands[place]
+        own_us = earliest_us(island.last_us, island.last_error_us)
+        reach_us = max(own_us, reach_us) if place in run.reasons else own_us
+        from_us = latest_us(island.first_us, island.first_error_us)
+        if from_us < reach_us:
+            spans.append(Proven(number, from_us, reach_us))
+    # What lies within another one says no more.
+    widest: list[Proven] = []
+    for span in sorted(spans, key=lambda span: (span.from_us, -span.to_us)):
+        if not widest or span.to_us > widest[-1].to_us:
+            widest.append(span)
+    return widest
+
+
+def judged_column(islands: Column, losses: Column) -> Column:
+    """Judge each row's device: `JUDGED_TYPE`. Islands as an array of `ISLAND_TYPE`, losses of `LOSS_TYPE`, or null."""
+    return F.udf(_judged_row, JUDGED_TYPE)(islands, losses)
+
+
+def _judged_row(islands: list[tuple[object, ...]] | None, losses: list[tuple[object, ...]] | None) -> Judged:
+    return judged(
+        [TimedIsland(*island) for island in islands or ()],  # type: ignore[arg-type]  # as their type says
+        [TimedLoss(*loss) for loss in losses or ()],  # type: ignore[arg-type]
+    )
+
+
+def gaps(devices: DataFrame) -> DataFrame:
+    """Derive `gaps` from rows of namespace, device and `judged`."""
+    each = devices.select("namespace", "device", F.inline("judged.gaps"))
+    return each.select(
+        "namespace",
+        "device",
+        "stream",
+        "device_boot",
+        "first",
+        "last",
+        "count",
+        F.timestamp_micros("after_us").alias("after_time"),
+        "after_error_us",
+        F.timestamp_micros("before_us").alias("before_time"),
+        "before_error_us",
+        "explained",
+        "reasons",
+    )
