@@ -27,14 +27,15 @@ LOSS_TYPE = (
     "struct<reason: string, count: bigint, device_boot: string, first_sequence: bigint, last_sequence: bigint, "
     "from_us: bigint, to_us: bigint>"
 )
-_GAP_FIELDS = (
-    "run: int, stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, after_us: bigint, "
+GAP_TYPE = (
+    "struct<run: int, stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, after_us: bigint, "
     "after_error_us: bigint, before_us: bigint, before_error_us: bigint, from_us: bigint, to_us: bigint, "
-    "explained: boolean, reasons: array<string>"
+    "explained: boolean, reasons: array<string>>"
 )
+PROVEN_TYPE = "struct<run: int, from_us: bigint, to_us: bigint>"
 JUDGED_TYPE = (
-    f"struct<gaps: array<struct<{_GAP_FIELDS}>>, streams: array<struct<stream: string, "
-    f"proven: array<struct<run: int, from_us: bigint, to_us: bigint>>, gaps: array<struct<{_GAP_FIELDS}>>>>>"
+    f"struct<gaps: array<{GAP_TYPE}>, "
+    f"streams: array<struct<stream: string, proven: array<{PROVEN_TYPE}>, gaps: array<{GAP_TYPE}>>>>"
 )
 
 
@@ -335,7 +336,8 @@ def _proven(number: int, run: _Run) -> list[Proven]:
 
 def judged_column(islands: Column, losses: Column) -> Column:
     """Judge each row's device: `JUDGED_TYPE`. Islands as an array of `ISLAND_TYPE`, losses of `LOSS_TYPE`, or null."""
-    return F.udf(_judged_row, JUDGED_TYPE)(islands, losses)
+    # Without Arrow, which this project does without.
+    return F.udf(_judged_row, JUDGED_TYPE, useArrow=False)(islands, losses)
 
 
 def _judged_row(islands: list[tuple[object, ...]] | None, losses: list[tuple[object, ...]] | None) -> Judged:

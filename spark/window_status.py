@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.log_table import TIME_ERROR_UNKNOWN_US
-from spark.sequence_gaps import FOREVER_US, ISLAND_TYPE, LOSS_TYPE, UNBOUNDED_US, judged_column
+from spark.sequence_gaps import FOREVER_US, GAP_TYPE, ISLAND_TYPE, LOSS_TYPE, PROVEN_TYPE, UNBOUNDED_US, judged_column
 from spark.sequence_gaps import gaps as gaps_of
 from spark.time_corrections import EARLIEST_US, LATEST_US, retimed
 
@@ -243,7 +243,7 @@ def _latest(edge: Column) -> Column:
 
 def _verdict(start: Column, end: Column, proof: Column) -> Column:
     """A struct of `status`, `basis` and `why`."""
-    numbers = proof["gaps"]
+    numbers = _or_empty(proof["gaps"], GAP_TYPE)
 
     def may_lie_in(gap: Column) -> Column:
         # Taken after the one reading and before the other.
@@ -290,9 +290,7 @@ def _verdict(start: Column, end: Column, proof: Column) -> Column:
         )
 
     return (
-        F.when(
-            F.exists(_or_empty(proof["proven"], _PROVEN_TYPE), covers), by_numbers(F.filter(proof["proven"], covers))
-        )
+        F.when(F.exists(_or_empty(proof["proven"], PROVEN_TYPE), covers), by_numbers(F.filter(proof["proven"], covers)))
         .when(F.size(missing) > 0, _let(missing, lambda gaps: _said(PROVISIONAL, SEQUENCE, _missing(gaps, "missing"))))
         .when(
             F.coalesce(proof["last_us"] < end, F.lit(True)), _said(PROVISIONAL, None, F.lit("no later reading of it"))
@@ -300,9 +298,6 @@ def _verdict(start: Column, end: Column, proof: Column) -> Column:
         .when(F.size(waits) > 0, _said(PROVISIONAL, WATERMARK, F.array_join(waits, "; ")))
         .otherwise(by_watermark())
     )
-
-
-_PROVEN_TYPE = "struct<run: int, from_us: bigint, to_us: bigint>"
 
 
 def _blocked(gateway: Column, start: Column, end: Column) -> Column:

@@ -1,0 +1,563 @@
+"""Whether windows are final, and what is missing: examples, and drawn sites against the oracle."""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import NamedTuple
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark import gateway_states, sequence_runs, window_status
+from spark.gateway_states import HEARTBEAT_TYPE, SET_ASIDE_TYPE, GatewayEvent, GatewayStates
+from spark.loss_records import losses_in, malformed_losses_in, rejects_as_losses
+from spark.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
+from spark.time_corrections import SCHEMA as CORRECTIONS_SCHEMA
+from spark.time_corrections import current
+from spark.window_status import Evidence, with_status
+from tests import oracle_status
+from tests.oracle_status import UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
+from tests.spark_records import EPOCH, NOON
+
+pytestmark = pytest.mark.spark
+
+SECOND = 1_000_000
+NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
+BOOT = "7-1a2b"
+THERMO, POWER = "device-thermo", "device-power"
+GATEWAY_BOOT = "boot-1"
+LOG_SCHEMA = """
+    namespace string, gateway string, device string, stream string, ce_type string, ce_id string, value binary,
+    reject_reason string, duplicate boolean, event_time timestamp, time_error_us bigint, gateway_boot string,
+    boot_time_us bigint, device_boot string, device_sequence bigint
+"""
+
+
+def at(seconds: float) -> int:
+    """Microseconds of a moment after noon."""
+    return NOON_US + round(seconds * SECOND)
+
+
+def time(us: int) -> datetime:
+    return EPOCH + timedelta(microseconds=us)
+
+
+# -- a site, as the tables tell of it ---------------------------------------------------------------------------------
+
+
+class Window(NamedTuple):
+    namespace: str
+    device: str
+    stream: str
+    start_us: int
+    end_us: int
+
+
+def edge(reading: Reading) -> Edge:
+    # The boot's clock began at noon, but no correction is told of it.
+    return Edge(
+        *(reading.time_us, reading.error_us, "estimated", reading.gateway, GATEWAY_BOOT),
+        *(reading.time_us - NOON_US, None),
+    )
+
+
+def evidence_of(
+    spark: SparkSession,
+    sites: dict[str, Site],
+    rng: random.Random | None = None,
+    corrections: Sequence[tuple[object, ...]] = (),
+) -> Evidence:
+    """What the job makes of sites, in batches if there is a source of chance."""
+    rng = rng or random.Random(0)  # noqa: S311
+    states = GatewayStates()
+    islands: list[tuple[object, ...]] = []
+    events: list[tuple[object, ...]] = []
+    services: set[tuple[str, str, str]] = set()
+    heard: list[tuple[str, str, str, int]] = []
+    retired: list[tuple[str, str, int]] = []
+    for namespace, site in sites.items():
+        for key, of_run in runs(namespace, site, rng).items():
+            islands += islands_as_rows(key, of_run)
+        events += [loss_row(namespace, number, loss) for number, loss in enumerate(site.losses)]
+        take_beats(states, namespace, site, rng)
+        services |= {(namespace, reading.device, reading.gateway) for reading in site.readings}
+        heard += [(namespace, r.device, r.stream, r.time_us) for r in site.readings if r.error_us != UNKNOWN_US]
+        retired += [(namespace, gateway, us) for gateway, us in site.retired_from_us.items()]
+    log = spark.createDataFrame(events, LOG_SCHEMA)
+    return Evidence(
+        islands=spark.createDataFrame(islands, sequence_runs.SCHEMA),
+        losses=losses_in(log),
+        gateways=spark.createDataFrame(states.rows(), gateway_states.SCHEMA),
+        boots=spark.createDataFrame(states.boot_rows(), gateway_states.BOOTS_SCHEMA),
+        services=spark.createDataFrame(sorted(services), window_status.SERVICES_SCHEMA),
+        heard=spark.createDataFrame(heard, window_status.HEARD_SCHEMA),
+        retired=spark.createDataFrame(retired, window_status.RETIRED_SCHEMA),
+        corrections=current(spark.createDataFrame(list(corrections), CORRECTIONS_SCHEMA)),
+    )
+
+
+def runs(namespace: str, site: Site, rng: random.Random) -> dict[RunKey, tuple[Island, ...]]:
+    """The site's numbers, come in a few batches."""
+    numbered = [(r.boot, r.number, r) for r in site.readings if r.boot is not None and r.number is not None]
+    batches: dict[int, dict[RunKey, dict[int, Reading]]] = {}
+    for boot, number, reading in numbered:
+        of_batch = batches.setdefault(rng.randrange(3), {})
+        of_batch.setdefault((namespace, reading.device, reading.stream, boot), {})[number] = reading
+    found: dict[RunKey, tuple[Island, ...]] = {}
+    for batch, of_batch in sorted(batches.items()):
+        for key, by_number in of_batch.items():
+            islands: list[Island] = []
+            for number, reading in sorted(by_number.items()):
+                alone = Island(number, number, edge(reading), edge(reading), batch, batch)
+                islands = list(merge(tuple(islands), [alone]).islands)
+            found[key] = merge(found.get(key, ()), islands).islands
+    return found
+
+
+def loss_row(namespace: str, number: int, loss: Loss) -> tuple[object, ...]:
+    body = {
+        "device": loss.device,
+        "reason": loss.reason,
+        "count": loss.lost,
+        "boot": loss.boot,
+        "first_boottime_us": loss.first_boottime_us,
+        "last_boottime_us": loss.last_boottime_us,
+        "device_boot": loss.device_boot,
+        "first_sequence": loss.first_sequence,
+        "last_sequence": loss.last_sequence,
+    }
+    return event_row(namespace, loss, json.dumps(body).encode(), f"loss-{number}")
+
+
+def event_row(namespace: str, loss: Loss, value: bytes, ce_id: str) -> tuple[object, ...]:
+    names = (namespace, loss.gateway, loss.gateway, "gateway-events", "sluice.gateway.loss", ce_id)
+    clock = (time(loss.told_us), loss.told_error_us, loss.told_boot, loss.told_boottime_us)
+    return (*names, value, None, False, *clock, None, None)
+
+
+def take_beats(states: GatewayStates, namespace: str, site: Site, rng: random.Random) -> None:
+    events = [heartbeat(namespace, place, beat) for place, beat in enumerate(site.beats)]
+    events += [
+        GatewayEvent(
+            *(SET_ASIDE_TYPE, namespace, gateway, "new", (2**40, "gateway-events", 0, place)),
+            Edge(0, 0, "synced", gateway, "boot", 0, None),
+            json.dumps({"device": None, "file": "set-aside", "buffer": buffer, "rows": None}).encode(),
+        )
+        for place, (gateway, buffer) in enumerate(sorted(site.set_aside))
+    ]
+    cut = rng.randrange(len(events) + 1)
+    states.take(events[:cut], {}, site.reads.__contains__)
+    states.take(events[cut:], site.held, site.reads.__contains__)
+
+
+def heartbeat(namespace: str, place: int, beat: Beat) -> GatewayEvent:
+    def told(us: int | None) -> str | None:
+        return None if us is None else time(us).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+    body = {
+        "offsets": {topic: {str(n): offset for n, offset in each.items()} for topic, each in beat.offsets.items()},
+        "pending": [
+            {"lane": "abc", "rows": span.rows, "from": told(span.from_us), "to": told(span.to_us)}
+            for span in beat.pending
+        ],
+        "quarantined": [
+            {"count": span.rows, "from": told(span.from_us), "to": told(span.to_us)} for span in beat.quarantined
+        ],
+        "low_watermark": told(beat.time_us) if beat.promises else None,
+        "depth_rows": 0,
+        "oldest_age_s": 0.0,
+        "buffer_bytes": 4096,
+        "counts": {},
+    }
+    clock = Edge(beat.time_us, beat.error_us, "synced", beat.gateway, beat.boot, beat.boottime_us, None)
+    order = (place, "gateway-events", 0, place)
+    return GatewayEvent(HEARTBEAT_TYPE, namespace, beat.gateway, beat.buffer, order, clock, json.dumps(body).encode())
+
+
+def windows_of(spark: SparkSession, windows: Iterable[Window]) -> DataFrame:
+    schema = "namespace string, device string, stream string, start_us bigint, end_us bigint"
+    frame = spark.createDataFrame(list(windows), schema)
+    times = {f"window_{name}": F.timestamp_micros(f"{name}_us") for name in ("start", "end")}
+    return frame.withColumns(times)
+
+
+def verdicts(spark: SparkSession, evidence: Evidence, windows: Iterable[Window]) -> dict[Window, Row]:
+    rows = with_status(windows_of(spark, windows), evidence).collect()
+    return {Window(row.namespace, row.device, row.stream, row.start_us, row.end_us): row for row in rows}
+
+
+def gap_rows(evidence: Evidence) -> dict[str, list[GapRow]]:
+    found: dict[str, list[GapRow]] = {}
+    for row in window_status.gaps(evidence).collect():
+        assert row["count"] == row.last - row.first + 1
+        gap = GapRow(row.device, row.stream, row.device_boot, row.first, row.last, row.explained)
+        found.setdefault(row.namespace, []).append(gap)
+    return {name: sorted(gaps, key=lambda gap: (gap[0], gap[1] or "", *gap[2:])) for name, gaps in found.items()}
+
+
+# -- examples ---------------------------------------------------------------------------------------------------------
+
+
+def every_second(numbers: Iterable[int], error_us: int = 1_000) -> list[Reading]:
+    """A reading a second after noon, numbered by its second."""
+    return [Reading("42", THERMO, BOOT, number, at(number), error_us, "gw-1") for number in numbers]
+
+
+def unnumbered(site: Site) -> Site:
+    return replace(site, readings=[reading._replace(boot=None, number=None) for reading in site.readings])
+
+
+def beat(seconds: float, **changes: object) -> Beat:
+    told = Beat("gw-1", "0011", at(seconds), 1_000, GATEWAY_BOOT, round(seconds * SECOND), {}, [], [], True)
+    return told._replace(**changes)  # type: ignore[arg-type]
+
+
+RING_OVERFLOW = Loss(
+    *("gw-1", at(130), 1_000, GATEWAY_BOOT, 130 * SECOND, "42", "sensor-ring-overflow", 4, GATEWAY_BOOT),
+    *(101 * SECOND, 104 * SECOND, BOOT, 101, 104),
+)
+NOT_NUMBERED = RING_OVERFLOW._replace(device_boot=None, first_sequence=None, last_sequence=None, reason="refused-qos0")
+WHOLE = every_second(range(181))
+HOLEY = every_second([*range(101), *range(105, 181)])
+
+
+def said(
+    spark: SparkSession, sites: dict[str, Site], start_s: int = 60, end_s: int = 120
+) -> dict[str, tuple[str, str | None, str | None]]:
+    """What is said of a window of the sensor's, by site."""
+    window = [Window(name, "42", THERMO, at(start_s), at(end_s)) for name in sites]
+    found = verdicts(spark, evidence_of(spark, sites), window)
+    return {key.namespace: (row.status, row.basis, row.why) for key, row in found.items()}
+
+
+def test_numbers_without_a_hole_prove_a_window_whatever_gateways_say(spark: SparkSession) -> None:
+    sites = {
+        "whole": Site(WHOLE),
+        "missing": Site(HOLEY),
+        "one missing": Site(every_second([*range(101), *range(102, 181)])),
+        "told as lost": Site(HOLEY, [RING_OVERFLOW]),
+        "lost without numbers": Site(HOLEY, [NOT_NUMBERED]),
+        "more is missing than was lost": Site(HOLEY, [RING_OVERFLOW._replace(lost=3)]),
+        "lost elsewhere": Site(HOLEY, [RING_OVERFLOW._replace(first_sequence=102, last_sequence=105)]),
+        "lost at another time": Site(
+            HOLEY, [NOT_NUMBERED._replace(first_boottime_us=20 * SECOND, last_boottime_us=30 * SECOND)]
+        ),
+        "ends of no known time": Site(every_second(range(181), UNKNOWN_US)),
+    }
+    missing = ("provisional", "sequence", "readings 101 to 104 of boot 7-1a2b are missing")
+    lost = "readings 101 to 104 of boot 7-1a2b are lost: "
+    assert said(spark, sites) == {
+        "whole": ("complete", "sequence", None),
+        "missing": missing,
+        "one missing": ("provisional", "sequence", "reading 101 of boot 7-1a2b is missing"),
+        "told as lost": ("complete_with_loss", "sequence", lost + "sensor-ring-overflow"),
+        "lost without numbers": ("complete_with_loss", "sequence", lost + "refused-qos0"),
+        "more is missing than was lost": missing,
+        "lost elsewhere": missing,
+        "lost at another time": missing,
+        "ends of no known time": ("provisional", None, "no later reading of it"),
+    }
+
+
+def test_a_hole_concerns_only_the_windows_in_which_it_may_lie(spark: SparkSession) -> None:
+    sites = {"precise": Site(HOLEY), "vague": Site(every_second([*range(101), *range(105, 181)], 50 * SECOND))}
+    assert {name: each[:2] for name, each in said(spark, sites, 20, 80).items()} == {
+        "precise": ("complete", "sequence"),
+        "vague": ("provisional", "sequence"),
+    }
+
+
+def test_without_numbers_gateways_tell(spark: SparkSession) -> None:
+    site = unnumbered(Site(WHOLE, reads={THERMO}, held={THERMO: {0: 500}}))
+    waiting = Waiting(120, at(70), at(110))
+    roamed = [*site.readings, Reading("42", THERMO, None, None, at(5), 1_000, "gw-2")]
+    past = [beat(200)]
+    wall = {
+        "acknowledged": replace(site, beats=past),
+        "silent": replace(site, readings=site.readings[:119], beats=past),
+        "nothing told": site,
+        "not yet past it": replace(site, beats=[beat(125)]),
+        "not read yet": replace(site, beats=[beat(200, offsets={THERMO: {0: 501}})]),
+        "of another topic": replace(site, beats=[beat(200, offsets={POWER: {0: 501}})]),
+        "pending": replace(site, beats=[beat(200, pending=[waiting])]),
+        "pending, older": replace(site, beats=[beat(200, pending=[waiting._replace(from_us=at(0), to_us=at(49))])]),
+        "pending, of any time": replace(site, beats=[beat(200, pending=[Waiting(1, None, None)])]),
+        "quarantined": replace(site, beats=[beat(200, quarantined=[waiting])]),
+        "unsynced": replace(site, beats=[beat(200, promises=False)]),
+        "two gateways": replace(site, readings=roamed, beats=past),
+        "one is retired": replace(site, readings=roamed, beats=past, retired_from_us={"gw-2": at(60)}),
+        "one is retired later": replace(site, readings=roamed, beats=past, retired_from_us={"gw-2": at(61)}),
+        "lost": replace(site, beats=past, losses=[NOT_NUMBERED]),
+        "lost later": replace(site, beats=past, losses=[NOT_NUMBERED._replace(first_boottime_us=121 * SECOND)]),
+        "lost, of any device": replace(site, beats=past, losses=[NOT_NUMBERED._replace(device=None)]),
+        "no readings lost": replace(site, beats=past, losses=[NOT_NUMBERED._replace(reason="event-refused")]),
+    }
+    complete = ("complete", "watermark", None)
+    lost = ("complete_with_loss", "watermark", "readings of about this time were lost: refused-qos0")
+
+    def waits(why: str) -> tuple[str, str, str]:
+        return "provisional", "watermark", why
+
+    assert said(spark, wall) == {
+        "acknowledged": complete,
+        "silent": ("provisional", None, "no later reading of it"),
+        "nothing told": waits("gateway gw-1 has not told how far it has come"),
+        "not yet past it": waits("gateway gw-1 has not acknowledged past it"),
+        "not read yet": waits("gateway gw-1 has not told how far it has come"),
+        "of another topic": complete,
+        "pending": waits("gateway gw-1 holds 120 rows of about this time"),
+        "pending, older": complete,
+        "pending, of any time": waits("gateway gw-1 holds 1 rows of about this time"),
+        "quarantined": waits("gateway gw-1 has 120 inputs of about this time in its quarantine"),
+        "unsynced": waits("gateway gw-1 can promise nothing yet"),
+        "two gateways": waits("gateway gw-2 has not told how far it has come"),
+        "one is retired": complete,
+        "one is retired later": waits("gateway gw-2 has not told how far it has come"),
+        "lost": lost,
+        "lost later": complete,
+        "lost, of any device": lost,
+        "no readings lost": complete,
+    }
+
+
+def test_a_swapped_card_may_still_hold_what_was_not_sent(spark: SparkSession) -> None:
+    site = unnumbered(Site(WHOLE))
+    swapped = [beat(80), beat(100, buffer="2233"), beat(200, buffer="2233")]
+    sites = {
+        "swapped": replace(site, beats=swapped),
+        "salvaged": replace(site, beats=swapped, set_aside={("gw-1", "0011")}),
+    }
+    former = "what a former buffer of gateway gw-1 still held is not known"
+    assert said(spark, sites) == {
+        "swapped": ("provisional", "watermark", former),
+        "salvaged": ("complete", "watermark", None),
+    }
+    assert said(spark, sites, 0, 60)["swapped"] == ("complete", "watermark", None)
+
+
+def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSession) -> None:
+    """A door contact that opens once a day: the thermometer's numbers tell that nothing of it is missing."""
+    door = Reading("42", "device-door", BOOT, 70, at(70), 1_000, "gw-1")
+    shared = Site([*(reading for reading in WHOLE if reading.number != 70), door])
+    own = Site([*WHOLE, door])
+    evidence = evidence_of(spark, {"shared": shared, "own": own})
+    windows = [Window(name, "42", "device-door", at(60), at(120)) for name in ("shared", "own")]
+    found = {window.namespace: row[-3:] for window, row in verdicts(spark, evidence, windows).items()}
+    assert found == {"shared": ("complete", "sequence", None), "own": ("provisional", None, "no later reading of it")}
+
+
+def test_corrections_move_the_ends(spark: SparkSession) -> None:
+    """Sent before the clock was known, told of later: the boot was at noon, to a millisecond."""
+    site = Site(every_second([*range(101), *range(105, 181)], UNKNOWN_US), [RING_OVERFLOW])
+    told = ("s", "gw-1", GATEWAY_BOOT, 1, "synced", 0, NOON_US, Decimal(0), 1_000, Decimal(0), False, at(600), "id")
+    readings = replace(
+        site,
+        readings=[r._replace(error_us=UNKNOWN_US) for r in site.readings],
+        losses=[RING_OVERFLOW._replace(told_error_us=UNKNOWN_US)],
+    )
+    evidence = evidence_of(spark, {"s": readings}, corrections=[told])
+    # Their own boot time is exact, so that a correction can say what the time was.
+    columns = {
+        name: F.col(name).withField("boot_time_error_us", F.lit(0).cast("bigint"))
+        for name in ("first_edge", "last_edge")
+    }
+    evidence = replace(evidence, islands=evidence.islands.withColumns(columns))
+    window = Window("s", "42", THERMO, at(60), at(120))
+    (row,) = verdicts(spark, evidence, [window]).values()
+    assert (row.status, row.basis) == ("complete_with_loss", "sequence")
+    (gap,) = window_status.gaps(evidence).collect()
+    assert (gap.after_time, gap.before_time) == tuple(time(at(s)).replace(tzinfo=None) for s in (100, 105))
+    assert (gap.after_error_us, gap.before_error_us, gap.explained) == (1_000, 1_000, True)
+
+
+def test_a_reading_in_the_quarantine_is_lost_until_it_is_read(spark: SparkSession) -> None:
+    site = Site(HOLEY)
+    evidence = evidence_of(spark, {"s": site})
+    rejects = [
+        (
+            *("s", "gw-1", "42", THERMO, "sluice.reading", f"id-{number}", b"?", "no JSON", False),
+            *(time(at(number)), 1_000, GATEWAY_BOOT, number * SECOND, BOOT, number),
+        )
+        for number in range(101, 105)
+    ]
+    losses = rejects_as_losses(spark.createDataFrame(rejects, LOG_SCHEMA))
+    assert losses.count() == 1
+    evidence = replace(evidence, losses=evidence.losses.unionByName(losses))
+    (row,) = verdicts(spark, evidence, [Window("s", "42", THERMO, at(60), at(120))]).values()
+    why = "readings 101 to 104 of boot 7-1a2b are lost: in the quarantine"
+    assert row[-3:] == ("complete_with_loss", "sequence", why)
+
+
+def test_a_malformed_loss_record_is_told_and_nothing_else(spark: SparkSession) -> None:
+    good = json.loads(loss_row("s", 0, RING_OVERFLOW)[6])  # type: ignore[arg-type]
+    bodies: dict[str, object] = {
+        "not JSON": b"{",
+        "no value": None,
+        "not UTF-8": b"\xff",
+        "a list": b"[]",
+        "no count": json.dumps({name: good[name] for name in good if name != "count"}).encode(),
+        "text for a number": json.dumps(good | {"count": "4"}).encode(),
+        "less than none": json.dumps(good | {"count": -1}).encode(),
+        "too large": json.dumps(good | {"count": 2**63}).encode(),
+        "half a span": json.dumps(good | {"last_sequence": None}).encode(),
+        "backwards": json.dumps(good | {"last_sequence": 100}).encode(),
+        "good": json.dumps(good | {"more": {}}).encode(),
+    }
+    rows = [(*event_row("s", RING_OVERFLOW, b"", name)[:6], body, *event_row("s", RING_OVERFLOW, b"", name)[7:])
+            for name, body in bodies.items()]  # fmt: skip
+    log = spark.createDataFrame(rows, LOG_SCHEMA)
+    assert [row.ce_id for row in losses_in(log).collect()] == ["good"]
+    faults = {row.ce_id: row.fault for row in malformed_losses_in(log).collect()}
+    assert faults.keys() == bodies.keys() - {"good"}
+    assert faults["half a span"] == "the loss record's sequences are no span"
+    assert faults["text for a number"] == "count of the loss record is not a whole number"
+
+
+def test_windows_of_a_span_need_no_older_history(spark: SparkSession) -> None:
+    evidence = evidence_of(spark, {"s": Site(HOLEY)})
+    windows = windows_of(
+        spark, [Window("s", "42", THERMO, at(120), at(160)), Window("s", "42", THERMO, at(60), at(99))]
+    )
+    between = with_status(windows, evidence, (at(60), at(160)))
+    assert sorted(between.collect()) == sorted(with_status(windows, evidence).collect())
+
+
+# -- drawn sites ------------------------------------------------------------------------------------------------------
+
+
+def drawn_site(rng: random.Random) -> Site:
+    """A few minutes of a few sensors that roam between gateways, restart, and lose what nobody, or a gateway, tells."""
+    gateways = ["gw-1", "gw-2", "gw-3"][: rng.randrange(1, 4)]
+    site = Site(reads={THERMO, POWER}, held={THERMO: {0: rng.randrange(50, 150)}})
+    gateway_clocks = {(gateway, boot): rng.randrange(-50, 200) for gateway in gateways for boot in ("boot-1", "boot-2")}
+    site.retired_from_us = {gateway: at(rng.randrange(200)) for gateway in gateways if rng.random() < 0.15}
+    for device in ["42", "43"][: rng.randrange(1, 3)]:
+        lost = draw_readings(rng, site, device, gateways)
+        draw_losses(rng, site, device, lost, gateway_clocks)
+    for gateway in gateways:
+        draw_beats(rng, site, gateway, gateway_clocks)
+    return site
+
+
+def drawn_error(rng: random.Random) -> int:
+    return rng.choice([0, 0, 1_000, 1_000, SECOND, 4 * SECOND, rng.choice([20 * SECOND, UNKNOWN_US])])
+
+
+def draw_readings(rng: random.Random, site: Site, device: str, gateways: list[str]) -> dict[str, list[int]]:
+    """Return the numbers that never came, by boot."""
+    streams = [THERMO, POWER][: rng.randrange(1, 3)]
+    style = rng.choice(["shared", "shared", "each", "none"])
+    lost: dict[str, list[int]] = {}
+    second = rng.randrange(30)
+    for life in range(rng.randrange(1, 4)):
+        boot = f"{life}-{device}"
+        counted = dict.fromkeys(streams, rng.randrange(3))
+        gateway = rng.choice(gateways)
+        quiet = 0
+        for _ in range(rng.randrange(2, 40)):
+            second += rng.randrange(1, 6)
+            stream = rng.choice(streams)
+            number = counted[stream]
+            for each in streams if style == "shared" else [stream]:
+                counted[each] += 1
+            if rng.random() < 0.05:
+                gateway = rng.choice(gateways)
+            if rng.random() < 0.06:
+                quiet = rng.randrange(1, 5)
+            if quiet:
+                quiet -= 1
+                lost.setdefault(boot, []).append(number)
+                continue
+            error_us = drawn_error(rng)
+            reading = Reading(device, stream, boot, number, at(second), error_us, gateway)
+            site.readings.append(reading._replace(boot=None, number=None) if style == "none" else reading)
+    return lost
+
+
+def draw_losses(
+    rng: random.Random, site: Site, device: str, lost: dict[str, list[int]], clocks: dict[tuple[str, str], int]
+) -> None:
+    places: list[tuple[str | None, int, int]] = [
+        (boot, number, number) for boot, all_ in lost.items() for number in all_
+    ]
+    places += [(boot, min(numbers), max(numbers)) for boot, numbers in lost.items()]
+    for device_boot, first, last in [*places, (None, 0, 0)]:
+        if rng.random() < 0.35:
+            continue
+        (gateway, boot), start = rng.choice(list(clocks.items()))
+        told_boot = rng.choice([boot, boot, "boot-2"])
+        began, ended = sorted((rng.randrange(200), rng.randrange(200)))
+        ended = rng.choice([ended, began + 3])
+        told = rng.randrange(ended, 260)
+        numbered = device_boot is not None and rng.random() < 0.75
+        wide = rng.choice([0, 0, 0, 1])
+        site.losses.append(
+            Loss(
+                gateway,
+                at(told),
+                drawn_error(rng),
+                told_boot,
+                (told - clocks[gateway, told_boot]) * SECOND,
+                rng.choice([device] * 6 + [None]),
+                rng.choice(["buffer-full", "sensor-ring-overflow", "refused-qos0", "gateway-events-dropped"]),
+                max(0, last - first + 1 + rng.choice([0, 0, 0, 1, -1])),
+                boot,
+                (began - start) * SECOND,
+                (ended - start) * SECOND,
+                device_boot if rng.random() < 0.9 else None,
+                first - wide if numbered else None,
+                last + wide if numbered else None,
+            )
+        )
+
+
+def draw_beats(rng: random.Random, site: Site, gateway: str, clocks: dict[tuple[str, str], int]) -> None:
+    buffers = rng.choice([["0011"], ["0011"], ["0011", "2233"]])
+    second = rng.randrange(100)
+    for buffer in buffers:
+        for _ in range(rng.randrange(4)):
+            second += rng.randrange(5, 90)
+            boot = rng.choice(["boot-1", "boot-2"])
+
+            def waiting(second: int = second) -> list[Waiting]:
+                from_us, to_us = sorted((at(rng.randrange(second)), at(rng.randrange(second))))
+                span = rng.choice([(from_us, to_us), (from_us, from_us + SECOND), (None, None)])
+                return [Waiting(rng.randrange(1, 9), *span)] if rng.random() < 0.25 else []
+
+            offsets = {rng.choice([THERMO, POWER, "elsewhere"]): {0: rng.randrange(160)}} if rng.random() < 0.4 else {}
+            site.beats.append(
+                Beat(
+                    *(gateway, buffer, at(second), drawn_error(rng), boot, (second - clocks[gateway, boot]) * SECOND),
+                    *(offsets, waiting(), waiting(), rng.random() < 0.9),
+                )
+            )
+        if len(buffers) > 1 and rng.random() < 0.5:
+            site.set_aside.add((gateway, "0011"))
+
+
+def drawn_windows(rng: random.Random, namespace: str, site: Site) -> set[Window]:
+    streams = sorted({(reading.device, reading.stream) for reading in site.readings})
+    windows = set()
+    for device, stream in streams:
+        for length in (1, 10, 60):
+            starts = [rng.randrange(250 // length) * length for _ in range(8)]
+            windows |= {Window(namespace, device, stream, at(start), at(start + length)) for start in starts}
+    return windows
+
+
+@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.integers(0, 2**32))
+def test_drawn_sites_are_judged_as_the_oracle_judges_them(spark: SparkSession, seed: int) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    sites = {f"site-{number}": drawn_site(rng) for number in range(60)}
+    windows = [window for name, site in sites.items() for window in drawn_windows(rng, name, site)]
+    evidence = evidence_of(spark, sites, rng)
+    assert gap_rows(evidence) == {name: gaps for name, site in sites.items() if (gaps := oracle_status.gaps(site))}
+    found = {window: (row.status, row.basis) for window, row in verdicts(spark, evidence, windows).items()}
+    assert found == {window: oracle_status.status(sites[window.namespace], *window[1:]) for window in windows}
