@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Spark is imported inside the commands: it takes a second, which `--help` need not cost.
 
-FIGURES = frozenset({"n", "min", "max", "sum", "first", "last", "revision", "batch", "value", "time_error_us"})
+FIGURES = frozenset({"n", "min", "max", "mean", "sum", "first", "last", "late", "ordinal", "value", "time_error_us"})
 """Columns that stand to the right in a table, and are never cut short."""
 
 TIME_ERROR_UNBOUNDED_US = 2**63 - 1
@@ -176,7 +176,7 @@ def batch_line(batch: "BatchReport") -> str:
     asides = (
         (counts.duplicates, "seen before"),
         (counts.rejected, "rejected (`log` says why)"),
-        (counts.late, f"fell into windows already written ({counts.revised} corrected)"),
+        (counts.late, f"came more than a minute after the end of their windows ({counts.revised} of them)"),
         (counts.unwindowed, "in no window (their time is unknown or cannot be)"),
         (counts.corrections, "put earlier times right"),
     )
@@ -216,17 +216,19 @@ def windows(warehouse: str, device: str | None, limit: int, as_json: bool) -> No
     On a terminal the columns that it has room for; all of them in a pipe, and with --json.
     """
     spark = _session("sluice-windows")
-    from spark.windows_table import open_windows  # noqa: PLC0415
+    from spark.windows_view import open_windows  # noqa: PLC0415
 
     columns = (
         *("window_start", "window_end", "namespace", "device", "stream", "metric"),
-        *("n", "min", "max", "sum", "first", "last", "revision", "batch"),
+        *("n", "min", "max", "mean", "sum", "first", "last", "late", "ordinal"),
     )
     latest = _latest(_opened(spark, warehouse, open_windows), device, "window_start", limit)
     if as_json:
         _print_json(latest, columns)
     else:
-        _print_table(latest, columns, spare=("batch", "window_end", "sum", "namespace", "first", "last", "stream"))
+        _print_table(
+            latest, columns, spare=("ordinal", "window_end", "sum", "namespace", "late", "first", "last", "stream")
+        )
 
 
 def _session(application: str) -> "SparkSession":
@@ -237,14 +239,12 @@ def _session(application: str) -> "SparkSession":
 
 
 def _opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], DataFrame]") -> "DataFrame":
-    from pyspark.errors import AnalysisException  # noqa: PLC0415
+    from spark.warehouse_version import NoWarehouseError  # noqa: PLC0415
 
     try:
         return opener(spark, warehouse)
-    except AnalysisException as error:
-        raise click.ClickException(
-            f"{warehouse} holds no tables of Sluice. `sluice-cloud ingest --warehouse {warehouse}` makes them."
-        ) from error
+    except NoWarehouseError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _latest(table: "DataFrame", device: str | None, time: str, limit: int) -> "DataFrame":

@@ -3,26 +3,18 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark.correction_records import CORRECTION_TYPE
-from spark.kafka_records import typed_records
-from spark.log_table import BatchId, append_batch, batch_rows, create_log, lane_spans, open_log
-from spark.payload_decode import decoded
-from spark.readings_view import is_reading
-from spark.time_corrections import create_corrections, retimed, take_corrections
-from spark.windows_table import WINDOW_S, Revisions, create_windows, merge_batch, unwindowed
+from spark.batch_job import BatchCounts, BatchJob
+from spark.log_table import BatchId
+from spark.windows_table import WINDOW_S
 
 TOPICS_DEFAULT = "device-.*|gateway-events"
-INTERPRETED_ROWS_MAX = 10_000
-"""Batches up to this size are not compiled to Java code."""
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0
 """How long a finished query may take to report its last batch."""
@@ -47,24 +39,6 @@ class IngestSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchCounts:
-    """What one batch was made of."""
-
-    rows: int
-    duplicates: int
-    rejected: int
-    late: int
-    """Kafka records that fell into a window which an earlier batch had written."""
-    revised: int
-    """Windows that they corrected."""
-    unwindowed: int
-    """Good readings that are in no window, because their time is implausible or unknown."""
-    corrections: int
-    """Time corrections, by which gateways put right what they told of their clocks."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class BatchReport:
     """One finished batch, for people and for whoever waits for it."""
 
@@ -84,72 +58,6 @@ class Interrupted(Exception):  # noqa: N818 - a request, not an error
     """A batch that must not begin, because the job was asked to stop. It is read again by the next run."""
 
 
-def process_batch(records: DataFrame, batch: BatchId, warehouse: str, window_s: int = WINDOW_S) -> BatchCounts:
-    """Take one batch of Kafka records into the tables. Doing it again, whole or from the middle, changes nothing.
-
-    `records` is what Spark's Kafka source yields with `includeHeaders`.
-    """
-    begun = time.monotonic()
-    rows = decoded(typed_records(records)).persist()
-    try:
-        count, spans = lane_spans(rows)
-        with _interpreted_if(records.sparkSession, small=count <= INTERPRETED_ROWS_MAX):
-            append_batch(warehouse, rows, spans, batch)
-            # Read back what was committed: a retry works on what the first attempt decided, not on what it would
-            # decide itself.
-            log = open_log(records.sparkSession, warehouse)
-            counts, revisions = _merge_appended(log, batch, warehouse, window_s)
-    finally:
-        rows.unpersist()
-    return BatchCounts(
-        rows=counts.rows,
-        duplicates=counts.duplicates,
-        rejected=counts.rejected,
-        late=revisions.late,
-        revised=revisions.revised,
-        unwindowed=counts.unwindowed,
-        corrections=counts.corrections,
-        seconds=time.monotonic() - begun,
-    )
-
-
-def _merge_appended(log: DataFrame, batch: BatchId, warehouse: str, window_s: int) -> tuple[Row, Revisions]:
-    appended = batch_rows(log, batch).persist()
-    try:
-        corrections = take_corrections(warehouse, log, appended)
-        is_correction = (F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
-        counts = (
-            retimed(appended, corrections.known.current)
-            .agg(
-                F.count("*").alias("rows"),
-                F.count_if("duplicate").alias("duplicates"),
-                F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
-                F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
-                F.count_if(is_correction).alias("corrections"),
-            )
-            .collect()[0]
-        )
-        return counts, merge_batch(warehouse, log, appended, corrections, batch, window_s)
-    finally:
-        appended.unpersist()
-
-
-@contextmanager
-def _interpreted_if(spark: SparkSession, *, small: bool) -> Iterator[None]:
-    """Compiling a query takes longer than interpreting it for a few thousand rows: half of a small batch's time."""
-    if not small:
-        yield
-        return
-    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    for name, value in interpreted.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in interpreted:
-            spark.conf.unset(name)
-
-
 def run_ingest(
     spark: SparkSession,
     settings: IngestSettings,
@@ -163,9 +71,7 @@ def run_ingest(
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
     Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
-    create_windows(spark, settings.warehouse, settings.window_s)
-    create_log(spark, settings.warehouse)
-    create_corrections(spark, settings.warehouse, open_log(spark, settings.warehouse))
+    job = BatchJob(spark, settings.warehouse, settings.window_s)
     finished: dict[int, BatchCounts] = {}
 
     def take(records: DataFrame, number: int) -> None:
@@ -173,7 +79,7 @@ def run_ingest(
             # Returning would commit the batch unread.
             raise Interrupted
         batch = BatchId(running_query_id(records.sparkSession), number)
-        finished[number] = process_batch(records, batch, settings.warehouse, settings.window_s)
+        finished[number] = job.take(records, batch, {})
 
     query = _start(kafka_records(spark, settings), settings, take)
     try:
@@ -191,6 +97,7 @@ def run_ingest(
             raise
     finally:
         query.stop()
+        job.save()
     _report_rest(query, finished, report)
 
 

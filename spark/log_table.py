@@ -1,36 +1,40 @@
 """`log`: every Kafka record once per time it was read, append-only, one commit per batch. All else derives from it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from importlib.metadata import version
-from operator import or_
 from typing import cast
 
 from delta.tables import DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
+from spark.delta_staging import AppendTable
 from spark.payload_decode import METRICS_TYPE
+from spark.warehouse_version import current_tables
 
 SCHEMA = f"""
-    topic string, partition int, offset bigint, kafka_timestamp timestamp,
-    key string, value binary,
+    topic_id string, topic string, partition int, offset bigint, kafka_timestamp timestamp,
+    key string, value binary, headers array<struct<key: string, value: binary>>,
     namespace string, gateway string, device string, stream string,
     buffer string, lane string, lane_sequence bigint, ce_id string, ce_type string, subject string,
     event_time timestamp, time_error_us bigint, time_quality string, received_time timestamp,
     gateway_boot string, boot_time_us bigint, content_type string,
     device_boot string, device_sequence bigint, doubt string, boot_time_error_us bigint,
-    metrics {METRICS_TYPE}, duplicate boolean, reject_reason string,
-    ingest string, batch bigint, code_version string, event_date date
+    metrics {METRICS_TYPE}, pack_span_us bigint, undeclared array<string>,
+    duplicate boolean, reject_reason string,
+    ingest string, batch bigint, ordinal bigint, code_version string, declarations string, event_date date
 """
+"""`headers` are kept of records whose headers are not the contract's; `pack_span_us`: how long before the record's
+event time the earliest value of a pack was taken, null where there is one time alone."""
 PARTITION = "event_date"
 SKIPPING_COLUMNS = (
-    "event_time,lane,lane_sequence,ingest,batch,device,ce_type,topic,partition,offset,"
-    "gateway_boot,boot_time_us,boot_time_error_us"
+    "event_time,ordinal,device,ce_type,topic,partition,offset,lane,lane_sequence,reject_reason,"
+    "gateway_boot,boot_time_us,boot_time_error_us,pack_span_us"
 )
-"""Whose least and greatest value, and count of nulls, each file keeps: what queries, the duplicate check and the search
-for what a time correction mends are pruned by."""
+"""Whose least and greatest value, and count of nulls, each file keeps: what queries, the search for copies and for what
+a time correction mends are pruned by."""
 
 PLAUSIBLE_FROM = "2020-01-01"
 AHEAD_MAX = "1 day"
@@ -41,8 +45,8 @@ IMPLAUSIBLE_DATE = "1970-01-01"
 """The partition of all records without an event time, with one that cannot be, or with one whose error nothing
 bounds: one broken clock would otherwise open a partition for every date it comes up with."""
 
-LANES_MAX = 200
-"""Lanes named one by one in the duplicate check; a batch of more is looked up by the span of their names."""
+ORDINAL = "sluice-ordinal"
+"""The application under which a table says up to which batch it has taken the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +58,21 @@ class BatchId:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaneSpan:
-    """What one batch holds of one lane."""
-
-    lane: str
-    first: int
-    last: int
-
-
 def log_schema() -> StructType:
     """Return the table's columns; needs a running session, whose parser reads them."""
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
-def log_path(warehouse: str) -> str:
-    """Return where the table lies."""
-    return f"{warehouse.rstrip('/')}/log"
+def log_path(tables: str) -> str:
+    """Return where the table lies; `tables` is the folder of one version of the warehouse's tables."""
+    return f"{tables}/log"
 
 
-def create_log(spark: SparkSession, warehouse: str) -> None:
-    """Create the table where there is none; give one that an earlier version made the columns that it lacks."""
-    if DeltaTable.isDeltaTable(spark, log_path(warehouse)):
-        _add_columns(spark, warehouse)
-        return
+def create_log(spark: SparkSession, tables: str) -> None:
+    """Create the table where there is none."""
     (
         DeltaTable.createIfNotExists(spark)
-        .location(log_path(warehouse))
+        .location(log_path(tables))
         .addColumns(log_schema())
         .partitionedBy(PARTITION)
         .property("delta.appendOnly", "true")
@@ -89,93 +81,98 @@ def create_log(spark: SparkSession, warehouse: str) -> None:
     )
 
 
-def _add_columns(spark: SparkSession, warehouse: str) -> None:
-    """Columns that are new come last, null in what stands there already: its files are not touched."""
-    missing = _missing(spark.read.format("delta").load(log_path(warehouse)))
-    if not missing:
-        return
-    table = f"delta.`{log_path(warehouse)}`"
-    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in missing)
-    spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({columns})")
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.dataSkippingStatsColumns' = '{SKIPPING_COLUMNS}')")
-
-
-def _missing(log: DataFrame) -> list[StructField]:
-    there = set(log.columns)
-    return [field for field in log_schema() if field.name not in there]
+def read_log(spark: SparkSession, tables: str) -> DataFrame:
+    """Return the table as it stands: each record as it was read, whatever was found out about it later."""
+    return spark.read.format("delta").load(log_path(tables))
 
 
 def open_log(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `log`.
-
-    Columns that it lacks, for an earlier version made it and no job of this one has written it yet, are null.
-    """
-    log = spark.read.format("delta").load(log_path(warehouse))
-    log = log.withColumns({field.name: F.lit(None).cast(field.dataType) for field in _missing(log)})
+    """Return the warehouse's `log`, which SQL then finds as the temporary view `log`."""
+    log = read_log(spark, current_tables(spark, warehouse))
     log.createOrReplaceTempView("log")
     return log
 
 
-def append_batch(warehouse: str, rows: DataFrame, spans: list[LaneSpan], batch: BatchId) -> None:
-    """Append one batch of decoded records in one commit; nothing happens if this batch was appended before.
+class Log:
+    """The table as its one writer has it."""
 
-    `rows` as `payload_decode.decoded` yields them; `spans` are their lanes.
-    """
-    spark = rows.sparkSession
-    judged = with_duplicates(rows, spark.read.format("delta").load(log_path(warehouse)), spans)
-    (
-        log_rows(judged, batch)
-        .write.format("delta")
-        .mode("append")
-        .option("txnAppId", f"log-{batch.ingest}")
-        .option("txnVersion", batch.number)
-        .save(log_path(warehouse))
-    )
+    def __init__(self, spark: SparkSession, tables: str) -> None:
+        self._spark = spark
+        self._tables = tables
+        self.table = AppendTable(spark, log_path(tables), log_schema())
 
+    @property
+    def last(self) -> int:
+        """The ordinal of the last batch; -1 where there is none."""
+        return self.table.last(ORDINAL)
 
-def batch_rows(log: DataFrame, batch: BatchId) -> DataFrame:
-    """Return what one batch appended."""
-    return log.where((F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number))
+    def ordinal_of(self, batch: BatchId) -> int | None:
+        """The ordinal of a batch that was committed; None where it was not."""
+        if self.table.last(query_of(batch)) < batch.number:
+            return None
+        if self.table.last(query_of(batch)) == batch.number:
+            # The last batch of its query is the last one of all: there is one writer.
+            return self.last
+        of_batch = (F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number)
+        row = read_log(self._spark, self._tables).where(of_batch).agg(F.min("ordinal").alias("ordinal")).first()
+        return self.last if row is None or row.ordinal is None else int(row.ordinal)
 
-
-def lane_spans(rows: DataFrame) -> tuple[int, list[LaneSpan]]:
-    """Count a batch's rows, and say which lanes it holds, from which to which sequence number."""
-    found = rows.groupBy("lane").agg(F.count("*"), F.min("lane_sequence"), F.max("lane_sequence")).collect()
-    spans = [LaneSpan(lane, first, last) for lane, _, first, last in found if lane is not None and first is not None]
-    return sum(count for _, count, _, _ in found), sorted(spans, key=lambda span: span.lane)
-
-
-def with_duplicates(rows: DataFrame, log: DataFrame, spans: list[LaneSpan]) -> DataFrame:
-    """Add `duplicate`: whether a good copy of the same `ce_id` stands in `log`, or earlier in this batch.
-
-    Earlier means in Kafka's order. Rejected records are nobody's duplicates and nobody is theirs: a copy that was
-    damaged on its way must not hide a later one that was not.
-    """
-    good = F.col("reject_reason").isNull()
-    # The others are told apart by place, so that they do not all meet in one partition.
-    identity = F.coalesce(F.when(good, F.col("ce_id")), F.concat_ws("/", "topic", "partition", "offset"))
-    in_order = Window.partitionBy("identity").orderBy("topic", "partition", "offset")
-    earlier = log.where(_within(spans) & ~F.col("duplicate") & good)
-    seen = earlier.select(F.col("ce_id").alias("identity"), F.lit(True).alias("seen")).dropDuplicates()
-    return (
-        rows.withColumn("identity", identity)
-        .withColumn("repeated", F.row_number().over(in_order) > 1)
-        .join(seen, "identity", "left")
-        .select(*rows.columns, (F.col("repeated") | F.coalesce("seen", F.lit(False))).alias("duplicate"))
-    )
+    def rows_of(self, ordinal: int) -> DataFrame:
+        """The rows of a batch that was committed."""
+        return read_log(self._spark, self._tables).where(F.col("ordinal") == ordinal)
 
 
-def log_rows(judged: DataFrame, batch: BatchId) -> DataFrame:
-    """Bring a batch into the table's schema."""
+class LogAppend:
+    """One batch on its way into `log`: its files are written, looked at, and committed."""
+
+    def __init__(self, log: Log, batch: BatchId) -> None:
+        self._staged = log.table.begin()
+        self._batch = batch
+        self.ordinal = log.last + 1
+
+    def write(self, decoded: DataFrame, topic_ids: Mapping[str, str], declarations: str) -> DataFrame:
+        """Write decoded records, none of them as a duplicate yet, and return them as they were written."""
+        rows = log_rows(decoded.withColumn("duplicate", F.lit(False)), topic_ids, declarations)
+        numbers = {"ingest": F.lit(self._batch.ingest), "batch": F.lit(self._batch.number)}
+        return self.rewrite(rows.withColumns({**numbers, "ordinal": F.lit(self.ordinal)}))
+
+    def rewrite(self, rows: DataFrame) -> DataFrame:
+        """Write rows of the table's columns in the place of those that were written before."""
+        self._staged.write(rows)
+        return self._staged.rows()
+
+    def commit(self) -> None:
+        self._staged.commit({ORDINAL: self.ordinal, query_of(self._batch): self._batch.number})
+
+
+def query_of(batch: BatchId) -> str:
+    """The application under which a query's batches are committed."""
+    return f"sluice-ingest-{batch.ingest}"
+
+
+def log_rows(judged: DataFrame, topic_ids: Mapping[str, str], declarations: str) -> DataFrame:
+    """Bring decoded records into the table's columns, but for those that number the batch."""
+    numbering = {"ingest", "batch", "ordinal"}
+    topic_id = F.lit(None).cast("string")
+    for topic, identity in topic_ids.items():
+        topic_id = F.when(F.col("topic") == topic, identity).otherwise(topic_id)
+    ago_us = F.array_max(F.transform("metrics", lambda metric: metric["ago_us"]))
     complete = judged.withColumns(
         {
-            "ingest": F.lit(batch.ingest),
-            "batch": F.lit(batch.number),
+            "topic_id": topic_id,
+            "pack_span_us": ago_us,
             "code_version": F.lit(version("sluice")),
+            "declarations": F.lit(declarations),
             "event_date": date_of(F.col("event_time"), F.col("time_error_us")),
         }
     )
-    return complete.select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in log_schema()))
+    return complete.select(
+        *(
+            F.col(field.name).cast(field.dataType).alias(field.name)
+            for field in log_schema()
+            if field.name not in numbering
+        )
+    )
 
 
 def date_of(event_time: Column, time_error_us: Column) -> Column:
@@ -187,15 +184,3 @@ def date_of(event_time: Column, time_error_us: Column) -> Column:
         & (time_error_us < TIME_ERROR_UNKNOWN_US)
     )
     return F.when(plausible, F.to_date(event_time)).otherwise(F.lit(IMPLAUSIBLE_DATE).cast("date"))
-
-
-def _within(spans: list[LaneSpan]) -> Column:
-    """Where in `log` an earlier copy could stand, in literals, so that Delta passes over all other files."""
-    if not spans:
-        return F.lit(False)
-    if len(spans) > LANES_MAX:
-        return F.col("lane").between(spans[0].lane, spans[-1].lane)
-    return reduce(
-        or_,
-        ((F.col("lane") == span.lane) & F.col("lane_sequence").between(span.first, span.last) for span in spans),
-    )

@@ -5,7 +5,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark import correction_records
 
-METRICS_TYPE = "map<string,decimal(18,6)>"
+METRICS_TYPE = "array<struct<name:string,value:decimal(18,6),ago_us:bigint>>"
 VALUE_TYPE = "decimal(18,6)"
 """Values are quantised to six decimals, half up, so that sums are the same in any order."""
 IDENTITY_MEMBERS = ("boot", "seq", "tick", "timestamp")
@@ -147,7 +147,17 @@ def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
     )
     return numbered.select("*", reason.alias("reject_reason")).select(
         *kept,
-        F.when(F.col("reject_reason").isNull(), F.map_from_entries("numbers")).cast(METRICS_TYPE).alias("metrics"),
+        F.when(
+            F.col("reject_reason").isNull(),
+            F.transform(
+                "numbers",
+                lambda n: F.struct(
+                    n["key"].alias("name"), n["value"].alias("value"), F.lit(None).cast("bigint").alias("ago_us")
+                ),
+            ),
+        ).alias("metrics"),
+        F.lit(None).cast("array<string>").alias("undeclared"),
+        F.lit(None).cast("array<struct<key: string, value: binary>>").alias("headers"),
         "reject_reason",
     )
 

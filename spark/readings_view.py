@@ -1,14 +1,15 @@
 """`readings`: what an analyst queries. One row per metric of one reading, without duplicates and rejects.
 
-Times are as time corrections put them right; what was sent stands beside them.
+Times are as time corrections put them right; what was sent stands beside it.
 """
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.log_table import open_log
+from spark.amendments import effective_log
 from spark.payload_decode import READING_TYPE
 from spark.time_corrections import known_corrections, retimed
+from spark.warehouse_version import current_tables
 
 
 def is_reading() -> Column:
@@ -18,12 +19,18 @@ def is_reading() -> Column:
 
 def readings(log: DataFrame, corrections: DataFrame) -> DataFrame:
     """Derive `readings` from `log`, or from any part of it. `corrections` as `time_corrections.current` yields them."""
-    return retimed(log.where(is_reading()), corrections).select(
+    timed = retimed(log.where(is_reading()), corrections)
+    others = [name for name in timed.columns if name not in {"metrics", "value"}]
+    each = timed.select(*others, F.inline("metrics")).withColumnRenamed("name", "metric")
+    # A value of a pack was taken so long before the pack's own time.
+    earlier = F.coalesce("ago_us", F.lit(0))
+    return each.select(
         "namespace",
         "device",
         "stream",
-        F.explode("metrics").alias("metric", "value"),
-        "event_time",
+        "metric",
+        "value",
+        F.timestamp_micros(F.unix_micros("event_time") - earlier).alias("event_time"),
         "time_error_us",
         "time_quality",
         "received_time",
@@ -41,7 +48,7 @@ def readings(log: DataFrame, corrections: DataFrame) -> DataFrame:
         "offset",
         "kafka_timestamp",
         "event_date",
-        "sent_event_time",
+        F.timestamp_micros(F.unix_micros("sent_event_time") - earlier).alias("sent_event_time"),
         "sent_time_error_us",
         "sent_time_quality",
         "correction_version",
@@ -53,11 +60,16 @@ def open_readings(spark: SparkSession, warehouse: str) -> DataFrame:
 
     Times are put right by the corrections that there are now: opened anew, it has those that came since.
     """
-    log = open_log(spark, warehouse)
-    corrections = known_corrections(spark, warehouse, log)
+    view = readings_of(spark, current_tables(spark, warehouse))
+    view.createOrReplaceTempView("readings")
+    return view
+
+
+def readings_of(spark: SparkSession, tables: str) -> DataFrame:
+    """Return the readings of one version of the warehouse's tables."""
+    log = effective_log(spark, tables)
+    corrections = known_corrections(spark, tables)
     may_move = corrections.may_move() if corrections.told_us else F.lit(False)
     # Kept apart, what no correction moves is found by its event time as if there were none.
     settled = readings(log.where(~may_move), corrections.current.where(F.lit(False)))
-    view = settled.unionByName(readings(log.where(may_move), corrections.current))
-    view.createOrReplaceTempView("readings")
-    return view
+    return settled.unionByName(readings(log.where(may_move), corrections.current))

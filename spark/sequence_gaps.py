@@ -28,7 +28,8 @@ LOSS_TYPE = (
     "from_us: bigint, to_us: bigint>"
 )
 GAP_TYPE = (
-    "struct<run: int, stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, after_us: bigint, "
+    "struct<run: int, stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, "
+    "after_us: bigint, "
     "after_error_us: bigint, before_us: bigint, before_error_us: bigint, from_us: bigint, to_us: bigint, "
     "explained: boolean, reasons: array<string>>"
 )

@@ -145,11 +145,12 @@ def _sureness(edge: Edge) -> tuple[object, ...]:
 
 
 def collected_runs(rows: DataFrame, batch: int) -> list[BatchRun]:
-    """What a batch brings. `rows` are its rows of `log`, `batch` its ordinal.
+    """What a batch brings. `rows` are its rows of `log`, `batch` its ordinal."""
+    return with_inner_edges(rows, batch_runs(rows).collect(), batch)
 
-    One job, and where numbers are missing inside the batch, which is rare, a second one.
-    """
-    runs = batch_runs(rows).collect()
+
+def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[BatchRun]:
+    """Make islands of the rows of `batch_runs`. A job where numbers are missing inside the batch, which is rare."""
     wanted = [(*_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
     edges: dict[RunKey, dict[int, Edge]] = {}
     for row in inner_edges(rows, wanted).collect() if wanted else ():
@@ -160,8 +161,8 @@ def collected_runs(rows: DataFrame, batch: int) -> list[BatchRun]:
 def batch_runs(rows: DataFrame) -> DataFrame:
     """Find first and last number of each run, with their times, and all its numbers, in order, where some are missing.
 
-    `first_edge` and `last_edge` are as `EDGE_TYPE`, `numbers` is null where there are all from `first` to `last`.
-    Copies may be among `rows`.
+    `first_edge` and `last_edge` are as `EDGE_TYPE`, `numbers` is null where there are all from `first` to `last`,
+    `repeated` tells whether one came more than once.
     """
     # An aggregate each, which needs no sorting of readings; the numbers alone are gathered.
     ahead, behind = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
@@ -172,6 +173,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
             F.min(F.struct(ahead.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
             F.min(F.struct(behind.alias("number"), "time_error_us", edge().alias("edge"))).alias("end"),
             F.sort_array(F.collect_set("device_sequence")).alias("sorted"),
+            F.count("*").alias("count"),
         )
     )
     first, last = F.col("start.number"), F.bitwise_not(F.col("end.number"))
@@ -184,6 +186,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
         F.col("start.edge").alias("first_edge"),
         F.col("end.edge").alias("last_edge"),
         F.when(span != F.size("sorted"), F.col("sorted")).alias("numbers"),
+        (F.col("count") > F.size("sorted")).alias("repeated"),
     )
 
 

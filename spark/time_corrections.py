@@ -28,7 +28,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
-from spark.log_table import TIME_ERROR_UNKNOWN_US, date_of
+from spark.delta_staging import AppendTable
+from spark.log_table import ORDINAL, TIME_ERROR_UNKNOWN_US, date_of
 
 BOOT = ("namespace", "gateway", "gateway_boot")
 """Which boot of which gateway a correction is about."""
@@ -91,26 +92,19 @@ def corrections_schema() -> StructType:
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
-def corrections_path(warehouse: str) -> str:
+def corrections_path(tables: str) -> str:
     """Return where the table lies."""
-    return f"{warehouse.rstrip('/')}/time_corrections"
+    return f"{tables}/time_corrections"
 
 
-def create_corrections(spark: SparkSession, warehouse: str, log: DataFrame) -> None:
-    """Create the table where there is none, with what `log` already holds for it."""
-    path = corrections_path(warehouse)
-    if not DeltaTable.isDeltaTable(spark, path):
-        corrections_in(log).write.format("delta").save(path)
+def create_corrections(spark: SparkSession, tables: str) -> None:
+    """Create the table where there is none."""
+    (DeltaTable.createIfNotExists(spark).location(corrections_path(tables)).addColumns(corrections_schema()).execute())
 
 
-def open_corrections(spark: SparkSession, warehouse: str, log: DataFrame) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `time_corrections`.
-
-    Where an earlier version of the job made the warehouse, and none has written it since, what `log` holds for it.
-    """
-    path = corrections_path(warehouse)
-    found = DeltaTable.isDeltaTable(spark, path)
-    corrections = spark.read.format("delta").load(path) if found else corrections_in(log)
+def read_corrections(spark: SparkSession, tables: str) -> DataFrame:
+    """Return the table, which SQL then finds as the temporary view `time_corrections`."""
+    corrections = spark.read.format("delta").load(corrections_path(tables))
     corrections.createOrReplaceTempView("time_corrections")
     return corrections
 
@@ -130,29 +124,23 @@ def corrections_in(log: DataFrame) -> DataFrame:
     return told.select(*(F.col(field.name).cast(field.dataType) for field in corrections_schema()))
 
 
-def known_corrections(spark: SparkSession, warehouse: str, log: DataFrame) -> Corrections:
+def known_corrections(spark: SparkSession, tables: str) -> Corrections:
     """Return what is known now."""
-    return _known(spark, _collected(open_corrections(spark, warehouse, log)))
+    return _known(spark, _collected(read_corrections(spark, tables)))
 
 
-def take_corrections(warehouse: str, log: DataFrame, appended: DataFrame) -> BatchCorrections:
-    """Store the corrections that a batch brings, and return what is known now. Doing it again changes nothing.
+def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> BatchCorrections:
+    """Store the corrections that a batch brings, and return what is known then. Doing it again changes nothing.
 
     `appended` is the batch's part of `log`.
     """
-    spark = log.sparkSession
-    stored = _collected(open_corrections(spark, warehouse, log))
-    # Copies of those that stand in `log` already too: the run that read them first may have died before it came here.
-    is_correction = (F.col("ce_type") == CORRECTION_TYPE) & F.col("reject_reason").isNull()
-    told = appended.where(is_correction).select("lane", "ce_id").distinct().collect()
-    brought: list[Row] = []
-    if told:
-        # The lanes prune, the identities decide.
-        lanes, ids = {row.lane for row in told}, [row.ce_id for row in told]
-        brought = corrections_in(log.where(F.col("lane").isin(*lanes) & F.col("ce_id").isin(*ids))).collect()
-        stored_ids = {row.ce_id for row in stored}
-        new = [row for row in brought if row.ce_id not in stored_ids]
-        _frame(spark, new, SCHEMA).write.format("delta").mode("append").save(corrections_path(warehouse))
+    spark = table.spark
+    brought = corrections_in(appended).collect()
+    stored = _collected(spark.read.format("delta").load(table.path))
+    stored_ids = {row.ce_id for row in stored}
+    new = [row for row in brought if row.ce_id not in stored_ids]
+    if new:
+        table.append(spark.createDataFrame(new, SCHEMA), {ORDINAL: ordinal})
         stored += new
     boots = {_boot(row) for row in brought}
     wrong_until_us = _wrong_until_us(stored)

@@ -1,14 +1,17 @@
-"""`windows`: readings by device, metric and window of event time, computed anew wherever a batch touched them.
+"""`windows`: readings by device, metric and window of event time, a pure function of the readings.
 
-No Spark watermark: a reading that is days late corrects its window like any other.
+No Spark watermark: a reading that is days late corrects its window like any other. Each batch appends what it adds to
+its windows (a *part*), whatever stood there before, so that it costs what it brings and not what it meets; who reads
+folds the parts of a window together, and `ingest` folds those of a date for good when they have become many. All of
+it is whole numbers, decimals and sorted values: any order and any split gives the same bits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import reduce
 from itertools import pairwise, zip_longest
-from operator import and_, or_
+from operator import or_
 from typing import cast
 
 from delta.tables import DeltaTable
@@ -16,29 +19,37 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.log_table import IMPLAUSIBLE_DATE, BatchId
+from spark.log_table import IMPLAUSIBLE_DATE
 from spark.payload_decode import VALUE_TYPE
-from spark.readings_view import is_reading, readings
-from spark.time_corrections import BatchCorrections, readings_moved
 
 WINDOW_S = 60
-DAY_US = 86_400 * 1_000_000
+DAY_S = 86_400
+DAY_US = DAY_S * 1_000_000
 KEY = ("namespace", "device", "stream", "metric", "window_start")
 SUM_TYPE = "decimal(38,6)"
+SQUARES_TYPE = "decimal(38,12)"
+"""Null where the sum of the squares does not fit: above a hundred times the greatest value's square."""
+ORDER_TYPE = "struct<time: timestamp, buffer: string, lane: string, lane_sequence: bigint>"
+"""By which `first` and `last` are told: event time, then what names the reading."""
 SCHEMA = f"""
-    namespace string, device string, stream string, metric string,
-    window_start timestamp, window_end timestamp,
-    n bigint, min {VALUE_TYPE}, max {VALUE_TYPE}, sum {SUM_TYPE}, first {VALUE_TYPE}, last {VALUE_TYPE},
-    revision int, ingest string, batch bigint, window_date date
+    namespace string, device string, stream string, metric string, window_start timestamp,
+    n bigint, min {VALUE_TYPE}, max {VALUE_TYPE}, sum {SUM_TYPE}, sum_of_squares {SQUARES_TYPE},
+    first {VALUE_TYPE}, first_at {ORDER_TYPE}, last {VALUE_TYPE}, last_at {ORDER_TYPE},
+    values array<{VALUE_TYPE}>, late bigint, ordinal bigint, window_date date
 """
 PARTITION = "window_date"
-SKIPPING_COLUMNS = "window_start,device,metric,ingest,batch"
+SKIPPING_COLUMNS = "window_start,device,metric,stream,ordinal"
 WINDOW_PROPERTY = "sluice.windowSeconds"
 """Property of the table: how long its windows are."""
-VALUES = ("n", "min", "max", "sum", "first", "last")
+FIGURES = ("n", "min", "max", "sum", "sum_of_squares", "first", "first_at", "last", "last_at", "values", "late")
+LATE_S = 60
+"""A reading is late where it reached Kafka so much after the end of its window."""
+PERCENTILES = (50, 95, 99)
 
 SPANS_MAX = 32
-"""Spans of event time that a batch's windows are looked up by; of more, neighbours are joined."""
+"""Spans of event time that windows are looked up by; of more, neighbours are joined."""
+DEVICES_MAX = 200
+"""Devices that are named one by one where windows are computed anew; of more, all devices' are."""
 
 
 class WindowLengthError(Exception):
@@ -54,33 +65,53 @@ class TimeSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Revisions:
-    """What a batch did to windows that an earlier batch had written."""
+class Area:
+    """Windows that are computed anew together: those of some devices in some spans of time."""
 
-    late: int
-    """Kafka records of the batch that fell into such a window."""
-    revised: int
-    """Windows that were corrected."""
+    spans: tuple[TimeSpan, ...]
+    devices: tuple[str, ...] | None
+    """None: all of them."""
+
+    def holds_reading(self) -> str:
+        """The same for readings with `window_start`, which have no date of their window."""
+        return self.holds().replace(f"{PARTITION} IN", "to_date(window_start) IN", 1)
+
+    def holds(self) -> str:
+        """A condition on rows of the table, in literals: Delta passes over all other files."""
+        spans = " OR ".join(
+            f"(window_start >= {_literal(span.start_us)} AND window_start < {_literal(span.end_us)})"
+            for span in self.spans
+        )
+        dates = ", ".join(f"DATE'{day.isoformat()}'" for day in dates_of(self.spans))
+        condition = f"{PARTITION} IN ({dates}) AND ({spans})"
+        if self.devices is not None:
+            condition += f" AND device IN ({', '.join(_quoted(name) for name in self.devices)})"
+        return condition
 
 
 def windows_schema() -> StructType:
-    """Return the table's columns; needs a running session, whose parser reads them."""
+    """Return the columns of the parts; needs a running session, whose parser reads them."""
     return cast("StructType", StructType.fromDDL(SCHEMA))
 
 
-def windows_path(warehouse: str) -> str:
-    """Return where the table lies."""
-    return f"{warehouse.rstrip('/')}/windows"
+def windows_path(tables: str) -> str:
+    """Return where the parts lie."""
+    return f"{tables}/window_parts"
 
 
-def create_windows(spark: SparkSession, warehouse: str, window_s: int = WINDOW_S) -> None:
+def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -> None:
     """Create the table where there is none. Raises WindowLengthError where there is one with other windows."""
-    if DeltaTable.isDeltaTable(spark, windows_path(warehouse)):
-        _check_window_length(spark, warehouse, window_s)
+    if DeltaTable.isDeltaTable(spark, windows_path(tables)):
+        stored = window_seconds(spark, tables)
+        if stored != window_s:
+            raise WindowLengthError(
+                f"{windows_path(tables)} holds windows of {stored} s, not of {window_s} s, and both in one table would "
+                f"count readings twice. Go on with windows of {stored} s, or have all tables made anew by a replay."
+            )
         return
     (
         DeltaTable.createIfNotExists(spark)
-        .location(windows_path(warehouse))
+        .location(windows_path(tables))
         .addColumns(windows_schema())
         .partitionedBy(PARTITION)
         .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
@@ -89,37 +120,29 @@ def create_windows(spark: SparkSession, warehouse: str, window_s: int = WINDOW_S
     )
 
 
-def _check_window_length(spark: SparkSession, warehouse: str, window_s: int) -> None:
-    """Windows of two lengths in one table would overlap, and count readings twice."""
-    (row,) = DeltaTable.forPath(spark, windows_path(warehouse)).detail().select("properties").collect()
-    stored = row.properties.get(WINDOW_PROPERTY)
-    if stored is None:
-        raise WindowLengthError(
-            f"{windows_path(warehouse)} does not say how long its windows are: a version of Sluice before 0.1 made it. "
-            "Name a new folder as the warehouse: it is filled anew from Kafka."
-        )
-    if stored != str(window_s):
-        raise WindowLengthError(
-            f"{windows_path(warehouse)} holds windows of {stored} s, not of {window_s} s, and both in one table would "
-            f"count readings twice. Go on with --window-s {stored}, or name a new folder as the warehouse."
-        )
+def window_seconds(spark: SparkSession, tables: str) -> int:
+    """How long the table's windows are."""
+    (row,) = DeltaTable.forPath(spark, windows_path(tables)).detail().select("properties").collect()
+    return int(row.properties[WINDOW_PROPERTY])
 
 
-def open_windows(spark: SparkSession, warehouse: str) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `windows`."""
-    windows = spark.read.format("delta").load(windows_path(warehouse))
-    windows.createOrReplaceTempView("windows")
-    return windows
+def read_parts(spark: SparkSession, tables: str) -> DataFrame:
+    """Return the table: of each window one or more parts."""
+    return spark.read.format("delta").load(windows_path(tables))
 
 
-def windowed(view: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
+def windowed(readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
     """Add `window_start` to readings. Those whose time is implausible or unknown belong to no window and are left out.
 
     `window_s` must divide a day: a window lies within one date.
     """
-    event_us = F.unix_micros("event_time")
-    start = F.timestamp_micros(event_us - F.pmod(event_us, F.lit(window_s * 1_000_000)))
-    return view.where(~unwindowed()).withColumn("window_start", start)
+    return readings.where(~unwindowed()).withColumn("window_start", start_of(F.col("event_time"), window_s))
+
+
+def start_of(event_time: Column, window_s: int) -> Column:
+    """When the window of an event time begins."""
+    event_us = F.unix_micros(event_time)
+    return F.timestamp_micros(event_us - F.pmod(event_us, F.lit(window_s * 1_000_000)))
 
 
 def unwindowed() -> Column:
@@ -127,12 +150,14 @@ def unwindowed() -> Column:
     return F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")
 
 
-def aggregated(windowed_readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
-    """Compute windows from all of their readings: the same for any order and any split into batches.
+def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) -> DataFrame:
+    """What some readings add to their windows: rows of the table.
 
     `first` and `last` go by event time; at the same time by buffer, lane and lane sequence.
     """
-    order = F.struct("event_time", "buffer", "lane", "lane_sequence")
+    order = F.struct(F.col("event_time").alias("time"), "buffer", "lane", "lane_sequence")
+    window_end = F.col("window_start") + F.expr(f"interval {window_s + LATE_S} seconds")
+    square = F.col("value").cast("decimal(18,6)") * F.col("value").cast("decimal(18,6)")
     return (
         windowed_readings.groupBy(*KEY)
         .agg(
@@ -140,56 +165,93 @@ def aggregated(windowed_readings: DataFrame, window_s: int = WINDOW_S) -> DataFr
             F.min("value").alias("min"),
             F.max("value").alias("max"),
             F.sum("value").cast(SUM_TYPE).alias("sum"),
-            F.min_by("value", order).alias("first"),
-            F.max_by("value", order).alias("last"),
+            F.try_sum(square.cast("decimal(36,12)")).cast(SQUARES_TYPE).alias("sum_of_squares"),
+            F.min(F.struct(order.alias("at"), "value")).alias("earliest"),
+            F.max(F.struct(order.alias("at"), "value")).alias("latest"),
+            F.sort_array(F.collect_list("value")).alias("values"),
+            F.count_if(F.col("kafka_timestamp") > window_end).alias("late"),
         )
         .select(
             *KEY,
-            (F.col("window_start") + F.expr(f"interval {window_s} seconds")).alias("window_end"),
-            *VALUES,
+            *("n", "min", "max", "sum", "sum_of_squares"),
+            F.col("earliest.value").alias("first"),
+            F.col("earliest.at").alias("first_at"),
+            F.col("latest.value").alias("last"),
+            F.col("latest.at").alias("last_at"),
+            *("values", "late"),
+            F.lit(ordinal).cast("bigint").alias("ordinal"),
+            F.to_date("window_start").alias("window_date"),
+        )
+        .select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in windows_schema()))
+    )
+
+
+def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
+    """One row for each window, of all its parts; of windows of `size_s` where that is given, a multiple of the parts'.
+
+    The columns are the table's.
+    """
+    start = F.col("window_start") if size_s is None else start_of(F.col("window_start"), size_s)
+    keys = [name for name in KEY if name != "window_start"]
+    return (
+        parts.groupBy(*keys, start.alias("window_start"))
+        .agg(
+            F.sum("n").alias("n"),
+            F.min("min").alias("min"),
+            F.max("max").alias("max"),
+            F.sum("sum").cast(SUM_TYPE).alias("sum"),
+            F.when(F.count_if(F.col("sum_of_squares").isNull()) == 0, F.try_sum("sum_of_squares"))
+            .cast(SQUARES_TYPE)
+            .alias("sum_of_squares"),
+            F.min(F.struct("first_at", "first")).alias("earliest"),
+            F.max(F.struct("last_at", "last")).alias("latest"),
+            F.sort_array(F.flatten(F.collect_list("values"))).alias("values"),
+            F.sum("late").alias("late"),
+            F.max("ordinal").alias("ordinal"),
+        )
+        .select(
+            *KEY,
+            *("n", "min", "max", "sum", "sum_of_squares"),
+            F.col("earliest.first").alias("first"),
+            F.col("earliest.first_at").alias("first_at"),
+            F.col("latest.last").alias("last"),
+            F.col("latest.last_at").alias("last_at"),
+            *("values", "late", "ordinal"),
             F.to_date("window_start").alias("window_date"),
         )
     )
 
 
-def merge_batch(  # noqa: PLR0913, PLR0917 - what the job knows of one batch
-    warehouse: str,
-    log: DataFrame,
-    appended: DataFrame,
-    corrections: BatchCorrections,
-    batch: BatchId,
-    window_s: int = WINDOW_S,
-) -> Revisions:
-    """Compute the windows that a batch touched anew from `log`, and merge them into the table.
+def shown(windows: DataFrame, size_s: int, percentiles: Sequence[int | float] = PERCENTILES) -> DataFrame:
+    """Give folded windows the columns that analysts read: mean, deviation and percentiles beside the figures."""
+    n = F.col("n")
+    mean = (F.col("sum") / n).cast("decimal(38,12)")
+    # From exact sums: the difference is exact too, and is never below 0 by rounding.
+    spread = F.col("sum_of_squares").cast("double") - F.col("sum").cast("double") * F.col("sum").cast("double") / n
+    deviation = F.when(n > 1, F.sqrt(F.greatest(spread, F.lit(0.0)) / (n - 1)))
+    end = F.col("window_start") + F.expr(f"interval {size_s} seconds")
+    return windows.select(
+        *KEY,
+        end.alias("window_end"),
+        *("n", "min", "max", "sum", "sum_of_squares"),
+        mean.alias("mean"),
+        deviation.alias("deviation"),
+        *("first", "last"),
+        *(nearest_rank(percentile).alias(percentile_name(percentile)) for percentile in percentiles),
+        *("values", "late", "ordinal", "window_date"),
+    )
 
-    `appended` is the batch's part of `log`. Touched are the windows of its readings, and those out of which and into
-    which its time corrections move readings; one that is left empty goes. Nothing changes if this batch was merged
-    before.
-    """
-    # Windows of duplicates too: they come out as they are, unless a run with another checkpoint, which read these
-    # records first, died between its append and its merge.
-    copies = appended.withColumn("duplicate", F.lit(False))
-    touched = windowed(readings(copies, corrections.known.current), window_s).select(*KEY)
-    if corrections.brought_boots:
-        moved = readings_moved(log.where(is_reading()), corrections).withColumns(
-            {"metric": F.explode(F.map_keys("metrics"))}
-        )
-        touched = touched.union(windowed(moved, window_s).select(*KEY))
-    keys = touched.distinct().persist()
-    try:
-        starts = keys.select(F.unix_micros("window_start").alias("start_us")).distinct().collect()
-        spans = time_spans((row.start_us for row in starts), window_s)
-        if not spans:
-            return Revisions(late=0, revised=0)
-        near = log.where(_within(spans) | corrections.known.may_move_to(spans[0].start_us))
-        candidates = windowed(readings(near, corrections.known.current), window_s)
-        # A window that has no readings any more comes out with `n` 0.
-        fresh = aggregated(candidates.join(keys, list(KEY), "right"), window_s)
-        _merge(log.sparkSession, warehouse, fresh, spans, batch)
-    finally:
-        keys.unpersist()
-    own = windowed(readings(appended, corrections.known.current), window_s)
-    return _revisions(open_windows(log.sparkSession, warehouse), own, spans, batch)
+
+def nearest_rank(percentile: float) -> Column:
+    """The least value that is not below so many per cent of a window's values, which are sorted."""
+    thousandths = round(percentile * 1_000)
+    rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
+    return F.element_at("values", rank)
+
+
+def percentile_name(percentile: float) -> str:
+    """`p50`, `p99_9`."""
+    return f"p{percentile:g}".replace(".", "_")
 
 
 def time_spans(starts_us: Iterable[int], window_s: int = WINDOW_S, spans_max: int = SPANS_MAX) -> list[TimeSpan]:
@@ -209,66 +271,63 @@ def time_spans(starts_us: Iterable[int], window_s: int = WINDOW_S, spans_max: in
     return spans
 
 
-def _merge(spark: SparkSession, warehouse: str, fresh: DataFrame, spans: list[TimeSpan], batch: BatchId) -> None:
-    source = fresh.withColumns(
-        {"revision": F.lit(0), "ingest": F.lit(batch.ingest), "batch": F.lit(batch.number)}
-    ).alias("fresh")
-    columns = [field.name for field in windows_schema()]
-    same = reduce(and_, (F.col(f"old.{name}") == F.col(f"fresh.{name}") for name in (*KEY, PARTITION)))
-    changed = reduce(or_, (F.col(f"old.{name}") != F.col(f"fresh.{name}") for name in VALUES))
-    update = {name: F.col(f"fresh.{name}") for name in (*VALUES, "ingest", "batch")}
-    # A MERGE takes its transaction from the session, and a setting left standing would silently skip the next one.
-    transaction = {
-        "spark.databricks.delta.write.txnAppId": f"windows-{batch.ingest}",
-        "spark.databricks.delta.write.txnVersion": str(batch.number),
-    }
-    for name, value in transaction.items():
-        spark.conf.set(name, value)
-    try:
-        (
-            DeltaTable.forPath(spark, windows_path(warehouse))
-            .alias("old")
-            # Literal dates: without them MERGE reads every partition of the target.
-            .merge(source, same & F.col(f"old.{PARTITION}").isin(*_dates(spans)))
-            .whenMatchedDelete(F.col("fresh.n") == 0)
-            .whenMatchedUpdate(changed, {**update, "revision": F.col("old.revision") + 1})
-            .whenNotMatchedInsert(F.col("fresh.n") > 0, {name: F.col(f"fresh.{name}") for name in columns})
-            .execute()
-        )
-    finally:
-        for name in transaction:
-            spark.conf.unset(name)
+def area_of(touched: DataFrame, window_s: int) -> Area | None:
+    """Cover touched windows (rows with `device` and `window_start`); None where there are none."""
+    row = touched.agg(
+        F.collect_set(F.unix_micros("window_start")).alias("starts"), F.collect_set("device").alias("devices")
+    ).first()
+    if row is None or not row.starts:
+        return None
+    few = len(row.devices) <= DEVICES_MAX
+    return Area(tuple(time_spans(row.starts, window_s)), tuple(sorted(row.devices)) if few else None)
 
 
-def _revisions(windows: DataFrame, appended: DataFrame, spans: list[TimeSpan], batch: BatchId) -> Revisions:
-    corrected = windows.where(
-        F.col(PARTITION).isin(*_dates(spans))
-        & (F.col("ingest") == batch.ingest)
-        & (F.col("batch") == batch.number)
-        & (F.col("revision") > 0)
-    ).select(*KEY)
-    row = (
-        corrected.join(appended, list(KEY))
-        .agg(
-            F.count_distinct("topic", "partition", "offset").alias("late"),
-            F.count_distinct(*KEY).alias("revised"),
-        )
-        .first()
+def replace_area(tables: str, area: Area, fresh: DataFrame) -> None:
+    """Put what was computed anew of an area in the place of all its parts, in one commit."""
+    (
+        fresh.where(area.holds())
+        .write.format("delta")
+        .mode("overwrite")
+        .option("replaceWhere", area.holds())
+        .save(windows_path(tables))
     )
-    return Revisions(late=row.late, revised=row.revised) if row else Revisions(late=0, revised=0)
 
 
-def _dates(spans: list[TimeSpan]) -> list[date]:
+def fold_date(spark: SparkSession, tables: str, day: date) -> None:
+    """Put one row for each window of a date in the place of its parts, in one commit."""
+    of_day = f"{PARTITION} = DATE'{day.isoformat()}'"
+    whole = folded(read_parts(spark, tables).where(of_day)).select(*(field.name for field in windows_schema()))
+    (
+        whole.repartitionByRange(1, "namespace", "device", "stream", "metric", "window_start")
+        .sortWithinPartitions("namespace", "device", "stream", "metric", "window_start")
+        .write.format("delta")
+        .mode("overwrite")
+        .option("replaceWhere", of_day)
+        .save(windows_path(tables))
+    )
+
+
+def near(spans: Sequence[TimeSpan]) -> Column:
+    """Where in `log` readings of these spans stand by what was sent, in literals: Delta passes over all other files."""
+    record, pack = [], []
+    for span in spans:
+        start, end = F.timestamp_micros(F.lit(span.start_us)), F.timestamp_micros(F.lit(span.end_us))
+        record.append((F.col("event_time") >= start) & (F.col("event_time") < end))
+        pack_us = F.unix_micros("event_time") - F.col("pack_span_us")
+        pack.append((F.col("event_time") >= start) & (pack_us < span.end_us))
+    of_date = F.col("event_date").isin(*dates_of(spans)) & reduce(or_, record)
+    return of_date | (F.col("pack_span_us").isNotNull() & reduce(or_, pack))
+
+
+def dates_of(spans: Iterable[TimeSpan]) -> list[date]:
     """All dates that the spans touch, in order."""
     days = {day for span in spans for day in range(span.start_us // DAY_US, (span.end_us - 1) // DAY_US + 1)}
     return [date(1970, 1, 1) + timedelta(days=day) for day in sorted(days)]
 
 
-def _within(spans: list[TimeSpan]) -> Column:
-    """Where in `log` readings of these spans stand, in literals, so that Delta passes over all other files."""
-    event_us = [
-        (F.col("event_time") >= F.timestamp_micros(F.lit(span.start_us)))
-        & (F.col("event_time") < F.timestamp_micros(F.lit(span.end_us)))
-        for span in spans
-    ]
-    return F.col("event_date").isin(*_dates(spans)) & reduce(or_, event_us)
+def _literal(us: int) -> str:
+    return f"timestamp_micros({us})"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -6,7 +6,7 @@ Written from DESIGN sections 4 and 10, not from the jobs: where the two disagree
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
@@ -42,6 +42,7 @@ NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Headers = list[tuple[str, bytes | None]]
 Reading = tuple[str, str, str, str, datetime, Decimal, str, int, str, int | None]
 """namespace, device, stream, metric, event time, value, ce_id; the time's bound, quality and correction"""
+Order = tuple[datetime, str, int, int]
 GatewayBoot = tuple[str, str, str]
 """namespace, gateway, boot"""
 
@@ -85,6 +86,8 @@ class Event:
     gateway_boot: str
     boot_time_us: int
     boot_time_error_us: int | None
+    run: tuple[str, str, str, str, int] | None = None
+    """Of a reading with a sequence of its sensor's: namespace, device, stream, boot, sequence."""
     correction_version: int | None = None
 
     @property
@@ -153,7 +156,10 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
             rejected.add(record.place)
             continue
         copies[event.ce_id].append((event, metrics, correction))
-    first_copies = [min(same, key=lambda copy: copy[0].record.place) for same in copies.values()]
+    kept, conflicts = told_apart([copy for same in copies.values() for copy in same])
+    rejected |= {event.record.place for event, _, _ in conflicts}
+    duplicates = sum(len(same) for same in copies.values()) - len(kept) - len(conflicts)
+    first_copies = kept
     told: dict[GatewayBoot, list[Correction]] = defaultdict(list)
     for _, _, correction in first_copies:
         if correction is not None:
@@ -167,7 +173,48 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
         for e, metrics in timed
         for metric, value in metrics.items()
     ]
-    return Tables(sorted(readings), windows(timed, window_s), rejected, sum(len(same) - 1 for same in copies.values()))
+    return Tables(sorted(readings), windows(timed, window_s), rejected, duplicates)
+
+
+Copy = tuple[Event, Mapping[str, Decimal], Correction | None]
+
+
+def told_apart(copies: list[Copy]) -> tuple[list[Copy], list[Copy]]:
+    """Those that count, and those of another payload than the first of their name. The others are duplicates.
+
+    A reading is named by its `ce_id`, and where its sensor sends a sequence by that.
+    """
+    first_of_id: dict[str, Order] = {}
+    for event, _, _ in copies:
+        first_of_id[event.ce_id] = min(order(event), first_of_id.get(event.ce_id, order(event)))
+    kept, conflicts = chosen(copies, lambda event: event.ce_id, first_of_id)
+    numbered = [copy for copy in kept if copy[0].run is not None]
+    by_run, conflicting = chosen(numbered, lambda event: event.run, first_of_id)
+    return [copy for copy in kept if copy[0].run is None] + by_run, conflicts + conflicting
+
+
+def chosen(
+    copies: list[Copy], name: Callable[[Event], object], first_of_id: Mapping[str, Order]
+) -> tuple[list[Copy], list[Copy]]:
+    named: dict[object, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        named[name(copy[0])].append(copy)
+    kept, conflicts = [], []
+    for same in named.values():
+        right = min(same, key=lambda copy: (first_of_id[copy[0].ce_id], order(copy[0])))[0].record.value
+        kept.append(
+            min(
+                (copy for copy in same if copy[0].record.value == right),
+                key=lambda copy: (copy[0].time_error_us, order(copy[0])),
+            )
+        )
+        conflicts += [copy for copy in same if copy[0].record.value != right]
+    return kept, conflicts
+
+
+def order(event: Event) -> Order:
+    """Kafka's."""
+    return (event.record.timestamp, *event.record.place)
 
 
 def retimed(event: Event, told: Mapping[GatewayBoot, list[Correction]]) -> Event:
@@ -247,11 +294,14 @@ def read_headers(record: KafkaRecord) -> Event:
     boot_time_error_us = integer(given["ce_boottimeerror"]) if "ce_boottimeerror" in given else None
     if boot_time_error_us is not None and boot_time_error_us < 0:
         raise UnreadableError
-    key = utf8(record.key)
+    device = utf8(record.key).removeprefix(f"{source[1]}/")
+    run = None
+    if "ce_devicesequence" in given and given["ce_type"] == "sluice.reading":
+        run = (source[1], device, record.topic, given["ce_deviceboot"], integer(given["ce_devicesequence"]))
     return Event(
         record=record,
         namespace=source[1],
-        device=key.removeprefix(f"{source[1]}/"),
+        device=device,
         identity=(identity[1], identity[2], sequence),
         ce_id=given["ce_id"],
         type=given["ce_type"],
@@ -263,6 +313,7 @@ def read_headers(record: KafkaRecord) -> Event:
         gateway_boot=given["ce_gatewayboot"],
         boot_time_us=integer(given["ce_boottime"]),
         boot_time_error_us=boot_time_error_us,
+        run=run,
     )
 
 

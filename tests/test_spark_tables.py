@@ -4,6 +4,7 @@ import os
 import random
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -12,21 +13,19 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from delta.tables import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
 
-from spark import ingest_job
-from spark.ingest_job import BatchCounts, QueryIdError, process_batch, running_query_id
-from spark.kafka_records import typed_records
-from spark.log_table import IMPLAUSIBLE_DATE, BatchId, create_log, log_path, log_schema, open_log
-from spark.payload_decode import decoded
+from spark import batch_job
+from spark.amendments import effective_log
+from spark.batch_job import BatchCounts, BatchJob
+from spark.ingest_job import QueryIdError, running_query_id
+from spark.log_table import IMPLAUSIBLE_DATE, BatchId, LogAppend, open_log
 from spark.readings_view import open_readings
-from spark.time_corrections import create_corrections
-from spark.windows_table import TimeSpan, create_windows, open_windows, time_spans
+from spark.windows_table import TimeSpan, time_spans
+from spark.windows_view import open_windows
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord, Reading, WindowKey, WindowRow
 from tests.spark_records import (
@@ -55,15 +54,13 @@ class Warehouse:
         self.spark = spark
         self.path = str(path)
         self.ingest = ingest
-        create_log(spark, self.path)
-        create_corrections(spark, self.path, open_log(spark, self.path))
-        create_windows(spark, self.path)
+        self.job = BatchJob(spark, self.path)
 
     def take(self, number: int, records: list[KafkaRecord]) -> BatchCounts:
-        return process_batch(kafka_frame(self.spark, records), BatchId(self.ingest, number), self.path)
+        return self.job.take(kafka_frame(self.spark, records), BatchId(self.ingest, number), {})
 
     def tables(self) -> spark_oracle.Tables:
-        log = open_log(self.spark, self.path)
+        log = effective_log(self.spark, self.job.tables)
         rejected = log.where(F.col("reject_reason").isNotNull()).select("topic", "partition", "offset").collect()
         return spark_oracle.Tables(
             self.readings(),
@@ -86,7 +83,7 @@ class Warehouse:
         )
 
     def windows(self) -> dict[WindowKey, tuple[WindowRow, int]]:
-        """Each window with its revision."""
+        """Each window, and how many late values are in it."""
         table = open_windows(self.spark, self.path)
         rows = (
             table.withColumn("start_us", F.unix_micros("window_start"))
@@ -98,7 +95,7 @@ class Warehouse:
         found = {
             (row.namespace, row.device, row.stream, row.metric, at(row.start_us)): (
                 WindowRow(row.n, row["min"], row["max"], row["sum"], row["first"], row["last"]),
-                row.revision,
+                row.late,
             )
             for row in rows
         }
@@ -119,10 +116,23 @@ class CrashError(Exception):
     """The process died here."""
 
 
+PLACES: dict[str, tuple[object, str]] = {
+    "before log": (LogAppend, "commit"),
+    "before amendments": (batch_job, "append_amendments"),
+    "before corrections": (batch_job, "take_corrections"),
+    "before windows": (batch_job.WindowsAppend, "commit"),
+    "before changes": (batch_job, "append_changes"),
+    "before areas": (batch_job, "replace_area"),
+}
+"""Where a batch may die: before each commit."""
+
+
 def dying(warehouse: Warehouse, number: int, records: list[KafkaRecord], place: str) -> None:
-    """Process a batch and die where `place`, a step of the job, would begin."""
-    with patch.object(ingest_job, place, side_effect=CrashError), pytest.raises(CrashError):
+    """Process a batch and die where a step of the job would begin; then start anew, as the process would."""
+    target, name = PLACES[place]
+    with patch.object(target, name, side_effect=CrashError), suppress(CrashError):
         warehouse.take(number, records)
+    warehouse.job = BatchJob(warehouse.spark, warehouse.path)
 
 
 def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehouse) -> None:
@@ -132,7 +142,7 @@ def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehou
     rng = random.Random(seed)  # noqa: S311
     records = drawn_records(rng, 400)
     batches = drawn_batches(rng, records)
-    crashes = dict(zip(rng.sample(range(len(batches)), 2), ["append_batch", "merge_batch"], strict=True))
+    crashes = dict(zip(rng.sample(range(len(batches)), 3), rng.sample(list(PLACES), 3), strict=True))
     repeated = rng.randrange(len(batches))
 
     for number, batch in enumerate(batches):
@@ -148,38 +158,43 @@ def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehou
     assert warehouse.tables() == spark_oracle.tables(records)
 
 
-def test_a_large_batch_is_compiled_and_comes_out_the_same(warehouse: Warehouse) -> None:
-    records = drawn_records(random.Random(5), 60)  # noqa: S311 - the same draw every time
-    with patch.object(ingest_job, "INTERPRETED_ROWS_MAX", 0):
-        warehouse.take(0, records)
-    assert warehouse.tables() == spark_oracle.tables(records)
+def readings_at(
+    *times: datetime, first: int = 1, value: Callable[[int], object] = float, after: timedelta | None = None
+) -> list[KafkaRecord]:
+    """One reading of device 42 for each time; lane sequences, offsets and values count on from `first`.
 
-
-def readings_at(*times: datetime, first: int = 1, value: Callable[[int], object] = float) -> list[KafkaRecord]:
-    """One reading of device 42 for each time; lane sequences, offsets and values count on from `first`."""
-    return [
+    With `after` each came to Kafka so much later than it was taken, else all an hour after noon.
+    """
+    records = [
         reading(f'{{"t": {value(sequence)}}}'.encode(), reading_headers(sequence, time=time), offset=sequence)
         for sequence, time in enumerate(times, first)
     ]
+    if after is None:
+        return records
+    return [replace(record, timestamp=time + after) for record, time in zip(records, times, strict=True)]
 
 
 def test_a_late_reading_corrects_its_window(warehouse: Warehouse) -> None:
-    later = NOON + timedelta(seconds=90)
+    soon = timedelta(seconds=5)
     key = ("plant", "42", "device-thermo", "t", NOON)
 
-    first = warehouse.take(0, readings_at(NOON + timedelta(seconds=30), NOON + timedelta(seconds=59.999999)))
+    first = warehouse.take(
+        0, readings_at(NOON + timedelta(seconds=30), NOON + timedelta(seconds=59.999999), after=soon)
+    )
     assert (first.late, first.revised) == (0, 0)
     six = [Decimal(n).quantize(Decimal("0.000001")) for n in range(7)]
     assert warehouse.windows() == {key: (WindowRow(2, six[1], six[2], six[3], six[1], six[2]), 0)}
 
-    second = warehouse.take(1, readings_at(NOON, later, first=3))
+    days_late = readings_at(NOON, first=3, after=timedelta(days=3))
+    batch = days_late + readings_at(NOON + timedelta(seconds=90), first=4, after=soon)
+    second = warehouse.take(1, batch)
     assert (second.late, second.revised) == (1, 1)
     windows = warehouse.windows()
     assert windows[key] == (WindowRow(3, six[1], six[3], six[6], six[3], six[2]), 1)
     assert windows[(*key[:4], NOON + timedelta(seconds=60))] == (WindowRow(1, *[six[4]] * 5), 0)
 
     # A retry reports the same, and corrects nothing twice.
-    retried = warehouse.take(1, readings_at(NOON, later, first=3))
+    retried = warehouse.take(1, batch)
     assert (retried.late, retried.revised) == (1, 1)
     assert warehouse.windows() == windows
 
@@ -194,20 +209,20 @@ def test_ties_are_broken_by_lane_sequence_as_a_number(warehouse: Warehouse) -> N
 
 def test_a_batch_that_died_between_log_and_windows_is_finished_by_its_retry(warehouse: Warehouse) -> None:
     batch = readings_at(NOON, NOON, NOON + timedelta(days=-3))
-    dying(warehouse, 0, batch, "merge_batch")
+    dying(warehouse, 0, batch, "before windows")
     assert warehouse.windows() == {}
 
     # The copy within the retried batch is not mistaken for one of its own first attempt.
     counts = warehouse.take(0, batch)
 
-    assert (counts.rows, counts.duplicates, counts.late) == (3, 0, 0)
+    assert (counts.rows, counts.duplicates) == (3, 0)
     assert warehouse.tables() == spark_oracle.tables(batch)
 
 
 def test_a_new_checkpoint_reads_everything_again_and_changes_nothing(warehouse: Warehouse, spark: SparkSession) -> None:
     batch = readings_at(NOON, NOON + timedelta(seconds=61))
     warehouse.take(0, batch[:1])
-    dying(warehouse, 1, batch[1:], "merge_batch")
+    dying(warehouse, 1, batch[1:], "before windows")
 
     again = Warehouse(spark, Path(warehouse.path), ingest="second-query")
     counts = again.take(0, batch)
@@ -301,7 +316,7 @@ def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt
 
     counts = warehouse.take(1, [correction(100, {"rate_ppm": 20, "error_growth_ppm": 100}, offset=0)])
 
-    assert (counts.corrections, counts.late, counts.revised) == (1, 0, 0)
+    assert counts.corrections == 1
     known = [
         ("plant", "42", "device-thermo", "t", NOON + timedelta(seconds=10, microseconds=200), 2_500, "received", 1),
         ("plant", "42", "device-thermo", "t", NOON + timedelta(seconds=70, microseconds=1_400), 8_500, "estimated", 1),
@@ -339,7 +354,7 @@ def test_a_window_that_loses_its_readings_goes_and_a_retry_changes_nothing(wareh
     assert warehouse.tables() == spark_oracle.tables([*first, told])
 
 
-@pytest.mark.parametrize("place", ["take_corrections", "merge_batch"])
+@pytest.mark.parametrize("place", ["before corrections", "before areas"])
 def test_a_correction_that_a_dying_run_read_is_found_by_one_that_begins_anew(
     warehouse: Warehouse, spark: SparkSession, place: str
 ) -> None:
@@ -380,41 +395,6 @@ def test_what_was_told_wrong_is_taken_back_and_what_was_told_since_stays(warehou
     assert warehouse.tables() == spark_oracle.tables([*before, after, taken_back, better_yet])
 
 
-def test_a_warehouse_of_an_earlier_version_gets_what_it_lacks(spark: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "warehouse"
-    old = [field for field in log_schema() if field.name != "boot_time_error_us"]
-    (
-        DeltaTable.create(spark)
-        .location(log_path(str(path)))
-        .addColumns(StructType(old))
-        .partitionedBy("event_date")
-        .property("delta.appendOnly", "true")
-        .execute()
-    )
-    told = correction(100, {"supersedes": True}, offset=0)
-    early = [reading(headers=reading_headers(1, time=YEAR_2000, boot_us=10_000_000)), told]
-    rows = (
-        decoded(typed_records(kafka_frame(spark, early)))
-        .drop("boot_time_error_us")
-        .withColumn("duplicate", F.lit(False))
-    )
-    missing = [F.lit(None).cast(field.dataType).alias(field.name) for field in old if field.name not in rows.columns]
-    dated = rows.select("*", *missing).withColumn("event_date", F.lit(date(1970, 1, 1)))
-    dated.write.format("delta").mode("append").save(log_path(str(path)))
-    # Before a job of this version has written it, it can be read.
-    assert [row.correction_version for row in open_corrected(spark, path)] == [1]
-
-    warehouse = Warehouse(spark, path)
-    warehouse.take(0, [unsynced(2, 70)])
-
-    assert [row.correction_version for row in open_corrected(spark, path)] == [1, 1]
-    assert warehouse.tables().readings == spark_oracle.tables([*early, unsynced(2, 70)]).readings
-
-
-def open_corrected(spark: SparkSession, path: Path) -> list[Row]:
-    return open_readings(spark, str(path)).select("correction_version").collect()
-
-
 def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     same_sequence = [
         reading(headers=reading_headers(5, buffer=buffer, lane=lane), offset=offset)
@@ -431,6 +411,68 @@ def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     counts = warehouse.take(2, later)
     assert (counts.duplicates, counts.rejected) == (0, 1)
     assert warehouse.tables() == spark_oracle.tables([*same_sequence, *copies, torn, torn_alone, *again, *later])
+
+
+def through(  # noqa: PLR0913 - one argument for each thing that varies
+    gateway: str,
+    sequence: int,
+    number: int,
+    *,
+    offset: int,
+    payload: str = '{"t": 1}',
+    error_us: int = 1_000,
+    time: datetime = NOON,
+    partition: int = 0,
+    arrived: timedelta = timedelta(seconds=5),
+) -> KafkaRecord:
+    """A numbered reading of device 42 by one of two gateways, which are told by their buffers."""
+    headers = reading_headers(
+        sequence, time=time, error_us=error_us, buffer=gateway * 16, lane=gateway * 12, device_boot="7-1a2b3c4d"
+    )
+    headers = changed(headers, "ce_devicesequence", str(number))
+    record = reading(payload.encode(), headers, offset=offset)
+    return replace(record, partition=partition, timestamp=NOON + arrived)
+
+
+def test_a_device_that_changes_over_to_another_gateway_counts_once(warehouse: Warehouse) -> None:
+    first = [through("a", 0, 7, offset=0), through("a", 1, 8, offset=1)]
+    # The acknowledgement of number 8 was lost with the first gateway's link.
+    second = [through("b", 0, 8, offset=2), through("b", 1, 9, offset=3), through("b", 2, 9, offset=4)]
+    warehouse.take(0, first)
+    counts = warehouse.take(1, second)
+    assert (counts.duplicates, counts.rejected) == (2, 0)
+    assert warehouse.tables() == spark_oracle.tables([*first, *second])
+
+
+def test_of_copies_the_one_with_the_best_known_time_counts(warehouse: Warehouse) -> None:
+    minute = timedelta(minutes=1)
+    vague = [through("a", n, n, offset=n, error_us=90_000_000, payload=f'{{"t": {n}}}') for n in range(3)]
+    # Resent by a restarted gateway that has learnt its clock meanwhile: the reading was of the minute before.
+    better = through("a", 1, 1, offset=3, time=NOON - minute, payload='{"t": 1}')
+    worse = through("a", 2, 2, offset=4, error_us=95_000_000, time=NOON - minute, payload='{"t": 2}')
+    warehouse.take(0, vague)
+    dying(warehouse, 1, [better, worse], "before amendments")
+    warehouse.take(1, [better, worse])
+
+    assert {key[4]: row.n for key, (row, _) in warehouse.windows().items()} == {NOON: 2, NOON - minute: 1}
+    assert warehouse.tables() == spark_oracle.tables([*vague, better, worse])
+
+
+def test_another_payload_under_the_same_number_is_a_conflict_whichever_batch_it_comes_in(warehouse: Warehouse) -> None:
+    early, late = timedelta(seconds=1), timedelta(seconds=9)
+    # The topic was given a second partition, and the job reads the newer one first.
+    newer = [
+        through("b", 0, 5, offset=0, partition=1, payload='{"t": 2}', arrived=late),
+        through("b", 1, 6, offset=1, partition=1, payload='{"t": 6}', arrived=late),
+    ]
+    older = [through("a", 0, 5, offset=0, payload='{"t": 1}', arrived=early)]
+    assert warehouse.take(0, newer).rejected == 0
+    assert warehouse.take(1, older).rejected == 0
+
+    found = warehouse.tables()
+    assert found.rejected == {("device-thermo", 1, 0)}
+    assert sorted(row[5] for row in found.readings) == [Decimal(1), Decimal(6)]
+    assert found == spark_oracle.tables([*newer, *older])
 
 
 def test_a_batch_of_an_unnamed_query_is_refused(spark: SparkSession) -> None:

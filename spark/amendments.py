@@ -1,0 +1,65 @@
+"""`amendments`: records of `log` of which something was found out later, as they count now.
+
+`log` is append-only. Where a copy that comes later counts in a record's place, or a record that was rejected can be
+read after all, the record stands here once more, with what is said of it now; of several the last one counts.
+"""
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import LongType, StructField, StructType
+
+from spark.delta_staging import AppendTable
+from spark.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
+
+ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
+"""Which row of `log` it is: Kafka's coordinates, and the batch, for a record may have been read more than once."""
+AMENDED = "amended_ordinal"
+"""The batch by which the amendment became known."""
+
+
+def amendments_path(tables: str) -> str:
+    """Return where the table lies."""
+    return f"{tables}/amendments"
+
+
+def create_amendments(spark: SparkSession, tables: str) -> None:
+    """Create the table where there is none."""
+    (
+        DeltaTable.createIfNotExists(spark)
+        .location(amendments_path(tables))
+        .addColumns(amendments_schema())
+        .partitionedBy("event_date")
+        .property("delta.dataSkippingStatsColumns", f"{SKIPPING_COLUMNS},{AMENDED}")
+        .execute()
+    )
+
+
+def append_amendments(table: AppendTable, rows: DataFrame, ordinal: int) -> None:
+    """Append what a batch found out; nothing happens if it was appended before."""
+    table.append(rows.withColumn(AMENDED, F.lit(ordinal)), {ORDINAL: ordinal})
+
+
+def amendments_schema() -> StructType:
+    """Return the table's columns; needs a running session."""
+    return StructType([*log_schema().fields, StructField(AMENDED, LongType())])
+
+
+def read_amendments(spark: SparkSession, tables: str) -> DataFrame:
+    """Return the table: every amendment that was ever made."""
+    return spark.read.format("delta").load(amendments_path(tables))
+
+
+def effective_log(spark: SparkSession, tables: str, before: int | None = None) -> DataFrame:
+    """Return `log` with each record as it counts now; with `before`, as it counted when that batch began."""
+    log, amendments = read_log(spark, tables), read_amendments(spark, tables)
+    if before is not None:
+        log, amendments = log.where(F.col("ordinal") < before), amendments.where(F.col(AMENDED) < before)
+    # Most warehouses have none: what follows then costs nothing.
+    if not amendments.inputFiles():
+        return log
+    newest_first = Window.partitionBy(*ROW).orderBy(F.col(AMENDED).desc())
+    latest = amendments.withColumn("age", F.row_number().over(newest_first)).where("age = 1").drop("age", AMENDED)
+    there = [F.col(f"log.{name}").eqNullSafe(F.col(f"amended.{name}")) for name in (*ROW, "event_date")]
+    rows = latest.select(*ROW, "event_date").alias("amended")
+    return log.alias("log").join(F.broadcast(rows), there, "left_anti").unionByName(latest)

@@ -1,0 +1,358 @@
+"""One batch of Kafka records into the tables: `log` in one commit, then everything that derives from it.
+
+The way of a batch: its rows are written to files of `log` that nobody sees yet. From these files, side by side, comes
+what the driver must know of it (the census) and what it adds to its windows. If the census shows that something came
+again, the copies are told apart and the rows written anew. Then `log` is committed, and the derived tables after it,
+each of which says up to which batch it goes: whatever dies in between is finished at the next start, from `log` alone.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.amendments import (
+    amendments_path,
+    amendments_schema,
+    append_amendments,
+    create_amendments,
+    effective_log,
+)
+from spark.census import Census, take_census
+from spark.copies import Suspects, judged, suspected, with_verdicts
+from spark.delta_staging import AppendTable
+from spark.kafka_records import typed_records
+from spark.log_table import ORDINAL, BatchId, Log, LogAppend, create_log
+from spark.payload_decode import decoded
+from spark.readings_view import is_reading, readings
+from spark.seen_table import Seen
+from spark.time_corrections import (
+    BatchCorrections,
+    Corrections,
+    corrections_path,
+    corrections_schema,
+    create_corrections,
+    known_corrections,
+    readings_moved,
+    retimed,
+    take_corrections,
+)
+from spark.warehouse_version import current_number, folder_of, make_current
+from spark.window_changes import (
+    COPY,
+    CORRECTION,
+    FIGURES,
+    READINGS,
+    append_changes,
+    changes_path,
+    changes_schema,
+    create_changes,
+    differences,
+)
+from spark.windows_table import (
+    KEY,
+    WINDOW_S,
+    area_of,
+    create_windows,
+    folded,
+    near,
+    parts,
+    read_parts,
+    replace_area,
+    unwindowed,
+    windowed,
+    windows_path,
+    windows_schema,
+)
+
+INTERPRETED_ROWS_MAX = 10_000
+"""Batches up to this size are not compiled to Java code."""
+STATE_S = 30.0
+"""How often what the driver keeps in memory is written to its tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """What one batch was made of."""
+
+    rows: int
+    duplicates: int
+    rejected: int
+    late: int
+    """Values that reached Kafka more than a minute after the end of their window."""
+    revised: int
+    """Windows that they fell into."""
+    unwindowed: int
+    """Good readings that are in no window, because their time is implausible or unknown."""
+    corrections: int
+    """Time corrections, by which gateways put right what they told of their clocks."""
+    seconds: float
+    newest_us: int | None = None
+    """Kafka's timestamp of the newest record."""
+    undeclared: Mapping[str, set[str]] = field(default_factory=dict)
+    """By stream, members of payloads that its declaration does not name."""
+
+
+class BatchJob:
+    """The tables of one warehouse, and what must be known to add to them."""
+
+    def __init__(self, spark: SparkSession, warehouse: str, window_s: int = WINDOW_S) -> None:
+        """Make what is missing, and finish what an earlier run left unfinished. Raises WindowLengthError."""
+        self._spark = spark
+        self._warehouse = warehouse
+        self._window_s = window_s
+        self._version = self._open()
+        self.tables = folder_of(warehouse, self._version)
+        self._log = Log(spark, self.tables)
+        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
+        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
+        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
+        self._changes = AppendTable(spark, changes_path(warehouse), changes_schema())
+        last = self._log.last
+        self._seen = Seen(spark, self.tables)
+        self._corrections = known_corrections(spark, self.tables)
+        self._saved_s = time.monotonic()
+        self._last_rows = 0
+        for ordinal in range(self._seen.saved + 1, last):
+            # One by one, in their order: what is kept of batches goes by it.
+            self._seen.note(take_census(self._log.rows_of(ordinal), ordinal), ordinal)
+        self._in_batch = False
+        # What is saved was derived from whole.
+        if last > self._seen.saved:
+            self._finish(last)
+
+    def take(self, records: DataFrame, batch: BatchId, topic_ids: Mapping[str, str]) -> BatchCounts:
+        """Take one batch of what Spark's Kafka source yields with `includeHeaders`. Doing it again changes nothing."""
+        # How large it is shows afterwards: as large as the last one, most likely.
+        self._in_batch = True
+        with interpreted_if(records.sparkSession, self._spark, small=self._last_rows <= INTERPRETED_ROWS_MAX):
+            counts = self._take(records, batch, topic_ids)
+        self._in_batch = False
+        self._last_rows = counts.rows
+        if time.monotonic() - self._saved_s > STATE_S:
+            self.save()
+        return counts
+
+    def _take(self, records: DataFrame, batch: BatchId, topic_ids: Mapping[str, str]) -> BatchCounts:
+        begun = time.monotonic()
+        done = self._log.ordinal_of(batch)
+        if done is not None:
+            rows = self._log.rows_of(done)
+            return self._counts(rows, take_census(rows, done), done, begun)
+        append = LogAppend(self._log, batch)
+        rows = append.write(decoded(typed_records(records)), topic_ids, "none")
+        windows = WindowsAppend(self._parts, append.ordinal, self._window_s)
+        with ThreadPoolExecutor(1) as beside:
+            writing = beside.submit(windows.write, rows, self._corrections)
+            census = take_census(rows, append.ordinal)
+            writing.result()
+        with self._copies(rows, census, append.ordinal) as copies:
+            if copies is not None:
+                rows = append.rewrite(with_verdicts(rows, copies.of_batch()))
+                windows.write(rows, self._corrections)
+            append.commit()
+            self._derive(rows, census, copies, windows)
+        as_counted = copies is None and not self._corrections.told_us
+        return self._counts(rows, census, append.ordinal, begun, as_counted=as_counted)
+
+    def save(self) -> None:
+        """Write what is in memory alone: the next start is quicker for it. Not of a batch that was broken off."""
+        if self._in_batch or self._log.last == self._seen.saved:
+            return
+        self._seen.save(self._log.last)
+        self._saved_s = time.monotonic()
+
+    def _finish(self, last: int) -> None:
+        """Derive from the last batch what a run that died may have left out."""
+        rows = self._log.rows_of(last)
+        census = take_census(rows, last)
+        windows = WindowsAppend(self._parts, last, self._window_s)
+        windows.write(rows, self._corrections)
+        with self._copies(rows, census, last) as copies:
+            self._derive(rows, census, copies, windows)
+
+    def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:
+        """Bring all other tables to where `log` is."""
+        spark, ordinal = self._spark, windows.ordinal
+        amended = None if copies is None else copies.of_earlier_batches()
+        if amended is not None:
+            append_amendments(self._amendments, amended, ordinal)
+        moved: BatchCorrections | None = None
+        if census.corrections:
+            moved = take_corrections(self._told, rows, ordinal)
+            self._corrections = moved.known
+        added = windows.rows()
+        windows.commit()
+        append_changes(self._changes, added.select(*KEY, *FIGURES), self._version, ordinal, READINGS)
+        if amended is not None:
+            # Where they counted, or count now, whichever it is.
+            as_readings = amended.withColumns({"duplicate": F.lit(False), "reject_reason": F.lit(None).cast("string")})
+            self._compute_anew(
+                windowed(readings(as_readings, self._corrections.current), self._window_s), ordinal, COPY
+            )
+        if moved is not None and moved.brought_boots:
+            earlier = readings_moved(effective_log(spark, self.tables).where(is_reading()), moved)
+            self._compute_anew(windowed(metrics_of(earlier), self._window_s), ordinal, CORRECTION)
+
+    def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:
+        """Compute windows from all of their readings: those of `touched`, and a few around them."""
+        area = area_of(touched, self._window_s)
+        if area is None:
+            return
+        from_us = area.spans[0].start_us
+        log = effective_log(self._spark, self.tables).where(near(area.spans) | self._corrections.may_move_to(from_us))
+        of_area = windowed(readings(log, self._corrections.current), self._window_s).where(area.holds_reading())
+        fresh = parts(of_area, ordinal, self._window_s).persist()
+        try:
+            before = folded(read_parts(self._spark, self.tables).where(area.holds()))
+            changes = differences(before, fresh)
+            append_changes(self._changes, changes, self._version, ordinal, cause)
+            replace_area(self.tables, area, fresh)
+        finally:
+            fresh.unpersist()
+
+    @contextmanager
+    def _copies(self, rows: DataFrame, census: Census, ordinal: int) -> "Iterator[Copies | None]":
+        """Note what a batch holds; where something of it came before, or twice in it, find the copies."""
+        suspects = self._seen.note(census, ordinal)
+        if not suspects:
+            yield None
+            return
+        copies = Copies(self._spark, self.tables, rows, suspects, ordinal)
+        try:
+            yield copies
+        finally:
+            copies.close()
+
+    def _counts(
+        self, rows: DataFrame, census: Census, ordinal: int, begun: float, *, as_counted: bool = False
+    ) -> BatchCounts:
+        """`as_counted`: the census knows all, for nothing came again and no time was put right."""
+        parts_of_batch = read_parts(self._spark, self.tables).where(F.col("ordinal") == ordinal)
+        late = parts_of_batch.agg(
+            F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
+        )
+        if as_counted:
+            figures = (0, census.rejected, census.unwindowed)
+        else:
+            row = _first(
+                retimed(rows, self._corrections.current).agg(
+                    F.count_if("duplicate").alias("duplicates"),
+                    F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
+                    F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
+                )
+            )
+            figures = (row.duplicates, row.rejected, row.unwindowed)
+        fell = _first(late)
+        return BatchCounts(
+            rows=census.rows,
+            duplicates=figures[0],
+            rejected=figures[1],
+            late=fell.late,
+            revised=fell.revised,
+            unwindowed=figures[2],
+            corrections=census.corrections,
+            seconds=time.monotonic() - begun,
+            newest_us=census.newest_us,
+            undeclared=dict(census.undeclared),
+        )
+
+    def _open(self) -> int:
+        """Make the tables that are missing; return the version that is written."""
+        number = current_number(self._spark, self._warehouse)
+        version = 1 if number is None else number
+        tables = folder_of(self._warehouse, version)
+        # Of what may be refused, first: then nothing is made.
+        create_windows(self._spark, tables, self._window_s)
+        create_log(self._spark, tables)
+        create_amendments(self._spark, tables)
+        create_corrections(self._spark, tables)
+        create_changes(self._spark, self._warehouse)
+        if number is None:
+            make_current(
+                self._spark, self._warehouse, version, declarations="none", streams="", registry="none", source="kafka"
+            )
+        return version
+
+
+class WindowsAppend:
+    """What one batch adds to the windows, on its way into their table."""
+
+    def __init__(self, table: AppendTable, ordinal: int, window_s: int) -> None:
+        self.ordinal = ordinal
+        self._table = table
+        self._append = table.begin()
+        self._window_s = window_s
+
+    def write(self, rows: DataFrame, corrections: Corrections) -> None:
+        """Write the parts of a batch's rows of `log`."""
+        of_windows = windowed(readings(rows, corrections.current), self._window_s)
+        self._append.write(parts(of_windows, self.ordinal, self._window_s))
+
+    def rows(self) -> DataFrame:
+        return self._append.rows()
+
+    def commit(self) -> None:
+        """Nothing happens if an earlier attempt committed them."""
+        if self._table.last(ORDINAL) < self.ordinal:
+            self._append.commit({ORDINAL: self.ordinal})
+
+
+class Copies:
+    """The records of a batch that came again, what they are copies of in earlier ones, and what is said of them."""
+
+    def __init__(self, spark: SparkSession, tables: str, rows: DataFrame, suspects: Suspects, ordinal: int) -> None:
+        earlier = effective_log(spark, tables, before=ordinal)
+        in_batches = F.lit(False)
+        for first, last in suspects.batches:
+            in_batches |= F.col("ordinal").between(first, last)
+        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects))
+        was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
+        self._judged = judged(was, []).persist()
+        self._ordinal = ordinal
+
+    def of_batch(self) -> DataFrame:
+        return self._judged.where(F.col("ordinal") == self._ordinal)
+
+    def of_earlier_batches(self) -> DataFrame | None:
+        """Those of which something else counts now; None where there are none."""
+        changed = ~F.struct("duplicate", "reject_reason").eqNullSafe(F.col("was"))
+        amended = self._judged.where((F.col("ordinal") < self._ordinal) & changed).drop("was")
+        return None if amended.isEmpty() else amended
+
+    def close(self) -> None:
+        self._judged.unpersist()
+
+
+def _first(frame: DataFrame) -> Row:
+    return frame.collect()[0]
+
+
+def metrics_of(moved: DataFrame) -> DataFrame:
+    """One row for each value of readings that were moved, at its own time."""
+    others = [name for name in moved.columns if name not in {"metrics", "value", "event_time"}]
+    each = moved.select(*others, "event_time", F.inline("metrics")).withColumnRenamed("name", "metric")
+    time = F.timestamp_micros(F.unix_micros("event_time") - F.coalesce("ago_us", F.lit(0)))
+    return each.withColumn("event_time", time)
+
+
+@contextmanager
+def interpreted_if(*sessions: SparkSession, small: bool) -> Iterator[None]:
+    """Compiling a query takes longer than interpreting it for a few thousand rows: half of a small batch's time."""
+    interpreted = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+    }
+    settings = [(session, name, value) for session in sessions for name, value in interpreted.items()] if small else []
+    for session, name, value in settings:
+        session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for session, name, _ in settings:
+            session.conf.unset(name)

@@ -1,0 +1,109 @@
+"""What a batch holds, in figures that the driver can keep: how much, up to where, which numbers of which lanes."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.copies import may_be_copy
+from spark.correction_records import CORRECTION_TYPE
+from spark.payload_decode import READING_TYPE
+from spark.readings_view import is_reading
+from spark.sequence_runs import BatchRun, RunKey, batch_runs, with_inner_edges
+from spark.windows_table import unwindowed
+
+LANE = ("buffer", "lane")
+
+Numbers = range | list[int]
+
+
+@dataclass(slots=True)
+class Census:
+    """One batch in figures."""
+
+    rows: int = 0
+    rejected: int = 0
+    corrections: int = 0
+    """Time corrections among the records."""
+    events: int = 0
+    """What gateways say of themselves, corrections among it."""
+    next_offsets: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """By topic and partition, the offset after the last that was read."""
+    unwindowed: int = 0
+    """Good readings whose time, as it was sent, is implausible or unknown."""
+    newest_us: int | None = None
+    """Kafka's timestamp of the newest record."""
+    undeclared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By stream, members of payloads that its declaration does not name."""
+    lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
+    """By buffer and lane, the numbers of good records, sorted, with repetitions."""
+    runs: list[BatchRun] = field(default_factory=list)
+    """Devices' own numbers, as islands."""
+    repeated: list[RunKey] = field(default_factory=list)
+    """Those of them of which a number came more than once."""
+
+
+def take_census(rows: DataFrame, ordinal: int) -> Census:
+    """Count a batch. `rows` are its rows of `log`, of which nothing is said to be a duplicate yet, or all is."""
+    census = Census()
+    runs: list[Row] = []
+    for row in _topics(rows).unionByName(_lanes(rows), True).unionByName(_runs(rows), True).collect():
+        if row.device is None:
+            _take(census, row)
+        else:
+            runs.append(row)
+    census.runs = with_inner_edges(rows, runs, ordinal)
+    census.repeated = [(run.namespace, run.device, run.stream, run.device_boot) for run in runs if run.repeated]
+    return census
+
+
+def _take(census: Census, row: Row) -> None:
+    if row.rows is not None:
+        census.rows += row.rows
+        census.rejected += row.rejected
+        census.corrections += row.corrections
+        census.events += row.events
+        census.unwindowed += row.unwindowed
+        census.next_offsets[row.topic][row.partition] = row.next_offset
+        census.newest_us = max(row.newest_us, census.newest_us or row.newest_us)
+        if row.undeclared:
+            census.undeclared[row.topic].update(row.undeclared)
+    else:
+        census.lanes[row.buffer, row.lane] = _numbers(row)
+
+
+def _numbers(row: Row) -> Numbers:
+    return range(row.first, row.last + 1) if row.numbers is None else list(row.numbers)
+
+
+def _topics(rows: DataFrame) -> DataFrame:
+    good = F.col("reject_reason").isNull()
+    return rows.groupBy("topic", "partition").agg(
+        (F.max("offset") + 1).alias("next_offset"),
+        F.count("*").alias("rows"),
+        F.count_if(~good).alias("rejected"),
+        F.count_if(good & (F.col("ce_type") == CORRECTION_TYPE)).alias("corrections"),
+        F.count_if(good & (F.col("ce_type") != READING_TYPE)).alias("events"),
+        F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
+        F.unix_micros(F.max("kafka_timestamp")).alias("newest_us"),
+        F.array_distinct(F.flatten(F.collect_set("undeclared"))).alias("undeclared"),
+    )
+
+
+def _lanes(rows: DataFrame) -> DataFrame:
+    """First and last number, and all of them where there are holes or repetitions: most lists need not travel."""
+    numbers = F.sort_array(F.collect_list("lane_sequence"))
+    first, last, size = F.element_at("sorted", 1), F.element_at("sorted", -1), F.size("sorted")
+    dense = (last - first + 1 == size) & (F.size(F.array_distinct("sorted")) == size)
+    return (
+        rows.where(may_be_copy())
+        .groupBy(*LANE)
+        .agg(numbers.alias("sorted"))
+        .select(*LANE, first.alias("first"), last.alias("last"), F.when(~dense, F.col("sorted")).alias("numbers"))
+    )
+
+
+def _runs(rows: DataFrame) -> DataFrame:
+    # Copies too: that they are some is what is to be found.
+    return batch_runs(rows.withColumn("duplicate", F.lit(False)))

@@ -1,0 +1,129 @@
+"""Copies: which of several records of one reading counts, and which are of another reading under the same name.
+
+A reading is named by its `ce_id`, and by (namespace, device, stream, device_boot, device_sequence) where its sensor
+sends a sequence: a sensor that changes over to another gateway may send again what the first one has. Of the copies
+with one payload the one with the smallest bound of its time counts, then the first in Kafka's order; where payloads
+differ the first in Kafka's order tells which is right, and the others are conflicts: rejects, never duplicates.
+
+What is rejected for another reason is nobody's copy: a record that was damaged on its way must not hide a good one.
+"""
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.amendments import ROW
+from spark.payload_decode import READING_TYPE
+
+CONFLICT = "conflict"
+CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"
+CONFLICT_SEQUENCE = f"{CONFLICT}: another payload came first with this boot and sequence of the device"
+DEVICE_RUN = ("namespace", "device", "stream", "device_boot")
+RUN = (*DEVICE_RUN, "device_sequence", "has_sequence")
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Numbers of lanes and of devices' boots that came again, as ranges, and the batches where copies may stand."""
+
+    lanes: list[tuple[str, str, int, int]]
+    """Buffer, lane, first, last."""
+    runs: list[tuple[str, str, str, str, int, int]]
+    """Namespace, device, stream, device boot, first, last."""
+    batches: list[tuple[int, int]]
+    """Ordinals, first and last."""
+
+    def __bool__(self) -> bool:
+        return bool(self.lanes or self.runs)
+
+
+def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
+    """Choose the rows of `log` that may be copies of one another."""
+    spark = rows.sparkSession
+    lanes = spark.createDataFrame(suspects.lanes, "buffer string, lane string, first bigint, last bigint")
+    runs = spark.createDataFrame(
+        suspects.runs,
+        "namespace string, device string, stream string, device_boot string, first bigint, last bigint",
+    )
+    copies = rows.where(may_be_copy())
+    by_lane = copies.alias("row").join(
+        F.broadcast(lanes).alias("range"),
+        _same(("buffer", "lane")) & F.col("row.lane_sequence").between(F.col("range.first"), F.col("range.last")),
+        "left_semi",
+    )
+    if not suspects.runs:
+        return by_lane
+    by_run = copies.alias("row").join(
+        F.broadcast(runs).alias("range"),
+        _same(DEVICE_RUN) & F.col("row.device_sequence").between(F.col("range.first"), F.col("range.last")),
+        "left_semi",
+    )
+    return by_lane.unionByName(by_run).dropDuplicates([*ROW])
+
+
+def may_be_copy() -> Column:
+    """Whether a row can be a copy, or have one."""
+    fault = F.col("reject_reason")
+    return F.col("ce_id").isNotNull() & (fault.isNull() | fault.startswith(CONFLICT))
+
+
+def judged(copies: DataFrame, keep_conflicts: list[str]) -> DataFrame:
+    """Say anew of each row whether it is a duplicate or a conflict. `copies` holds all copies of what it holds.
+
+    `keep_conflicts` are streams of which readings with another payload are kept, as readings of their own.
+    """
+    kept = F.col("stream").isin(*keep_conflicts) if keep_conflicts else F.lit(False)
+    order = F.struct("kafka_timestamp", "topic", "partition", "offset", "ordinal")
+    ranked = copies.withColumns({"order": order, "rank": F.struct("time_error_us", order), "kept": kept})
+    ranked = ranked.withColumn("first_order", F.min("order").over(Window.partitionBy("ce_id")))
+    by_id = _told_apart(ranked, ["ce_id"], F.lit(True), "id")
+    counts = ~F.col("id_duplicate") & ~F.col("id_conflict")
+    has_sequence = counts & F.col("device_sequence").isNotNull() & (F.col("ce_type") == READING_TYPE)
+    by_run = _told_apart(by_id.withColumn("has_sequence", has_sequence), list(RUN), F.col("has_sequence"), "run")
+    conflict = F.when(F.col("id_conflict"), CONFLICT_CE_ID).when(F.col("run_conflict"), CONFLICT_SEQUENCE)
+    names = [name for name in copies.columns if name not in {"duplicate", "reject_reason"}]
+    return by_run.select(
+        *names,
+        (F.col("id_duplicate") | F.col("run_duplicate")).alias("duplicate"),
+        conflict.alias("reject_reason"),
+    ).select(*copies.columns)
+
+
+def _told_apart(rows: DataFrame, name: list[str], named: Column, prefix: str) -> DataFrame:
+    """Of one name, another payload than the first one's is a conflict; of one payload, all but one are copies."""
+    same_name, same_payload = Window.partitionBy(*name), Window.partitionBy(*name, "value")
+    first = F.min_by("value", F.when(named, F.struct("first_order", "order"))).over(same_name)
+    best = F.min(F.when(named, F.col("rank"))).over(same_payload)
+    other = named & ~F.col("value").eqNullSafe(F.col("first_value"))
+    return (
+        rows.withColumns({"first_value": first, "best": best})
+        .withColumn(f"{prefix}_conflict", other & ~F.col("kept"))
+        .withColumn(f"{prefix}_duplicate", named & ~F.col(f"{prefix}_conflict") & (F.col("rank") != F.col("best")))
+        .drop("first_value", "best")
+    )
+
+
+def with_verdicts(rows: DataFrame, verdicts: DataFrame) -> DataFrame:
+    """Give a batch's rows what was said of some of them. `verdicts` as `judged` yields them."""
+    said = verdicts.select(*ROW, F.struct("duplicate", "reject_reason").alias("said"))
+    same = [F.col(f"row.{name}").eqNullSafe(F.col(f"verdict.{name}")) for name in ROW]
+    joined = rows.alias("row").join(said.alias("verdict"), same, "left")
+    replaced = {"duplicate", "reject_reason"}
+    return joined.select(
+        *(
+            F.when(F.col("verdict.said").isNull(), F.col(f"row.{name}"))
+            .otherwise(F.col(f"verdict.said.{name}"))
+            .alias(name)
+            if name in replaced
+            else F.col(f"row.{name}")
+            for name in rows.columns
+        )
+    )
+
+
+def _same(names: tuple[str, ...]) -> Column:
+    condition = F.lit(True)
+    for name in names:
+        condition &= F.col(f"row.{name}") == F.col(f"range.{name}")
+    return condition

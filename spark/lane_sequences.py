@@ -1,0 +1,139 @@
+"""Which sequence numbers of each lane stand in `log`: exact, small, and without Spark.
+
+A lane's numbers are dense, so what was seen of it is all numbers below one, and a few bits above. A copy that comes
+again is found by its number alone, whatever its partition, its topic or its place in the order.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+AHEAD_MAX = 1 << 24
+"""How far above the first number that is missing others are held as bits: two megabytes at the most."""
+SPANS_MAX = 64
+"""Spans that say in which batches a lane's numbers came; of more, neighbours are joined."""
+
+Lane = tuple[str, str]
+"""Buffer, lane."""
+
+
+@dataclass(slots=True)
+class BatchSpan:
+    """Numbers of a lane, and the batches that they came in: ordinals, both inclusive."""
+
+    first: int
+    last: int
+    batch_first: int
+    batch_last: int
+
+
+@dataclass(slots=True)
+class SeenLane:
+    """What was seen of one lane."""
+
+    below: int = 0
+    """All numbers below this one were seen."""
+    above: int = 0
+    """Bit n: the number `below` + n."""
+    spans: list[BatchSpan] = field(default_factory=list)
+
+    far: set[int] = field(default_factory=set)
+    """Numbers `AHEAD_MAX` and more above `below`: a damaged or forged one must not cost the memory of all between."""
+
+    def add(self, numbers: Sequence[int], batch: int) -> list[tuple[int, int]]:
+        """Take up a batch's numbers, sorted; return those that were seen before, or twice in it, as ranges."""
+        self._note(numbers[0], numbers[-1], batch)
+        near = numbers[: bisect_left(numbers, self.below + AHEAD_MAX)]
+        again = self._add_near(near) if near else []
+        if len(near) < len(numbers) or self.far:
+            far = numbers[len(near) :]
+            again += ranges(number for number in far if number in self.far) + ranges(_repeated(far))
+            self.far.update(far)
+            # What has come near since.
+            nearer = sorted(number for number in self.far if number < self.below + AHEAD_MAX)
+            if nearer:
+                self.far.difference_update(nearer)
+                again += self._add_near(nearer)
+        return joined(again)
+
+    def _add_near(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        first, last = numbers[0], numbers[-1]
+        again: list[tuple[int, int]] = []
+        if last - first + 1 == len(numbers) == len(set(numbers)):
+            bits = ((1 << len(numbers)) - 1) << max(first - self.below, 0)
+            if first < self.below:
+                again.append((first, min(last, self.below - 1)))
+                bits = (1 << max(last + 1 - self.below, 0)) - 1
+        else:
+            again += ranges(_repeated(numbers))
+            again += ranges(number for number in numbers if number < self.below)
+            bits = bits_of((number - self.below for number in numbers if number >= self.below), last - self.below + 1)
+        again += [(low + self.below, high + self.below) for low, high in ranges(set_bits(bits & self.above))]
+        self.above |= bits
+        # Trailing ones: what is seen without a hole from `below` on.
+        dense = ((self.above + 1) & ~self.above).bit_length() - 1
+        self.above >>= dense
+        self.below += dense
+        return again
+
+    def batches(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Which batches these numbers may have come in."""
+        return [(span.batch_first, span.batch_last) for span in self.spans if span.first <= last and first <= span.last]
+
+    def _note(self, first: int, last: int, batch: int) -> None:
+        newest = self.spans[-1] if self.spans else None
+        if newest is not None and newest.batch_last == batch:
+            newest.first, newest.last = min(newest.first, first), max(newest.last, last)
+            return
+        self.spans.append(BatchSpan(first, last, batch, batch))
+        if len(self.spans) > SPANS_MAX:
+            # The older half at half the resolution: what comes again mostly does so soon.
+            older, newer = self.spans[: SPANS_MAX // 2], self.spans[SPANS_MAX // 2 :]
+            pairs = zip(older[::2], older[1::2], strict=True)
+            self.spans = [
+                BatchSpan(min(a.first, b.first), max(a.last, b.last), a.batch_first, b.batch_last) for a, b in pairs
+            ] + newer
+
+
+def bits_of(places: Iterable[int], length: int) -> int:
+    """A number whose bits at these places are set; `length` is above them all."""
+    octets = bytearray(max(length + 7, 0) // 8)
+    for place in places:
+        octets[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(octets, "little")
+
+
+def set_bits(bits: int) -> Iterable[int]:
+    """The places of the bits that are set, in order."""
+    octets = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+    for index, octet in enumerate(octets):
+        if octet:
+            for bit in range(8):
+                if octet >> bit & 1:
+                    yield index * 8 + bit
+
+
+def ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Sorted numbers as ranges, both ends inclusive."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return found
+
+
+def _repeated(numbers: Sequence[int]) -> list[int]:
+    return [number for index, number in enumerate(numbers) if index and number == numbers[index - 1]]

@@ -1,0 +1,75 @@
+"""What the driver keeps in memory between batches, as a table: written now and then, to spare a start reading `log`.
+
+`log` is the truth: what was committed to it since is counted again at a start.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from spark.delta_staging import AppendTable
+from spark.log_table import ORDINAL
+
+REWRITE_FACTOR = 8
+"""The table is written anew, with a row for each key, once it has had so many rows for each."""
+
+Key = TypeVar("Key", bound=tuple[str, ...])
+State = TypeVar("State")
+
+
+class StateTable(Generic[Key, State]):
+    """States by key: in memory, and as they were at the last `save` in a Delta table. A key's last row counts."""
+
+    def __init__(  # noqa: PLR0913 - what a table is made of
+        self,
+        spark: SparkSession,
+        path: str,
+        *,
+        key: tuple[str, ...],
+        columns: str,
+        decode: Callable[[Row], State],
+        encode: Callable[[State], tuple[object, ...]],
+    ) -> None:
+        """Open the table, or make it. `columns` are a state's, in DDL; `encode` gives their values."""
+        self._spark = spark
+        self._encode = encode
+        names = ", ".join(f"{name} string" for name in key)
+        schema = cast("StructType", StructType.fromDDL(f"{names}, {columns}, ordinal bigint"))
+        DeltaTable.createIfNotExists(spark).location(path).addColumns(schema).execute()
+        self._table = AppendTable(spark, path, schema)
+        self._changed: set[Key] = set()
+        self._rows = 0
+        self.states: dict[Key, State] = {}
+        if self.saved >= 0:
+            table = spark.read.format("delta").load(path)
+            latest = table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")
+            for row in latest.collect():
+                self.states[cast("Key", tuple(row[name] for name in key))] = decode(row)
+
+    @property
+    def saved(self) -> int:
+        """The ordinal of the last batch that the table holds."""
+        return self._table.last(ORDINAL)
+
+    def changed(self, key: Key) -> None:
+        """Note that a key's state is another than it was."""
+        self._changed.add(key)
+
+    def save(self, ordinal: int) -> None:
+        """Write what has changed since the last time; `ordinal` is of the last batch that it holds."""
+        whole = self._rows > REWRITE_FACTOR * len(self.states)
+        keys = self.states.keys() if whole else self._changed
+        rows = self._spark.createDataFrame(
+            [(*key, *self._encode(self.states[key]), ordinal) for key in keys], self._table.schema
+        ).coalesce(1)
+        if whole:
+            # The commit after it says up to where: a start in between counts some batches again.
+            rows.write.format("delta").mode("overwrite").save(self._table.path)
+            rows = rows.limit(0)
+        self._table.append(rows, {ORDINAL: ordinal})
+        self._rows = 0 if whole else self._rows + len(keys)
+        self._changed.clear()

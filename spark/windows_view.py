@@ -1,0 +1,27 @@
+"""`windows` as an analyst reads them: one row for each, of any size that the table's windows add up to."""
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.warehouse_version import current_tables
+from spark.windows_table import DAY_S, folded, read_parts, shown, window_seconds
+
+
+class WindowSizeError(Exception):
+    """Windows of this size cannot be had; the message says which can."""
+
+
+def open_windows(spark: SparkSession, warehouse: str, size_s: int | None = None) -> DataFrame:
+    """Return the warehouse's windows, which SQL then finds as the temporary view `windows`.
+
+    `size_s` is their length; without it, that of the table. Raises WindowSizeError.
+    """
+    tables = current_tables(spark, warehouse)
+    base_s = window_seconds(spark, tables)
+    chosen_s = base_s if size_s is None else size_s
+    if chosen_s % base_s or DAY_S % chosen_s:
+        raise WindowSizeError(
+            f"windows of {chosen_s} s cannot be had from windows of {base_s} s: take a multiple that divides a day"
+        )
+    view = shown(folded(read_parts(spark, tables), chosen_s), chosen_s)
+    view.createOrReplaceTempView("windows")
+    return view
