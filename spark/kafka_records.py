@@ -1,8 +1,5 @@
 """Kafka records as the gateway sends them (DESIGN section 4), made into typed columns."""
 
-from functools import reduce
-from operator import or_
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -35,35 +32,39 @@ SHAPES = tuple(
     for doubt in ((), (DOUBT_HEADER,))
     for boot_time_error in ((), (BOOT_TIME_ERROR_HEADER,))
 )
-"""All the headers that a record may have."""
+"""All the headers that a record may have. A shape's number is its place here."""
 
-IDENTITY = "^([0-9a-f]{16})-([0-9a-f]{12})-([0-9]{1,19})$"
-"""`ce_id`: buffer id, lane, lane sequence."""
-SOURCE = "^/([^/]+)/([^/]+)$"
-RFC3339 = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$"
+IDENTITY = r"^[0-9a-f]{16}-[0-9a-f]{12}-[0-9]{1,19}\z"
+"""`ce_id`: buffer id, lane, lane sequence. (`$` would also take a line end after it.)"""
+BUFFER_CHARS = 16
+RFC3339 = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\z"
 """Without the year 0, in which Python, that collects the rows, knows no times."""
-INTEGER = "^-?[0-9]{1,19}$"
+INTEGER = r"^-?[0-9]{1,19}\z"
+INTEGERS = ("ce_lanesequence", "ce_timeerror", "ce_boottime", "ce_devicesequence", "ce_boottimeerror")
+
+# This runs for every record of every batch, and is written for the usual one: whole arrays and texts are compared
+# rather than searched, a pattern is tried where nothing cheaper tells as much, and a function with a lambda, which
+# Spark interprets, nowhere. Each step is a projection of its own, so that what several columns need is computed once.
 
 
 def typed_records(records: DataFrame) -> DataFrame:
     """Give each Kafka record its typed header columns and, where they do not fit, a `header_fault`.
 
     `records` is what Spark's Kafka source yields with `includeHeaders`. Where there is a fault, the columns that
-    could be read are kept and the others are null; nothing is dropped.
+    could be read are kept and the others are null, and `headers` are those that came; nothing is dropped. Where there
+    is none `headers` is null, for the columns say all that is in them.
     """
-    return _judged(_typed(_texts(records)))
+    return _judged(_typed(_texts(_shaped(records))))
 
 
-def _texts(records: DataFrame) -> DataFrame:
-    """The headers as text, by position once their names are the contract's."""
+def _shaped(records: DataFrame) -> DataFrame:
+    """Add `texts`, the headers' values, and `shape`, the place in SHAPES of what the headers are; null if in none."""
     names = F.col("headers.key")
-    in_order = reduce(or_, (names == F.array(*(F.lit(name) for name in shape)) for shape in SHAPES))
-    readable = F.forall("headers", lambda header: _utf8(header["value"]).isNotNull())
-    fits = F.coalesce(in_order & readable, F.lit(False))
-    of_device = F.get(names, F.lit(len(HEADERS))) == DEVICE_HEADERS[0]
-    last = F.size("headers") - 1
-    ends_with_error = F.get(names, last) == BOOT_TIME_ERROR_HEADER
-    doubt = last - F.when(ends_with_error, 1).otherwise(0)
+    # Compared whole, and not by a search in one text of all names: a name may hold any separator.
+    shape = F.array_position(F.array(*(F.array(*map(F.lit, shape)) for shape in SHAPES)), names) - 1
+    # One text of all: it is UTF-8 if each of them is, because a separator that is ASCII is part of no other character.
+    # In place of a value that is missing stands what is no UTF-8.
+    together = F.call_function("array_join", F.col("texts"), F.lit(" "), F.lit(b"\xff").cast("string"))
     return records.select(
         "topic",
         "partition",
@@ -71,45 +72,74 @@ def _texts(records: DataFrame) -> DataFrame:
         F.col("timestamp").alias("kafka_timestamp"),
         _utf8(F.col("key")).alias("key"),
         "value",
-        fits.alias("headers_fit"),
-        *(_text(F.lit(position), fits).alias(_column(name)) for position, name in enumerate(HEADERS)),
-        *(
-            _text(F.lit(position), fits & of_device).alias(name)
-            for position, name in enumerate(DEVICE_HEADERS, start=len(HEADERS))
-        ),
-        _text(doubt, fits & (F.get(names, doubt) == DOUBT_HEADER)).alias("doubt"),
-        _text(last, fits & ends_with_error).alias("ce_boottimeerror"),
-    )
+        "headers",
+        shape.alias("named"),
+        F.col("headers.value").cast("array<string>").alias("texts"),
+    ).withColumn("shape", F.when((F.col("named") >= 0) & F.is_valid_utf8(together), F.col("named").cast("int")))
 
 
-def _typed(texts: DataFrame) -> DataFrame:
-    """The texts in their types; null where a text is not of its type."""
-    namespace = _part("ce_source", SOURCE, 1)
-    prefix = F.concat(namespace, F.lit("/"))
-    device = F.when(
-        F.col("key").startswith(prefix), F.substring(F.col("key"), F.length(prefix) + 1, F.length("key"))
-    ).otherwise(F.col("key"))
-    return texts.select(
+def _texts(shaped: DataFrame) -> DataFrame:
+    """The headers as text, by position once their names are the contract's."""
+    return shaped.withColumn("texts", F.when(F.col("shape").isNotNull(), F.col("texts"))).select(
         "topic",
         "partition",
         "offset",
         "kafka_timestamp",
         "key",
         "value",
+        "headers",
+        F.col("shape").isNotNull().alias("headers_fit"),
+        *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
+        _optional("ce_deviceboot").alias("ce_deviceboot"),
+        _optional("ce_devicesequence").alias("ce_devicesequence"),
+        _optional(DOUBT_HEADER).alias("doubt"),
+        _optional(BOOT_TIME_ERROR_HEADER).alias("ce_boottimeerror"),
+    )
+
+
+def _typed(texts: DataFrame) -> DataFrame:
+    """The texts in their types; null where a text is not of its type."""
+    namespace, gateway = F.col("source_namespace"), F.col("source_gateway")
+    # Neither part holds a slash: together they are the whole source only where the source is of this form.
+    is_source = (F.col("ce_source") == F.concat(F.lit("/"), namespace, F.lit("/"), gateway)) & (
+        (namespace != "") & (gateway != "")
+    )
+    prefix = F.concat(F.col("namespace"), F.lit("/"))
+    device = F.when(
+        F.col("key").startswith(prefix), F.substring(F.col("key"), F.length(prefix) + 1, F.length("key"))
+    ).otherwise(F.col("key"))
+    buffer = F.when(F.col("ce_id").rlike(IDENTITY), F.substring("ce_id", 1, BUFFER_CHARS))
+    identity = F.concat_ws("-", F.col("buffer"), F.col("ce_lane"), F.col("ce_lanesequence"))
+    parted = texts.select(
+        "*",
+        buffer.alias("buffer"),
+        F.substring_index(F.substring_index("ce_source", "/", 2), "/", -1).alias("source_namespace"),
+        F.substring_index("ce_source", "/", -1).alias("source_gateway"),
+        *(F.col(name).try_cast("bigint").alias(f"{name}_number") for name in INTEGERS),
+    ).select(
+        "*",
+        F.when(is_source, namespace).alias("namespace"),
+        F.when(is_source, gateway).alias("gateway"),
+    )
+    return parted.select(
+        "topic",
+        "partition",
+        "offset",
+        "kafka_timestamp",
+        "key",
+        "value",
+        "headers",
         "headers_fit",
         (F.col("ce_specversion") == "1.0").alias("version_fits"),
-        namespace.alias("namespace"),
-        _part("ce_source", SOURCE, 2).alias("gateway"),
+        "namespace",
+        "gateway",
         device.alias("device"),
         F.col("topic").alias("stream"),
-        _part("ce_id", IDENTITY, 1).alias("buffer"),
+        "buffer",
         F.col("ce_lane").alias("lane"),
         _integer("ce_lanesequence").alias("lane_sequence"),
         "ce_id",
-        (
-            (_part("ce_id", IDENTITY, 2) == F.col("ce_lane"))
-            & (_part("ce_id", IDENTITY, 3) == F.col("ce_lanesequence"))
-        ).alias("identity_fits"),
+        (F.col("buffer").isNotNull() & (F.col("ce_id") == identity)).alias("identity_fits"),
         "ce_type",
         F.col("ce_subject").alias("subject"),
         _time("ce_time").alias("event_time"),
@@ -120,52 +150,61 @@ def _typed(texts: DataFrame) -> DataFrame:
         _integer("ce_boottime").alias("boot_time_us"),
         "content_type",
         F.col("ce_deviceboot").alias("device_boot"),
+        F.col("ce_devicesequence").isNotNull().alias("has_device_sequence"),
         _integer("ce_devicesequence").alias("device_sequence"),
-        (F.col("ce_devicesequence").isNotNull() & _integer("ce_devicesequence").isNull()).alias(
-            "device_sequence_unreadable"
-        ),
         "doubt",
+        F.col("ce_boottimeerror").isNotNull().alias("has_boot_time_error"),
         _integer("ce_boottimeerror").alias("boot_time_error_us"),
-        (F.col("ce_boottimeerror").isNotNull() & ~F.coalesce(_integer("ce_boottimeerror") >= 0, F.lit(False))).alias(
-            "boot_time_error_unreadable"
-        ),
     )
 
 
 def _judged(typed: DataFrame) -> DataFrame:
     """The first thing that is wrong with a record's key and headers, if anything is."""
-    fault = F.coalesce(
-        F.when(~F.col("headers_fit"), "the headers are not the contract's, in its order and in UTF-8"),
-        _unless(F.col("version_fits"), "ce_specversion is not 1.0"),
-        _unless(F.col("key").isNotNull(), "the key is missing or not UTF-8"),
-        _unless(F.col("namespace").isNotNull(), "ce_source is not /namespace/gateway"),
-        _unless(F.col("identity_fits"), "ce_id is not buffer, lane and lane sequence"),
-        _unless(F.col("lane_sequence").isNotNull(), "ce_lanesequence is not a 64-bit integer"),
-        _unless(F.col("event_time").isNotNull(), "ce_time is not RFC 3339 in UTC with microseconds"),
-        _unless(F.col("received_time").isNotNull(), "ce_receivedtime is not RFC 3339 in UTC with microseconds"),
-        _unless(F.col("time_error_us") >= 0, "ce_timeerror is not a count of microseconds"),
-        _unless(F.col("boot_time_us").isNotNull(), "ce_boottime is not a count of microseconds"),
-        F.when(F.col("device_sequence_unreadable"), "ce_devicesequence is not a 64-bit integer"),
-        _unless(F.col("doubt").isNull() | F.col("doubt").isin(*DOUBTS), "ce_doubt is no doubt that the contract knows"),
-        F.when(F.col("boot_time_error_unreadable"), "ce_boottimeerror is not a count of microseconds"),
-    )
+    fault = F.when(~F.col("headers_fit"), "the headers are not the contract's, in its order and in UTF-8")
+    for is_right, words in (
+        (F.col("version_fits"), "ce_specversion is not 1.0"),
+        (F.col("key").isNotNull(), "the key is missing or not UTF-8"),
+        (F.col("namespace").isNotNull(), "ce_source is not /namespace/gateway"),
+        (F.col("identity_fits"), "ce_id is not buffer, lane and lane sequence"),
+        (F.col("lane_sequence").isNotNull(), "ce_lanesequence is not a 64-bit integer"),
+        (F.col("event_time").isNotNull(), "ce_time is not RFC 3339 in UTC with microseconds"),
+        (F.col("received_time").isNotNull(), "ce_receivedtime is not RFC 3339 in UTC with microseconds"),
+        (_is_count("time_error_us"), "ce_timeerror is not a count of microseconds"),
+        (F.col("boot_time_us").isNotNull(), "ce_boottime is not a count of microseconds"),
+        (
+            ~F.col("has_device_sequence") | F.col("device_sequence").isNotNull(),
+            "ce_devicesequence is not a 64-bit integer",
+        ),
+        (F.col("doubt").isNull() | F.col("doubt").isin(*DOUBTS), "ce_doubt is no doubt that the contract knows"),
+        (
+            ~F.col("has_boot_time_error") | _is_count("boot_time_error_us"),
+            "ce_boottimeerror is not a count of microseconds",
+        ),
+    ):
+        fault = fault.when(~F.coalesce(is_right, F.lit(False)), words)
     dropped = {
-        *("headers_fit", "version_fits", "identity_fits", "device_sequence_unreadable"),
-        *("boot_time_error_unreadable", "ce_id"),
+        *("headers", "headers_fit", "version_fits", "identity_fits", "ce_id"),
+        *("has_device_sequence", "has_boot_time_error"),
     }
     kept = [column for column in typed.columns if column not in dropped]
     return typed.select("*", fault.alias("header_fault")).select(
         *kept,
         # What cannot be read has no identity: it is nobody's duplicate, and nobody is its.
         F.when(F.col("header_fault").isNull(), F.col("ce_id")).alias("ce_id"),
+        F.when(F.col("header_fault").isNotNull(), F.col("headers")).alias("headers"),
         "header_fault",
     )
 
 
-def _text(position: Column, where: Column) -> Column:
-    """One header's value as text, null where `where` does not hold."""
-    # `get`, not `[]`: a position that is not there is null, not an error.
-    return F.when(where, F.get("headers", position)["value"].cast("string"))
+def _is_count(column: str) -> Column:
+    return F.col(column).isNotNull() & (F.col(column) >= 0)
+
+
+def _optional(name: str) -> Column:
+    """A header's text, null where the shape lacks it."""
+    # `get`, not `[]`: a place that is not there is null, not an error.
+    places = (shape.index(name) if name in shape else None for shape in SHAPES)
+    return F.get("texts", F.get(F.array(*(F.lit(place).cast("int") for place in places)), F.col("shape")))
 
 
 def _column(header: str) -> str:
@@ -177,18 +216,13 @@ def _utf8(binary: Column) -> Column:
     return F.try_validate_utf8(binary.cast("string"))
 
 
-def _part(column: str, pattern: str, group: int) -> Column:
-    return F.when(F.col(column).rlike(pattern), F.regexp_extract(column, pattern, group))
-
-
 def _integer(column: str) -> Column:
-    return F.when(F.col(column).rlike(INTEGER), F.col(column).try_cast("bigint"))
+    """The number that `_typed` has read, where the text is one by the contract, which knows no spaces and no `+`."""
+    number = F.col(f"{column}_number")
+    # Nearly every text is what its number is printed as; the pattern is for the others, with leading zeros.
+    return F.when((number.cast("string") == F.col(column)) | F.col(column).rlike(INTEGER), number)
 
 
 def _time(column: str) -> Column:
     # The pattern first: Spark's own cast also takes dates alone, other zones and times with fewer digits.
     return F.when(F.col(column).rlike(RFC3339), F.col(column).try_cast("timestamp"))
-
-
-def _unless(condition: Column, fault: str) -> Column:
-    return F.when(~F.coalesce(condition, F.lit(False)), fault)
