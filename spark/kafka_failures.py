@@ -1,0 +1,111 @@
+"""What Spark's errors mean where Kafka is their cause, in words for a person."""
+
+import re
+from dataclasses import dataclass
+
+CAUSES_MAX = 20
+GO_ON = "Run `sluice-cloud ingest` with the same options and --go-on: it reads on from what there is"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What stands in an error, and what that means. `{what}` is what the pattern's group of this name found."""
+
+    pattern: str
+    words: str
+
+
+FAILURES = (
+    Failure(
+        r"KAFKA_(?:START|TIMESTAMP)_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+        "topics or partitions were made or deleted just while the job began to read. Start it again.",
+    ),
+    Failure(
+        r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO[^\n]*\s*Added partition (?P<what>\S+) ",
+        "the first records of the new partition {what} were deleted before they were read (retention.ms, "
+        f"retention.bytes). {GO_ON}, and records as lost what there is not.",
+    ),
+    Failure(
+        r"KAFKA_DATA_LOSS\.(?:PARTITIONS_DELETED|INITIAL_OFFSET_NOT_FOUND)",
+        f"Kafka no longer has a topic that was being read: it was deleted. {GO_ON}, and records as lost what there "
+        "is not.",
+    ),
+    Failure(
+        r"KAFKA_DATA_LOSS|OffsetOutOfRangeException",
+        "Kafka no longer has the records that are to be read next: its retention was shorter than the time this job "
+        f"stood still or lay behind, or the topic was deleted and made anew. {GO_ON}, and records as lost what there "
+        "is not. Set retention longer than the job may stand still.",
+    ),
+    Failure(
+        r"GroupAuthorizationException(?:: Not authorized to access group: (?P<what>\S+))?",
+        "Kafka does not allow this user to read in the consumer group {what}: the user needs READ on groups that begin "
+        "with spark-kafka-source and spark-kafka-relation, or with what --kafka-option groupIdPrefix=... says.",
+    ),
+    Failure(
+        r"TopicAuthorizationException(?:: (?:Not authorized to access topics|Topic authorization failed\S*): "
+        r"\[(?P<what>[^\]]*)\])?",
+        "Kafka does not allow this user to read the topics {what}: the user needs READ and DESCRIBE on them.",
+    ),
+    Failure(
+        r"ClusterAuthorizationException",
+        "Kafka does not allow this user what the job asks of the cluster: the user needs DESCRIBE on it.",
+    ),
+    Failure(
+        r"SaslAuthenticationException|LoginException|IllegalSaslStateException|UnsupportedSaslMechanismException",
+        "Kafka does not accept the log-in: see sasl.mechanism and sasl.jaas.config (user and password) in the file of "
+        "--kafka-config.",
+    ),
+    Failure(
+        r"SslAuthenticationException|SSLHandshakeException|CertificateException|CertPathValidatorException",
+        "the TLS handshake with Kafka fails: see that ssl.truststore.location names the CA that signed the broker's "
+        "certificate, that this is for the name in --bootstrap, and that ssl.keystore.location is set where the broker "
+        "wants a certificate of its clients.",
+    ),
+    Failure(
+        r"No resolvable bootstrap urls",
+        "none of the names in --bootstrap can be resolved here: are they right, and does DNS answer?",
+    ),
+    Failure(
+        r"UnknownTopicOrPartitionException|UnknownTopicIdException",
+        f"a topic that was being read was deleted. {GO_ON}, and records as lost what there is not.",
+    ),
+    Failure(
+        r"org\.apache\.kafka\.common\.errors\.(?:TimeoutException|DisconnectException|BrokerNotAvailableException)"
+        r"|java\.util\.concurrent\.TimeoutException",
+        "no broker answers: are --bootstrap and security.protocol right, is the broker up, and can the addresses that "
+        "it gives as its own (advertised.listeners) be reached from here?",
+    ),
+)
+"""The first that is found counts."""
+
+
+def explain_failure(error: BaseException) -> str | None:
+    """What an error means where Kafka is its cause, and what to do; None where it is something else.
+
+    Nothing of a secret is in it: of what Kafka's client says, the names of topics and groups alone are repeated.
+    """
+    text = told_by(error)
+    for failure in FAILURES:
+        found = re.search(failure.pattern, text)
+        if found is not None:
+            return failure.words.format(what=found.groupdict().get("what") or "(their names are in its log)")
+    return None
+
+
+def told_by(error: BaseException) -> str:
+    """All that an error says: its own text, those of its causes, and what the JVM says of them."""
+    texts: list[str] = []
+    following: BaseException | None = error
+    while following is not None and len(texts) < CAUSES_MAX:
+        told = vars(following) if hasattr(following, "__dict__") else {}
+        texts.append("\n".join([str(following), *(str(told.get(name, "")) for name in ("_desc", "_stackTrace"))]))
+        cause = told.get("_cause") or following.__cause__
+        following = cause if isinstance(cause, BaseException) else None
+    return "\n".join(texts)
+
+
+def innermost(error: BaseException) -> str:
+    """The line that the innermost cause in the JVM says."""
+    told = told_by(error).splitlines()
+    causes = [line.partition(": ")[2] for line in told if re.match(r"Caused by: |: \S", line.strip())]
+    return (causes or told or [type(error).__name__])[-1].strip()

@@ -1,0 +1,227 @@
+"""Settings of the Kafka client (TLS, SASL, time-outs) from the command line and a file, without telling secrets."""
+
+import difflib
+import re
+import stat
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CONFIG_BYTES_MAX = 1_000_000
+"""More than any settings with certificates in them."""
+
+# The names that Kafka itself takes for passwords, and what settings of others' classes would be called.
+HIDDEN_NAMES = r"password|passwd|secret|credential|jaas|keystore[.]key|access[.]?key|token(?![.]endpoint)"
+HIDDEN = re.compile(HIDDEN_NAMES, re.IGNORECASE)
+REDACTION = "spark.sql.redaction.options.regex"
+"""Spark shows a source's options in its plans, its user interface and its event log, but for names like these."""
+
+NOT_SETTABLE = {
+    "bootstrap.servers": "give it as --bootstrap",
+    "auto.offset.reset": "where to begin is decided by what was read before",
+    "enable.auto.commit": "what was read is noted in the checkpoint, not in Kafka",
+    "key.deserializer": "records are read as bytes",
+    "value.deserializer": "records are read as bytes",
+    "interceptor.classes": "Spark does not allow it: an interceptor could change the records",
+    "group.id": "Spark gives each query a group of its own, and two with the same would take each other's partitions; "
+    "for an ACL by prefix use groupIdPrefix",
+}
+SPARK_OPTIONS = frozenset(
+    {
+        *("groupIdPrefix", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),
+        *("minPartitions", "maxRecordsPerPartition"),
+    }
+)
+"""What Spark's connector has beside Kafka's own settings, as far as a person should set it."""
+ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+CLASS_NAMES = re.compile(r"(?:callback\.handler|login|engine\.factory)\.class$|^config\.providers")
+"""Where one of these is set, there may be settings of classes that Kafka does not know."""
+
+
+class KafkaOptionError(Exception):
+    """A setting cannot be used; the message says which, why and what to do, and holds no value of a secret."""
+
+
+def kafka_options(given: Sequence[str], config: Path | None = None) -> dict[str, str]:
+    """Return Kafka's settings by their own names, from `key=value` texts and a file of them; the texts win.
+
+    Names may carry Spark's prefix `kafka.`, which is dropped. Raises KafkaOptionError.
+    """
+    options = {} if config is None else _read_config(config)
+    for text in given:
+        name, separator, value = text.partition("=")
+        name = _plain_name(name)
+        if not separator or not name:
+            # Not the text: it may be a password whose setting was forgotten.
+            raise KafkaOptionError("--kafka-option takes key=value, and one that was given has no key or no `=`")
+        if is_secret(name):
+            raise KafkaOptionError(
+                f"{name} is a secret, which every user of this machine could see on the command line (ps): write it "
+                "into a file that you alone may read (chmod 0400), and give that as --kafka-config FILE"
+            )
+        options[name] = value.strip()
+    for name, value in options.items():
+        if name in NOT_SETTABLE:
+            raise KafkaOptionError(f"{name} cannot be set: {NOT_SETTABLE[name]}")
+        if "\x00" in name + value:
+            raise KafkaOptionError(f"{name!r} holds a NUL character, which no setting of Kafka's has")
+    return options
+
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a setting must not be seen."""
+    return HIDDEN.search(name) is not None
+
+
+def check_options(spark: "SparkSession", bootstrap: str, options: Mapping[str, str]) -> None:
+    """Have Kafka's own client judge names and values, without connecting. Raises KafkaOptionError."""
+    clients = spark._jvm.org.apache.kafka.clients  # type: ignore[union-attr]  # noqa: SLF001
+    known = set(str(clients.consumer.ConsumerConfig.configNames()).strip("[]").split(", "))
+    known |= set(str(clients.admin.AdminClientConfig.configNames()).strip("[]").split(", "))
+    _check_names(options, known)
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    properties = client_properties(spark, bootstrap, options)
+    for name in ("key.deserializer", "value.deserializer"):
+        properties.put(name, "org.apache.kafka.common.serialization.ByteArrayDeserializer")
+    try:
+        clients.consumer.ConsumerConfig(properties)
+    except Py4JJavaError as error:
+        # Kafka hides passwords in these messages, but not what stands in them by mistake.
+        words = str(error.java_exception.getMessage())
+        culprits = [name for name in options if name in words]
+        if any(is_secret(name) for name in culprits):
+            words = "its value is none that Kafka takes"
+        raise KafkaOptionError(f"Kafka's client does not take its settings: {without(options, words)}") from None
+
+
+def without(options: Mapping[str, str], text: str) -> str:
+    """Replace what is secret in a text that others wrote."""
+    hidden = {value for name, value in options.items() if is_secret(name) and value}
+    # Longest first: one may be a part of another. What is quoted in a JAAS line is a secret by itself.
+    for jaas in [value for name, value in options.items() if "jaas" in name.lower()]:
+        hidden |= set(re.findall(r'"([^"]{3,})"', jaas))
+    for value in sorted(hidden, key=len, reverse=True):
+        text = text.replace(value, "[hidden]")
+    return text
+
+
+def source_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The same settings as Spark's source takes them: Kafka's own with the prefix `kafka.`."""
+    return {name if name in SPARK_OPTIONS else f"kafka.{name}": value for name, value in options.items()}
+
+
+def client_properties(spark: "SparkSession", bootstrap: str, options: Mapping[str, str]) -> Any:
+    """The same settings as `java.util.Properties` for a client of Kafka's own in Spark's JVM."""
+    properties = spark._jvm.java.util.Properties()  # type: ignore[union-attr]  # noqa: SLF001
+    for name, value in options.items():
+        if name not in SPARK_OPTIONS:
+            properties.put(name, value)
+    properties.put("bootstrap.servers", bootstrap)
+    return properties
+
+
+def hide_secrets(spark: "SparkSession") -> None:
+    """Have Spark leave secrets out of the plans that it shows, in its log, its user interface and its event log."""
+    hidden = spark.conf.get(REDACTION) or ""
+    if HIDDEN_NAMES not in hidden:
+        # What is hidden already, by Spark's default whatever is called `url`, stays so.
+        spark.conf.set(REDACTION, "|".join(filter(None, [hidden, f"(?i:{HIDDEN_NAMES})"])))
+
+
+def _plain_name(name: str) -> str:
+    return name.strip().removeprefix("kafka.")
+
+
+def _check_names(options: Mapping[str, str], known: Collection[str]) -> None:
+    if any(CLASS_NAMES.search(name) for name in options):
+        return
+    for name in options:
+        if name not in known and name not in SPARK_OPTIONS:
+            near = difflib.get_close_matches(name, [*known, *SPARK_OPTIONS], 1)
+            hint = f"is {near[0]} meant?" if near else "Kafka's documentation lists them under Consumer Configs"
+            raise KafkaOptionError(
+                f"{name} is no setting of Kafka's client, which would pass it over in silence: {hint}"
+            )
+
+
+# -- the file -----------------------------------------------------------------------------------------
+
+
+def _read_config(path: Path) -> dict[str, str]:
+    """The settings in a file of Java properties. Raises KafkaOptionError."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            # Opening a named pipe would wait for its other end, for ever.
+            raise KafkaOptionError(f"--kafka-config: {path} is no file")
+        if status.st_size > CONFIG_BYTES_MAX:
+            raise KafkaOptionError(
+                f"--kafka-config: {path} has more than {CONFIG_BYTES_MAX} bytes: is it the right file?"
+            )
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        # Not "from": that error holds what was read.
+        raise KafkaOptionError(f"--kafka-config: {path} is not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise KafkaOptionError(f"--kafka-config: {path} cannot be read: {error.strerror}") from error
+    options = {_plain_name(name): value for name, value in properties(text)}
+    secrets = [name for name, value in options.items() if is_secret(name) and value]
+    if secrets and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise KafkaOptionError(
+            f"--kafka-config: {path} holds {secrets[0]} and can be read by others; run: chmod 0400 {path}"
+        )
+    return options
+
+
+def properties(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of Java properties, as `java.util.Properties.load` reads them. Raises KafkaOptionError."""
+    for number, line in _logical_lines(text):
+        name, value = _divided(line)
+        try:
+            yield _unescaped(name), _unescaped(value)
+        except ValueError:
+            raise KafkaOptionError(
+                f"--kafka-config: line {number} has a `\\u` without four hexadecimal digits"
+            ) from None
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Lines without comments and blank ones, joined where a backslash stands at the end; with their numbers."""
+    waiting: tuple[int, str] | None = None
+    for number, physical in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+        line = physical.lstrip(" \t\f")
+        if waiting is None and (not line or line[0] in "#!"):
+            continue
+        begun, before = waiting or (number, "")
+        waiting = None
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            waiting = (begun, before + line[:-1])
+        elif before or line:
+            yield begun, before + line
+    if waiting is not None and waiting[1]:
+        yield waiting
+
+
+def _divided(line: str) -> tuple[str, str]:
+    """Name and value, still escaped: divided at the first `=`, `:` or space that no backslash stands before."""
+    match = re.match(r"((?:\\.|[^\\=: \t\f])*+)[ \t\f]*+[=:]?[ \t\f]*+(.*)\Z", line, re.DOTALL)
+    if match is None:
+        return line, ""
+    return match[1], match[2]
+
+
+def _unescaped(text: str) -> str:
+    """Raises ValueError."""
+
+    def plain(match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        if match[2] == "u":
+            raise ValueError(match[0])
+        return ESCAPES.get(match[2], match[2])
+
+    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.))", plain, text, flags=re.DOTALL)

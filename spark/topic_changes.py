@@ -1,0 +1,231 @@
+"""What became of Kafka's topics since they were read, and where to read on: decided from what is known already."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+Offsets = Mapping[int, int]
+"""By partition."""
+NOTHING_READ: Offsets = {}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNow:
+    """What a topic is at the moment."""
+
+    topic_id: str
+    """Kafka's own, as its tools print it: another one, for ever, when a topic of this name is made anew."""
+    earliest: Offsets
+    """The first offset that can be read; what was before it is deleted."""
+    latest: Offsets
+    """The offset that the next record will have."""
+
+    @property
+    def partitions(self) -> int:
+        return len(self.earliest)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRead:
+    """What was read of a topic, as it was recorded."""
+
+    topic_id: str
+    next_offsets: Offsets
+    """The offset that is to be read next."""
+
+
+# -- what is wrong ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicGone:
+    """There is no topic of this name any more."""
+
+    topic: str
+
+    def __str__(self) -> str:
+        return f"topic {self.topic} has been deleted: what had not been read of it is lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMadeAnew:
+    """Another topic has this name: its records have the same offsets as others that were read."""
+
+    topic: str
+    was: str
+    """Topic id."""
+    now: str
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic} has been deleted and made anew (its id was {self.was} and is {self.now}): what had "
+            "not been read of the old one is lost, and the new one is to be read from its beginning"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsShrunk:
+    """A topic has fewer partitions than were read, which Kafka itself never does to one."""
+
+    topic: str
+    was: int
+    now: int
+
+    def __str__(self) -> str:
+        return (
+            f"topic {self.topic} had {self.was} partitions and has {self.now}: what had not been read of the others "
+            "is lost"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionOvertook:
+    """Kafka has deleted records before they were read."""
+
+    topic: str
+    partition: int
+    next_offset: int
+    """The first that is missing."""
+    earliest: int
+    """The first that is still there."""
+
+    def __str__(self) -> str:
+        count = self.earliest - self.next_offset
+        return (
+            f"partition {self.partition} of topic {self.topic}: Kafka has deleted the {count} records from offset "
+            f"{self.next_offset} to {self.earliest - 1} before they were read (retention.ms, retention.bytes, or by "
+            "hand)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTruncated:
+    """Kafka has lost records that had been read; others will have their offsets, or have them already."""
+
+    topic: str
+    partition: int
+    next_offset: int
+    latest: int
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition} of topic {self.topic} was read up to offset {self.next_offset} and now ends "
+            f"at {self.latest}: Kafka's brokers have lost records that are in the tables already (an unclean leader "
+            "election, or disks put back from an older copy)"
+        )
+
+
+Trouble = TopicGone | TopicMadeAnew | PartitionsShrunk | RetentionOvertook | TopicTruncated
+
+
+def troubles(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> list[Trouble]:
+    """Say why one cannot simply read on where one was, in the order of topics and partitions; nothing where one can.
+
+    Topics and partitions of which nothing was read are no trouble, and are read from their beginning.
+    """
+    return [trouble for topic in sorted(read) for trouble in _topic_troubles(topic, read[topic], now.get(topic))]
+
+
+def _topic_troubles(topic: str, read: TopicRead, now: TopicNow | None) -> Iterator[Trouble]:
+    if now is None:
+        yield TopicGone(topic)
+        return
+    if now.topic_id != read.topic_id:
+        yield TopicMadeAnew(topic, read.topic_id, now.topic_id)
+        return
+    if not read.next_offsets.keys() <= now.earliest.keys():
+        yield PartitionsShrunk(topic, 1 + max(read.next_offsets), now.partitions)
+    for partition, next_offset in sorted(read.next_offsets.items()):
+        if partition not in now.earliest:
+            continue
+        if now.earliest[partition] > next_offset:
+            yield RetentionOvertook(topic, partition, next_offset, now.earliest[partition])
+        elif now.latest[partition] < next_offset:
+            yield TopicTruncated(topic, partition, next_offset, now.latest[partition])
+
+
+def trouble_words(found: Sequence[Trouble], shown_max: int = 10) -> str:
+    """What is wrong and what to do, for a person."""
+    lines = [f"- {trouble}" for trouble in found[:shown_max]]
+    if len(found) > shown_max:
+        lines.append(f"- and {len(found) - shown_max} more of these")
+    begin = "Kafka no longer has what is to be read next, so nothing more was read; all that was read is kept:"
+    todo = (
+        "See first that nobody else makes topics of these names, and that retention is longer than this job may stand "
+        "still. Then run `sluice-cloud ingest` with the same options and --go-on: it reads on from what there is, and "
+        "records as lost what there is not."
+    )
+    return "\n".join([begin, *lines, todo])
+
+
+# -- how to go on -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records that were in Kafka, or may have been, and that nobody will read."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    first: int
+    """Offset of the first."""
+    end: int | None
+    """The offset after the last; None where nobody knows how many there were, or whether there were any."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """Where to read on, and what is lost by it."""
+
+    starting: Mapping[str, Offsets]
+    """Every partition of every topic that there is: Spark takes no fewer, and no others."""
+    losses: tuple[Loss, ...]
+
+
+def going_on(read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> GoingOn:
+    """Find where to read on, whatever has become of the topics: each record that is still there is read.
+
+    Some are read a second time, where a partition was truncated: its records of unknown offsets are new, and the others
+    are known by their `ce_id`.
+    """
+    starting = {topic: _starting(read.get(topic), found) for topic, found in sorted(now.items())}
+    losses = [loss for topic in sorted(read) for loss in _losses(topic, read[topic], now.get(topic))]
+    return GoingOn(starting, tuple(losses))
+
+
+def starting_offsets(starting: Mapping[str, Offsets]) -> str:
+    """The same as the JSON that Spark's options `startingOffsets` and `endingOffsets` take."""
+    return json.dumps(
+        {
+            topic: {str(partition): offset for partition, offset in sorted(offsets.items())}
+            for topic, offsets in sorted(starting.items())
+        }
+    )
+
+
+def _starting(read: TopicRead | None, now: TopicNow) -> Offsets:
+    if read is None or read.topic_id != now.topic_id:
+        return dict(now.earliest)
+
+    def start(partition: int, earliest: int) -> int:
+        next_offset = read.next_offsets.get(partition, earliest)
+        return next_offset if earliest <= next_offset <= now.latest[partition] else earliest
+
+    return {partition: start(partition, earliest) for partition, earliest in now.earliest.items()}
+
+
+def _losses(topic: str, read: TopicRead, now: TopicNow | None) -> Iterator[Loss]:
+    if now is None or now.topic_id != read.topic_id:
+        for partition, next_offset in sorted(read.next_offsets.items()):
+            yield Loss(topic, read.topic_id, partition, next_offset, None)
+        # Of the new one nothing was read, and retention may have been at it already.
+        next_offsets, topic_id = NOTHING_READ, now.topic_id if now else ""
+    else:
+        next_offsets, topic_id = read.next_offsets, read.topic_id
+        for partition in sorted(next_offsets.keys() - now.earliest.keys()):
+            yield Loss(topic, topic_id, partition, next_offsets[partition], None)
+    for partition, earliest in sorted(now.earliest.items() if now else ()):
+        next_offset = next_offsets.get(partition, 0)
+        if earliest > next_offset:
+            yield Loss(topic, topic_id, partition, next_offset, earliest)

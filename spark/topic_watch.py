@@ -1,0 +1,141 @@
+"""What Kafka's topics are now, asked through Kafka's own client in Spark's JVM.
+
+Spark knows topics by name and offset alone. One that was deleted and made anew under a running query is read on from
+where the old one was left, in silence, once it is longer than that: so its id is to be asked for at each batch, before
+the batch is read and after.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+from spark.kafka_failures import explain_failure, innermost
+from spark.kafka_options import client_properties, without
+from spark.topic_changes import TopicNow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ANSWER_S_MAX = 15
+"""How long Kafka may take for all of one question, with its client's own repetitions."""
+REQUEST_MS_MAX = 5_000
+CLOSE_MS_MAX = 2_000
+LOOKS_MAX = 3
+"""A topic that is deleted between two questions makes the second fail; what is asked then is what there is now."""
+
+
+class TopicWatchError(Exception):
+    """Kafka does not say what its topics are; the message says why, and holds no secret."""
+
+
+def look(spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> dict[str, TopicNow]:
+    """What the topics are whose whole names match a pattern (Java's), asked once. Raises TopicWatchError."""
+    with TopicWatch(spark, bootstrap, options, pattern) as watch:
+        return watch.look()
+
+
+class TopicWatch:
+    """A connection to Kafka that is asked again and again; from one thread at a time."""
+
+    def __init__(self, spark: "SparkSession", bootstrap: str, options: Mapping[str, str], pattern: str) -> None:
+        """Connect on the first question. `options` as `kafka_options` gives them. Raises TopicWatchError."""
+        self._jvm: Any = spark._jvm  # noqa: SLF001
+        self._options = options
+        self._pattern = pattern
+        self._partitions: dict[str, list[Any]] = {}
+        bounded = {
+            "request.timeout.ms": str(REQUEST_MS_MAX),
+            "default.api.timeout.ms": str(ANSWER_S_MAX * 1000 - 1000),
+            "client.id": "sluice-topic-watch",
+            **options,
+        }
+        properties = client_properties(spark, bootstrap, bounded)
+        self._admin = self._answered(lambda: self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections, whether they answer or not."""
+        self._admin.close(self._jvm.java.time.Duration.ofMillis(CLOSE_MS_MAX))
+
+    def look(self) -> dict[str, TopicNow]:
+        """What the topics are now. Raises TopicWatchError."""
+        for _ in range(LOOKS_MAX):
+            topics = self.topic_ids()
+            try:
+                earliest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest())
+                latest = self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest())
+            except _UnknownTopicError:
+                continue
+            return {
+                topic: TopicNow(topic_id, earliest.get(topic, {}), latest.get(topic, {}))
+                for topic, topic_id in topics.items()
+            }
+        raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
+
+    def topic_ids(self) -> dict[str, str]:
+        """The topics' ids, which is quicker asked than all that `look` tells. Raises TopicWatchError."""
+        for _ in range(LOOKS_MAX):
+            with suppress(_UnknownTopicError):
+                return self._topic_ids()
+        raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
+
+    def _topic_ids(self) -> dict[str, str]:
+        names = self._jvm.java.util.ArrayList()
+        for name in self._matching_names():
+            names.add(name)
+        described = self._answer(self._admin.describeTopics(names).allTopicNames())
+        found = {}
+        for name in names:
+            topic = described.get(name)
+            found[name] = str(topic.topicId().toString())
+            count = topic.partitions().size()
+            if len(self._partitions.get(name, ())) != count:
+                # Kept: each of them is a call to the JVM, and there may be thousands.
+                self._partitions[name] = [
+                    self._jvm.org.apache.kafka.common.TopicPartition(name, partition) for partition in range(count)
+                ]
+        return found
+
+    def _matching_names(self) -> list[str]:
+        pattern = self._jvm.java.util.regex.Pattern
+        # As Java prints a set. Kafka allows neither commas nor spaces in a name.
+        names = str(self._answer(self._admin.listTopics().names()).toString()).strip("[]")
+        return sorted(name for name in names.split(", ") if name and pattern.matches(self._pattern, name))
+
+    def _offsets(self, topics: Iterable[str], which: Any) -> dict[str, dict[int, int]]:
+        asked = self._jvm.java.util.HashMap()
+        partitions = [(topic, partition) for topic in topics for partition in self._partitions[topic]]
+        for _, partition in partitions:
+            asked.put(partition, which)
+        answered = self._answer(self._admin.listOffsets(asked).all())
+        found: dict[str, dict[int, int]] = {}
+        for topic, partition in partitions:
+            found.setdefault(topic, {})[partition.partition()] = answered.get(partition).offset()
+        return found
+
+    def _answer(self, future: Any) -> Any:
+        return self._answered(lambda: future.get(ANSWER_S_MAX, self._jvm.java.util.concurrent.TimeUnit.SECONDS))
+
+    def _answered(self, ask: Callable[[], Any]) -> Any:
+        try:
+            return ask()
+        except Py4JJavaError as error:
+            if "UnknownTopicOrPartitionException" in str(error):
+                raise _UnknownTopicError from None
+            # Not "from": a client's own words may hold what its settings hold.
+            words = explain_failure(error) or without(self._options, innermost(error))
+            raise TopicWatchError(f"Kafka does not say what its topics are: {words}") from None
+
+
+class _UnknownTopicError(Exception):
+    """A topic is no longer what it was a moment ago."""
