@@ -17,21 +17,27 @@ class Failure:
 
 FAILURES = (
     Failure(
-        r"KAFKA_(?:START|TIMESTAMP)_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+        r"you must specify all TopicPartitions|OFFSET_DOES_NOT_MATCH_ASSIGNED",
         "topics or partitions were made or deleted just while the job began to read. Start it again.",
     ),
     Failure(
-        r"ADDED_PARTITION_DOES_NOT_START_FROM_OFFSET_ZERO[^\n]*\s*Added partition (?P<what>\S+) ",
+        r"Added partition (?P<what>\S+) starts from",
         "the first records of the new partition {what} were deleted before they were read (retention.ms, "
         f"retention.bytes). {GO_ON}, and records as lost what there is not.",
     ),
     Failure(
-        r"KAFKA_DATA_LOSS\.(?:PARTITIONS_DELETED|INITIAL_OFFSET_NOT_FOUND)",
-        f"Kafka no longer has a topic that was being read: it was deleted. {GO_ON}, and records as lost what there "
-        "is not.",
+        r"(?:Partitions |Cannot find initial offsets for partitions )(?:Set\()?(?P<what>[\w., -]+?)\)?"
+        r"(?: have been deleted|[.] They may have been deleted)",
+        f"Kafka no longer has {{what}}, of which records were read: the topic was deleted. {GO_ON}, and records as "
+        "lost what there is not.",
     ),
     Failure(
-        r"KAFKA_DATA_LOSS|OffsetOutOfRangeException",
+        r"source\(s\) in the checkpoint offset log",
+        "the checkpoint was made with backlog topics and this job has none, or the other way round. Start it as it was "
+        f"before, or let it begin a new checkpoint. {GO_ON}.",
+    ),
+    Failure(
+        r"Some data may have been lost because they are not available in Kafka|OffsetOutOfRangeException",
         "Kafka no longer has the records that are to be read next: its retention was shorter than the time this job "
         f"stood still or lay behind, or the topic was deleted and made anew. {GO_ON}, and records as lost what there "
         "is not. Set retention longer than the job may stand still.",
@@ -49,6 +55,11 @@ FAILURES = (
     Failure(
         r"ClusterAuthorizationException",
         "Kafka does not allow this user what the job asks of the cluster: the user needs DESCRIBE on it.",
+    ),
+    Failure(
+        r"in JAAS config|No LoginModule found",
+        "sasl.jaas.config is not written as Kafka's client wants it, which is for a log-in by password: "
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="..." password="...";',
     ),
     Failure(
         r"SaslAuthenticationException|LoginException|IllegalSaslStateException|UnsupportedSaslMechanismException",

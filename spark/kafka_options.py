@@ -36,6 +36,7 @@ SPARK_OPTIONS = frozenset(
     }
 )
 """What Spark's connector has beside Kafka's own settings, as far as a person should set it."""
+JAAS_WORD = re.compile(r"^(?:required|requisite|sufficient|optional|username|password)$|[.]\w+Module$")
 ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 CLASS_NAMES = re.compile(r"(?:callback\.handler|login|engine\.factory)\.class$|^config\.providers")
 """Where one of these is set, there may be settings of classes that Kafka does not know."""
@@ -79,9 +80,9 @@ def is_secret(name: str) -> bool:
 def check_options(spark: "SparkSession", bootstrap: str, options: Mapping[str, str]) -> None:
     """Have Kafka's own client judge names and values, without connecting. Raises KafkaOptionError."""
     clients = spark._jvm.org.apache.kafka.clients  # type: ignore[union-attr]  # noqa: SLF001
-    known = set(str(clients.consumer.ConsumerConfig.configNames()).strip("[]").split(", "))
-    known |= set(str(clients.admin.AdminClientConfig.configNames()).strip("[]").split(", "))
-    _check_names(options, known)
+    _check_names(
+        options, {*clients.consumer.ConsumerConfig.configNames(), *clients.admin.AdminClientConfig.configNames()}
+    )
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
 
     properties = client_properties(spark, bootstrap, options)
@@ -101,9 +102,10 @@ def check_options(spark: "SparkSession", bootstrap: str, options: Mapping[str, s
 def without(options: Mapping[str, str], text: str) -> str:
     """Replace what is secret in a text that others wrote."""
     hidden = {value for name, value in options.items() if is_secret(name) and value}
-    # Longest first: one may be a part of another. What is quoted in a JAAS line is a secret by itself.
-    for jaas in [value for name, value in options.items() if "jaas" in name.lower()]:
-        hidden |= set(re.findall(r'"([^"]{3,})"', jaas))
+    # A JAAS line is told in parts, and one that is not written as it must be in any.
+    for jaas in [value for name, value in options.items() if "jaas" in name]:
+        hidden |= {part for part in re.split(r'[\s"\'=;]+', jaas) if len(part) > 2 and not JAAS_WORD.search(part)}
+    # Longest first: one may be a part of another.
     for value in sorted(hidden, key=len, reverse=True):
         text = text.replace(value, "[hidden]")
     return text
@@ -197,12 +199,12 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         if waiting is None and (not line or line[0] in "#!"):
             continue
         begun, before = waiting or (number, "")
-        waiting = None
         if (len(line) - len(line.rstrip("\\"))) % 2:
             waiting = (begun, before + line[:-1])
-        elif before or line:
+        else:
+            waiting = None
             yield begun, before + line
-    if waiting is not None and waiting[1]:
+    if waiting is not None:
         yield waiting
 
 

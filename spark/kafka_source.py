@@ -21,8 +21,8 @@ from spark.topic_changes import Offsets, starting_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamReader
     from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 TOPIC_LIST_AGE_MS = 5_000
 """How old the list of topics may be: the default of five minutes would leave a new topic unread that long."""

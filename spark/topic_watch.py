@@ -46,11 +46,12 @@ class TopicWatch:
         self._options = options
         self._pattern = pattern
         self._partitions: dict[str, list[Any]] = {}
+        # Last: settings that are right for reading may make a question take minutes.
         bounded = {
+            **options,
+            "client.id": "sluice-topic-watch",
             "request.timeout.ms": str(REQUEST_MS_MAX),
             "default.api.timeout.ms": str(ANSWER_S_MAX * 1000 - 1000),
-            "client.id": "sluice-topic-watch",
-            **options,
         }
         properties = client_properties(spark, bootstrap, bounded)
         self._admin = self._answered(lambda: self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties))

@@ -1,0 +1,178 @@
+"""A topic that is not what it was is noticed, said in words, and gone on from with nothing lost in silence."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from demo.kafka_broker import Broker
+from spark.topic_changes import (
+    GoingOn,
+    Loss,
+    PartitionsShrunk,
+    RetentionOvertook,
+    TopicGone,
+    TopicMadeAnew,
+    TopicNow,
+    TopicRead,
+    TopicTruncated,
+    going_on,
+    starting_offsets,
+    trouble_words,
+    troubles,
+)
+from spark.topic_watch import TopicWatch, TopicWatchError, look
+from tests import kafka_admin
+from tests.kafka_records import delete_before, produce
+
+READ = {"device-thermo": TopicRead("AAA", {0: 100, 1: 40})}
+
+
+def now(
+    topic_id: str = "AAA", earliest: dict[int, int] | None = None, latest: dict[int, int] | None = None
+) -> dict[str, TopicNow]:
+    return {"device-thermo": TopicNow(topic_id, earliest or {0: 0, 1: 0}, latest or {0: 150, 1: 40})}
+
+
+def test_what_has_only_grown_is_no_trouble() -> None:
+    grown = now(earliest={0: 100, 1: 7, 2: 0}, latest={0: 100, 1: 900, 2: 5})
+    assert troubles(READ, grown | {"device-new": TopicNow("CCC", {0: 3}, {0: 4})}) == []
+    assert going_on(READ, grown) == GoingOn({"device-thermo": {0: 100, 1: 40, 2: 0}}, ())
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning() -> None:
+    # Its offsets go beyond those that were read, so that nothing but the id tells.
+    anew = now("BBB", {0: 0, 1: 5}, {0: 150, 1: 60})
+
+    assert troubles(READ, anew) == [TopicMadeAnew("device-thermo", "AAA", "BBB")]
+    gone_on = going_on(READ, anew)
+
+    assert gone_on.starting == {"device-thermo": {0: 0, 1: 5}}
+    assert gone_on.losses == (
+        Loss("device-thermo", "AAA", 0, 100, None),
+        Loss("device-thermo", "AAA", 1, 40, None),
+        Loss("device-thermo", "BBB", 1, 0, 5),
+    )
+
+
+def test_what_retention_took_is_passed_over_and_recorded() -> None:
+    overtaken = now(earliest={0: 120, 1: 0})
+    assert troubles(READ, overtaken) == [RetentionOvertook("device-thermo", 0, 100, 120)]
+    assert going_on(READ, overtaken) == GoingOn(
+        {"device-thermo": {0: 120, 1: 40}}, (Loss("device-thermo", "AAA", 0, 100, 120),)
+    )
+
+
+def test_a_deleted_topic_is_not_named_to_spark() -> None:
+    assert troubles(READ, {}) == [TopicGone("device-thermo")]
+    gone_on = going_on(READ, {"device-power": TopicNow("CCC", {0: 0}, {0: 9})})
+    assert gone_on.starting == {"device-power": {0: 0}}
+    assert [loss.end for loss in gone_on.losses] == [None, None]
+
+
+def test_fewer_partitions_and_lost_records_are_told() -> None:
+    assert troubles(READ, now(earliest={0: 0}, latest={0: 100})) == [PartitionsShrunk("device-thermo", 2, 1)]
+    truncated = now(latest={0: 90, 1: 40})
+    assert troubles(READ, truncated) == [TopicTruncated("device-thermo", 0, 100, 90)]
+    # Which of the 90 are others than those that were read nobody knows: they are read again.
+    assert going_on(READ, truncated).starting == {"device-thermo": {0: 0, 1: 40}}
+
+
+def test_a_person_is_told_what_happened_and_what_to_do() -> None:
+    found = troubles(READ | {"device-power": TopicRead("PPP", {0: 3})}, now("BBB"))
+    words = trouble_words(found)
+    assert "topic device-power has been deleted" in words
+    assert "topic device-thermo has been deleted and made anew (its id was AAA and is BBB)" in words
+    assert "sluice-cloud ingest` with the same options and --go-on" in words
+    assert "the 20 records from offset 100 to 119" in trouble_words(troubles(READ, now(earliest={0: 120, 1: 0})))
+    many = troubles({f"t{number}": TopicRead("A", {0: 0}) for number in range(40)}, {})
+    assert "and 30 more of these" in trouble_words(many)
+
+
+ids = st.sampled_from(["AAA", "BBB"])
+spans = st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
+topics_now = st.builds(
+    lambda topic_id, ends: TopicNow(topic_id, dict(enumerate(e for e, _ in ends)), dict(enumerate(n for _, n in ends))),
+    ids,
+    st.lists(spans, min_size=1, max_size=3),
+)
+topics_read = st.builds(TopicRead, ids, st.dictionaries(st.integers(0, 2), st.integers(0, 9), min_size=1))
+names = st.sampled_from(["a", "b", "c"])
+
+
+@given(st.dictionaries(names, topics_read), st.dictionaries(names, topics_now))
+def test_each_offset_is_read_before_or_after_or_recorded_as_lost(
+    read: dict[str, TopicRead], there: dict[str, TopicNow]
+) -> None:
+    gone_on = going_on(read, there)
+
+    assert {topic: set(offsets) for topic, offsets in gone_on.starting.items()} == {
+        topic: set(found.earliest) for topic, found in there.items()
+    }
+    for topic, offsets in gone_on.starting.items():
+        found = there[topic]
+        before = read.get(topic, TopicRead(found.topic_id, {}))
+        for partition, start in offsets.items():
+            assert found.earliest[partition] <= start <= found.latest[partition]
+            was_read = before.next_offsets.get(partition, 0) if before.topic_id == found.topic_id else 0
+            lost = {
+                offset
+                for loss in gone_on.losses
+                if (loss.topic, loss.topic_id, loss.partition) == (topic, found.topic_id, partition)
+                for offset in range(loss.first, loss.end or 0)
+            }
+            if topic in read:
+                assert all(offset < was_read or offset in lost for offset in range(start))
+            # What can still be read is not called lost.
+            assert not lost & set(range(start, found.latest[partition]))
+    # Going on is what a trouble is needed for: without one it loses nothing.
+    if not troubles(read, there):
+        assert all(loss.partition not in read[loss.topic].next_offsets for loss in gone_on.losses)
+    # And once gone on, all is well.
+    after = {topic: TopicRead(there[topic].topic_id, offsets) for topic, offsets in gone_on.starting.items()}
+    assert troubles(after, there) == []
+
+
+def test_offsets_are_written_as_spark_reads_them() -> None:
+    assert json.loads(starting_offsets({"b": {1: 2, 0: 1}, "a": {0: 0}})) == {"a": {"0": 0}, "b": {"0": 1, "1": 2}}
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_real_topic_made_anew_with_more_records_is_noticed(kafka: Broker, spark: SparkSession) -> None:
+    topic = "device-watch-anew"
+    asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic, 2))
+    asyncio.run(kafka_admin.create_topic(kafka.bootstrap, f"x-{topic}"))
+    asyncio.run(produce(kafka.bootstrap, topic, {0: 100, 1: 1}))
+    with TopicWatch(spark, kafka.bootstrap, {}, "device-watch-.*") as watch:
+        first = watch.look()
+        assert first.keys() == {topic}
+        assert (first[topic].earliest, first[topic].latest) == ({0: 0, 1: 0}, {0: 100, 1: 1})
+        read = {topic: TopicRead(first[topic].topic_id, {0: 100, 1: 0})}
+        assert troubles(read, watch.look()) == []
+
+        asyncio.run(delete_before(kafka.bootstrap, topic, {1: 1}))
+        assert troubles(read, watch.look()) == [RetentionOvertook(topic, 1, 0, 1)]
+
+        asyncio.run(kafka_admin.delete_topic(kafka.bootstrap, topic))
+        assert troubles(read, watch.look()) == [TopicGone(topic)]
+        asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic, 3))
+        asyncio.run(produce(kafka.bootstrap, topic, {0: 150}))
+        anew = watch.look()
+
+    assert troubles(read, anew) == [TopicMadeAnew(topic, read[topic].topic_id, anew[topic].topic_id)]
+    assert anew[topic].latest == {0: 150, 1: 0, 2: 0}
+    assert going_on(read, anew).starting == {topic: {0: 0, 1: 0, 2: 0}}
+
+
+@pytest.mark.spark
+def test_a_broker_that_does_not_answer_is_told_in_time(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark.topic_watch.ANSWER_S_MAX", 2)
+    monkeypatch.setattr("spark.topic_watch.REQUEST_MS_MAX", 500)
+    with pytest.raises(TopicWatchError, match="no broker answers"):
+        look(spark, "127.0.0.1:9", {"request.timeout.ms": "60000"}, ".*")
+    with pytest.raises(TopicWatchError, match="none of the names in --bootstrap"):
+        look(spark, "no-such-host.invalid:9092", {}, ".*")
