@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from spark.log_table import TIME_ERROR_UNKNOWN_US
-from spark.sequence_runs import EDGE_TYPE, Edge
+from spark.edge_times import TIME_ERROR_UNKNOWN_US
+from spark.gateway_rows import GatewayRow, Span
+from spark.sequence_runs import Edge
 
 HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
 SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
@@ -22,16 +23,6 @@ WAITING_MAX = 100
 """Heartbeats of one buffer that wait for their offsets; beyond it every second of the older ones goes."""
 BOOTS_MAX = 20
 """Boots of a gateway of which it is remembered how their clock and the true time go together."""
-SPAN_TYPE = "struct<lane: string, rows: bigint, from_us: bigint, to_us: bigint>"
-SCHEMA = f"""
-    namespace string, gateway string, buffer string, heartbeat {EDGE_TYPE}, promises boolean,
-    low_watermark_us bigint, pending array<{SPAN_TYPE}>, quarantined array<{SPAN_TYPE}>,
-    depth_rows bigint, oldest_age_ms bigint, waiting int, until_us bigint
-"""
-"""A row for each buffer of a gateway. `promises` is false where the gateway says nothing of what is complete;
-`until_us`: up to when a former buffer took readings, null of the present one."""
-BOOTS_SCHEMA = f"namespace string, gateway string, gateway_boot string, known {EDGE_TYPE}"
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Offsets = Mapping[str, Mapping[int, int]]
 """By topic and partition, the next offset."""
@@ -48,16 +39,6 @@ class GatewayEvent(NamedTuple):
     """Kafka's: its timestamp in microseconds, topic, partition, offset."""
     edge: Edge
     value: bytes | None
-
-
-class Span(NamedTuple):
-    """Event times of what still waits on the gateway; null: they may be any."""
-
-    lane: str | None
-    """Null of what is in the quarantine."""
-    rows: int
-    from_us: int | None
-    to_us: int | None
 
 
 class _Pending(msgspec.Struct):
@@ -167,8 +148,8 @@ class GatewayStates:
             _note_buffer(gateway, event)
             _wait(gateway.buffers[event.buffer], told)
 
-    def rows(self) -> list[tuple[object, ...]]:
-        """Return what is known of all gateways, as rows of `SCHEMA`."""
+    def rows(self) -> list[GatewayRow]:
+        """Return what is known of all gateways: a row for each buffer file."""
         return [
             _row(*key, name, buffer)
             for key, gateway in sorted(self._gateways.items())
@@ -176,13 +157,9 @@ class GatewayStates:
             if not buffer.is_over
         ]
 
-    def boot_rows(self) -> list[tuple[object, ...]]:
-        """Return how clocks and times of the gateways' boots went together, as rows of `BOOTS_SCHEMA`."""
-        return [
-            (*key, boot, edge)
-            for key, gateway in sorted(self._gateways.items())
-            for boot, edge in sorted(gateway.boots.items())
-        ]
+    def boots(self) -> dict[tuple[str, str, str], Edge]:
+        """Return a heartbeat whose time was known of each boot: by namespace, gateway and boot."""
+        return {(*key, boot): edge for key, gateway in self._gateways.items() for boot, edge in gateway.boots.items()}
 
     def stored(self) -> bytes:
         """Return all of it, for `restored`."""
@@ -279,12 +256,22 @@ def _is_read(told: Told, held: Offsets, reads: Callable[[str], bool]) -> bool:
     )
 
 
-def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> tuple[object, ...]:
+def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> GatewayRow:
     told = buffer.counted
     waiting, until_us = len(buffer.waiting), buffer.until_us
     if told is None:
-        return (namespace, gateway, name, None, False, None, [], [], None, None, waiting, until_us)
-    promises = told.low_watermark_us is not None
-    spans = list(told.pending), list(told.quarantined)
-    of_depth = told.depth_rows, told.oldest_age_ms
-    return (namespace, gateway, name, told.edge, promises, told.low_watermark_us, *spans, *of_depth, waiting, until_us)
+        return GatewayRow(namespace, gateway, name, waiting=waiting, until_us=until_us)
+    return GatewayRow(
+        namespace=namespace,
+        gateway=gateway,
+        buffer=name,
+        heartbeat=told.edge,
+        promises=told.low_watermark_us is not None,
+        low_watermark_us=told.low_watermark_us,
+        pending=told.pending,
+        quarantined=told.quarantined,
+        depth_rows=told.depth_rows,
+        oldest_age_ms=told.oldest_age_ms,
+        waiting=waiting,
+        until_us=until_us,
+    )

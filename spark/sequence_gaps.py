@@ -1,7 +1,4 @@
-"""`gaps`: what is missing of each device's own numbers, since when, and whether a loss record explains it.
-
-The rules are plain Python on all islands and losses of one device; a function on DataFrames runs them for each.
-"""
+"""What is missing of a device's own numbers, since when, and whether a loss record explains it. Without Spark."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -10,34 +7,9 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from spark.edge_times import FOREVER_US, Moment
 
-FOREVER_US = 2**62
-"""Beyond any time. What nothing bounds reaches from here below zero to here."""
-UNBOUNDED_US = 10**18
-"""Bounds from here on, 30,000 years, say nothing; so does `TIME_ERROR_UNKNOWN_US`."""
 COUNT_MAX = 2**63 - 1
-
-ISLAND_TYPE = (
-    "struct<stream: string, device_boot: string, first: bigint, last: bigint, "
-    "first_us: bigint, first_error_us: bigint, last_us: bigint, last_error_us: bigint>"
-)
-LOSS_TYPE = (
-    "struct<reason: string, count: bigint, device_boot: string, first_sequence: bigint, last_sequence: bigint, "
-    "from_us: bigint, to_us: bigint>"
-)
-GAP_TYPE = (
-    "struct<run: int, stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, "
-    "after_us: bigint, "
-    "after_error_us: bigint, before_us: bigint, before_error_us: bigint, from_us: bigint, to_us: bigint, "
-    "explained: boolean, reasons: array<string>>"
-)
-PROVEN_TYPE = "struct<run: int, from_us: bigint, to_us: bigint>"
-JUDGED_TYPE = (
-    f"struct<gaps: array<{GAP_TYPE}>, "
-    f"streams: array<struct<stream: string, proven: array<{PROVEN_TYPE}>, gaps: array<{GAP_TYPE}>>>>"
-)
 
 
 class TimedIsland(NamedTuple):
@@ -47,10 +19,8 @@ class TimedIsland(NamedTuple):
     device_boot: str
     first: int
     last: int
-    first_us: int
-    first_error_us: int
-    last_us: int
-    last_error_us: int
+    first_at: Moment
+    last_at: Moment
 
 
 class TimedLoss(NamedTuple):
@@ -78,10 +48,8 @@ class Gap(NamedTuple):
     first: int
     last: int
     size: int
-    after_us: int
-    after_error_us: int
-    before_us: int
-    before_error_us: int
+    after: Moment
+    before: Moment
     from_us: int
     to_us: int
     explained: bool
@@ -131,14 +99,11 @@ class _Run:
         earliest = [-FOREVER_US] * (count + 1)
         latest = [FOREVER_US] * (count + 1)
         for place, island in enumerate(self.islands):
-            ends = (
-                earliest_us(island.first_us, island.first_error_us),
-                earliest_us(island.last_us, island.last_error_us),
-            )
+            ends = island.first_at.earliest_us(), island.last_at.earliest_us()
             earliest[place + 1] = max(earliest[place], *ends)
         for place in reversed(range(count)):
             island = self.islands[place]
-            ends = latest_us(island.first_us, island.first_error_us), latest_us(island.last_us, island.last_error_us)
+            ends = island.first_at.latest_us(), island.last_at.latest_us()
             latest[place] = min(latest[place + 1], *ends)
         # Where a sensor's numbers went back within a boot, times do too, and all between is in doubt.
         spans = [(earliest[place + 1], latest[place + 1]) for place in range(count - 1)]
@@ -168,16 +133,6 @@ def judged(islands: Iterable[TimedIsland], losses: Iterable[TimedLoss]) -> Judge
     )
 
 
-def earliest_us(time_us: int, error_us: int) -> int:
-    """The earliest that a time can have been."""
-    return -FOREVER_US if error_us >= UNBOUNDED_US else time_us - error_us
-
-
-def latest_us(time_us: int, error_us: int) -> int:
-    """The latest that a time can have been."""
-    return FOREVER_US if error_us >= UNBOUNDED_US else time_us + error_us
-
-
 def _runs(islands: Iterable[TimedIsland]) -> list[_Run]:
     """Tell the device's counters apart: one for all streams of a boot, unless a number came in two of them."""
     by_boot: dict[str, dict[str, list[TimedIsland]]] = defaultdict(lambda: defaultdict(list))
@@ -200,12 +155,12 @@ def _first(island: TimedIsland) -> int:
 
 def _united(islands: Sequence[TimedIsland]) -> list[TimedIsland]:
     united: list[TimedIsland] = []
-    for island in sorted(islands, key=lambda island: (island.first, island.first_error_us, island)):
+    for island in sorted(islands, key=lambda island: (island.first, island.first_at.error_us, island)):
         before = united[-1] if united else None
         if before is None or island.first > before.last + 1:
             united.append(island)
-        elif (island.last, -island.last_error_us) > (before.last, -before.last_error_us):
-            united[-1] = before._replace(last=island.last, last_us=island.last_us, last_error_us=island.last_error_us)
+        elif (island.last, -island.last_at.error_us) > (before.last, -before.last_at.error_us):
+            united[-1] = before._replace(last=island.last, last_at=island.last_at)
     return united
 
 
@@ -304,10 +259,8 @@ def _gaps(number: int, run: _Run) -> list[Gap]:
             before.last + 1,
             after.first - 1,
             min(after.first - before.last - 1, COUNT_MAX),
-            before.last_us,
-            before.last_error_us,
-            after.first_us,
-            after.first_error_us,
+            before.last_at,
+            after.first_at,
             *span_us,
             place in run.reasons,
             sorted(run.reasons.get(place, ())),
@@ -322,9 +275,9 @@ def _proven(number: int, run: _Run) -> list[Proven]:
     reach_us = -FOREVER_US
     for place in reversed(range(len(run.islands))):
         island = run.islands[place]
-        own_us = earliest_us(island.last_us, island.last_error_us)
+        own_us = island.last_at.earliest_us()
         reach_us = max(own_us, reach_us) if place in run.reasons else own_us
-        from_us = latest_us(island.first_us, island.first_error_us)
+        from_us = island.first_at.latest_us()
         if from_us < reach_us:
             spans.append(Proven(number, from_us, reach_us))
     # What lies within another one says no more.
@@ -333,36 +286,3 @@ def _proven(number: int, run: _Run) -> list[Proven]:
         if not widest or span.to_us > widest[-1].to_us:
             widest.append(span)
     return widest
-
-
-def judged_column(islands: Column, losses: Column) -> Column:
-    """Judge each row's device: `JUDGED_TYPE`. Islands as an array of `ISLAND_TYPE`, losses of `LOSS_TYPE`, or null."""
-    # Without Arrow, which this project does without.
-    return F.udf(_judged_row, JUDGED_TYPE, useArrow=False)(islands, losses)
-
-
-def _judged_row(islands: list[tuple[object, ...]] | None, losses: list[tuple[object, ...]] | None) -> Judged:
-    return judged(
-        [TimedIsland(*island) for island in islands or ()],  # type: ignore[arg-type]  # as their type says
-        [TimedLoss(*loss) for loss in losses or ()],  # type: ignore[arg-type]
-    )
-
-
-def gaps(devices: DataFrame) -> DataFrame:
-    """Derive `gaps` from rows of namespace, device and `judged`."""
-    each = devices.select("namespace", "device", F.inline("judged.gaps"))
-    return each.select(
-        "namespace",
-        "device",
-        "stream",
-        "device_boot",
-        "first",
-        "last",
-        "count",
-        F.timestamp_micros("after_us").alias("after_time"),
-        "after_error_us",
-        F.timestamp_micros("before_us").alias("before_time"),
-        "before_error_us",
-        "explained",
-        "reasons",
-    )

@@ -15,57 +15,83 @@ What is final can still be revised by what makes times better known: a time corr
 smaller bound. `window_changes` tells of that.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.log_table import TIME_ERROR_UNKNOWN_US
-from spark.sequence_gaps import FOREVER_US, GAP_TYPE, ISLAND_TYPE, LOSS_TYPE, PROVEN_TYPE, UNBOUNDED_US, judged_column
-from spark.sequence_gaps import gaps as gaps_of
-from spark.time_corrections import EARLIEST_US, LATEST_US, retimed
+from spark.edge_times import FOREVER_US, Correction, GatewayBoot, clocks
+from spark.gateway_rows import GatewayRow
+from spark.sequence_gaps import Gap
+from spark.sequence_runs import EDGE_TYPE, Edge
+from spark.stream_proofs import DeviceIsland, DeviceLoss, Sites, StreamProof, device_gaps, stream_proofs
 
-COMPLETE, COMPLETE_WITH_LOSS, PROVISIONAL = "complete", "complete_with_loss", "provisional"
-SEQUENCE, WATERMARK = "sequence", "watermark"
-ON_ITS_WAY_US = 10_000_000
-"""A reading may come to the gateway so long after it was taken. A heartbeat knows only of what has come."""
-CLOCK_PPM = 500
-"""Kernels bend their clocks by no more: what a known time is worth so far away."""
 STREAM = ("namespace", "device", "stream")
 DEVICE = ("namespace", "device")
-GATEWAY = ("namespace", "gateway")
-HEARD_SCHEMA = "namespace string, device string, stream string, last_us bigint"
 SERVICES_SCHEMA = "namespace string, device string, gateway string"
-RETIRED_SCHEMA = "namespace string, gateway string, retired_from_us bigint"
-_WIDE = "decimal(38,0)"
+HEARD_SCHEMA = "namespace string, device string, stream string, last_us bigint"
+
+ISLAND_TYPE = (
+    "struct<stream: string, device_boot: string, first: bigint, last: bigint, "
+    f"first_edge: {EDGE_TYPE}, last_edge: {EDGE_TYPE}>"
+)
+LOSS_TYPE = (
+    "struct<gateway: string, is_its_own: boolean, reason: string, count: bigint, device_boot: string, "
+    "first_sequence: bigint, last_sequence: bigint, gateway_boot: string, first_boottime_us: bigint, "
+    "last_boottime_us: bigint, told_us: bigint, told_error_us: bigint, told_boot: string, told_boottime_us: bigint>"
+)
+HEARD_TYPE = "struct<stream: string, last_us: bigint>"
+GAP_TYPE = (
+    "struct<stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, after_us: bigint, "
+    "after_error_us: bigint, before_us: bigint, before_error_us: bigint, explained: boolean, reasons: array<string>>"
+)
+WITHIN_TYPE = "struct<run: int, from_us: bigint, until_us: bigint, why: string>"
+PROOF_TYPE = (
+    "struct<stream: string, last_us: bigint, proven: array<struct<run: int, from_us: bigint, to_us: bigint>>, "
+    f"missing: array<{WITHIN_TYPE}>, lost: array<{WITHIN_TYPE}>, waits: array<{WITHIN_TYPE}>>"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that tells whether windows are final, each a table."""
+    """All that tells whether windows are final: of devices tables, of gateways rows."""
 
     islands: DataFrame
     """`sequence_runs.SCHEMA`"""
     losses: DataFrame
     """`loss_records.SCHEMA`"""
-    gateways: DataFrame
-    """`gateway_states.SCHEMA`"""
-    boots: DataFrame
-    """`gateway_states.BOOTS_SCHEMA`"""
     services: DataFrame
-    """Which gateways ever served a device; further columns are passed over."""
+    """Which gateways ever served a device: `SERVICES_SCHEMA`; further columns are passed over."""
     heard: DataFrame
-    """The event time of each stream's last reading that belongs to a window."""
-    retired: DataFrame
-    """Gateways that nothing is expected of for windows that begin after this."""
-    corrections: DataFrame
-    """As `time_corrections.current` yields them."""
+    """The event time of each stream's last reading that belongs to a window: `HEARD_SCHEMA`."""
+    gateways: Sequence[GatewayRow] = ()
+    boots: Mapping[GatewayBoot, Edge] = field(default_factory=dict)
+    """As `GatewayStates.boots` gives them."""
+    retired_from_us: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """By namespace and gateway: nothing is expected of it for windows that begin from then on."""
+    corrections: Iterable[Correction] = ()
+    """All that were told: rows of `time_corrections`."""
 
 
 def gaps(evidence: Evidence) -> DataFrame:
     """Derive `gaps`: what is missing of devices' own numbers, with times as they are known now."""
-    return gaps_of(_judged_devices(evidence))
+    sites = _sites(evidence)
+
+    def found(namespace: str, islands: list[Row] | None, losses: list[Row] | None) -> list[tuple[object, ...]]:
+        return [_gap_row(gap) for gap in device_gaps(sites, namespace, _islands(islands), _losses(losses))]
+
+    # Without Arrow, which this project does without.
+    column = F.udf(found, f"array<{GAP_TYPE}>", useArrow=False)("namespace", "islands", "losses")
+    each = _devices(evidence).select(*DEVICE, F.inline_outer(column)).where(F.col("device_boot").isNotNull())
+    return each.select(
+        *("namespace", "device", "stream", "device_boot", "first", "last", "count"),
+        F.timestamp_micros("after_us").alias("after_time"),
+        "after_error_us",
+        F.timestamp_micros("before_us").alias("before_time"),
+        *("before_error_us", "explained", "reasons"),
+    )
 
 
 def with_status(windows: DataFrame, evidence: Evidence, between_us: tuple[int, int] | None = None) -> DataFrame:
@@ -74,301 +100,129 @@ def with_status(windows: DataFrame, evidence: Evidence, between_us: tuple[int, i
     `windows` have the columns of `STREAM`, `window_start` and `window_end`. With `between_us` all of them lie between
     these times, and a device's long history costs nothing.
     """
-    proofs = _proofs(evidence, between_us)
-    others = [F.col(name) for name in proofs.columns if name not in STREAM]
-    proven = proofs.select(*STREAM, F.struct(*others).alias("proof"))
-    joined = windows.join(proven, list(STREAM), "left")
-    verdict = _verdict(F.unix_micros("window_start"), F.unix_micros("window_end"), F.col("proof"))
-    judged = joined.withColumn("verdict", verdict)
-    return judged.select(*(F.col(name) for name in windows.columns), "verdict.*")
+    proof = F.struct("last_us", "proven", "missing", "lost", "waits").alias("proof")
+    proofs = _proofs(evidence, between_us or (-FOREVER_US, FOREVER_US)).select(*STREAM, proof)
+    joined = windows.join(proofs, list(STREAM), "left")
+    return joined.withColumn("verdict", F.expr(VERDICT)).select(*windows.columns, "verdict.*")
 
 
-# -- what is known of a stream ----------------------------------------------------------------------------------------
+def _proofs(evidence: Evidence, between_us: tuple[int, int]) -> DataFrame:
+    """One row for each stream, as `StreamProof`."""
+    sites = _sites(evidence)
+
+    def found(
+        namespace: str,
+        islands: list[Row] | None,
+        losses: list[Row] | None,
+        gateways: list[str] | None,
+        heard: list[Row] | None,
+    ) -> list[StreamProof]:
+        last_us: dict[str, int] = {}
+        for stream, us in heard or ():
+            last_us[stream] = max(us, last_us.get(stream, us))
+        of_device = (_islands(islands), _losses(losses), gateways or (), last_us)
+        return stream_proofs(sites, namespace, *of_device, between_us)
+
+    column = F.udf(found, f"array<{PROOF_TYPE}>", useArrow=False)("namespace", "islands", "losses", "gateways", "heard")
+    # Outer: of an inner one Spark infers a condition, and computes everything twice.
+    return _devices(evidence).select(*DEVICE, F.inline_outer(column))
 
 
-def _proofs(evidence: Evidence, between_us: tuple[int, int] | None) -> DataFrame:
-    """One row for each stream: `last_us`, `proven`, `gaps`, `gateways`, `losses`."""
-    losses = _timed_losses(evidence)
-    numbers = _judged_devices(evidence, losses).select(*DEVICE, F.inline("judged.streams"))
-    gateways = _gateways(evidence, losses)
-    served = evidence.services.select(*DEVICE, "gateway").distinct().join(F.broadcast(gateways), list(GATEWAY), "left")
-    by_device = served.groupBy(*DEVICE).agg(
-        F.sort_array(F.collect_list(F.struct("gateway", "retired_from_us", "buffers", "losses"))).alias("gateways")
-    )
-    own = _of_devices(losses)
-    proofs = (
-        evidence.heard.groupBy(*STREAM)
-        .agg(F.max("last_us").alias("last_us"))
-        .join(numbers, list(STREAM), "left")
-        .join(by_device, list(DEVICE), "left")
-        .join(own, list(DEVICE), "left")
-    )
-    if between_us is None:
-        return proofs
-    from_us, to_us = (F.lit(us) for us in between_us)
+def _devices(evidence: Evidence) -> DataFrame:
+    """One row for each device, with all that is known of it: `islands`, `losses`, `gateways`, `heard`.
 
-    def near(span: Column) -> Column:
-        return (span["from_us"] <= to_us) & (span["to_us"] >= from_us)
-
-    return proofs.withColumns({name: F.filter(name, near) for name in ("proven", "gaps", "losses")})
-
-
-def _judged_devices(evidence: Evidence, losses: DataFrame | None = None) -> DataFrame:
-    """One row for each device that sends numbers, with `judged`."""
-    timed = evidence.islands
-    for name in ("first_edge", "last_edge"):
-        timed = _retimed_edge(timed, name, evidence.corrections)
-    island = F.struct(
-        *("stream", "device_boot", "first", "last"),
-        F.col("first_edge.event_us").alias("first_us"),
-        F.col("first_edge.time_error_us").alias("first_error_us"),
-        F.col("last_edge.event_us").alias("last_us"),
-        F.col("last_edge.time_error_us").alias("last_error_us"),
-    )
-    islands = timed.groupBy(*DEVICE).agg(F.collect_list(island.cast(ISLAND_TYPE)).alias("islands"))
-    own = _of_devices(_timed_losses(evidence) if losses is None else losses)
-    joined = islands.join(own, list(DEVICE), "left")
-    return joined.select(*DEVICE, judged_column(F.col("islands"), F.col("losses")).alias("judged"))
-
-
-def _of_devices(timed_losses: DataFrame) -> DataFrame:
-    """The losses whose device is known, by device."""
-    return timed_losses.where(F.col("device").isNotNull()).groupBy(*DEVICE).agg(_collected_losses())
-
-
-def _collected_losses() -> Column:
-    names = ("reason", "count", "device_boot", "first_sequence", "last_sequence", "from_us", "to_us")
-    return F.sort_array(F.collect_list(F.struct(*names).cast(LOSS_TYPE))).alias("losses")
-
-
-def _gateways(evidence: Evidence, timed_losses: DataFrame) -> DataFrame:
-    """One row for each gateway: `retired_from_us`, `buffers`, and `losses` of which nobody knows whose they are."""
-    told = _retimed_edge(evidence.gateways, "heartbeat", evidence.corrections)
-    bounded = F.col("promises") & (F.col("heartbeat.time_error_us") < UNBOUNDED_US)
-    acknowledged = F.when(bounded, F.col("heartbeat.event_us") - F.col("heartbeat.time_error_us"))
-    buffer = F.struct(
-        "buffer",
-        F.col("heartbeat.event_us").isNotNull().alias("is_known"),
-        acknowledged.alias("acknowledged_us"),
-        "pending",
-        "quarantined",
-        "until_us",
-    )
-    buffers = told.groupBy(*GATEWAY).agg(F.sort_array(F.collect_list(buffer)).alias("buffers"))
-    losses = timed_losses.where(F.col("device").isNull()).groupBy(*GATEWAY).agg(_collected_losses())
-    retired = evidence.retired.groupBy(*GATEWAY).agg(F.min("retired_from_us").alias("retired_from_us"))
-    return buffers.join(losses, list(GATEWAY), "full").join(retired, list(GATEWAY), "full")
-
-
-# -- times, as they are known now -------------------------------------------------------------------------------------
-
-
-def _retimed_edge(frame: DataFrame, name: str, corrections: DataFrame) -> DataFrame:
-    """Put the time right that a column of `EDGE_TYPE` tells; of the column its `event_us` and `time_error_us` stay."""
-    edge = F.col(name)
-    rest = [each for each in frame.columns if each != name]
-    records = frame.select(
-        "namespace",
-        F.struct(*rest).alias("rest"),
-        *(edge[part].alias(part) for part in ("gateway", "gateway_boot", "boot_time_us", "boot_time_error_us")),
-        F.timestamp_micros(edge["event_us"]).alias("event_time"),
-        edge["time_error_us"].alias("time_error_us"),
-        edge["time_quality"].alias("time_quality"),
-        F.lit(None).cast("timestamp").alias("kafka_timestamp"),
-        F.lit(None).cast("date").alias("event_date"),
-    )
-    time = F.struct(F.unix_micros("event_time").alias("event_us"), "time_error_us")
-    return retimed(records, corrections).select(*(F.col("rest")[each].alias(each) for each in rest), time.alias(name))
-
-
-def _timed_losses(evidence: Evidence) -> DataFrame:
-    """Add to losses between which times they happened: `from_us` and `to_us`.
-
-    They are told by the clock of their boot. What is known of that: the time of the record that told of it, where that
-    was the same boot; the gateway's heartbeats; corrections. Where nothing is, it was before it was told.
+    One grouping of everything: so many joins would each cost more than what they join.
     """
-    known = evidence.boots.select(*GATEWAY, "gateway_boot", F.col("known"))
-    timed = evidence.losses.join(F.broadcast(known), [*GATEWAY, "gateway_boot"], "left")
-    for name in ("first", "last"):
-        timed = timed.withColumn(f"{name}_edge", _loss_edge(F.col(f"{name}_boottime_us")))
-    for name in ("first_edge", "last_edge"):
-        timed = _retimed_edge(timed, name, evidence.corrections)
-    told_us = F.when(F.col("told_error_us") < UNBOUNDED_US, F.col("told_us") + F.col("told_error_us"))
-    from_us = _earliest(F.col("first_edge"))
-    to_us = F.least(_latest(F.col("last_edge")), F.coalesce(told_us, F.lit(FOREVER_US)))
-    names = ("reason", "count", "device_boot", "first_sequence", "last_sequence")
-    # Told before it can have been, by a clock that was wrong: then only the one end is believed.
-    return timed.select(*GATEWAY, "device", *names, F.least(from_us, to_us).alias("from_us"), to_us.alias("to_us"))
-
-
-def _loss_edge(boottime_us: Column) -> Column:
-    """The time of a moment of a loss's boot, as a struct of `EDGE_TYPE`."""
-    unknown = F.struct(F.lit(TIME_ERROR_UNKNOWN_US).alias("error_us"), F.col("told_us").alias("time_us"))
-    told = _reckoned(boottime_us, F.col("told_boottime_us"), F.col("told_us"), F.col("told_error_us"))
-    beat = _reckoned(boottime_us, *(F.col("known")[name] for name in ("boot_time_us", "event_us", "time_error_us")))
-    same_boot = F.col("told_boot") == F.col("gateway_boot")
-    best = F.least(F.when(same_boot, told), beat, unknown)
-    return F.struct(
-        best["time_us"].alias("event_us"),
-        best["error_us"].alias("time_error_us"),
-        F.lit("bounded").alias("time_quality"),
-        F.col("gateway").alias("gateway"),
-        F.col("gateway_boot").alias("gateway_boot"),
-        boottime_us.alias("boot_time_us"),
-        F.lit(0).cast("bigint").alias("boot_time_error_us"),
+    losses = evidence.losses
+    own = losses.where(F.col("device").isNotNull())
+    # Of which it is not known whose they are, may be any device's that the gateway served.
+    services = evidence.services.select(*DEVICE, "gateway")
+    others = services.distinct().join(
+        F.broadcast(losses.where(F.col("device").isNull()).drop("device")), ["namespace", "gateway"]
+    )
+    island = F.struct("stream", "device_boot", "first", "last", "first_edge", "last_edge").cast(ISLAND_TYPE)
+    parts = [
+        evidence.islands.select(*DEVICE, island.alias("island")),
+        own.select(*DEVICE, _loss(is_its_own=True)),
+        others.select(*DEVICE, _loss(is_its_own=False)),
+        services.select(*DEVICE, "gateway"),
+        evidence.heard.select(*DEVICE, F.struct("stream", "last_us").cast(HEARD_TYPE).alias("heard")),
+    ]
+    every = parts[0]
+    for part in parts[1:]:
+        every = every.unionByName(part, allowMissingColumns=True)
+    return every.groupBy(*DEVICE).agg(
+        F.collect_list("island").alias("islands"),
+        F.collect_list("loss").alias("losses"),
+        F.collect_set("gateway").alias("gateways"),
+        F.collect_list("heard").alias("heard"),
     )
 
 
-def _reckoned(boottime_us: Column, known_boottime_us: Column, known_us: Column, known_error_us: Column) -> Column:
-    """From one moment whose time is known to another one of the same boot; null where that leads to no time."""
-    distance = boottime_us.cast(_WIDE) - known_boottime_us.cast(_WIDE)
-    time = known_us.cast(_WIDE) + distance
-    error = known_error_us.cast(_WIDE) + F.ceil(F.abs(distance) * F.lit(CLOCK_PPM) / F.lit(1_000_000)).cast(_WIDE)
-    fits = (known_error_us < UNBOUNDED_US) & time.between(EARLIEST_US, LATEST_US) & (error < UNBOUNDED_US)
-    return F.when(fits, F.struct(error.try_cast("bigint").alias("error_us"), time.try_cast("bigint").alias("time_us")))
+def _loss(*, is_its_own: bool) -> Column:
+    names = DeviceLoss._fields[4:]
+    told = F.struct("gateway", F.lit(is_its_own).alias("is_its_own"), "reason", "count", *names)
+    return told.cast(LOSS_TYPE).alias("loss")
 
 
-def _earliest(edge: Column) -> Column:
-    bounded = edge["time_error_us"] < UNBOUNDED_US
-    return F.when(bounded, edge["event_us"] - edge["time_error_us"]).otherwise(F.lit(-FOREVER_US))
+def _sites(evidence: Evidence) -> Sites:
+    buffers: dict[tuple[str, str], list[GatewayRow]] = defaultdict(list)
+    for row in evidence.gateways:
+        buffers[row.namespace, row.gateway].append(row)
+    known = clocks((Correction(*row) for row in evidence.corrections), evidence.boots)
+    return Sites(known, dict(buffers), dict(evidence.retired_from_us))
 
 
-def _latest(edge: Column) -> Column:
-    bounded = edge["time_error_us"] < UNBOUNDED_US
-    return F.when(bounded, edge["event_us"] + edge["time_error_us"]).otherwise(F.lit(FOREVER_US))
+def _islands(rows: Iterable[Row] | None) -> list[DeviceIsland]:
+    return [
+        DeviceIsland(row.stream, row.device_boot, row.first, row.last, Edge(*row.first_edge), Edge(*row.last_edge))
+        for row in rows or ()
+    ]
 
 
-# -- the verdict ------------------------------------------------------------------------------------------------------
+def _losses(rows: Iterable[Row] | None) -> list[DeviceLoss]:
+    return [DeviceLoss(*row) for row in rows or ()]
 
 
-def _verdict(start: Column, end: Column, proof: Column) -> Column:
-    """A struct of `status`, `basis` and `why`."""
-    numbers = _or_empty(proof["gaps"], GAP_TYPE)
-
-    def may_lie_in(gap: Column) -> Column:
-        # Taken after the one reading and before the other.
-        return (gap["from_us"] < end) & (gap["to_us"] > start)
-
-    def covers(span: Column) -> Column:
-        return (span["from_us"] <= start) & (span["to_us"] >= end)
-
-    def told_in(loss: Column) -> Column:
-        return (loss["from_us"] < end) & (loss["to_us"] >= start)
-
-    def lost_of(span: Column) -> Column:
-        return F.filter(numbers, lambda gap: (gap["run"] == span["run"]) & gap["explained"] & may_lie_in(gap))
-
-    def by_numbers(spans: Column) -> Column:
-        lost = F.flatten(F.transform(spans, lost_of))
-        return F.when(F.size(lost) == 0, _said(COMPLETE, SEQUENCE)).otherwise(
-            _let(lost, lambda gaps: _said(COMPLETE_WITH_LOSS, SEQUENCE, _missing(gaps, "lost", _reasons(gaps))))
-        )
-
-    missing = F.filter(numbers, lambda gap: ~gap["explained"] & may_lie_in(gap))
-    explained = F.filter(numbers, lambda gap: gap["explained"] & may_lie_in(gap))
-    # Of which it is not known whose they are, may be this device's.
-    losses = F.concat(
-        _or_empty(proof["losses"], LOSS_TYPE),
-        F.flatten(F.transform(proof["gateways"], lambda gateway: _or_empty(gateway["losses"], LOSS_TYPE))),
-    )
-    blocks = F.transform(proof["gateways"], lambda gateway: _blocked(gateway, start, end))
-    waits = F.when(
-        F.coalesce(F.size(proof["gateways"]), F.lit(0)) <= 0, F.array(F.lit("no gateway is known to serve it"))
-    )
-    waits = waits.otherwise(F.filter(blocks, lambda why: why.isNotNull()))
-
-    def by_watermark() -> Column:
-        reasons = F.array_distinct(
-            F.concat(
-                F.flatten(F.transform(explained, lambda gap: gap["reasons"])),
-                F.transform(F.filter(losses, told_in), lambda loss: loss["reason"]),
-            )
-        )
-        why = F.concat(F.lit("readings of about this time were lost: "), F.array_join(F.sort_array(reasons), ", "))
-        return F.when(F.size(reasons) == 0, _said(COMPLETE, WATERMARK)).otherwise(
-            _said(COMPLETE_WITH_LOSS, WATERMARK, why)
-        )
-
-    return (
-        F.when(F.exists(_or_empty(proof["proven"], PROVEN_TYPE), covers), by_numbers(F.filter(proof["proven"], covers)))
-        .when(F.size(missing) > 0, _let(missing, lambda gaps: _said(PROVISIONAL, SEQUENCE, _missing(gaps, "missing"))))
-        .when(
-            F.coalesce(proof["last_us"] < end, F.lit(True)), _said(PROVISIONAL, None, F.lit("no later reading of it"))
-        )
-        .when(F.size(waits) > 0, _said(PROVISIONAL, WATERMARK, F.array_join(waits, "; ")))
-        .otherwise(by_watermark())
-    )
+def _gap_row(gap: Gap) -> tuple[object, ...]:
+    return (*gap[1:6], *gap.after, *gap.before, gap.explained, gap.reasons)
 
 
-def _blocked(gateway: Column, start: Column, end: Column) -> Column:
-    """Say what of a gateway a window waits for; null where nothing."""
-    name = F.concat(F.lit("gateway "), gateway["gateway"])
-
-    def says(words: str) -> Column:
-        return F.concat(name, F.lit(words))
-
-    def holds(spans: Column, before: str, after: str) -> Column:
-        return F.concat(name, F.lit(before), _rows(spans), F.lit(after))
-
-    def may_be_in(span: Column) -> Column:
-        after_start = F.coalesce(span["to_us"] + ON_ITS_WAY_US >= start, F.lit(True))
-        return after_start & F.coalesce(span["from_us"] < end, F.lit(True))
-
-    def blocked(buffer: Column) -> Column:
-        waiting = F.filter(buffer["pending"], may_be_in)
-        aside = F.filter(buffer["quarantined"], may_be_in)
-        former = F.concat(F.lit("what a former buffer of "), name, F.lit(" still held is not known"))
-        is_former = buffer["until_us"].isNotNull()
-        behind = F.coalesce(buffer["acknowledged_us"] < end + ON_ITS_WAY_US, F.lit(True))
-        return (
-            F.when(buffer["until_us"] <= start, None)
-            .when(~buffer["is_known"], says(" has not told how far it has come"))
-            .when(buffer["acknowledged_us"].isNull() & ~is_former, says(" can promise nothing yet"))
-            .when(F.size(waiting) > 0, holds(waiting, " holds ", " rows of about this time"))
-            .when(F.size(aside) > 0, holds(aside, " has ", " inputs of about this time in its quarantine"))
-            .when(behind, F.when(is_former, former).otherwise(says(" has not acknowledged past it")))
-        )
-
-    by_buffer = F.filter(F.transform(gateway["buffers"], blocked), lambda why: why.isNotNull())
-    return (
-        F.when(gateway["retired_from_us"] <= start, None)
-        .when(gateway["buffers"].isNull(), says(" has not told how far it has come"))
-        .otherwise(F.get(by_buffer, F.lit(0)))
-    )
+def _overlap(span: str) -> str:
+    return f"{span}.from_us < unix_micros(window_end) AND {span}.until_us > unix_micros(window_start)"
 
 
-def _rows(spans: Column) -> Column:
-    return F.aggregate(spans, F.lit(0).cast("bigint"), lambda total, span: total + span["rows"]).cast("string")
+_COVERS = "span.from_us <= unix_micros(window_start) AND span.to_us >= unix_micros(window_end)"
+_MISSING = f"filter(proof.missing, gap -> {_overlap('gap')})"
+_WAITS = f"filter(proof.waits, wait -> {_overlap('wait')})"
+_LOST = f"filter(proof.lost, loss -> {_overlap('loss')})"
+_IN_PROVEN_RUN = f"exists(proof.proven, span -> span.run = loss.run AND {_COVERS})"
+_LOST_OF_RUN = f"filter(proof.lost, loss -> {_overlap('loss')} AND {_IN_PROVEN_RUN})"
+_FIRST_AND_MORE = "concat(found[0].why, if(size(found) > 1, concat(', and ', size(found) - 1, ' more spans are'), ''))"
 
 
-def _missing(gaps: Column, what: str, reasons: Column | None = None) -> Column:
-    """Say which numbers, in words."""
-    gap = F.get(gaps, F.lit(0))
-    of_boot = F.concat(F.lit(" of boot "), gap["device_boot"])
-    one = F.concat(F.lit("reading "), gap["first"], of_boot, F.lit(" is "))
-    several = F.concat(F.lit("readings "), gap["first"], F.lit(" to "), gap["last"], of_boot, F.lit(" are "))
-    numbers = F.when(gap["count"] == 1, one).otherwise(several)
-    more = F.when(F.size(gaps) > 1, F.concat(F.lit(", and "), F.size(gaps) - 1, F.lit(" more spans"))).otherwise("")
-    why = F.concat(F.lit(": "), reasons) if reasons is not None else F.lit("")
-    return F.concat(numbers, F.lit(what), more, why)
+def _said(status: str, basis: str, why: str = "NULL") -> str:
+    return f"named_struct('status', {status}, 'basis', {basis}, 'why', CAST({why} AS string))"
 
 
-def _reasons(gaps: Column) -> Column:
-    return F.array_join(F.sort_array(F.array_distinct(F.flatten(F.transform(gaps, lambda gap: gap["reasons"])))), ", ")
+def _of(found: str, said: str) -> str:
+    """Compute what was `found` once, and say something of it."""
+    return f"transform(array({found}), found -> {said})[0]"
 
 
-def _said(status: str, basis: str | None, why: Column | None = None) -> Column:
-    return F.struct(
-        F.lit(status).alias("status"),
-        F.lit(basis).cast("string").alias("basis"),
-        (F.lit(None) if why is None else why).cast("string").alias("why"),
-    )
-
-
-def _or_empty(array: Column, of_type: str) -> Column:
-    return F.coalesce(array, F.array().cast(f"array<{of_type}>"))
-
-
-def _let(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Compute a value once and use it several times."""
-    return F.get(F.transform(F.array(value), use), F.lit(0))
+_REASONS = "concat('readings of about this time were lost: ', array_join(array_sort(array_distinct(found.why)), ', '))"
+_IS_LOST = "if(size(found) = 0, 'complete', 'complete_with_loss')"
+_WHY_LOST = f"if(size(found) = 0, NULL, {_REASONS})"
+VERDICT = f"""
+CASE
+    WHEN exists(proof.proven, span -> {_COVERS})
+    THEN {_of(_LOST_OF_RUN, _said(_IS_LOST, "'sequence'", _WHY_LOST))}
+    WHEN exists(proof.missing, gap -> {_overlap("gap")})
+    THEN {_of(_MISSING, _said("'provisional'", "'sequence'", _FIRST_AND_MORE))}
+    WHEN coalesce(proof.last_us < unix_micros(window_end), TRUE)
+    THEN {_said("'provisional'", "CAST(NULL AS string)", "'no later reading of it'")}
+    WHEN exists(proof.waits, wait -> {_overlap("wait")})
+    THEN {_of(_WAITS, _said("'provisional'", "'watermark'", "array_join(array_distinct(found.why), '; ')"))}
+    ELSE {_of(_LOST, _said(_IS_LOST, "'watermark'", _WHY_LOST))}
+END
+"""

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import gateway_states, sequence_runs, window_status
+from spark import sequence_runs, window_status
+from spark.edge_times import Correction
 from spark.gateway_states import HEARTBEAT_TYPE, SET_ASIDE_TYPE, GatewayEvent, GatewayStates
 from spark.loss_records import losses_in, malformed_losses_in, rejects_as_losses
 from spark.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
-from spark.time_corrections import SCHEMA as CORRECTIONS_SCHEMA
-from spark.time_corrections import current
 from spark.window_status import Evidence, with_status
 from tests import oracle_status
 from tests.oracle_status import UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
@@ -71,7 +70,7 @@ def evidence_of(
     spark: SparkSession,
     sites: dict[str, Site],
     rng: random.Random | None = None,
-    corrections: Sequence[tuple[object, ...]] = (),
+    corrections: Sequence[Correction] = (),
 ) -> Evidence:
     """What the job makes of sites, in batches if there is a source of chance."""
     rng = rng or random.Random(0)  # noqa: S311
@@ -80,7 +79,7 @@ def evidence_of(
     events: list[tuple[object, ...]] = []
     services: set[tuple[str, str, str]] = set()
     heard: list[tuple[str, str, str, int]] = []
-    retired: list[tuple[str, str, int]] = []
+    retired: dict[tuple[str, str], int] = {}
     for namespace, site in sites.items():
         for key, of_run in runs(namespace, site, rng).items():
             islands += islands_as_rows(key, of_run)
@@ -88,17 +87,17 @@ def evidence_of(
         take_beats(states, namespace, site, rng)
         services |= {(namespace, reading.device, reading.gateway) for reading in site.readings}
         heard += [(namespace, r.device, r.stream, r.time_us) for r in site.readings if r.error_us != UNKNOWN_US]
-        retired += [(namespace, gateway, us) for gateway, us in site.retired_from_us.items()]
+        retired |= {(namespace, gateway): us for gateway, us in site.retired_from_us.items()}
     log = spark.createDataFrame(events, LOG_SCHEMA)
     return Evidence(
         islands=spark.createDataFrame(islands, sequence_runs.SCHEMA),
         losses=losses_in(log),
-        gateways=spark.createDataFrame(states.rows(), gateway_states.SCHEMA),
-        boots=spark.createDataFrame(states.boot_rows(), gateway_states.BOOTS_SCHEMA),
         services=spark.createDataFrame(sorted(services), window_status.SERVICES_SCHEMA),
         heard=spark.createDataFrame(heard, window_status.HEARD_SCHEMA),
-        retired=spark.createDataFrame(retired, window_status.RETIRED_SCHEMA),
-        corrections=current(spark.createDataFrame(list(corrections), CORRECTIONS_SCHEMA)),
+        gateways=states.rows(),
+        boots=states.boots(),
+        retired_from_us=retired,
+        corrections=corrections,
     )
 
 
@@ -251,7 +250,7 @@ def test_numbers_without_a_hole_prove_a_window_whatever_gateways_say(spark: Spar
         "ends of no known time": Site(every_second(range(181), UNKNOWN_US)),
     }
     missing = ("provisional", "sequence", "readings 101 to 104 of boot 7-1a2b are missing")
-    lost = "readings 101 to 104 of boot 7-1a2b are lost: "
+    lost = "readings of about this time were lost: "
     assert said(spark, sites) == {
         "whole": ("complete", "sequence", None),
         "missing": missing,
@@ -313,8 +312,8 @@ def test_without_numbers_gateways_tell(spark: SparkSession) -> None:
         "of another topic": complete,
         "pending": waits("gateway gw-1 holds 120 rows of about this time"),
         "pending, older": complete,
-        "pending, of any time": waits("gateway gw-1 holds 1 rows of about this time"),
-        "quarantined": waits("gateway gw-1 has 120 inputs of about this time in its quarantine"),
+        "pending, of any time": waits("gateway gw-1 holds 1 row of about this time"),
+        "quarantined": waits("gateway gw-1 has 120 inputs in its quarantine of about this time"),
         "unsynced": waits("gateway gw-1 can promise nothing yet"),
         "two gateways": waits("gateway gw-2 has not told how far it has come"),
         "one is retired": complete,
@@ -355,7 +354,9 @@ def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSe
 def test_corrections_move_the_ends(spark: SparkSession) -> None:
     """Sent before the clock was known, told of later: the boot was at noon, to a millisecond."""
     site = Site(every_second([*range(101), *range(105, 181)], UNKNOWN_US), [RING_OVERFLOW])
-    told = ("s", "gw-1", GATEWAY_BOOT, 1, "synced", 0, NOON_US, Decimal(0), 1_000, Decimal(0), False, at(600), "id")
+    told = Correction(
+        "s", "gw-1", GATEWAY_BOOT, 1, "synced", 0, NOON_US, Decimal(0), 1_000, Decimal(0), False, at(600), "id"
+    )
     readings = replace(
         site,
         readings=[r._replace(error_us=UNKNOWN_US) for r in site.readings],
@@ -390,7 +391,7 @@ def test_a_reading_in_the_quarantine_is_lost_until_it_is_read(spark: SparkSessio
     assert losses.count() == 1
     evidence = replace(evidence, losses=evidence.losses.unionByName(losses))
     (row,) = verdicts(spark, evidence, [Window("s", "42", THERMO, at(60), at(120))]).values()
-    why = "readings 101 to 104 of boot 7-1a2b are lost: in the quarantine"
+    why = "readings of about this time were lost: in the quarantine"
     assert row[-3:] == ("complete_with_loss", "sequence", why)
 
 

@@ -1,0 +1,207 @@
+"""What tells of a device's windows whether they are final, as spans of time. Without Spark.
+
+All islands, losses and gateways of one device are made into a few lists for each of its streams; a window then is
+looked up in them, whatever its length.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spark.edge_times import FOREVER_US, Clocks, Moment
+from spark.gateway_rows import GatewayRow, Span
+from spark.sequence_gaps import Gap, Judged, Proven, TimedIsland, TimedLoss, judged
+from spark.sequence_runs import Edge
+
+ON_ITS_WAY_US = 10_000_000
+"""A reading may come to its gateway so long after it was taken. A heartbeat knows only of what has come."""
+
+
+class DeviceIsland(NamedTuple):
+    """An island of a device, as `sequence_runs.SCHEMA` has it."""
+
+    stream: str
+    device_boot: str
+    first: int
+    last: int
+    first_edge: Edge
+    last_edge: Edge
+
+
+class DeviceLoss(NamedTuple):
+    """A loss that may be the device's, as `loss_records.SCHEMA` has it."""
+
+    gateway: str
+    is_its_own: bool
+    """False where the gateway could not say whose readings they were."""
+    reason: str
+    size: int
+    device_boot: str | None
+    first_sequence: int | None
+    last_sequence: int | None
+    gateway_boot: str
+    first_boottime_us: int
+    last_boottime_us: int
+    told_us: int
+    told_error_us: int
+    told_boot: str
+    told_boottime_us: int
+
+
+class Within(NamedTuple):
+    """Concerns windows that end after `from_us` and begin before `until_us`."""
+
+    run: int | None
+    from_us: int
+    until_us: int
+    why: str
+    """For people; of what was lost the reasons."""
+
+
+class StreamProof(NamedTuple):
+    """What is known of one stream."""
+
+    stream: str
+    last_us: int | None
+    """When its last reading was taken."""
+    proven: list[Proven]
+    missing: list[Within]
+    """Numbers that nothing explains."""
+    lost: list[Within]
+    """Numbers whose loss is explained, each with its run; and without one what was lost by gateways."""
+    waits: list[Within]
+    """Of which times gateways may still bring something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sites:
+    """What is known of gateways."""
+
+    clocks: Clocks = field(default_factory=Clocks)
+    buffers: Mapping[tuple[str, str], list[GatewayRow]] = field(default_factory=dict)
+    """By namespace and gateway."""
+    retired_from_us: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+def device_gaps(
+    sites: Sites, namespace: str, islands: Iterable[DeviceIsland], losses: Iterable[DeviceLoss]
+) -> list[Gap]:
+    """What is missing of a device's numbers."""
+    timed = [_timed_loss(sites.clocks, namespace, loss) for loss in losses if loss.is_its_own]
+    return _judged(sites.clocks, namespace, islands, timed).gaps
+
+
+def stream_proofs(  # noqa: PLR0913, PLR0917 - all that is known of a device
+    sites: Sites,
+    namespace: str,
+    islands: Iterable[DeviceIsland],
+    losses: Iterable[DeviceLoss],
+    gateways: Iterable[str],
+    heard: Mapping[str, int],
+    between_us: tuple[int, int] = (-FOREVER_US, FOREVER_US),
+) -> list[StreamProof]:
+    """Return what is known of each stream of a device; of windows between two times only, where these are given.
+
+    `gateways` are those that ever served it, `heard` says when each stream's last reading was taken.
+    """
+    all_losses = list(losses)
+    timed = [_timed_loss(sites.clocks, namespace, loss) for loss in all_losses]
+    own = [loss for loss, told in zip(timed, all_losses, strict=True) if told.is_its_own]
+    by_numbers = {proof.stream: proof for proof in _judged(sites.clocks, namespace, islands, own).streams}
+    serving = sorted(set(gateways))
+    waits = [wait for gateway in serving for wait in _waits(sites, namespace, gateway)]
+    if not serving:
+        waits = [Within(None, -FOREVER_US, FOREVER_US, "no gateway is known to serve it")]
+    told = [Within(None, loss.from_us, loss.to_us + 1, loss.reason) for loss in timed]
+    from_us, to_us = between_us
+
+    def near(spans: Iterable[Within]) -> list[Within]:
+        return [span for span in spans if span.from_us < to_us and span.until_us > from_us]
+
+    proofs = []
+    for stream in sorted({*heard, *by_numbers}):
+        numbers = by_numbers.get(stream)
+        gaps = numbers.gaps if numbers else []
+        proven = [span for span in numbers.proven if span.from_us < to_us and span.to_us > from_us] if numbers else []
+        missing = near(_within(gap, _numbers(gap)) for gap in gaps if not gap.explained)
+        lost = near([*(_within(gap, ", ".join(gap.reasons)) for gap in gaps if gap.explained), *told])
+        proofs.append(StreamProof(stream, heard.get(stream), proven, missing, lost, near(waits)))
+    return proofs
+
+
+def _judged(clocks: Clocks, namespace: str, islands: Iterable[DeviceIsland], losses: Iterable[TimedLoss]) -> Judged:
+    timed = [
+        TimedIsland(*island[:4], clocks.of(namespace, island.first_edge), clocks.of(namespace, island.last_edge))
+        for island in islands
+    ]
+    return judged(timed, losses)
+
+
+def _timed_loss(clocks: Clocks, namespace: str, loss: DeviceLoss) -> TimedLoss:
+    """Say between which times something was lost: it is told by the clock of a boot.
+
+    What is known of that: the time of the record that told of it, where that was the same boot; the gateway's
+    heartbeats; corrections. Where nothing is, it was before it was told.
+    """
+    boot = (namespace, loss.gateway, loss.gateway_boot)
+    told = Edge(
+        *(loss.told_us, loss.told_error_us, "bounded", loss.gateway, loss.told_boot, loss.told_boottime_us, None)
+    )
+    first = clocks.in_boot(boot, loss.first_boottime_us, told)
+    last = clocks.in_boot(boot, loss.last_boottime_us, told)
+    to_us = min(last.latest_us(), Moment(loss.told_us, loss.told_error_us).latest_us())
+    # Told before it can have been, by a clock that was wrong: then only the one end is believed.
+    return TimedLoss(*loss[2:7], min(first.earliest_us(), to_us), to_us)
+
+
+def _within(gap: Gap, why: str) -> Within:
+    return Within(gap.run, gap.from_us, gap.to_us, why)
+
+
+def _numbers(gap: Gap) -> str:
+    if gap.first == gap.last:
+        return f"reading {gap.first} of boot {gap.device_boot} is missing"
+    return f"readings {gap.first} to {gap.last} of boot {gap.device_boot} are missing"
+
+
+def _waits(sites: Sites, namespace: str, gateway: str) -> list[Within]:
+    """Of which times a gateway may still bring something, and why."""
+    retired_us = sites.retired_from_us.get((namespace, gateway), FOREVER_US)
+    buffers = sites.buffers.get((namespace, gateway))
+    if not buffers:
+        return [Within(None, -FOREVER_US, retired_us, f"gateway {gateway} has not told how far it has come")]
+    return [wait for buffer in buffers for wait in _buffer_waits(sites.clocks, buffer, retired_us)]
+
+
+def _buffer_waits(clocks: Clocks, buffer: GatewayRow, retired_us: int) -> list[Within]:
+    name = f"gateway {buffer.gateway}"
+    until_us = min(retired_us, FOREVER_US if buffer.until_us is None else buffer.until_us)
+    what_follows = f"{name} has not acknowledged past it"
+    if buffer.until_us is not None:
+        what_follows = f"what a former buffer of {name} still held is not known"
+    if buffer.heartbeat is None:
+        why = f"{name} has not told how far it has come" if buffer.until_us is None else what_follows
+        return [Within(None, -FOREVER_US, until_us, why)]
+    acknowledged_us = clocks.of(buffer.namespace, buffer.heartbeat).earliest_us()
+    if not buffer.promises or acknowledged_us == -FOREVER_US:
+        why = f"{name} can promise nothing yet" if buffer.until_us is None else what_follows
+        return [Within(None, -FOREVER_US, until_us, why)]
+    return [
+        *(_held(span, until_us, f"{name} holds {_counted(span.rows, 'row')}") for span in buffer.pending),
+        *(
+            _held(span, until_us, f"{name} has {_counted(span.rows, 'input')} in its quarantine")
+            for span in buffer.quarantined
+        ),
+        Within(None, acknowledged_us - ON_ITS_WAY_US, until_us, what_follows),
+    ]
+
+
+def _held(span: Span, until_us: int, why: str) -> Within:
+    from_us = -FOREVER_US if span.from_us is None else span.from_us
+    # What was stored last may be told of a little too early.
+    to_us = FOREVER_US if span.to_us is None else span.to_us + ON_ITS_WAY_US + 1
+    return Within(None, from_us, min(until_us, to_us), f"{why} of about this time")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
