@@ -1,0 +1,537 @@
+"""Reads the registry: `registry.toml` for a small site, a folder of CSV files for thousands of devices.
+
+Every mistake is told with its file, its line and what to write instead; a registry with a mistake is not used at all.
+"""
+
+import csv
+import difflib
+import io
+import re
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TypeVar
+
+from gateway.config_words import show
+from gateway.routes import DEVICE_NAME, KAFKA_TOPIC
+from spark.registry import Calibration, Device, Gateway, Registry
+
+DIGITS_MAX = 6
+"""Of a scale or an offset, before the point and behind it: products with values are then exact in 38 digits."""
+TEXT_CHARS_MAX = 256
+"""Of a site's and of a metric's name."""
+MISTAKES_SHOWN_MAX = 50
+
+_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "devices": (("namespace", "device", "site"), ("labels", "valid_from", "valid_to")),
+    "calibrations": (("namespace", "device", "metric"), ("stream", "scale", "offset", "valid_from", "valid_to")),
+    "gateways": (("namespace", "gateway"), ("site", "retired_from")),
+}
+"""What an entry of each kind must say, and what it may."""
+_HEADER = re.compile(r"\s*\[\[\s*(\w+)\s*\]\]")
+_KEY = re.compile(r"\s*(\w+)\s*[.=]")
+_AT_LINE = re.compile(r" \(at line (\d+), column (\d+)\)")
+_TIME = re.compile(
+    r"\d{4}-\d\d-\d\d(?:(?P<clock>[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)(?P<zone>[Zz]|[+-]\d\d:\d\d)?)?", re.ASCII
+)
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
+
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+_NO_FILE = "there is no such file or folder; name a registry.toml, or a folder that holds devices.csv"
+_NO_CSV = (
+    f"the folder holds none of {', '.join(f'{kind}.csv' for kind in _KEYS)}; write one of them, or name a registry.toml"
+)
+_NOT_UTF8 = "is not UTF-8 text; save it as UTF-8 (in a spreadsheet: CSV UTF-8)"
+_NAME = "write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit"
+_TOPIC = "is no stream's name; write the Kafka topic that its readings stand in, or leave it out for every stream"
+_WHEN = 'write the day it begins, as in 2026-03-14, or a time with its zone, as in "2026-03-14T08:30:00Z"'
+_NO_ZONE = "says no time zone, so that it could be any of 24 hours; write Z behind it for UTC, or +02:00"
+_DIGITS = (
+    f"write a decimal number with at most {DIGITS_MAX} digits before the point and {DIGITS_MAX} behind it, "
+    "such as 1.002"
+)
+_LABELS_TOML = 'write names and texts in braces, as in labels = { floor = "2" }'
+_LABELS_CSV = "write name=text, several of them separated by ; as in floor=2;line=B"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mistake:
+    """One thing that is wrong. Line 0: it is not about one line."""
+
+    path: Path
+    line: int
+    message: str
+
+
+class RegistryError(Exception):
+    """The registry cannot be used; every mistake that was found, in the order of files and lines."""
+
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes = sorted(mistakes)
+        shown = [f"{each.path}:{each.line}: {each.message}" for each in self.mistakes[:MISTAKES_SHOWN_MAX]]
+        if len(self.mistakes) > len(shown):
+            shown.append(f"and {len(self.mistakes) - len(shown)} more mistakes")
+        super().__init__("\n".join(shown))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One device, calibration or gateway as it stands in a file."""
+
+    kind: str
+    path: Path
+    line: int
+    values: Mapping[str, object]
+    """Texts, and what TOML has besides."""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """On which line each value stands, where that is another one."""
+
+    def mistake(self, message: str, name: str | None = None) -> Mistake:
+        line = self.line if name is None else self.lines.get(name, self.line)
+        return Mistake(self.path, line, f"{self.kind}.{name}: {message}" if name else f"{self.kind}: {message}")
+
+    def seen_from(self, other: "_Entry") -> str:
+        """Where it stands, for a message about another one."""
+        return f"line {self.line}" if self.path == other.path else f"{self.path}:{self.line}"
+
+
+def load_registry_file(path: Path) -> Registry:
+    """Read and check a `registry.toml`, or a folder of CSV files. Raises RegistryError."""
+    if path.is_dir():
+        files = [(kind, path / f"{kind}.csv") for kind in _KEYS if (path / f"{kind}.csv").exists()]
+        if not files:
+            raise RegistryError([Mistake(path, 0, _NO_CSV)])
+        return _checked([entry for kind, file in files for entry in _csv_entries(kind, _text(file), file)])
+    if path.suffix == ".csv":
+        if path.stem not in _KEYS:
+            words = f"must be called {', '.join(f'{kind}.csv' for kind in _KEYS)}, by what it holds; rename it"
+            raise RegistryError([Mistake(path, 0, words)])
+        return _checked(_csv_entries(path.stem, _text(path), path))
+    return parse_registry(_text(path), path)
+
+
+def parse_registry(text: str, path: Path) -> Registry:
+    """Check the text of a `registry.toml`; `path` is for messages. Raises RegistryError."""
+    return _checked(_toml_entries(text, path))
+
+
+# -- files to entries -------------------------------------------------------------------------------------------------
+
+
+def _text(path: Path) -> str:
+    try:
+        # Spreadsheets, and editors on Windows, put a byte order mark first.
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise RegistryError([Mistake(path, 0, _NO_FILE)]) from error
+    except UnicodeDecodeError as error:
+        raise RegistryError([Mistake(path, 0, _NOT_UTF8)]) from error
+    except OSError as error:
+        raise RegistryError([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from error
+
+
+def _toml_entries(text: str, path: Path) -> list[_Entry]:
+    try:
+        document = tomllib.loads(text, parse_float=Decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise RegistryError([_toml_mistake(str(error), text, path)]) from error
+    except (ValueError, RecursionError) as error:
+        words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
+        raise RegistryError([Mistake(path, 0, words)]) from error
+    lines = _toml_lines(text)
+    entries: list[_Entry] = []
+    mistakes: list[Mistake] = []
+    for kind, tables in document.items():
+        line = lines.get((kind, 0, ""), lines.get((kind, -1, ""), 0))
+        if kind not in _KEYS:
+            mistakes.append(Mistake(path, line, f"{kind}: there is no such section; {_close_to(kind, _KEYS)}"))
+        elif not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            mistakes.append(Mistake(path, line, f"{kind}: begin each of them with a line [[{kind}]]"))
+        else:
+            for number, table in enumerate(tables):
+                own = {key: at for (of, index, key), at in lines.items() if (of, index) == (kind, number) and key}
+                entries.append(_Entry(kind, path, lines.get((kind, number, ""), line), table, own))
+    if mistakes:
+        raise RegistryError(mistakes)
+    return entries
+
+
+def _toml_mistake(told: str, text: str, path: Path) -> Mistake:
+    found = _AT_LINE.search(told)
+    words, _, _ = told.partition(" (at ")
+    hint = 'write name = value, texts in double quotes, as in site = "hall-3"'
+    if found is None:
+        return Mistake(path, text.rstrip().count("\n") + 1, f"is not TOML: {words}; {hint}")
+    return Mistake(path, int(found[1]), f"is not TOML at column {found[2]}: {words}; {hint}")
+
+
+def _toml_lines(text: str) -> dict[tuple[str, int, str], int]:
+    """The lines of each `[[kind]]`, by number, and of its keys. tomllib keeps no positions: this scan finds plain ones.
+
+    Number -1: what stands outside of them.
+    """
+    lines: dict[tuple[str, int, str], int] = {}
+    counts: dict[str, int] = defaultdict(lambda: -1)
+    kind = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if header := _HEADER.match(line):
+            kind = header[1]
+            counts[kind] += 1
+            lines[kind, counts[kind], ""] = number
+        elif line.lstrip().startswith("["):
+            kind = ""
+            lines.setdefault((line.strip().strip("[]").partition(".")[0].strip(), -1, ""), number)
+        elif key := _KEY.match(line):
+            lines.setdefault((kind, counts[kind], key[1]) if kind else (key[1], -1, ""), number)
+    return lines
+
+
+def _csv_entries(kind: str, text: str, path: Path) -> list[_Entry]:
+    rows = _csv_rows(text, path)
+    header_line, header = next(rows, (1, []))
+    columns = [name.strip() for name in header]
+    if len(columns) == 1 and ";" in columns[0]:
+        words = "the columns are separated by ; where a comma must stand; save it with commas"
+        raise RegistryError([Mistake(path, header_line, words)])
+    _check_columns(kind, columns, path, header_line)
+    entries, mistakes = [], []
+    for line, cells in rows:
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(columns):
+            words = f"{len(cells)} columns stand here, and {len(columns)} in the first line; put texts that hold a "
+            mistakes.append(Mistake(path, line, words + "comma in double quotes, and leave empty what is not known"))
+            continue
+        values = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
+        entries.append(_Entry(kind, path, line, values))
+    if mistakes:
+        raise RegistryError(mistakes)
+    return entries
+
+
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Each row with the line that it begins on."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line = 1
+    try:
+        for cells in reader:
+            yield line, cells
+            line = reader.line_num + 1
+    except csv.Error as error:
+        words = f"is not CSV: {error}; is a double quote left open, or a single one within a text?"
+        raise RegistryError([Mistake(path, line, words)]) from error
+
+
+def _check_columns(kind: str, columns: list[str], path: Path, line: int) -> None:
+    required, optional = _KEYS[kind]
+    mistakes = [
+        f"{show(name)} is no column of {kind}; {_close_to(name, (*required, *optional))}"
+        for name in columns
+        if name not in (*required, *optional)
+    ]
+    mistakes += [
+        f"the column {show(name)} stands twice; remove one" for name in set(columns) if columns.count(name) > 1
+    ]
+    mistakes += [
+        f"the column {name} is missing; the first line names the columns, as in {','.join(required)}"
+        for name in required
+        if name not in columns
+    ]
+    if mistakes:
+        raise RegistryError(Mistake(path, line, message) for message in mistakes)
+
+
+# -- entries to a registry --------------------------------------------------------------------------------------------
+
+
+def _checked(entries: list[_Entry]) -> Registry:
+    devices: list[tuple[_Entry, Device]] = []
+    calibrations: list[tuple[_Entry, Calibration]] = []
+    gateways: list[tuple[_Entry, Gateway]] = []
+    mistakes: list[Mistake] = []
+    for entry in entries:
+        reader = _Reader(entry, mistakes)
+        found = len(mistakes)
+        reader.check_names()
+        match entry.kind:
+            case "devices":
+                device = reader.device()
+                if len(mistakes) == found:
+                    devices.append((entry, device))
+            case "calibrations":
+                calibration = reader.calibration()
+                if len(mistakes) == found:
+                    calibrations.append((entry, calibration))
+            case _:
+                gateway = reader.gateway()
+                if len(mistakes) == found:
+                    gateways.append((entry, gateway))
+    mistakes += _double_sites(devices)
+    mistakes += _double_calibrations(calibrations)
+    mistakes += _double_gateways(gateways)
+    if any(entry.kind == "devices" for entry in entries) and not mistakes:
+        mistakes += _strange_devices(calibrations, {(each.namespace, each.device) for _, each in devices})
+    if mistakes:
+        raise RegistryError(mistakes)
+    return Registry(
+        tuple(each for _, each in devices), tuple(each for _, each in calibrations), tuple(each for _, each in gateways)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads the values of one entry; what is wrong with one is noted, and something harmless returned."""
+
+    entry: _Entry
+    mistakes: list[Mistake]
+
+    def wrong(self, message: str, name: str | None = None) -> None:
+        self.mistakes.append(self.entry.mistake(message, name))
+
+    def check_names(self) -> None:
+        required, optional = _KEYS[self.entry.kind]
+        for name in self.entry.values:
+            if name not in (*required, *optional):
+                self.wrong(f"there is no such setting; {_close_to(name, (*required, *optional))}", name)
+        for name in required:
+            if name not in self.entry.values:
+                self.wrong(f"{name} is missing; every one of {self.entry.kind} needs {', '.join(required)}")
+
+    def device(self) -> Device:
+        valid_from, valid_to = self.span()
+        return Device(
+            self.name("namespace"), self.name("device"), self.text("site"), self.labels(), valid_from, valid_to
+        )
+
+    def calibration(self) -> Calibration:
+        valid_from, valid_to = self.span()
+        if not self.entry.values.keys() & {"scale", "offset"}:
+            self.wrong("has neither scale nor offset, so that it would change nothing; write one of them, or both")
+        return Calibration(
+            self.name("namespace"),
+            self.name("device"),
+            self.text("metric"),
+            self.stream(),
+            self.number("scale", Decimal(1)),
+            self.number("offset", Decimal(0)),
+            valid_from,
+            valid_to,
+        )
+
+    def gateway(self) -> Gateway:
+        site = self.text("site") if "site" in self.entry.values else None
+        return Gateway(self.name("namespace"), self.name("gateway"), site, self.time("retired_from"))
+
+    def text(self, name: str) -> str:
+        value = self.entry.values.get(name, "?")
+        if isinstance(value, str) and value.strip() and len(value) <= TEXT_CHARS_MAX and value.isprintable():
+            return value
+        self.wrong(f"{show(value)} is no text of 1 to {TEXT_CHARS_MAX} characters on one line; write one", name)
+        return "?"
+
+    def name(self, name: str) -> str:
+        value = self.entry.values.get(name, "x")
+        if isinstance(value, str) and DEVICE_NAME.fullmatch(value):
+            return value
+        hint = " (a number is written in double quotes)" if isinstance(value, int) else ""
+        self.wrong(f"{show(value)} is no name; {_NAME}{hint}", name)
+        return "x"
+
+    def stream(self) -> str | None:
+        value = self.entry.values.get("stream")
+        if value is None or (isinstance(value, str) and KAFKA_TOPIC.fullmatch(value)):
+            return value
+        self.wrong(f"{show(value)} {_TOPIC}", "stream")
+        return None
+
+    def labels(self) -> tuple[tuple[str, str], ...]:
+        value = self.entry.values.get("labels", {})
+        hint = _LABELS_TOML
+        if isinstance(value, str) and self.entry.path.suffix == ".csv":
+            hint = _LABELS_CSV
+            pairs = [part.partition("=") for part in value.split(";") if part.strip()]
+            if all(name.strip() and equals for name, equals, _ in pairs):
+                names = [name.strip() for name, _, _ in pairs]
+                if len(set(names)) == len(names):
+                    return tuple(sorted((name.strip(), text.strip()) for name, _, text in pairs))
+                hint = "a label's name stands twice; remove one of the two"
+        elif isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+            return tuple(sorted(value.items()))
+        self.wrong(f"{show(value)} is no list of labels; {hint}", "labels")
+        return ()
+
+    def number(self, name: str, default: Decimal) -> Decimal:
+        value = self.entry.values.get(name)
+        if value is None:
+            return default
+        number = _number(value)
+        if number is not None:
+            return number
+        self.wrong(f"{show(str(value))} cannot be used; {_DIGITS}", name)
+        return default
+
+    def span(self) -> tuple[datetime | None, datetime | None]:
+        valid_from, valid_to = self.time("valid_from"), self.time("valid_to")
+        if valid_from is not None and valid_to is not None and valid_from >= valid_to:
+            words = (
+                f"{_shown(valid_to)} is not after valid_from ({_shown(valid_from)}), so that it would hold for no time"
+            )
+            self.wrong(f"{words} at all; write when it ends, or leave it out", "valid_to")
+        return valid_from, valid_to
+
+    def time(self, name: str) -> datetime | None:
+        value = self.entry.values.get(name)
+        if value is None:
+            return None
+        try:
+            return _time(value)
+        except _WrongTimeError as error:
+            self.wrong(f"{show(str(value))} {error}", name)
+            return None
+
+
+class _WrongTimeError(Exception):
+    """What was written is no time; the message goes on behind it."""
+
+
+def _time(value: object) -> datetime:
+    """A day means its beginning, UTC. Raises _WrongTimeError."""
+    if isinstance(value, str):
+        match = _TIME.fullmatch(value)
+        if match is None:
+            raise _WrongTimeError(f"is no time; {_WHEN}")
+        try:
+            value = datetime.fromisoformat(value.upper())
+        except ValueError as error:
+            raise _WrongTimeError(f"is no time that there is; {_WHEN}") from error
+        if match["clock"] is None:
+            value = value.date()
+    if not isinstance(value, date):
+        raise _WrongTimeError(f"is no time; {_WHEN}")
+    if not isinstance(value, datetime):
+        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+    if value.tzinfo is None:
+        raise _WrongTimeError(_NO_ZONE)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise _WrongTimeError("lies outside the years 1 to 9999; leave it out where there is no such end") from error
+
+
+def _number(value: object) -> Decimal | None:
+    """A number exactly as it was written; None where it is none, or has more digits than a product can hold."""
+    if isinstance(value, str):
+        if _NUMBER.fullmatch(value) is None:
+            return None
+        value = Decimal(value)
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        return None
+    number = Decimal(value)
+    if not number.is_finite() or abs(number) >= 10**DIGITS_MAX:
+        return None
+    rounded = number.quantize(Decimal(1).scaleb(-DIGITS_MAX))
+    # Decimals know a negative zero; a table's do not.
+    return rounded + 0 if rounded == number else None
+
+
+# -- what does not go together ----------------------------------------------------------------------------------------
+
+
+def _double_sites(devices: Iterable[tuple[_Entry, Device]]) -> Iterator[Mistake]:
+    by_device: dict[tuple[str, str], list[tuple[_Entry, Device]]] = defaultdict(list)
+    for each in devices:
+        by_device[each[1].namespace, each[1].device].append(each)
+    for (namespace, name), of_device in by_device.items():
+        for (earlier, before), (entry, device) in _overlapping(of_device):
+            yield entry.mistake(
+                f"{namespace}/{name} is at {show(device.site)} {_spelled(device)} here, and at {show(before.site)} "
+                f"{_spelled(before)} on {earlier.seen_from(entry)}; a device is at one site at a time: end the one "
+                "where the other begins (valid_to = its valid_from)"
+            )
+
+
+def _double_calibrations(calibrations: Iterable[tuple[_Entry, Calibration]]) -> Iterator[Mistake]:
+    by_metric: dict[tuple[str, str, str], list[tuple[_Entry, Calibration]]] = defaultdict(list)
+    for each in calibrations:
+        by_metric[each[1].namespace, each[1].device, each[1].metric].append(each)
+    for (namespace, name, metric), of_metric in by_metric.items():
+        for (earlier, before), (entry, calibration) in _overlapping(of_metric):
+            yield entry.mistake(
+                f"{namespace}/{name}'s {show(metric)} of {_streams(calibration)} is calibrated {_spelled(calibration)} "
+                f"here, and of {_streams(before)} {_spelled(before)} on {earlier.seen_from(entry)}; a reading has one "
+                "calibration: end the one where the other begins (valid_to = its valid_from)"
+            )
+
+
+def _double_gateways(gateways: Iterable[tuple[_Entry, Gateway]]) -> Iterator[Mistake]:
+    known: dict[tuple[str, str], _Entry] = {}
+    for entry, gateway in gateways:
+        first = known.setdefault((gateway.namespace, gateway.gateway), entry)
+        if first is not entry:
+            yield entry.mistake(
+                f"{gateway.namespace}/{gateway.gateway} stands on {first.seen_from(entry)} already; remove one of them"
+            )
+
+
+def _strange_devices(
+    calibrations: Iterable[tuple[_Entry, Calibration]], devices: set[tuple[str, str]]
+) -> Iterator[Mistake]:
+    names = {f"{namespace}/{name}" for namespace, name in devices}
+    for entry, calibration in calibrations:
+        if (calibration.namespace, calibration.device) not in devices:
+            name = f"{calibration.namespace}/{calibration.device}"
+            close = difflib.get_close_matches(name, names, n=1)
+            like = f"; is {close[0]} meant?" if close else ""
+            words = f"{name} is not among the devices, so that nothing would be calibrated{like}"
+            yield entry.mistake(f"{words} Else add the device")
+
+
+_Spanned = TypeVar("_Spanned", Device, Calibration)
+
+
+def _overlapping(
+    entries: Iterable[tuple[_Entry, _Spanned]],
+) -> Iterator[tuple[tuple[_Entry, _Spanned], tuple[_Entry, _Spanned]]]:
+    """Each entry whose span begins within another's, behind that other one; of two that begin at once, in file order.
+
+    Calibrations of two streams do not meet; one of every stream meets all.
+    """
+    open_ones: list[tuple[_Entry, _Spanned]] = []
+    for each in sorted(entries, key=lambda each: each[1].valid_from or _EARLIEST):
+        begins = each[1].valid_from or _EARLIEST
+        open_ones = [other for other in open_ones if other[1].valid_to is None or other[1].valid_to > begins]
+        for other in open_ones:
+            if _same_streams(other[1], each[1]):
+                yield other, each
+                break
+        open_ones.append(each)
+
+
+def _same_streams(one: Device | Calibration, other: Device | Calibration) -> bool:
+    if isinstance(one, Device) or isinstance(other, Device):
+        return True
+    return one.stream is None or other.stream is None or one.stream == other.stream
+
+
+def _streams(calibration: Calibration) -> str:
+    return "every stream" if calibration.stream is None else f"stream {calibration.stream}"
+
+
+def _spelled(entry: Device | Calibration) -> str:
+    begins = "from the beginning" if entry.valid_from is None else f"from {_shown(entry.valid_from)}"
+    return f"{begins} on, without an end," if entry.valid_to is None else f"{begins} to {_shown(entry.valid_to)}"
+
+
+def _shown(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
+
+
+def _close_to(name: str, known: Iterable[str]) -> str:
+    names = tuple(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"write {close[0]} instead" if close else f"there are: {', '.join(names)}"
