@@ -22,14 +22,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
-from spark.cli import batch_line, main
 from spark.batch_job import BatchCounts
+from spark.cli import batch_line, main
 from spark.ingest_job import BatchReport
 from spark.log_table import open_log
 from spark.readings_view import open_readings
 from spark.session import SHORT_LIVED
-from spark.windows_table import create_windows
 from spark.warehouse_version import folder_of
+from spark.windows_table import create_windows
 from spark.windows_view import open_windows
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord
