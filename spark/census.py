@@ -48,12 +48,14 @@ def take_census(rows: DataFrame, ordinal: int) -> Census:
     """Count a batch. `rows` are its rows of `log`, of which nothing is said to be a duplicate yet, or all is."""
     census = Census()
     runs: list[Row] = []
-    for row in _topics(rows).unionByName(_lanes(rows), True).unionByName(_runs(rows), True).collect():
+    # Copies too: that they are some is what is to be found.
+    numbered = rows.withColumn("duplicate", F.lit(False))
+    for row in _topics(rows).unionByName(_lanes(rows), True).unionByName(batch_runs(numbered), True).collect():
         if row.device is None:
             _take(census, row)
         else:
             runs.append(row)
-    census.runs = with_inner_edges(rows, runs, ordinal)
+    census.runs = with_inner_edges(numbered, runs, ordinal)
     census.repeated = [(run.namespace, run.device, run.stream, run.device_boot) for run in runs if run.repeated]
     return census
 
@@ -102,8 +104,3 @@ def _lanes(rows: DataFrame) -> DataFrame:
         .agg(numbers.alias("sorted"))
         .select(*LANE, first.alias("first"), last.alias("last"), F.when(~dense, F.col("sorted")).alias("numbers"))
     )
-
-
-def _runs(rows: DataFrame) -> DataFrame:
-    # Copies too: that they are some is what is to be found.
-    return batch_runs(rows.withColumn("duplicate", F.lit(False)))

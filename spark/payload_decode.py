@@ -157,7 +157,6 @@ def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
             ),
         ).alias("metrics"),
         F.lit(None).cast("array<string>").alias("undeclared"),
-        F.lit(None).cast("array<struct<key: string, value: binary>>").alias("headers"),
         "reject_reason",
     )
 
