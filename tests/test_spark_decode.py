@@ -155,8 +155,8 @@ def test_payloads_are_read_as_pythons_decimals_read_them(spark: SparkSession) ->
     assert len(found) == len(records)
     for record in records:
         row = found[record.offset]
-        found = None if row.metrics is None else {metric.name: metric.value for metric in row.metrics}
-        assert found == expected_metrics(record), (record.value, row.reject_reason)
+        metrics = None if row.metrics is None else {metric.name: metric.value for metric in row.metrics}
+        assert metrics == expected_metrics(record), (record.value, row.reject_reason)
         assert (row.metrics is None) == (row.reject_reason is not None), record.value
 
 
