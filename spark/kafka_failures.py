@@ -32,7 +32,7 @@ FAILURES = (
         "lost what there is not.",
     ),
     Failure(
-        r"source\(s\) in the checkpoint offset log",
+        r"sources? in the checkpoint|sources? requested by the query",
         "the checkpoint was made with backlog topics and this job has none, or the other way round. Start it as it was "
         f"before, or let it begin a new checkpoint. {GO_ON}.",
     ),

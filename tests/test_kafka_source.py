@@ -214,6 +214,10 @@ def test_a_backlog_has_a_share_of_its_own(kafka: Broker, spark: SparkSession, tm
     }
     assert [lag(batch) for batch in batches] == [270, 100, 0]
 
+    with pytest.raises(StreamingQueryException) as failure:
+        ran(kafka_stream(spark, replace(source, backlog_topics=None)), tmp_path / "checkpoint")
+    assert "made with backlog topics and this job has none" in (explain_failure(failure.value) or "")
+
 
 @pytest.mark.kafka
 @pytest.mark.spark
@@ -268,9 +272,10 @@ def test_a_span_is_read_by_offsets_or_by_kafkas_time(kafka: Broker, spark: Spark
     with pytest.raises(ValueError, match="different partitions"):
         kafka_range(spark, source, {topic: {0: 2}}, {topic: {1: 4}})
 
-    # A pattern without topics gives nothing, and may have some later.
+    # A pattern without topics gives nothing, in Spark without a word.
     nothing = KafkaSource(kafka.bootstrap, "no-such-.*")
     assert look(spark, kafka.bootstrap, {}, nothing.every_pattern) == {}
+    assert found(kafka_range(spark, nothing, "earliest", "latest")) == set()
 
 
 # -- failures in words --------------------------------------------------------------------------------

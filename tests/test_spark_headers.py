@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from pyspark.sql import Row, SparkSession
@@ -106,7 +107,15 @@ def columns(row: Row) -> tuple[object, ...]:
     )
 
 
-def test_headers_are_read_as_the_oracle_reads_them(spark: SparkSession) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_headers_are_read_as_the_oracle_reads_them(
+    spark: SparkSession, request: pytest.FixtureRequest, *, compiled: bool
+) -> None:
+    if not compiled:
+        # As `ingest` runs small batches.
+        for name, value in (("wholeStage", "false"), ("factoryMode", "NO_CODEGEN")):
+            spark.conf.set(f"spark.sql.codegen.{name}", value)
+            request.addfinalizer(partial(spark.conf.unset, f"spark.sql.codegen.{name}"))
     rng = random.Random(11)  # noqa: S311 - the same draw every time
     right = reading_headers(1, device_boot="7-1a2b3c4d", doubt="conflict", boot_error_us=5)
     # Each text in each place, then several things wrong at once.
