@@ -1,0 +1,142 @@
+"""`devices`, `calibrations` and `gateway_registry`: the registry as tables, written whole whenever it changes.
+
+All that goes by them is computed on read, so that what is loaded here shows at once, in old readings too. No other job
+writes them: a registry may be loaded while an ingest runs.
+"""
+
+import fcntl
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from spark.registry import Registry
+from spark.warehouse_folder import absolute
+
+FACTOR_TYPE = "decimal(12,6)"
+"""Of `scale` and `offset`: six digits before the point and six behind it."""
+DEVICES_SCHEMA = """
+    namespace string, device string, site string, labels map<string,string>,
+    valid_from timestamp, valid_to timestamp, registry_version string
+"""
+CALIBRATIONS_SCHEMA = f"""
+    namespace string, device string, stream string, metric string, scale {FACTOR_TYPE}, offset {FACTOR_TYPE},
+    valid_from timestamp, valid_to timestamp, registry_version string
+"""
+GATEWAYS_SCHEMA = """
+    namespace string, gateway string, site string, retired_from timestamp, registry_version string
+"""
+DEVICES, CALIBRATIONS, GATEWAYS = "devices", "calibrations", "gateway_registry"
+SCHEMAS = {DEVICES: DEVICES_SCHEMA, CALIBRATIONS: CALIBRATIONS_SCHEMA, GATEWAYS: GATEWAYS_SCHEMA}
+LOCK = "_registry.lock"
+
+
+def table_path(warehouse: str, table: str) -> str:
+    """Return where one of the tables lies: beside the versions of what is derived, for it belongs to none of them."""
+    return f"{warehouse.rstrip('/')}/{table}"
+
+
+def load_registry(spark: SparkSession, warehouse: str, registry: Registry) -> str:
+    """Put a registry in the place of the one before, a commit for each table; return its version.
+
+    Each commit's `userMetadata` and each row name the version. Two loads at once wait for one another on a local file
+    system; on an object store whoever loads sees to it.
+    """
+    frames = {
+        DEVICES: devices_frame(spark, registry),
+        CALIBRATIONS: calibrations_frame(spark, registry),
+        GATEWAYS: gateways_frame(spark, registry),
+    }
+    with _one_at_a_time(absolute(warehouse)):
+        for table, frame in frames.items():
+            (
+                frame.coalesce(1)
+                .write.format("delta")
+                .mode("overwrite")
+                .option("overwriteSchema", "true")
+                .option("userMetadata", f"registry {registry.version}")
+                .save(table_path(absolute(warehouse), table))
+            )
+    return registry.version
+
+
+def devices_frame(spark: SparkSession, registry: Registry) -> DataFrame:
+    """The registry's devices as rows of `devices`."""
+    rows = [
+        (each.namespace, each.device, each.site, dict(each.labels), each.valid_from, each.valid_to, registry.version)
+        for each in registry.devices
+    ]
+    return _frame(spark, rows, DEVICES_SCHEMA)
+
+
+def calibrations_frame(spark: SparkSession, registry: Registry) -> DataFrame:
+    """The registry's calibrations as rows of `calibrations`."""
+    rows = [
+        (
+            *(each.namespace, each.device, each.stream, each.metric, each.scale, each.offset),
+            *(each.valid_from, each.valid_to, registry.version),
+        )
+        for each in registry.calibrations
+    ]
+    return _frame(spark, rows, CALIBRATIONS_SCHEMA)
+
+
+def gateways_frame(spark: SparkSession, registry: Registry) -> DataFrame:
+    """The registry's gateways as rows of `gateway_registry`."""
+    rows = [(g.namespace, g.gateway, g.site, g.retired_from, registry.version) for g in registry.gateways]
+    return _frame(spark, rows, GATEWAYS_SCHEMA)
+
+
+def _frame(spark: SparkSession, rows: Iterable[tuple[object, ...]], schema: str) -> DataFrame:
+    return spark.createDataFrame(list(rows), cast("StructType", StructType.fromDDL(schema)))
+
+
+def open_devices(spark: SparkSession, warehouse: str) -> DataFrame:
+    """Return the devices with their sites, which SQL then finds as the temporary view `devices`.
+
+    As of now: opened anew, it has what was loaded since. Without rows where no registry was loaded yet.
+    """
+    return _opened(spark, warehouse, DEVICES)
+
+
+def open_calibrations(spark: SparkSession, warehouse: str) -> DataFrame:
+    """The same for `calibrations`."""
+    return _opened(spark, warehouse, CALIBRATIONS)
+
+
+def open_gateway_registry(spark: SparkSession, warehouse: str) -> DataFrame:
+    """The same for `gateway_registry`."""
+    return _opened(spark, warehouse, GATEWAYS)
+
+
+def retired_gateways(gateway_registry: DataFrame) -> DataFrame:
+    """Gateways that nothing is expected of any more: `namespace`, `gateway`, `retired_from_us`."""
+    retired = gateway_registry.where(F.col("retired_from").isNotNull())
+    return retired.select("namespace", "gateway", F.unix_micros("retired_from").alias("retired_from_us"))
+
+
+def _opened(spark: SparkSession, warehouse: str, table: str) -> DataFrame:
+    path = table_path(absolute(warehouse), table)
+    if DeltaTable.isDeltaTable(spark, path):
+        view = spark.read.format("delta").load(path)
+    else:
+        view = _frame(spark, [], SCHEMAS[table])
+    view.createOrReplaceTempView(table)
+    return view
+
+
+@contextmanager
+def _one_at_a_time(warehouse: str) -> Iterator[None]:
+    if "://" in warehouse:
+        yield
+        return
+    folder = Path(warehouse)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,210 @@
+"""What the joins must yield, in plain Python from all readings at once. No Spark in here.
+
+Written from what the joins promise, not from how they are made: where the two disagree, one of them is wrong.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+from spark.registry import Calibration, Device, Registry
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DAY_US = 86_400 * 1_000_000
+EXACT = Context(prec=2_000, rounding=ROUND_HALF_UP)
+SUM_LIMIT = Decimal(10) ** 26
+"""Sums and sums of squares have 26 digits before the point."""
+FACTORED_SUM_LIMIT = Decimal(10) ** 19
+IMPLAUSIBLE = date(1970, 1, 1)
+UNKNOWN_ERROR_US = 2**63 - 1
+
+Metric = tuple[str, str, str, str]
+"""namespace, device, stream, metric"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Reading:
+    """One metric of one reading, as `readings` has it."""
+
+    metric: Metric
+    time_us: int
+    sequence: int
+    """Of its lane; its `ce_id` too."""
+    value: Decimal
+    error_us: int = 1_000
+    plausible: bool = True
+
+    @property
+    def ce_id(self) -> str:
+        return f"buffer-lane-{self.sequence:06}"
+
+    @property
+    def event_date(self) -> date:
+        return (EPOCH + timedelta(microseconds=self.time_us)).date() if self.plausible else IMPLAUSIBLE
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a window says of its values. None: does not fit in the table's decimals."""
+
+    n: int
+    min: Decimal
+    max: Decimal
+    sum: Decimal | None
+    sum_of_squares: Decimal | None
+    mean: Decimal | None
+    first: Decimal
+    last: Decimal
+    values: tuple[Decimal, ...]
+    p50: Decimal
+    p99_9: Decimal
+
+
+def figures(readings: Iterable[tuple[Reading, Decimal]], decimals: int) -> Figures:
+    """The figures of readings with the values that count."""
+    given = sorted(readings, key=lambda each: (each[0].time_us, each[0].sequence, each[0].value))
+    values = sorted(value for _, value in given)
+    total = exact_sum(values)
+    squares = exact_sum(EXACT.multiply(value, value) for value in values)
+    return Figures(
+        len(values),
+        values[0],
+        values[-1],
+        fitting(total),
+        fitting(rounded(squares, 12)),
+        fitting(rounded(EXACT.divide(total, Decimal(len(values))), decimals)),
+        given[0][1],
+        given[-1][1],
+        tuple(values),
+        values[max(0, math.ceil(len(values) * 50 / 100) - 1)],
+        values[max(0, -(-len(values) * 999 // 1000) - 1)],
+    )
+
+
+def exact_sum(values: Iterable[Decimal]) -> Decimal:
+    total = Decimal(0)
+    for value in values:
+        total = EXACT.add(total, value)
+    return total
+
+
+def rounded(value: Decimal, decimals: int) -> Decimal:
+    """Half up: away from zero."""
+    # Decimals know a negative zero; a table's do not.
+    return EXACT.add(value.quantize(Decimal(1).scaleb(-decimals), context=EXACT), Decimal(0))
+
+
+def fitting(value: Decimal) -> Decimal | None:
+    return value if abs(value) < SUM_LIMIT else None
+
+
+# -- registry ---------------------------------------------------------------------------------------------------------
+
+
+def us(time: datetime) -> int:
+    return (time - EPOCH) // timedelta(microseconds=1)
+
+
+def holds(entry: Calibration | Device, time_us: int) -> bool:
+    after = entry.valid_from is None or us(entry.valid_from) <= time_us
+    return after and (entry.valid_to is None or time_us < us(entry.valid_to))
+
+
+def calibrations_of(registry: Registry, metric: Metric) -> list[Calibration]:
+    namespace, device, stream, name = metric
+    return [
+        each
+        for each in registry.calibrations
+        if (each.namespace, each.device, each.metric) == (namespace, device, name) and each.stream in {None, stream}
+    ]
+
+
+def devices_of(registry: Registry, metric: Metric) -> list[Device]:
+    return [each for each in registry.devices if (each.namespace, each.device) == metric[:2]]
+
+
+def calibration_at(registry: Registry, reading: Reading) -> Calibration | None:
+    return next((each for each in calibrations_of(registry, reading.metric) if holds(each, reading.time_us)), None)
+
+
+def site_at(registry: Registry, metric: Metric, time_us: int) -> str | None:
+    return next((each.site for each in devices_of(registry, metric) if holds(each, time_us)), None)
+
+
+def calibrated(reading: Reading, registry: Registry) -> Decimal:
+    found = calibration_at(registry, reading)
+    if found is None:
+        return reading.value
+    return EXACT.add(EXACT.multiply(reading.value, found.scale), found.offset)
+
+
+def borders(entries: Iterable[Calibration | Device]) -> list[int]:
+    return sorted({us(end) for each in entries for end in (each.valid_from, each.valid_to) if end is not None})
+
+
+def certain(reading: Reading, registry: Registry) -> bool:
+    """Whether no border lies within what the reading's time may be."""
+    limits = borders(calibrations_of(registry, reading.metric))
+    if not limits:
+        return True
+    earliest, latest = reading.time_us - reading.error_us, reading.time_us + reading.error_us
+    return reading.plausible and not any(earliest < limit <= latest for limit in limits)
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+WindowKey = tuple[Metric, int]
+"""metric, start in microseconds"""
+PartKey = tuple[Metric, int, int, int]
+"""metric, start, and the part's beginning and end"""
+
+
+def windows(readings: Iterable[Reading], window_us: int) -> dict[WindowKey, Figures]:
+    members: dict[WindowKey, list[tuple[Reading, Decimal]]] = defaultdict(list)
+    for reading in readings:
+        if reading.plausible:
+            members[reading.metric, reading.time_us // window_us * window_us].append((reading, reading.value))
+    return {key: figures(each, 6) for key, each in members.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a window, with what applies to it."""
+
+    figures: Figures
+    calibration: Calibration | None
+    site: str | None
+    may_overflow: bool
+    """Where numbers are so large that some on the way do not fit."""
+
+
+def calibrated_windows(readings: Iterable[Reading], registry: Registry, window_us: int) -> dict[PartKey, Part]:
+    """Every reading calibrated by itself, then counted in the part of its window that it lies in."""
+    members: dict[PartKey, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        if not reading.plausible:
+            continue
+        start = reading.time_us // window_us * window_us
+        entries = [*calibrations_of(registry, reading.metric), *devices_of(registry, reading.metric)]
+        inner = [start, *(each for each in borders(entries) if start < each < start + window_us), start + window_us]
+        begins = max(each for each in inner if each <= reading.time_us)
+        ends = min(each for each in inner if each > reading.time_us)
+        members[reading.metric, start, begins, ends].append(reading)
+    parts: dict[PartKey, Part] = {}
+    for key, each in members.items():
+        calibration = calibration_at(registry, each[0])
+        raw = figures(((reading, reading.value) for reading in each), 6)
+        large = raw.sum_of_squares is None or raw.sum is None or abs(raw.sum) >= FACTORED_SUM_LIMIT
+        if calibration is not None and raw.sum_of_squares is not None:
+            scaled = EXACT.multiply(EXACT.multiply(calibration.scale, calibration.scale), raw.sum_of_squares)
+            large |= scaled >= SUM_LIMIT / 100
+        parts[key] = Part(
+            figures(((reading, calibrated(reading, registry)) for reading in each), 12),
+            calibration,
+            site_at(registry, key[0], key[2]),
+            large,
+        )
+    return parts
