@@ -5,10 +5,11 @@ Written from what the joins promise, not from how they are made: where the two d
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Literal
 
 from spark.registry import Calibration, Device, Registry
 
@@ -188,7 +189,10 @@ def calibrated_windows(readings: Iterable[Reading], registry: Registry, window_u
         if not reading.plausible:
             continue
         start = reading.time_us // window_us * window_us
-        entries = [*calibrations_of(registry, reading.metric), *devices_of(registry, reading.metric)]
+        entries: list[Calibration | Device] = [
+            *calibrations_of(registry, reading.metric),
+            *devices_of(registry, reading.metric),
+        ]
         inner = [start, *(each for each in borders(entries) if start < each < start + window_us), start + window_us]
         begins = max(each for each in inner if each <= reading.time_us)
         ends = min(each for each in inner if each > reading.time_us)
@@ -208,3 +212,82 @@ def calibrated_windows(readings: Iterable[Reading], registry: Registry, window_u
             large,
         )
     return parts
+
+
+# -- history ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was in the same windows of the days before."""
+
+    days: int
+    n: int
+    min: Decimal | None
+    max: Decimal | None
+    sum: Decimal | None
+    mean: Decimal | None
+
+
+def past_of(each: dict[WindowKey, Figures], key: WindowKey, days: int) -> Past:
+    metric, start = key
+    found = [each[metric, at] for at in (start - back * DAY_US for back in range(1, days + 1)) if (metric, at) in each]
+    n = sum(window.n for window in found)
+    if not found:
+        return Past(0, 0, None, None, None, None)
+    total = exact_sum(window.sum for window in found if window.sum is not None)
+    return Past(
+        len(found),
+        n,
+        min(window.min for window in found),
+        max(window.max for window in found),
+        total,
+        rounded(EXACT.divide(total, Decimal(n)), 6),
+    )
+
+
+def history(readings: Iterable[Reading], window_us: int, days: int) -> dict[WindowKey, Past]:
+    each = windows(readings, window_us)
+    return {key: past_of(each, key, days) for key in each}
+
+
+# -- as-of ------------------------------------------------------------------------------------------------------------
+
+Direction = Literal["nearest", "backward", "forward"]
+Match = tuple[Reading | None, bool | None]
+"""The other reading, and whether it certainly lies within the tolerance."""
+
+
+def as_of(
+    readings: Sequence[Reading], pairs: Iterable[tuple[Metric, Metric]], tolerance_us: int, direction: Direction
+) -> dict[tuple[Reading, Metric], Match]:
+    matches: dict[tuple[Reading, Metric], Match] = {}
+    for one, other in set(pairs):
+        answers = [each for each in readings if each.metric == other and each.plausible]
+        for reading in readings:
+            if reading.metric == one:
+                matches[reading, other] = nearest(reading, answers, tolerance_us, direction)
+    return matches
+
+
+def nearest(reading: Reading, answers: Iterable[Reading], tolerance_us: int, direction: Direction) -> Match:
+    def near(each: Reading) -> bool:
+        distance = each.time_us - reading.time_us
+        if (direction == "backward" and distance > 0) or (direction == "forward" and distance < 0):
+            return False
+        return reading.plausible and abs(distance) <= tolerance_us
+
+    near_ones = [each for each in answers if near(each)]
+    if not near_ones:
+        return None, None
+    found = min(near_ones, key=lambda each: (abs(each.time_us - reading.time_us), each.time_us, each.ce_id, each.value))
+    # All that both times may be.
+    distance, open_us = found.time_us - reading.time_us, found.error_us + reading.error_us
+    least, greatest = distance - open_us, distance + open_us
+    match direction:
+        case "backward":
+            return found, -tolerance_us <= least and greatest <= 0
+        case "forward":
+            return found, least >= 0 and greatest <= tolerance_us
+        case "nearest":
+            return found, -tolerance_us <= least and greatest <= tolerance_us

@@ -1,14 +1,13 @@
 """Calibration and site on read, against the oracle: by event time, exact, windows split where a span ends."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -27,52 +26,21 @@ from spark.registry_table import (
     table_path,
 )
 from tests import oracle_joins
-from tests.oracle_joins import EPOCH, EXACT, UNKNOWN_ERROR_US, Figures, Metric, PartKey, Reading, us
+from tests.join_frames import (
+    MINUTE_US,
+    NOON,
+    NOON_US,
+    SECOND_US,
+    decimal,
+    millionths,
+    packed,
+    reading,
+    readings_frame,
+    windows_frame,
+)
+from tests.oracle_joins import EXACT, UNKNOWN_ERROR_US, Figures, PartKey, Reading
 
 pytestmark = pytest.mark.spark
-
-NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
-NOON_US = us(NOON)
-SECOND_US = 1_000_000
-MINUTE_US = 60 * SECOND_US
-THERMO: Metric = ("plant", "42", "device-thermo", "temperature")
-READINGS_SCHEMA = """
-    namespace string, device string, stream string, metric string, value decimal(18,6), event_time timestamp,
-    time_error_us bigint, ce_id string, buffer string, lane string, lane_sequence bigint, event_date date
-"""
-WINDOWS_SCHEMA = """
-    namespace string, device string, stream string, metric string, window_start timestamp, window_end timestamp,
-    n bigint, min decimal(18,6), max decimal(18,6), sum decimal(38,6), sum_of_squares decimal(38,12),
-    mean decimal(38,12), deviation double, first decimal(18,6), last decimal(18,6), p50 decimal(18,6),
-    p99_9 decimal(18,6), values array<decimal(18,6)>, status string
-"""
-
-
-def at(time_us: int) -> datetime:
-    return EPOCH + timedelta(microseconds=time_us)
-
-
-def readings_frame(spark: SparkSession, readings: Iterable[Reading]) -> DataFrame:
-    rows = [
-        (
-            *(*each.metric, each.value, at(each.time_us), each.error_us, each.ce_id),
-            *("buffer", "lane", each.sequence, each.event_date),
-        )
-        for each in readings
-    ]
-    return spark.createDataFrame(rows, READINGS_SCHEMA)
-
-
-def windows_frame(spark: SparkSession, readings: Iterable[Reading], window_us: int = MINUTE_US) -> DataFrame:
-    """The windows of readings as the table has them."""
-    rows = [
-        (
-            *(*metric, at(start), at(start + window_us), each.n, each.min, each.max, each.sum, each.sum_of_squares),
-            *(each.mean, 2.0, each.first, each.last, each.p50, each.p99_9, list(each.values), "complete"),
-        )
-        for (metric, start), each in oracle_joins.windows(readings, window_us).items()
-    ]
-    return spark.createDataFrame(rows, WINDOWS_SCHEMA)
 
 
 def found_parts(frame: DataFrame) -> dict[PartKey, Row]:
@@ -96,10 +64,6 @@ def found_figures(row: Row) -> Figures:
         *(row.n, row["min"], row["max"], row["sum"], row.sum_of_squares, row.mean),
         *(row["first"], row["last"], tuple(row["values"]), row.p50, row.p99_9),
     )
-
-
-def reading(second: float, value: str | int, sequence: int = 0, *, error_us: int = 1_000) -> Reading:
-    return Reading(THERMO, NOON_US + round(second * SECOND_US), sequence, Decimal(value), error_us)
 
 
 def calibration(begins_s: float | None, ends_s: float | None, scale: str, offset: str = "0") -> Calibration:
@@ -198,14 +162,14 @@ def test_a_changed_registry_shows_at_once(spark: SparkSession, tmp_path: Path) -
         ((value, site),) = rows.select("calibrated_value", "site").collect()
         return value, site
 
-    assert now() == (10, None)
+    assert now() == (Decimal(10), None)
     registry = Registry((Device("plant", "42", "hall-1"),), (calibration(None, None, "2"),))
     load_registry(spark, warehouse, registry)
-    assert now() == (20, "hall-1")
+    assert now() == (Decimal(20), "hall-1")
     gateways = (Gateway("plant", "gw-1", None, NOON), Gateway("plant", "gw-2", "hall-1", None))
     other = Registry((Device("plant", "42", "hall-2", (), NOON),), (calibration(None, None, "3"),), gateways)
     assert load_registry(spark, warehouse, other) == other.version != registry.version
-    assert now() == (30, "hall-2")
+    assert now() == (Decimal(30), "hall-2")
 
     for view in (open_calibrations, open_devices, open_gateway_registry):
         assert {row.registry_version for row in view(spark, warehouse).collect()} == {other.version}
@@ -218,31 +182,16 @@ def test_a_changed_registry_shows_at_once(spark: SparkSession, tmp_path: Path) -
 # -- drawn scenarios --------------------------------------------------------------------------------------------------
 
 SCENARIOS = 20
-packed = settings(
-    max_examples=3,
-    # Each example is a run of Spark: to shrink one takes longer than to read it.
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
-)
 seconds = st.one_of(
     st.integers(0, 24).map(lambda tens: tens * 10 * SECOND_US),
     st.tuples(st.integers(0, 24), st.sampled_from([-1, 1])).map(lambda each: each[0] * 10 * SECOND_US + each[1]),
 )
 """Microseconds from noon on: the same few times for readings and for borders, and those just beside them."""
-millionths = st.one_of(
-    st.integers(-3_000_000, 3_000_000),
-    st.integers(-100_000_000_000, 100_000_000_000),
-    st.integers(-999_999_999_999_999_999, 999_999_999_999_999_999),
-)
 factors = st.one_of(
     st.sampled_from([0, 1_000_000, -1_000_000, 1, -1]),
     st.integers(-3_000_000, 3_000_000),
     st.integers(-999_999_999_999, 999_999_999_999),
 )
-
-
-def decimal(number: int) -> Decimal:
-    return Decimal(number).scaleb(-6)
 
 
 @st.composite
@@ -297,7 +246,7 @@ class Sites:
 
     def told(self, namespace: str) -> str:
         """One of them, for a message."""
-        entries = (*self.registry.devices, *self.registry.calibrations)
+        entries: list[Device | Calibration] = [*self.registry.devices, *self.registry.calibrations]
         own: list[object] = [each for each in entries if each.namespace == namespace]
         own += [each for each in self.readings if each.metric[0] == namespace]
         return "\n".join(map(repr, own))
