@@ -20,7 +20,8 @@ SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
 EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
 """What is read here of `gateway-events`."""
 WAITING_MAX = 100
-"""Heartbeats of one buffer that wait for their offsets; beyond it every second of the older ones goes."""
+"""Heartbeats of one buffer that wait for their offsets; of more, those are kept that lie far apart. What is dropped
+may have something count a little later, never wrongly."""
 BOOTS_MAX = 20
 """Boots of a gateway of which it is remembered how their clock and the true time go together."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -235,8 +236,13 @@ def _wait(buffer: BufferState, told: Told) -> None:
         return
     buffer.waiting.append(told)
     if len(buffer.waiting) > WAITING_MAX:
-        # Every second goes, but for the newest: the first to count would be the old ones.
-        del buffer.waiting[-2::-2]
+        # The one goes whose neighbours are nearest: the first to count are the old ones, the newest says most.
+        between = range(1, len(buffer.waiting) - 1)
+        del buffer.waiting[min(between, key=lambda place: _distance(buffer.waiting, place))]
+
+
+def _distance(waiting: list[Told], place: int) -> int:
+    return waiting[place + 1].order[0] - waiting[place - 1].order[0]
 
 
 def _count(buffer: BufferState, held: Offsets, reads: Callable[[str], bool]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark import sequence_runs, window_status
-from spark.edge_times import Correction
+from spark.edge_times import Correction, GatewayBoot
 from spark.gateway_states import HEARTBEAT_TYPE, SET_ASIDE_TYPE, GatewayEvent, GatewayStates
 from spark.loss_records import losses_in, malformed_losses_in, rejects_as_losses
 from spark.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
@@ -23,6 +23,9 @@ from spark.window_status import Evidence, with_status
 from tests import oracle_status
 from tests.oracle_status import UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
 from tests.spark_records import EPOCH, NOON
+
+if TYPE_CHECKING:
+    from spark.gateway_rows import GatewayRow
 
 pytestmark = pytest.mark.spark
 
@@ -74,7 +77,8 @@ def evidence_of(
 ) -> Evidence:
     """What the job makes of sites, in batches if there is a source of chance."""
     rng = rng or random.Random(0)  # noqa: S311
-    states = GatewayStates()
+    gateways: list[GatewayRow] = []
+    boots: dict[GatewayBoot, Edge] = {}
     islands: list[tuple[object, ...]] = []
     events: list[tuple[object, ...]] = []
     services: set[tuple[str, str, str]] = set()
@@ -84,7 +88,11 @@ def evidence_of(
         for key, of_run in runs(namespace, site, rng).items():
             islands += islands_as_rows(key, of_run)
         events += [loss_row(namespace, number, loss) for number, loss in enumerate(site.losses)]
+        # Each site has its own offsets.
+        states = GatewayStates()
         take_beats(states, namespace, site, rng)
+        gateways += states.rows()
+        boots |= states.boots()
         services |= {(namespace, reading.device, reading.gateway) for reading in site.readings}
         heard += [(namespace, r.device, r.stream, r.time_us) for r in site.readings if r.error_us != UNKNOWN_US]
         retired |= {(namespace, gateway): us for gateway, us in site.retired_from_us.items()}
@@ -94,8 +102,8 @@ def evidence_of(
         losses=losses_in(log),
         services=spark.createDataFrame(sorted(services), window_status.SERVICES_SCHEMA),
         heard=spark.createDataFrame(heard, window_status.HEARD_SCHEMA),
-        gateways=states.rows(),
-        boots=states.boots(),
+        gateways=gateways,
+        boots=boots,
         retired_from_us=retired,
         corrections=corrections,
     )
