@@ -148,9 +148,10 @@ def _report_finished(
     if not finished:
         return
     for progress in query.recentProgress:
-        counts = finished.pop(progress.batchId, None) if progress.numInputRows else None
+        source = progress.sources[0]
+        # While nothing comes Spark reports the batch that is to be the next; and one that was done before is not read.
+        counts = finished.pop(progress.batchId, None) if source.startOffset != source.endOffset else None
         if counts is not None:
-            source = progress.sources[0]
             end_offsets = json.loads(source.endOffset)
             # A batch that an earlier run began and did not finish has "null" here.
             newest = json.loads(source.latestOffset or "null")
