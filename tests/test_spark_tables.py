@@ -42,7 +42,7 @@ from tests.spark_records import (
     reading_headers,
 )
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -140,7 +140,7 @@ def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehou
     seed = int(os.environ.get("SLUICE_TEST_SEED") or secrets.randbits(32))
     print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
     rng = random.Random(seed)  # noqa: S311
-    records = drawn_records(rng, 400)
+    records = drawn_records(rng, 250)
     batches = drawn_batches(rng, records)
     crashes = dict(zip(rng.sample(range(len(batches)), 3), rng.sample(list(PLACES), 3), strict=True))
     repeated = rng.randrange(len(batches))
