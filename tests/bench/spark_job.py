@@ -1,0 +1,170 @@
+"""Where the bench meets the job: all that it knows of it. A batch, the table of windows, `sluice-cloud ingest`."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+
+from demo.child_process import log_tail
+from spark.ingest_job import process_batch
+from spark.log_table import BatchId, create_log, open_log
+from spark.session import open_session
+from spark.time_corrections import create_corrections
+from spark.windows_table import create_windows, open_windows
+from tests.bench.processes import Measured, NotMeasuredError, spawn, stop
+from tests.bench.spark_feed import Place
+
+SLUICE_CLOUD = Path(sys.executable).with_name("sluice-cloud")
+INGEST = "bench"
+"""The streaming query's id where there is none."""
+READY_S_MAX = 120.0
+LOOK_S = 0.02
+"""How exactly it is known when a batch was reported."""
+
+
+# -- in this process ----------------------------------------------------------------------------
+
+
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """Spark as the job has it, with the compiler that optimises. The JVM stays, and what it has learnt, until the end."""
+    os.environ.pop("SLUICE_SPARK_JAVA_OPTIONS", None)
+    spark = open_session("sluice-bench")
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+class Job:
+    """The job on one warehouse, batch by batch."""
+
+    def __init__(self, spark: SparkSession, warehouse: Path) -> None:
+        self._spark = spark
+        self._warehouse = str(warehouse)
+        create_windows(spark, self._warehouse)
+        create_log(spark, self._warehouse)
+        create_corrections(spark, self._warehouse, open_log(spark, self._warehouse))
+
+    def take(self, records: DataFrame, number: int) -> None:
+        """Take a batch of what Spark's Kafka source yields with `includeHeaders` into all tables."""
+        process_batch(records, BatchId(INGEST, number), self._warehouse)
+
+    def writer(self, records: DataFrame) -> DataStreamWriter:
+        return records.writeStream.foreachBatch(self.take)
+
+    def windows(self) -> DataFrame:
+        return windows(self._spark, Path(self._warehouse))
+
+
+def windows(spark: SparkSession, warehouse: Path) -> DataFrame:
+    """What an analyst reads: `device`, `metric`, `window_start`, `n`, `sum`, one row for each window of a minute."""
+    return open_windows(spark, str(warehouse))
+
+
+# -- as a process -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A batch whose windows can be read."""
+
+    at_s: float
+    """UNIX time at which the job said so."""
+    ends: dict[Place, int]
+    """The next offset of each partition."""
+
+
+@dataclass(slots=True)
+class Ingest:
+    """A running `sluice-cloud ingest`."""
+
+    is_ready: bool = False
+    reports: list[Reported] = field(default_factory=list)
+    trouble: str = ""
+    """Why it ended by itself."""
+
+    def note(self, line: dict[str, Any]) -> None:
+        """One line of what it says."""
+        if "state" in line:
+            self.is_ready = True
+            return
+        ends = {
+            (topic, int(number)): end
+            for topic, partitions in line["end_offsets"].items()
+            for number, end in partitions.items()
+        }
+        self.reports.append(Reported(time.time(), ends))
+
+    def taken(self, places: Iterable[Place]) -> int:
+        """Records of these partitions that are in the tables."""
+        ends = self.reports[-1].ends if self.reports else {}
+        return sum(ends.get(place, 0) for place in places)
+
+    async def until(self, ends: Mapping[Place, int], patience_s: float) -> float:
+        """Wait until all before these offsets is in the tables; give the UNIX time. Raises NotMeasuredError."""
+        deadline = time.time() + patience_s
+        while not all(self.taken([place]) >= end for place, end in ends.items()):
+            await self._wait(deadline, f"the first {sum(ends.values()):,} records are not in the tables")
+        return next(
+            report.at_s
+            for report in self.reports
+            if all(report.ends.get(place, 0) >= end for place, end in ends.items())
+        )
+
+    async def until_ready(self) -> None:
+        deadline = time.time() + READY_S_MAX
+        while not self.is_ready:
+            await self._wait(deadline, "it does not read Kafka")
+
+    async def _wait(self, deadline: float, trouble: str) -> None:
+        if self.trouble or time.time() > deadline:
+            raise NotMeasuredError(f"sluice-cloud ingest: {self.trouble or trouble}")
+        await asyncio.sleep(LOOK_S)
+
+
+@asynccontextmanager
+async def ingesting(
+    bootstrap: str, directory: Path, topics: str, options: Sequence[str] = ()
+) -> AsyncIterator[Ingest]:
+    """`sluice-cloud ingest` for the length of a block, into `directory`/warehouse; it reads Kafka as the block begins."""
+    directory.mkdir(parents=True, exist_ok=True)
+    os.environ.pop("SLUICE_SPARK_JAVA_OPTIONS", None)
+    command = [SLUICE_CLOUD, "ingest", "--json", "--bootstrap", bootstrap, "--topics", topics, *options]
+    process = spawn([*command, "--warehouse", directory / "warehouse"], directory, 0, "ingest.log")
+    ingest = Ingest()
+    following = asyncio.create_task(_follow(process, ingest), name="follow ingest")
+    try:
+        await ingest.until_ready()
+        yield ingest
+    finally:
+        following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
+        stop(process)
+
+
+async def _follow(process: Measured, ingest: Ingest) -> None:
+    """Note each line as it is written; those that are no JSON are for people."""
+    with process.log.open() as log:
+        rest = ""
+        while True:
+            ended = process.process.poll() is not None
+            *lines, rest = (rest + log.read()).split("\n")
+            for line in lines:
+                if line.startswith("{"):
+                    ingest.note(json.loads(line))
+            if ended:
+                ingest.trouble = f"it has ended:\n{log_tail(process.log)}"
+                return
+            await asyncio.sleep(LOOK_S)
