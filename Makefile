@@ -5,6 +5,7 @@
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
 # make bench-clock     how far readings' times are off and may be, and what that costs (see tests/bench/clock.py)
+# make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
 #
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
 # of Kafka and Spark's connectors into build/jars by Maven.
@@ -26,7 +27,7 @@ TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2
 WITH_SERVERS := kafka or spark or avr
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial bench-clock peers
+.PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -91,6 +92,9 @@ bench-serial: build/apt-test install jars
 
 bench-clock: build/apt-test install jars build/bench/load
 	@$(BIN)/python -m tests.bench.clock
+
+bench-spark: build/apt-test install jars
+	@$(BIN)/python -m tests.bench.spark_tables
 
 build/bench/load: tests/bench/load.c
 	@mkdir -p $(@D)

@@ -14,7 +14,7 @@ from tests.bench.spark_scenario import Scenario
 
 BATCH, BATCH_QUICK = 50_000, 2_000
 HISTORY, HISTORY_QUICK = 200, 4
-"""Batches that the older of two warehouses has taken. A longer history by BENCH_HISTORY: 1,000 are 50 million records."""
+"""Batches that the older of two warehouses has taken; BENCH_HISTORY=1000 makes it 50 million records."""
 TIMES = 100
 """How much longer than the younger one's."""
 INTERVAL_S = 30.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from demo.child_process import log_tail
 from spark.ingest_job import process_batch
@@ -26,6 +26,8 @@ from tests.bench.spark_feed import Place
 SLUICE_CLOUD = Path(sys.executable).with_name("sluice-cloud")
 INGEST = "bench"
 """The streaming query's id where there is none."""
+BACKLOG_OPTIONS: tuple[str, ...] = ()
+"""What `ingest` is told beside its topics where one of them, whose name ends in `.backlog`, holds a backlog."""
 READY_S_MAX = 120.0
 LOOK_S = 0.02
 """How exactly it is known when a batch was reported."""
@@ -36,7 +38,7 @@ LOOK_S = 0.02
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """Spark as the job has it, with the compiler that optimises. The JVM stays, and what it has learnt, until the end."""
+    """Spark as the job has it, with the compiler that optimises. Its JVM stays until the end, and with it what is warm."""
     os.environ.pop("SLUICE_SPARK_JAVA_OPTIONS", None)
     spark = open_session("sluice-bench")
     spark.sparkContext.setLogLevel("ERROR")
@@ -84,6 +86,13 @@ class Reported:
     ends: dict[Place, int]
     """The next offset of each partition."""
 
+    def taken(self, places: Iterable[Place]) -> int:
+        """Records of these partitions that are in the tables."""
+        return sum(self.ends.get(place, 0) for place in places)
+
+    def holds(self, ends: Mapping[Place, int]) -> bool:
+        return all(self.ends.get(place, 0) >= end for place, end in ends.items())
+
 
 @dataclass(slots=True)
 class Ingest:
@@ -106,21 +115,12 @@ class Ingest:
         }
         self.reports.append(Reported(time.time(), ends))
 
-    def taken(self, places: Iterable[Place]) -> int:
-        """Records of these partitions that are in the tables."""
-        ends = self.reports[-1].ends if self.reports else {}
-        return sum(ends.get(place, 0) for place in places)
-
     async def until(self, ends: Mapping[Place, int], patience_s: float) -> float:
         """Wait until all before these offsets is in the tables; give the UNIX time. Raises NotMeasuredError."""
         deadline = time.time() + patience_s
-        while not all(self.taken([place]) >= end for place, end in ends.items()):
-            await self._wait(deadline, f"the first {sum(ends.values()):,} records are not in the tables")
-        return next(
-            report.at_s
-            for report in self.reports
-            if all(report.ends.get(place, 0) >= end for place, end in ends.items())
-        )
+        while not self.reports or not self.reports[-1].holds(ends):
+            await self._wait(deadline, f"{sum(ends.values()):,} records are not in the tables in {patience_s:.0f} s")
+        return next(report.at_s for report in self.reports if report.holds(ends))
 
     async def until_ready(self) -> None:
         deadline = time.time() + READY_S_MAX
@@ -134,13 +134,20 @@ class Ingest:
 
 
 @asynccontextmanager
-async def ingesting(
-    bootstrap: str, directory: Path, topics: str, options: Sequence[str] = ()
-) -> AsyncIterator[Ingest]:
-    """`sluice-cloud ingest` for the length of a block, into `directory`/warehouse; it reads Kafka as the block begins."""
+async def ingesting(bootstrap: str, directory: Path, topics: str, options: Sequence[str] = ()) -> AsyncIterator[Ingest]:
+    """`sluice-cloud ingest` for the length of a block, once it reads Kafka; into `directory`/warehouse."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ.pop("SLUICE_SPARK_JAVA_OPTIONS", None)
-    command = [SLUICE_CLOUD, "ingest", "--json", "--bootstrap", bootstrap, "--topics", topics, *options]
+    command: list[str | Path] = [
+        SLUICE_CLOUD,
+        "ingest",
+        "--json",
+        "--bootstrap",
+        bootstrap,
+        "--topics",
+        topics,
+        *options,
+    ]
     process = spawn([*command, "--warehouse", directory / "warehouse"], directory, 0, "ingest.log")
     ingest = Ingest()
     following = asyncio.create_task(_follow(process, ingest), name="follow ingest")

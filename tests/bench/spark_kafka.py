@@ -1,13 +1,14 @@
-"""Kafka's records as DataFrames: the same slices of a feed's topics, or all of them as a stream, for all that is compared."""
+"""Kafka's records as DataFrames: the same slices of a feed, or the same stream, for all that is compared."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.bench.spark_feed import Place
 from tests.bench.spark_ledger import Counted
@@ -18,7 +19,7 @@ Offsets = Mapping[Place, int]
 def slices(ends: Offsets, count: int) -> list[tuple[Offsets, Offsets]]:
     """A feed in so many batches: of each partition the same share, as a stream with a limit takes them."""
     cuts = [{place: end * number // count for place, end in ends.items()} for number in range(count + 1)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def batch(spark: SparkSession, bootstrap: str, begin: Offsets, end: Offsets) -> DataFrame:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 WINDOW_US = 60_000_000
 
 Counted = tuple[str, str, int, int, int]
-"""One row of a table of windows: device, metric, its start in microseconds since 1970, values, their sum in hundredths."""
+"""A row of a table of windows: device, metric, start (microseconds since 1970), values, their sum in hundredths."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What gateways send to Kafka in a bench of the tables, told in a few numbers, and when each reading gets there. Pure."""
+"""What gateways send to Kafka in a bench of the tables, told in a few numbers, and when each reading gets there."""
 
 import heapq
 import math
@@ -50,7 +50,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Some gateways, each with its share of the devices, and what becomes of their uplinks. Times count from the begin."""
+    """Some gateways, each with its share of the devices, and what becomes of their uplinks; seconds from its begin."""
 
     topic: str
     devices: int

@@ -10,7 +10,7 @@ from pathlib import Path
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 WATERMARKS = ("10 minutes", "1 hour")
 """How late a reading may be. More costs state: all windows and identities of that time are kept in memory."""
@@ -53,9 +53,7 @@ class Stock:
         self._spark = spark
         self._table = str(folder / "windows")
         self._watermark = watermark
-        DeltaTable.create(spark).location(self._table).addColumns(
-            spark.createDataFrame([], SCHEMA).schema
-        ).execute()
+        DeltaTable.create(spark).location(self._table).addColumns(spark.createDataFrame([], SCHEMA).schema).execute()
 
     def writer(self, records: DataFrame) -> DataStreamWriter:
         return windows(records, self._watermark).writeStream.outputMode("update").foreachBatch(self._merge)
