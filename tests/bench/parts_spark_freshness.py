@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from array import array
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -117,7 +116,7 @@ def waited(feed: Feed, ingest: Ingest, span: Span) -> list[float]:
     ]
 
 
-def waited_in(times: array[int], place: Place, reports: Sequence[Reported], span: Span) -> Iterable[float]:
+def waited_in(times: Sequence[int], place: Place, reports: Sequence[Reported], span: Span) -> Iterable[float]:
     """The same of one partition. `times` are of events, by offset; of live readings they only grow."""
     ends = [_end(report.ends, place) for report in reports]
     first, last = (bisect_left(times, round(at_s * 1e6)) for at_s in span)

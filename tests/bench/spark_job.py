@@ -38,7 +38,7 @@ LOOK_S = 0.02
 
 @contextmanager
 def session() -> Iterator[SparkSession]:
-    """Spark as the job has it, with the compiler that optimises. Its JVM stays until the end, and with it what is warm."""
+    """Spark as the job has it, with the compiler that optimises. Its JVM lives on, and stays warm."""
     os.environ.pop("SLUICE_SPARK_JAVA_OPTIONS", None)
     spark = open_session("sluice-bench")
     spark.sparkContext.setLogLevel("ERROR")
@@ -138,17 +138,9 @@ async def ingesting(bootstrap: str, directory: Path, topics: str, options: Seque
     """`sluice-cloud ingest` for the length of a block, once it reads Kafka; into `directory`/warehouse."""
     directory.mkdir(parents=True, exist_ok=True)
     os.environ.pop("SLUICE_SPARK_JAVA_OPTIONS", None)
-    command: list[str | Path] = [
-        SLUICE_CLOUD,
-        "ingest",
-        "--json",
-        "--bootstrap",
-        bootstrap,
-        "--topics",
-        topics,
-        *options,
-    ]
-    process = spawn([*command, "--warehouse", directory / "warehouse"], directory, 0, "ingest.log")
+    command: list[str | Path] = [SLUICE_CLOUD, "ingest", "--json", "--bootstrap", bootstrap, "--topics", topics]
+    command += ["--warehouse", directory / "warehouse", *options]
+    process = spawn(command, directory, 0, "ingest.log")
     ingest = Ingest()
     following = asyncio.create_task(_follow(process, ingest), name="follow ingest")
     try:
