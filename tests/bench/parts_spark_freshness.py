@@ -62,7 +62,7 @@ async def freshness(bench: Bench) -> list[Result]:
     alone = min((waited(feed, ingest, span) for span in (before, after)), key=lambda each: percentile(each, 0.99))
     beside = waited(feed, ingest, (filling_s, drained_s))
     p99_alone, p99_beside = percentile(alone, 0.99), percentile(beside, 0.99)
-    note = f"{len(alone):,} readings, {rate:,} a second; one each {FLUSH_S} s leaves its gateway"
+    note = f"{len(alone):,} readings, {rate:,} a second, which leave their gateways each {FLUSH_S} s"
     return [
         Result("freshness_s_p50_live", percentile(alone, 0.5), "s", None, note),
         Result("freshness_s_p99_live", p99_alone, "s"),

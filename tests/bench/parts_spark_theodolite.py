@@ -43,7 +43,7 @@ LEVELS = 4
 EXACT_S = 2_400.0
 EXACT_OUTAGE = Outage(1, 300.0, 1_500.0)
 """Of the first of four groups, twenty minutes: longer than the shorter of stock's watermarks."""
-BATCH = 100_000
+BATCH, BATCH_QUICK = 100_000, 1_000
 
 SENSORS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 SENSORS_QUICK = (50,)
@@ -52,8 +52,9 @@ SENSORS_IN_GROUPS_QUICK = (CHILDREN**3,)
 GATEWAYS = 16
 STEP_S, STEP_QUICK_S = 120, 30
 WARM_SHARE = 1 / 3
-ENCODE_S_PER_READING = 60e-6
+ENCODE_S_PER_READING = 30e-6
 """What making a reading's record takes at the most: all are made before a step begins."""
+LEAD_S = 5.0
 EMIT_S = 5.0
 SHOWN_S = 180
 """How far back the windows go whose sums are given out again each time."""
@@ -81,6 +82,8 @@ def _scenario(topic: str, sensors: int, seconds: float, gateways: int, outage: O
 async def _exactness(bench: Bench) -> list[Result]:
     levels = bench.pick(LEVELS, 2)
     scenario = _scenario("device-theodolite", CHILDREN**levels, EXACT_S, CHILDREN, EXACT_OUTAGE)
+    if bench.quick:
+        scenario = replace(scenario, interval_s=10.0)
     folder = bench.directory / "theodolite"
     async with topics(bench.kafka.bootstrap, scenario.partitions_of):
         feed = await fill(bench.kafka.bootstrap, scenario)
@@ -101,7 +104,7 @@ def _results(  # noqa: PLR0913, PLR0917 - what is run, on what, and under which 
 ) -> list[Result]:
     tables = made(folder)
     records = spark_kafka.stream(
-        spark, bench.kafka.bootstrap, feed.scenario.partitions_of, bench.pick(BATCH, BATCH // 20)
+        spark, bench.kafka.bootstrap, feed.scenario.partitions_of, bench.pick(BATCH, BATCH_QUICK)
     )
     spark_kafka.drain(tables, records, folder / "checkpoint")
     verdict = judged(feed, tables.windows())
@@ -165,7 +168,7 @@ async def _highest(bench: Bench, case: str, loads: Sequence[int]) -> list[Result
 
 
 async def _step(bench: Bench, scenario: Scenario, ingest: Ingest) -> Step:
-    begin_s = time.time() + 1 + scenario.readings * ENCODE_S_PER_READING
+    begin_s = time.time() + LEAD_S + scenario.readings * ENCODE_S_PER_READING
     feed = Feed(replace(scenario, begin_us=round(begin_s * 1e6)), with_ledger=False)
     built = []
     for sending in feed.sendings(FLUSH_S):
