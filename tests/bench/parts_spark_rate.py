@@ -23,6 +23,7 @@ BATCH, BATCH_QUICK = 100_000, 2_000
 ROUNDS, ROUNDS_QUICK = 7, 1
 WARM, WARM_QUICK = 3, 1
 STREAM_BATCHES = 6
+STREAM_BATCH_QUICK = 4_000
 STREAM_ROUNDS = 3
 HOURS = 2
 RESENT = "_with_resends"
@@ -101,7 +102,7 @@ def _beside_stock(bench: Bench, spark: SparkSession, feed: Feed) -> list[Result]
             shutil.rmtree(folder / name, ignore_errors=True)
             tables[name] = made(folder / name)
             records = spark_kafka.stream(
-                spark, bench.kafka.bootstrap, feed.scenario.partitions_of, bench.pick(BATCH, BATCH_QUICK)
+                spark, bench.kafka.bootstrap, feed.scenario.partitions_of, bench.pick(BATCH, STREAM_BATCH_QUICK)
             )
             spark_kafka.drain(tables[name], records, folder / name / "checkpoint")
 
