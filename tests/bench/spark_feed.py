@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
@@ -105,12 +106,12 @@ class Feed:
 
     def sendings(self, flush_s: float | None = None) -> Iterator[Sending]:
         """All batches in their order; with `flush_s` none waits for longer than that, as for live readings."""
-        flush_at_s = flush_s
+        flush_at_s = inf if flush_s is None else flush_s
         at_s = 0.0
         for due in schedule(self.scenario):
-            while flush_s is not None and flush_at_s is not None and due.at_s >= flush_at_s:
+            while due.at_s >= flush_at_s:
                 yield from self._flush(flush_at_s)
-                flush_at_s += flush_s
+                flush_at_s += flush_s or inf
             at_s = due.at_s
             if due.lane is None:
                 yield from self._heartbeat(due)
