@@ -15,11 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from demo.child_process import log_tail
-from spark.ingest_job import process_batch
-from spark.log_table import BatchId, create_log, open_log
+from spark.batch_job import BatchJob
+from spark.log_table import BatchId
 from spark.session import open_session
-from spark.time_corrections import create_corrections
-from spark.windows_table import create_windows, open_windows
+from spark.windows_view import open_windows
 from tests.bench.processes import Measured, NotMeasuredError, spawn, stop
 from tests.bench.spark_feed import Place
 
@@ -54,13 +53,11 @@ class Job:
     def __init__(self, spark: SparkSession, warehouse: Path) -> None:
         self._spark = spark
         self._warehouse = str(warehouse)
-        create_windows(spark, self._warehouse)
-        create_log(spark, self._warehouse)
-        create_corrections(spark, self._warehouse, open_log(spark, self._warehouse))
+        self._job = BatchJob(spark, self._warehouse)
 
     def take(self, records: DataFrame, number: int) -> None:
         """Take a batch of what Spark's Kafka source yields with `includeHeaders` into all tables."""
-        process_batch(records, BatchId(INGEST, number), self._warehouse)
+        self._job.take(records, BatchId(INGEST, number), {})
 
     def writer(self, records: DataFrame) -> DataStreamWriter:
         return records.writeStream.foreachBatch(self.take)
