@@ -1,0 +1,149 @@
+"""What the codecs in Python have in common: numbers as exact decimals, metrics out of objects, bounds.
+
+Imported on executors: nothing but the standard library in here.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+from spark.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, METRICS_MAX, Metric, name_order
+
+BYTES_MAX = 65_536
+"""Larger payloads are not looked into: each byte of one may become an object."""
+DEPTH_MAX = 32
+NUMBER_BITS_MAX = 256
+"""Whole numbers of more, and exponents of more than three digits, are out of range without being computed."""
+NUMBER_CHARS_MAX = 64
+"""The same of numbers in text."""
+UNDECLARED_MAX = 16
+UNDECLARED_CHARS_MAX = 100
+
+NO_METRIC = "undecodable: the payload has no number"
+NO_DECLARED = "undecodable: no declared metric"
+TOO_MANY = f"undecodable: the payload has more than {METRICS_MAX} metrics"
+RANGE = "out-of-range: "
+OUT_OF_RANGE = f"{RANGE}a value is outside decimal(18,6)"
+
+_LIMIT = Decimal(10) ** 12
+_EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
+_STEPS = tuple(Decimal(1).scaleb(-decimals) for decimals in range(DECIMALS_MAX + 1))
+
+Value = tuple[str, Decimal, int | None]
+"""Name, value, and how many microseconds before the record's event time it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a payload holds, or why it cannot be read."""
+
+    metrics: list[Value] | None
+    undeclared: list[str] | None = None
+    reject_reason: str | None = None
+
+
+class UndecodableError(Exception):
+    """The payload is not what its codec reads; the message is the reject's reason, behind its kind."""
+
+
+def rejected(reason: str, undeclared: list[str] | None = None) -> Result:
+    """A payload that cannot be read."""
+    return Result(None, undeclared, reason)
+
+
+def float_decimal(packed: bytes, layout: str) -> Decimal | None:
+    """A binary float (`<f`, `>d`, ...) as the shortest decimal nearest to it among floats of its width.
+
+    That is what languages print: 21.53 in 32 bits is 21.53, not 21.530000686645508. None for NaN and infinities, which
+    are no numbers.
+    """
+    (value,) = struct.unpack(layout, packed)
+    if value != value or value in {float("inf"), float("-inf")}:  # noqa: PLR0124 - NaN alone differs from itself
+        return None
+    if layout[-1] == "d":
+        return Decimal(repr(value))
+    for digits in range(1, 10):
+        text = f"{value:.{digits}g}"
+        try:
+            if struct.pack(layout, float(text)) == packed:
+                return Decimal(text)
+        except OverflowError:
+            # Rounded up beyond the greatest of them.
+            continue
+    return Decimal(repr(value))
+
+
+def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX) -> Decimal | None:
+    """Round half up, once; None where a table cannot hold it."""
+    if isinstance(number, int):
+        if number.bit_length() > NUMBER_BITS_MAX:
+            return None
+        number = Decimal(number)
+    if not number or number.adjusted() < -DECIMALS_MAX - 1:
+        return Decimal(0)
+    if number.adjusted() > 12:
+        return None
+    value = number.quantize(_STEPS[decimals], context=_EXACT)
+    # A decimal knows a negative zero, a table does not.
+    return None if abs(value) >= _LIMIT else value + 0
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one: truth values are none, whatever Python says."""
+    return type(value) in {int, Decimal}
+
+
+def of_object(
+    found: Mapping[object, object], metrics: tuple[Metric, ...], identity: tuple[str, ...] = IDENTITY_MEMBERS
+) -> Result:
+    """Metrics of an object: those that are declared, or all numbers at its top where none are."""
+    top = {name: value for name, value in found.items() if isinstance(name, str) and is_number(value)}
+    if not metrics:
+        numbers = [(name, value, None) for name, value in top.items() if name not in identity]
+        return judged(numbers)
+    known = {*identity, *(metric.path[0] for metric in metrics)}
+    values = {metric.name: value for metric in metrics if is_number(value := _at(found, metric.path))}
+    undeclared = cut_names(name for name in top if name not in known)
+    return judged([(name, value, None) for name, value in values.items()], metrics, undeclared)
+
+
+def judged(
+    numbers: Iterable[tuple[str, object, int | None]],
+    metrics: tuple[Metric, ...] = (),
+    undeclared: list[str] | None = None,
+) -> Result:
+    """Round numbers as their metrics say, and see that each is in its range.
+
+    `metrics` are none, or know all of them.
+    """
+    ordered = sorted(numbers, key=lambda number: (name_order(number[0]), number[2] or 0))
+    if not ordered:
+        return rejected(NO_DECLARED if metrics else NO_METRIC, undeclared)
+    if len(ordered) > METRICS_MAX:
+        return rejected(TOO_MANY, undeclared)
+    by_name = {metric.name: metric for metric in metrics}
+    values: list[Value] = []
+    for name, number, ago_us in ordered:
+        metric = by_name.get(name)
+        value = quantised(number, metric.decimals if metric else DECIMALS_MAX)  # type: ignore[arg-type]
+        if value is None or (metric is not None and not _is_within(value, metric)):
+            return rejected(OUT_OF_RANGE if metric is None else RANGE + name, undeclared)
+        values.append((name, value, ago_us))
+    return Result(values, undeclared)
+
+
+def cut_names(names: Iterable[str]) -> list[str] | None:
+    """Names that are not declared: the first of them, and of long ones the beginning."""
+    ordered = sorted(set(names), key=name_order)[:UNDECLARED_MAX]
+    return [name[:UNDECLARED_CHARS_MAX] for name in ordered] or None
+
+
+def _at(found: object, path: tuple[str, ...]) -> object:
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _is_within(value: Decimal, metric: Metric) -> bool:
+    return (metric.min is None or value >= metric.min) and (metric.max is None or value <= metric.max)

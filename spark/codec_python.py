@@ -1,0 +1,83 @@
+"""Payloads that Spark has no expressions for, read in Python on the executors: packed bytes, CBOR, SenML, Avro.
+
+Executors need the package `spark` (by `--py-files` or installed) and Python's standard library, nothing else.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark import codec_avro, codec_binary, codec_cbor, codec_senml
+from spark.codec_declarations import Metric, Stream, Streams
+from spark.codec_numbers import Result, UndecodableError, of_object
+
+CODEC_OF_MEDIA_TYPE = {
+    "application/json": "json",
+    "text/plain": "number",
+    "application/cbor": "cbor",
+    "application/senml+json": "senml-json",
+    "application/senml+cbor": "senml-cbor",
+}
+"""What a content type says, where no declaration does."""
+PYTHON_CODECS = frozenset(("senml-json", "senml-cbor", "cbor", "binary", "avro"))
+NO_MAP = "undecodable: the payload is not one CBOR map"
+RESULT_TYPE = """
+    metrics array<struct<name: string, value: decimal(18,6), ago_us: bigint>>, undeclared array<string>,
+    reject_reason string
+"""
+
+_ANY = Stream("", "cbor")
+
+
+def python_decoder(streams: Streams) -> Callable[[Column, Column, Column], Column]:
+    """A function of Spark: codec, place of the declaration in `in_order` (or null) and payload to RESULT_TYPE.
+
+    Null where the payload is.
+    """
+    declarations = streams.to_json()
+
+    def read(codec: str | None, number: int | None, payload: bytearray | None) -> tuple[object, ...] | None:
+        if codec is None or payload is None:
+            return None
+        return _read(declarations, codec, number, bytes(payload))
+
+    return F.udf(read, RESULT_TYPE, useArrow=False)
+
+
+@cache
+def _declared(declarations: str) -> tuple[list[Stream], str]:
+    """Once per process: a closure is unpickled for each task, and JSON of a hundred streams takes its time."""
+    streams = Streams.from_json(declarations)
+    return streams.in_order(), streams.registry or ""
+
+
+def _read(declarations: str, codec: str, number: int | None, payload: bytes) -> tuple[object, ...]:
+    in_order, registry = _declared(declarations)
+    found = read_payload(payload, codec, _ANY if number is None else in_order[number], registry)
+    return found.metrics, found.undeclared, found.reject_reason
+
+
+def read_payload(payload: bytes, codec: str, stream: Stream, registry: str = "") -> Result:
+    """What a payload holds, or why it cannot be read. Raises `codec_avro.RegistryError`, and nothing else."""
+    try:
+        return _CODECS[codec](payload, stream, registry)
+    except UndecodableError as error:
+        return Result(None, reject_reason=str(error))
+
+
+def _of_cbor(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
+    found = codec_cbor.decode(payload)
+    if not isinstance(found, dict):
+        raise UndecodableError(NO_MAP)
+    return of_object(found, metrics)
+
+
+_CODECS: dict[str, Callable[[bytes, Stream, str], Result]] = {
+    "binary": lambda payload, stream, _: codec_binary.of_payload(payload, stream),
+    "cbor": lambda payload, stream, _: _of_cbor(payload, stream.metrics),
+    "senml-json": lambda payload, stream, _: codec_senml.of_json(payload, stream.metrics),
+    "senml-cbor": lambda payload, stream, _: codec_senml.of_cbor(payload, stream.metrics),
+    "avro": lambda payload, stream, registry: codec_avro.of_payload(payload, registry, stream.metrics),
+}

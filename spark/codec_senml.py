@@ -1,0 +1,172 @@
+"""Reads SenML (RFC 8428), in JSON and in CBOR: each measurement with its own time, base fields resolved."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+
+from spark import codec_cbor
+from spark.codec_declarations import IDENTITY_MEMBERS, Metric
+from spark.codec_numbers import (
+    BYTES_MAX,
+    NUMBER_CHARS_MAX,
+    Result,
+    UndecodableError,
+    cut_names,
+    is_number,
+    judged,
+)
+
+RELATIVE_S_MAX = 2**28
+"""Times below this are relative to now, others are since 1970 (section 4.5.3)."""
+VERSION_MAX = 10
+"""The version that RFC 8428 describes, and what `bver` is where it is missing."""
+SECONDS_MAX = 10**13
+NO_PACK = "undecodable: the payload is not one SenML pack"
+BAD_TIME = "undecodable: a time in the SenML pack is no number"
+MIXED_TIMES = "undecodable: the SenML pack has times since 1970 and times relative to now"
+NO_NAME = "undecodable: a measurement in the SenML pack has no name"
+TWICE = "undecodable: the SenML pack has two values of one metric and time"
+
+# Section 6: the labels of CBOR.
+_LABELS = {-1: "bver", -2: "bn", -3: "bt", -4: "bu", -5: "bv", -6: "bs", 0: "n", 1: "u", 2: "v", 3: "vs", 4: "vb"}
+_LABELS |= {5: "s", 6: "t", 7: "ut", 8: "vd"}
+_NAME_PART = re.compile(r"[^/:]+")
+_LONG_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
+_TIMES = Context(prec=60, rounding=ROUND_HALF_EVEN)
+
+
+def of_json(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
+    """Metrics of a pack in JSON. Raises UndecodableError."""
+    if len(payload) > BYTES_MAX:
+        raise UndecodableError(f"undecodable: more than {BYTES_MAX} bytes")
+    try:
+        pack = json.loads(
+            payload.decode(),
+            parse_int=_number,
+            parse_float=_number,
+            parse_constant=_refused,
+            object_pairs_hook=_once,
+        )
+    except (ValueError, RecursionError) as error:
+        raise UndecodableError(NO_PACK) from error
+    return _of_pack(pack, metrics)
+
+
+def of_cbor(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
+    """Metrics of a pack in CBOR. Raises UndecodableError."""
+    pack = codec_cbor.decode(payload)
+    if isinstance(pack, list):
+        pack = [_labelled(record) for record in pack]
+    return _of_pack(pack, metrics)
+
+
+def _labelled(record: object) -> object:
+    """A record with names instead of integers for labels."""
+    if not isinstance(record, Mapping):
+        return record
+    return {(_LABELS.get(label, label) if isinstance(label, int) else label): value for label, value in record.items()}
+
+
+def _of_pack(pack: object, metrics: tuple[Metric, ...]) -> Result:
+    measured = list(_measurements(pack))
+    newest_us = max((us for _, _, us in measured), default=0)
+    if any(us < RELATIVE_S_MAX * 1_000_000 <= newest_us for _, _, us in measured):
+        raise UndecodableError(MIXED_TIMES)
+    declared = {metric.path[0]: metric.name for metric in metrics}
+    seen: set[tuple[str, int]] = set()
+    numbers: list[tuple[str, object, int | None]] = []
+    others: list[str] = []
+    for name, value, us in measured:
+        if metrics and name not in declared:
+            others.append(name)
+            continue
+        metric = declared.get(name, name)
+        if (metric, us) in seen:
+            raise UndecodableError(TWICE)
+        seen.add((metric, us))
+        numbers.append((metric, value, newest_us - us or None))
+    undeclared = cut_names(name for name in others if name not in IDENTITY_MEMBERS)
+    return judged(numbers, metrics, undeclared)
+
+
+def _measurements(pack: object) -> Iterator[tuple[str, object, int]]:
+    """Name, value and time in microseconds of each number and truth value; texts and data are no measurements here."""
+    if not isinstance(pack, list) or not pack:
+        raise UndecodableError(NO_PACK)
+    base: dict[object, object] = {}
+    for record in pack:
+        if not isinstance(record, Mapping):
+            raise UndecodableError(NO_PACK)
+        base |= {name: value for name, value in record.items() if name in {"bn", "bt", "bv", "bver"}}
+        # Section 4.4: a field that must be understood is marked so.
+        if any(isinstance(name, str) and name.endswith("_") for name in record) or not _is_version(base):
+            raise UndecodableError(NO_PACK)
+        value = _value(record, base)
+        if value is not None:
+            yield _metric(base.get("bn", ""), record.get("n", "")), value, _time_us(base.get("bt"), record.get("t"))
+
+
+def _is_version(base: Mapping[object, object]) -> bool:
+    version = base.get("bver", VERSION_MAX)
+    return is_number(version) and 0 < version <= VERSION_MAX  # type: ignore[operator]
+
+
+def _value(record: Mapping[object, object], base: Mapping[object, object]) -> object:
+    """A number, a truth value as 1 or 0, or None where there is neither."""
+    truth, number = record.get("vb"), record.get("v")
+    if isinstance(truth, bool):
+        return int(truth)
+    start = base.get("bv")
+    if not is_number(number):
+        # A base value alone is one too, unless the record has a text or data or a sum.
+        alone = is_number(start) and not {"v", "vs", "vb", "vd", "s"} & record.keys() and "n" in record
+        return start if alone else None
+    return _sum(number, start) if is_number(start) else number
+
+
+def _sum(number: object, start: object) -> Decimal:
+    return Context(prec=400).add(Decimal(number), Decimal(start))  # type: ignore[arg-type]
+
+
+def _metric(base: object, name: object) -> str:
+    """The name, or the last part of the base name where there is none."""
+    if not isinstance(base, str) or not isinstance(name, str):
+        raise UndecodableError(NO_PACK)
+    parts = [name] if name else _NAME_PART.findall(base)
+    if not parts:
+        raise UndecodableError(NO_NAME)
+    return parts[-1]
+
+
+def _time_us(base: object, time: object) -> int:
+    """Microseconds, since 1970 or relative to now. Half to even, as the gateway rounds."""
+    total = Decimal(0)
+    for part in (base, time):
+        if part is None:
+            continue
+        if not is_number(part):
+            raise UndecodableError(BAD_TIME)
+        exact = Decimal(part)  # type: ignore[arg-type]
+        if exact and exact.adjusted() > 13:
+            raise UndecodableError(BAD_TIME)
+        total = _TIMES.add(total, exact)
+    return int((total * 1_000_000).quantize(Decimal(1), context=_TIMES))
+
+
+def _number(text: str) -> object:
+    """A JSON number, exact; what is too long to be computed is one that no table holds."""
+    if len(text) > NUMBER_CHARS_MAX or _LONG_EXPONENT.search(text):
+        return Decimal("1e99")
+    return Decimal(text)
+
+
+def _refused(constant: str) -> object:
+    raise ValueError(constant)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError(pairs)
+    return members
