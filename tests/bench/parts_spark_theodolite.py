@@ -43,7 +43,9 @@ LEVELS = 4
 EXACT_S = 2_400.0
 EXACT_OUTAGE = Outage(1, 300.0, 1_500.0)
 """Of the first of four groups, twenty minutes: longer than the shorter of stock's watermarks."""
-BATCH, BATCH_QUICK = 100_000, 1_000
+BATCH, BATCH_QUICK = 20_000, 1_000
+"""Of 80 s, as a stream is read that is nearly live: in larger batches stock's watermark would hardly move, and what is
+late would pass."""
 
 SENSORS = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000)
 SENSORS_QUICK = (50,)
