@@ -6,7 +6,6 @@ the greatest, and turns the sorted values round. Windows that a border cuts are 
 """
 
 import re
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import reduce
 from operator import or_
@@ -23,7 +22,6 @@ METRIC = ("namespace", "device", "stream", "metric")
 KEY = (*METRIC, "window_start", "window_end")
 DAY_S = 86_400
 DAY_US = DAY_S * 1_000_000
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SQUARES_TYPE = "decimal(38,12)"
 FACTORED_SUM_TYPE = "decimal(25,6)"
 """A sum that can be multiplied by a scale exactly: 19 digits before the point, ten million of the greatest values."""
@@ -88,7 +86,8 @@ def _on(dates: list[int]) -> Column:
 
 
 def _literal(us: int) -> Column:
-    return F.lit(EPOCH + timedelta(microseconds=us))
+    # Not as Python's datetime: the day after 9999-12-31, which stands for "without an end", is none.
+    return F.timestamp_micros(F.lit(us))
 
 
 # -- parts of windows that a border cuts ------------------------------------------------------------------------------

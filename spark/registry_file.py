@@ -25,6 +25,8 @@ DIGITS_MAX = 6
 TEXT_CHARS_MAX = 256
 """Of a site's and of a metric's name."""
 MISTAKES_SHOWN_MAX = 50
+NAMES_COMPARED_MAX = 2_000
+"""Names among which the like of a mistaken one is looked for."""
 
 _KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "devices": (("namespace", "device", "site"), ("labels", "valid_from", "valid_to")),
@@ -482,10 +484,13 @@ def _strange_devices(
     calibrations: Iterable[tuple[_Entry, Calibration]], devices: set[tuple[str, str]]
 ) -> Iterator[Mistake]:
     names = {f"{namespace}/{name}" for namespace, name in devices}
+    told = 0
     for entry, calibration in calibrations:
         if (calibration.namespace, calibration.device) not in devices:
+            told += 1
             name = f"{calibration.namespace}/{calibration.device}"
-            close = difflib.get_close_matches(name, names, n=1)
+            few = told <= MISTAKES_SHOWN_MAX and len(names) <= NAMES_COMPARED_MAX
+            close = difflib.get_close_matches(name, names, n=1) if few else []
             like = f"; is {close[0]} meant?" if close else ""
             words = f"{name} is not among the devices, so that nothing would be calibrated{like}"
             yield entry.mistake(f"{words} Else add the device")

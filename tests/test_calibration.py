@@ -1,7 +1,7 @@
 """Calibration and site on read, against the oracle: by event time, exact, windows split where a span ends."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
@@ -121,6 +121,17 @@ def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> No
     assert [tuple(row) for row in seconds.collect()] == [(0, 0, 15), (0, 15, 0), (0, 0, 0)]
     assert [row.status for row in rows] == ["complete"] * 3
     assert {(row.site, row.labels["floor"]) for row in rows} == {("hall-1", "2")}
+
+
+def test_ends_of_the_calendar_may_stand_for_open_ends(spark: SparkSession) -> None:
+    first, last = datetime(1, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    registry = Registry(calibrations=(replace(calibration(None, None, "2"), valid_from=first, valid_to=last),))
+    readings = [reading(0, 1)]
+    frame, calibrations = readings_frame(spark, readings), calibrations_frame(spark, registry)
+    ((value, certain),) = calibrated(frame, calibrations).select("calibrated_value", "calibration_certain").collect()
+    assert (value, certain) == (2, True)
+    (row,) = calibrated_windows(windows_frame(spark, readings), frame, calibrations).select("sum").collect()
+    assert row["sum"] == 2
 
 
 def test_a_number_that_does_not_fit_is_null_and_told(spark: SparkSession) -> None:
