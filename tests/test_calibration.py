@@ -1,5 +1,7 @@
 """Calibration and site on read, against the oracle: by event time, exact, windows split where a span ends."""
 
+import math
+import statistics
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -25,6 +27,7 @@ from spark.registry_table import (
     retired_gateways,
     table_path,
 )
+from spark.windows_table import WINDOW_S, folded, parts, shown, windowed
 from tests import oracle_joins
 from tests.join_frames import (
     MINUTE_US,
@@ -121,6 +124,28 @@ def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> No
     assert [tuple(row) for row in seconds.collect()] == [(0, 0, 15), (0, 15, 0), (0, 0, 0)]
     assert [row.status for row in rows] == ["complete"] * 3
     assert {(row.site, row.labels["floor"]) for row in rows} == {("hall-1", "2")}
+
+
+def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentiles(spark: SparkSession) -> None:
+    registry = Registry(calibrations=(calibration(None, 75, "-1.5", "7"), calibration(75, None, "3")))
+    readings = [reading(second, (second * 37) % 50, second) for second in range(0, 120, 5)]
+    frame = readings_frame(spark, readings).withColumn("kafka_timestamp", F.col("event_time"))
+    windows = shown(folded(parts(windowed(frame), ordinal=0)), WINDOW_S)
+
+    view = calibrated_windows(windows, frame, calibrations_frame(spark, registry))
+
+    assert view.columns[: len(windows.columns)] == windows.columns
+    found = found_parts(view)
+    expected = oracle_joins.calibrated_windows(readings, registry, MINUTE_US)
+    assert found.keys() == expected.keys()
+    for key, part in expected.items():
+        row, values = found[key], part.figures.values
+        assert (row["values"], row["min"], row["max"], row["sum"], row.mean) == (
+            *(list(values), values[0], values[-1], part.figures.sum, part.figures.mean),
+        )
+        assert (row["first"], row["last"], row.p50) == (part.figures.first, part.figures.last, part.figures.p50)
+        assert (row.p95, row.p99) == (values[math.ceil(len(values) * 0.95) - 1], values[-1])
+        assert row.deviation == pytest.approx(float(statistics.stdev(values)))
 
 
 def test_ends_of_the_calendar_may_stand_for_open_ends(spark: SparkSession) -> None:
