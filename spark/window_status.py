@@ -137,9 +137,7 @@ def _devices(evidence: Evidence) -> DataFrame:
     own = losses.where(F.col("device").isNotNull())
     # Of which it is not known whose they are, may be any device's that the gateway served.
     services = evidence.services.select(*DEVICE, "gateway")
-    others = services.distinct().join(
-        F.broadcast(losses.where(F.col("device").isNull()).drop("device")), ["namespace", "gateway"]
-    )
+    others = services.join(F.broadcast(losses.where(F.col("device").isNull()).drop("device")), ["namespace", "gateway"])
     island = F.struct("stream", "device_boot", "first", "last", "first_edge", "last_edge").cast(ISLAND_TYPE)
     parts = [
         evidence.islands.select(*DEVICE, island.alias("island")),

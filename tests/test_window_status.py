@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -435,6 +436,28 @@ def test_windows_of_a_span_need_no_older_history(spark: SparkSession) -> None:
     )
     between = with_status(windows, evidence, (at(60), at(160)))
     assert sorted(between.collect()) == sorted(with_status(windows, evidence).collect())
+
+
+def test_one_devices_windows_need_only_what_is_known_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    """All tables are searched by the device that was asked for, not read as a whole."""
+    evidence = evidence_of(spark, {"s": replace(Site(HOLEY, [RING_OVERFLOW]), beats=[beat(200)])})
+    names = ("islands", "losses", "services", "heard")
+    for name in names:
+        getattr(evidence, name).write.parquet(f"{tmp_path}/{name}")
+    stored = replace(
+        evidence,
+        islands=spark.read.parquet(f"{tmp_path}/islands"),
+        losses=spark.read.parquet(f"{tmp_path}/losses"),
+        services=spark.read.parquet(f"{tmp_path}/services"),
+        heard=spark.read.parquet(f"{tmp_path}/heard"),
+    )
+    windows = windows_of(spark, [Window("s", "42", THERMO, at(60), at(120))]).where(F.col("device") == "42")
+    found = with_status(windows, stored)
+    scans = [line for line in str(found._jdf.queryExecution().executedPlan()).splitlines() if "FileScan" in line]
+    assert len(scans) >= len(names)
+    # What a gateway could not name the device of is searched by that.
+    assert all("EqualTo(device,42)" in scan or "IsNull(device)" in scan for scan in scans)
+    assert [row.status for row in found.collect()] == ["complete_with_loss"]
 
 
 # -- drawn sites ------------------------------------------------------------------------------------------------------
