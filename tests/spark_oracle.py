@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Self
 
+from tests.oracle_payloads import UnreadableError
+
 SIX_PLACES = Decimal("0.000001")
 EXACT = Context(prec=2_000, rounding=ROUND_HALF_UP)
 LIMIT = Decimal(10) ** 12
@@ -45,10 +47,6 @@ Reading = tuple[str, str, str, str, datetime, Decimal, str, int, str, int | None
 Order = tuple[datetime, str, int, int]
 GatewayBoot = tuple[str, str, str]
 """namespace, gateway, boot"""
-
-
-class UnreadableError(Exception):
-    """A record that belongs to the rejects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from spark import correction_records, payload_decode
 from spark.kafka_records import typed_records
 from spark.payload_decode import decoded
 from tests import spark_oracle
-from tests.spark_oracle import KafkaRecord, UnreadableError
+from tests.oracle_payloads import UnreadableError
+from tests.spark_oracle import KafkaRecord
 from tests.spark_records import changed, correction, kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.kafka_records import SHAPES, typed_records
 from tests import spark_oracle
-from tests.spark_oracle import Headers, KafkaRecord, UnreadableError
+from tests.oracle_payloads import UnreadableError
+from tests.spark_oracle import Headers, KafkaRecord
 from tests.spark_records import EPOCH, NOON, changed, damaged, kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
