@@ -3,6 +3,7 @@
 Imported on executors: nothing but the standard library in here.
 """
 
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def float_decimal(packed: bytes, layout: str) -> Decimal | None:
     are no numbers.
     """
     (value,) = struct.unpack(layout, packed)
-    if value != value or value in {float("inf"), float("-inf")}:  # noqa: PLR0124 - NaN alone differs from itself
+    if not math.isfinite(value):
         return None
     if layout[-1] == "d":
         return Decimal(repr(value))

@@ -31,17 +31,23 @@ RESULT_TYPE = """
 _ANY = Stream("", "cbor")
 
 
-def python_decoder(streams: Streams) -> Callable[[Column, Column, Column], Column]:
-    """A function of Spark: codec, place of the declaration in `in_order` (or null) and payload to RESULT_TYPE.
+def asked_of_python(codec: Column, number: Column, payload: Column) -> Column:
+    """What `python_decoder` takes: codec, place of the declaration in `in_order` (or null) and payload, in one.
 
-    Null where the payload is.
+    One argument instead of three is a third less time for the rows that have none.
     """
+    return F.concat(F.concat_ws(":", codec, F.coalesce(number, F.lit(-1)), F.lit("")).cast("binary"), payload)
+
+
+def python_decoder(streams: Streams) -> Callable[[Column], Column]:
+    """A function of Spark, from `asked_of_python` to RESULT_TYPE; null where it is asked nothing."""
     declarations = streams.to_json()
 
-    def read(codec: str | None, number: int | None, payload: bytearray | None) -> tuple[object, ...] | None:
-        if codec is None or payload is None:
+    def read(asked: bytearray | None) -> tuple[object, ...] | None:
+        if asked is None:
             return None
-        return _read(declarations, codec, number, bytes(payload))
+        codec, number, payload = bytes(asked).split(b":", 2)
+        return _read(declarations, codec.decode(), int(number), payload)
 
     return F.udf(read, RESULT_TYPE, useArrow=False)
 
@@ -53,9 +59,9 @@ def _declared(declarations: str) -> tuple[list[Stream], str]:
     return streams.in_order(), streams.registry or ""
 
 
-def _read(declarations: str, codec: str, number: int | None, payload: bytes) -> tuple[object, ...]:
+def _read(declarations: str, codec: str, number: int, payload: bytes) -> tuple[object, ...]:
     in_order, registry = _declared(declarations)
-    found = read_payload(payload, codec, _ANY if number is None else in_order[number], registry)
+    found = read_payload(payload, codec, _ANY if number < 0 else in_order[number], registry)
     return found.metrics, found.undeclared, found.reject_reason
 
 

@@ -55,6 +55,8 @@ MULTIPLES_MAX = 100_000
 _TOPIC = re.compile(r"[A-Za-z0-9._*-]{1,249}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _LIMIT = Decimal(10) ** 12
+_FLAT = ("senml-json", "senml-cbor", "binary")
+"""Codecs without objects: a dot in a name is a dot."""
 
 Text = Annotated[str, Meta(max_length=2_000, description="a text in double quotes, of at most 2000 characters")]
 Number = Annotated[int | Decimal, Meta(description="a number, such as 21.5")]
@@ -174,7 +176,7 @@ def _stream(name: str, stream: _Stream) -> Stream:
     metrics = (
         Metric(
             name=metric,
-            path=_path(metric, declared.source),
+            path=_path(metric, declared.source, stream.codec),
             unit=declared.unit,
             decimals=declared.decimals,
             min=None if declared.min is None else plain(Decimal(declared.min)),
@@ -199,10 +201,12 @@ def _stream(name: str, stream: _Stream) -> Stream:
     )
 
 
-def _path(metric: str, source: str | tuple[str, ...]) -> tuple[str, ...]:
+def _path(metric: str, source: str | tuple[str, ...], codec: Codec) -> tuple[str, ...]:
     if not source:
         return (metric,)
-    return tuple(source.split(".")) if isinstance(source, str) else source
+    if isinstance(source, tuple):
+        return source
+    return (source,) if codec in _FLAT else tuple(source.split("."))
 
 
 # -- what types say -----------------------------------------------------------------------------
@@ -237,9 +241,7 @@ def _value_mistakes(hint: Any, value: object, place: Place) -> Iterator[tuple[Pl
         for index, element in enumerate(value):
             yield from _section_mistakes(inner[0], element, (*place, index))
         return
-    try:
-        msgspec.convert(value, hint, dec_hook=_number)
-    except msgspec.ValidationError:
+    if not _converts(value, hint):
         yield place, f"{_shown(value)} will not do; write {_wanted(hint)}"
         return
     for text in value if isinstance(value, list) else [value]:
@@ -253,6 +255,22 @@ def _section_mistakes(struct: type[Struct], value: object, place: Place) -> Iter
     else:
         wanted = '{ name = "...", type = "i16" }' if struct is _Field else f"a section, [{_spell(place)}]"
         yield place, f"{_shown(value)} will not do; write {wanted}"
+
+
+def _converts(value: object, hint: Any) -> bool:
+    # msgspec would take a text for a decimal.
+    texts = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+    if texts and _is_of_decimals(hint):
+        return False
+    try:
+        msgspec.convert(value, hint, dec_hook=_number)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _is_of_decimals(hint: Any) -> bool:
+    return hint is Decimal or any(_is_of_decimals(inner) for inner in get_args(hint))
 
 
 def _number(kind: type, value: object) -> object:
@@ -298,7 +316,7 @@ def _meaning_mistakes(file: _File) -> Iterator[tuple[Place, str]]:
         yield from _registry_mistakes(file.avro.registry)
 
 
-def _stream_mistakes(name: str, stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:  # noqa: C901 - one line for each mistake
+def _stream_mistakes(name: str, stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:
     if _TOPIC.fullmatch(name) is None:
         yield place, "is no topic's name; write letters, digits, '.', '_' or '-', and * for any of them"
     if len(stream.metrics) > METRICS_MAX:
@@ -306,28 +324,28 @@ def _stream_mistakes(name: str, stream: _Stream, place: Place) -> Iterator[tuple
     sources: dict[tuple[str, ...], str] = {}
     for metric, declared in stream.metrics.items():
         inner = (*place, "metrics", metric)
-        yield from _metric_mistakes(metric, declared, inner)
-        other = sources.setdefault(_path(metric, declared.source), metric)
+        path = _path(metric, declared.source, stream.codec)
+        yield from _metric_mistakes(metric, declared, path, inner)
+        other = sources.setdefault(path, metric)
         if other != metric:
             yield inner, f"is read from what {show(other)} is read from; give one of them another `from`"
-    if stream.codec == "number":
-        if len(stream.metrics) > 1:
-            yield (*place, "metrics"), "a bare number is one metric; declare one"
-        for metric, declared in stream.metrics.items():
-            if declared.source:
-                yield (*place, "metrics", metric, "from"), "a bare number has no members; remove it"
-    if stream.codec in {"senml-json", "senml-cbor", "binary"}:
-        for metric, declared in stream.metrics.items():
-            # A measurement's name may have dots in it, a field's too: only a list would be a path.
-            if isinstance(declared.source, tuple) and len(declared.source) > 1:
-                yield (*place, "metrics", metric, "from"), f"{stream.codec} has no objects in it; write one name"
-    yield from _layout_mistakes(stream, place)
+        if stream.codec in _FLAT and len(path) > 1:
+            yield (*inner, "from"), f"{stream.codec} has no objects in it; write one name"
+        if stream.codec == "number" and declared.source:
+            yield (*inner, "from"), "a bare number has no members; remove it"
+    if stream.codec == "number" and len(stream.metrics) > 1:
+        yield (*place, "metrics"), "a bare number is one metric; declare one"
+    if stream.codec == "binary":
+        yield from _layout_mistakes(stream, place)
+        return
+    not_here = {"layout": stream.layout, "header": stream.header, "endian": stream.endian != "little"}
+    for setting in (name for name, is_written in not_here.items() if is_written):
+        yield (*place, setting), f'is of codec "binary", and codec is {show(stream.codec)}; remove one'
 
 
-def _metric_mistakes(name: str, metric: _Metric, place: Place) -> Iterator[tuple[Place, str]]:
+def _metric_mistakes(name: str, metric: _Metric, path: tuple[str, ...], place: Place) -> Iterator[tuple[Place, str]]:
     if not 0 < len(name) <= NAME_CHARS_MAX or _CONTROL.search(name):
         yield place, f"is no metric's name; write 1 to {NAME_CHARS_MAX} characters"
-    path = _path(name, metric.source)
     if not path or not all(path) or len(path) > PATH_MAX:
         yield (*place, "from"), 'is no member\'s name; write it as "t", or "env.t" for the member t of the object env'
     bounds = {"min": metric.min, "max": metric.max}
@@ -343,16 +361,7 @@ def _metric_mistakes(name: str, metric: _Metric, place: Place) -> Iterator[tuple
         yield (*place, "min"), f"{metric.min} is above max ({metric.max}), so that no value would be right; swap them"
 
 
-def _layout_mistakes(stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:  # noqa: C901 - one line for each mistake
-    if stream.codec != "binary":
-        for setting, is_written in (
-            ("layout", bool(stream.layout)),
-            ("header", stream.header),
-            ("endian", stream.endian != "little"),
-        ):
-            if is_written:
-                yield (*place, setting), f'is of codec "binary", and codec is {show(stream.codec)}; remove one'
-        return
+def _layout_mistakes(stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:
     if not stream.layout:
         yield (*place, "layout"), 'is missing; write layout = [{ name = "celsius", type = "i16", scale = "0.01" }]'
         return
@@ -360,21 +369,18 @@ def _layout_mistakes(stream: _Stream, place: Place) -> Iterator[tuple[Place, str
     for index, each in enumerate(stream.layout):
         inner = (*place, "layout", index)
         if each.skip is not None:
-            if each.type is not None or each.scale is not None or each.name is not None:
+            if (each.name, each.type, each.scale) != (None, None, None):
                 yield inner, "has skip beside name, type or scale; write one field for each"
-            continue
-        if each.name is None or each.type is None:
+        elif each.name is None or each.type is None:
             yield inner, "lacks name or type; write both, or skip = the number of bytes that are no field"
-            continue
-        if each.name in names:
+        elif each.name in names:
             yield inner, f"{show(each.name)} is the name of two fields; give one another name"
-        names.add(each.name)
+        names.add(each.name or "")
     for metric, declared in stream.metrics.items():
-        (source, *_) = _path(metric, declared.source if isinstance(declared.source, tuple) else ())
-        source = declared.source if isinstance(declared.source, str) and declared.source else source
+        (source, *_) = _path(metric, declared.source, stream.codec)
         if source not in names:
-            said = f"no field of the layout is called {show(source)}"
-            yield (*place, "metrics", metric), f"{said}; write from = one of {', '.join(sorted(names)) or 'them'}"
+            known = ", ".join(show(name) for name in sorted(names) if name)
+            yield (*place, "metrics", metric), f"no field of the layout is called {show(source)}; there are: {known}"
     if sum(each.skip or SIZES[each.type or "u8"] for each in stream.layout) > BYTES_MAX:
         yield (*place, "layout"), f"is of more than {BYTES_MAX} bytes, which is the longest payload that is read"
 

@@ -1,25 +1,29 @@
-"""Headers and payloads as Spark reads them, against Python's own parser and decimals."""
+"""Payloads as Spark reads them, declared and not, against Python's own parser and decimals."""
 
 import dataclasses
 import json
 import random
+import struct
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
+import cbor2
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PythonException
 from pyspark.sql import Row, SparkSession
 
-from spark import correction_records, payload_declared
+from spark import codec_avro, correction_records, payload_declared
 from spark.kafka_records import typed_records
 from spark.payload_declared import decoded
 from spark.streams_file import NO_STREAMS, Streams, parse_streams
 from tests import oracle_payloads, spark_oracle
 from tests.oracle_payloads import Outcome, UnreadableError
 from tests.spark_oracle import KafkaRecord
-from tests.spark_records import changed, correction, kafka_frame, reading, reading_headers
+from tests.spark_records import correction, kafka_frame, reading, reading_headers
+from tests.test_codecs import SCHEMA, climate, registry
 
 pytestmark = pytest.mark.spark
 
@@ -202,6 +206,8 @@ DECLARED = parse_streams(
     [streams.device-thermo.metrics."it's \"v\""]
     from = ["v w"]
     [streams.device-thermo.metrics."ü"]
+    [streams.device-thermo.metrics.T]
+    [streams.device-thermo.metrics.tick]
 
     [streams."device-n*"]
     codec = "json"
@@ -225,7 +231,7 @@ DECLARED = parse_streams(
     Path("streams.toml"),
 )
 TOPICS = ("device-thermo", "device-thermo", "device-nested", "device-other", "level", "elsewhere")
-NAMES = ("t", "u", "v w", "ü", "n", "seq", "tick", "boot", "x", "a.b", "", 'q"', "\U0001f321", "\uffee")
+NAMES = ("t", "T", "u", "v w", "ü", "n", "seq", "tick", "boot", "x", "a.b", "", 'q"', "\U0001f321", "\uffee")
 SPACES = st.sampled_from(["", "", "", " ", "\n", "\r\n\t"])
 NUMBERS = st.one_of(
     st.from_regex(r"-?(0|[1-9][0-9]{0,3})(\.[0-9]{1,8})?", fullmatch=True),
@@ -282,7 +288,7 @@ def payloads(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=8, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(st.lists(st.tuples(st.sampled_from(TOPICS), st.booleans(), payloads()), min_size=60, max_size=120))
 def test_declared_streams_are_read_as_declared(spark: SparkSession, drawn: list[tuple[str, bool, str]]) -> None:
     records = [
@@ -345,42 +351,10 @@ REJECTS: list[tuple[KafkaRecord, str]] = [
     (reading(key=None), "header: the key is missing or not UTF-8"),
     (reading(key=b"\xc3"), "header: the key is missing or not UTF-8"),
 ]
-GOOD = reading_headers(device_boot="7-1a2b3c4d")
-HEADER_FAULTS: list[tuple[spark_oracle.Headers | None, str]] = [
-    ([], "the headers are not"),
-    (None, "the headers are not"),
-    (GOOD[:13], "the headers are not"),
-    (GOOD[:15], "the headers are not"),
-    (GOOD[1::-1] + GOOD[2:], "the headers are not"),
-    ([*GOOD, ("extra", b"1")], "the headers are not"),
-    ([*GOOD[:4], ("ce_subject", None), *GOOD[5:]], "the headers are not"),
-    ([*GOOD[:4], ("ce_subject", b"\xff"), *GOOD[5:]], "the headers are not"),
-    (changed(GOOD, "ce_specversion", "0.3"), "ce_specversion"),
-    (changed(GOOD, "ce_source", "gw-1"), "ce_source"),
-    (changed(GOOD, "ce_id", "1"), "ce_id"),
-    (changed(GOOD, "ce_lane", "ffffffffffff"), "ce_id"),
-    (changed(GOOD, "ce_lanesequence", "2"), "ce_id"),
-    (changed(GOOD, "ce_time", "2026-03-14T12:00:00Z"), "ce_time"),
-    (changed(GOOD, "ce_time", "2026-13-14T12:00:00.000000Z"), "ce_time"),
-    (changed(GOOD, "ce_time", "2026-03-14T12:00:00.000000+00:00"), "ce_time"),
-    (changed(GOOD, "ce_receivedtime", ""), "ce_receivedtime"),
-    (changed(GOOD, "ce_timeerror", "-1"), "ce_timeerror"),
-    (changed(GOOD, "ce_timeerror", "9223372036854775808"), "ce_timeerror"),
-    (changed(GOOD, "ce_boottime", "1.5"), "ce_boottime"),
-    (changed(GOOD, "ce_devicesequence", "x"), "ce_devicesequence"),
-    ([*GOOD, ("ce_boottimeerror", b"-1")], "ce_boottimeerror"),
-    ([*GOOD, ("ce_boottimeerror", b"9223372036854775808")], "ce_boottimeerror"),
-    ([*GOOD, ("ce_boottimeerror", b"nan")], "ce_boottimeerror"),
-    ([*GOOD, ("ce_boottimeerror", b"1"), ("ce_doubt", b"conflict")], "the headers are not"),
-    ([*GOOD, ("ce_doubt", b"true")], "ce_doubt"),
-    ([*GOOD, ("ce_doubt", None)], "the headers are not"),
-    ([*GOOD[:14], ("ce_doubt", b"conflict"), *GOOD[14:]], "the headers are not"),
-    ([*GOOD, ("ce_doubt", b"conflict"), ("ce_doubt", b"conflict")], "the headers are not"),
-]
 
 
 def test_a_record_that_cannot_be_read_says_why_and_keeps_its_bytes(spark: SparkSession) -> None:
-    cases = REJECTS + [(replace(reading(), headers=headers), f"header: {reason}") for headers, reason in HEADER_FAULTS]
+    cases = [*REJECTS, (reading(headers=[]), "header: the headers are not the contract's")]
     records = [replace(record, offset=offset) for offset, (record, _) in enumerate(cases)]
 
     rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
@@ -394,42 +368,16 @@ def test_a_record_that_cannot_be_read_says_why_and_keeps_its_bytes(spark: SparkS
             oracle_payloads.read_payload(spark_oracle.read_headers(record))
 
 
-def test_headers_become_typed_columns(spark: SparkSession) -> None:
-    headers = reading_headers(17, error_us=2**63 - 1, namespace="attic", device_boot="7-1a2b3c4d")
-    event = reading_headers(18, event_type="sluice.gateway.heartbeat")
-    records = [reading(headers=headers, key=b"attic/42"), reading(b'{"depth": 7}', event, key=b"gw-1", offset=1)]
+def test_what_a_gateway_says_of_itself_is_neither_a_measurement_nor_a_reject(spark: SparkSession) -> None:
+    event = reading(b'{"depth": 7}', reading_headers(18, event_type="sluice.gateway.heartbeat"), key=b"gw-1")
+    records = typed_records(kafka_frame(spark, [replace(event, topic="gateway-events")]))
 
-    taken, heartbeat = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()
+    found = decoded(records, DECLARED)
+    (row,) = found.collect()
 
-    assert (taken.namespace, taken.gateway, taken.device, taken.stream) == ("attic", "gw-1", "42", "device-thermo")
-    assert (taken.key, taken.lane, taken.lane_sequence) == ("attic/42", "0123456789ab", 17)
-    assert (taken.buffer, taken.ce_id) == ("00112233445566aa", "00112233445566aa-0123456789ab-17")
-    assert (taken.time_error_us, taken.boot_time_us) == (2**63 - 1, 123456789)
-    assert (taken.device_boot, taken.device_sequence) == ("7-1a2b3c4d", 17)
-    # What a gateway says of itself is kept, and is neither a measurement nor a reject.
-    assert (heartbeat.device_boot, heartbeat.device_sequence) == (None, None)
-    assert (heartbeat.metrics, heartbeat.reject_reason) == (None, None)
-
-
-def test_headers_that_are_there_or_not_are_found_in_each_combination(spark: SparkSession) -> None:
-    shapes = [
-        (boot, doubt, error_us)
-        for boot in (None, "7-1a2b3c4d")
-        for doubt in (None, "redelivered", "conflict")
-        for error_us in (None, 0, 2**63 - 1)
-    ]
-    records = [
-        reading(headers=reading_headers(17, device_boot=boot, doubt=doubt, boot_error_us=error_us), offset=offset)
-        for offset, (boot, doubt, error_us) in enumerate(shapes)
-    ]
-
-    rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=99)])).orderBy("offset").collect()
-
-    found = [(r.device_boot, r.device_sequence, r.doubt, r.boot_time_error_us, r.header_fault) for r in rows]
-    assert found[:-1] == [
-        (boot, None if boot is None else 17, doubt, error_us, None) for boot, doubt, error_us in shapes
-    ]
-    assert (rows[-1].doubt, rows[-1].boot_time_error_us) == (None, None)
+    assert (row.metrics, row.undeclared, row.reject_reason) == (None, None, None)
+    kept = [column for column in records.columns if column != "header_fault"]
+    assert found.columns == [*kept, "metrics", "undeclared", "reject_reason"]
 
 
 WRONG_CORRECTIONS: list[tuple[KafkaRecord, str]] = [
@@ -467,3 +415,67 @@ def test_a_correction_that_makes_no_sense_is_a_reject_with_its_reason(spark: Spa
         assert (row.reject_reason or "").startswith(f"correction: {reason}" if reason else ""), record.value
         assert bool(row.reject_reason) == bool(reason), (record.value, row.reject_reason)
         assert row.metrics is None
+
+
+def python_payloads(registry: str) -> tuple[Streams, list[tuple[str, str, bytes]]]:
+    """A stream and a payload for each codec that is read in Python; the last ones have nothing but a content type."""
+    streams = parse_streams(
+        f"""
+        unknown = "accept"
+        streams.packed = {{ codec = "binary", layout = [{{ name = "t", type = "i16", scale = "0.01" }}] }}
+        streams.map = {{ codec = "cbor", metrics.t = {{ decimals = 2, max = 30 }} }}
+        streams.pack = {{ codec = "senml-json" }}
+        streams.small = {{ codec = "senml-cbor" }}
+        streams.record = {{ codec = "avro", metrics.celsius = {{ decimals = 1 }} }}
+        avro.registry = "{registry}"
+        """,
+        Path("streams.toml"),
+    )
+    senml = [{"bn": "dev/", "bt": 1.7e9, "n": "t", "v": 21.5}, {"n": "t", "t": -60, "v": 21}]
+    return streams, [
+        ("packed", "application/octet-stream", struct.pack("<h", 2153)),
+        ("map", "application/cbor", cbor2.dumps({"t": 21.534, "lux": 3})),
+        ("map", "application/cbor", cbor2.dumps({"t": 31})),
+        ("pack", "application/senml+json", json.dumps(senml).encode()),
+        ("small", "application/senml+cbor", cbor2.dumps([{0: "t", 2: 21.5}])),
+        ("record", "application/avro", climate(7)),
+        ("record", "application/avro", b"\x00"),
+        ("other", "application/cbor", cbor2.dumps({"t": 21.5})),
+        ("other", "application/senml+json; charset=utf-8", json.dumps(senml[:1]).encode()),
+        ("other", "application/json", b'{"t": 21.5}'),
+    ]
+
+
+def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
+    with registry({7: SCHEMA}) as (url, _):
+        streams, payloads = python_payloads(url)
+        records = [
+            replace(reading(value, reading_headers(content_type=content_type)), topic=topic, offset=offset)
+            for offset, (topic, content_type, value) in enumerate(payloads)
+        ]
+        rows = decoded(typed_records(kafka_frame(spark, records)), streams).orderBy("offset").collect()
+
+    t = Decimal("21.5")
+    assert [row.metrics and [tuple(metric) for metric in row.metrics] for row in rows] == [
+        [("t", Decimal("21.53"), None)],
+        [("t", Decimal("21.53"), None)],
+        None,
+        [("t", t, None), ("t", Decimal(21), 60_000_000)],
+        [("t", t, None)],
+        [("celsius", t, None)],
+        None,
+        [("t", t, None)],
+        [("t", t, None)],
+        [("t", t, None)],
+    ]
+    assert [row.undeclared for row in rows if row.undeclared] == [["lux"], ["litres", "pascal"]]
+    assert [row.reject_reason for row in rows if row.reject_reason] == ["out-of-range: t", codec_avro.NO_FRAME]
+
+
+def test_a_registry_that_does_not_answer_fails_the_batch_in_words(spark: SparkSession) -> None:
+    with registry({}) as (gone, _):
+        streams, _ = python_payloads(gone)
+    records = [replace(reading(climate(5)), topic="record")]
+
+    with pytest.raises(PythonException, match=r"registry http://127\.0\.0\.1:.* does not give schema 5: .*refused"):
+        decoded(typed_records(kafka_frame(spark, records)), streams).collect()

@@ -1,0 +1,85 @@
+"""What the codecs in Spark's expressions share: types, declarations as literals, numbers as exact decimals."""
+
+import json
+from collections.abc import Callable
+from functools import reduce
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.codec_declarations import IDENTITY_MEMBERS, Stream, Streams, decimals_used
+from spark.codec_numbers import NUMBER_CHARS_MAX
+
+VALUE_TYPE = "decimal(18,6)"
+"""Values are quantised to six decimals or fewer, half up, so that sums are the same in any order."""
+METRICS_TYPE = f"array<struct<name:string,value:{VALUE_TYPE},ago_us:bigint>>"
+"""By name. `ago_us`: how long before the record's event time the value was taken; null where it was at that time."""
+SPEC_TYPE = f"struct<name:string,path:array<string>,decimals:int,min:{VALUE_TYPE},max:{VALUE_TYPE}>"
+"""What the declaration says of one metric."""
+MEMBERS_TYPE = "map<string,variant>"
+
+
+def constant(value: object, of_type: str) -> Column:
+    """One literal, whatever its size; Spark computes it once, in the plan."""
+    return F.from_json(F.lit(json.dumps(value)), of_type)
+
+
+def spec_literals(in_order: list[Stream]) -> Column:
+    """Of each declaration its metrics; null where it declares none, so that each number is one."""
+    found = [
+        [
+            {
+                "name": metric.name,
+                "path": metric.path,
+                "decimals": metric.decimals,
+                "min": None if metric.min is None else str(metric.min),
+                "max": None if metric.max is None else str(metric.max),
+            }
+            for metric in stream.metrics
+        ]
+        or None
+        for stream in in_order
+    ]
+    return constant(found, f"array<array<{SPEC_TYPE}>>")
+
+
+def known_members(in_order: list[Stream]) -> list[list[str] | None]:
+    """Of each declaration the members that it knows; null where it declares no metrics."""
+    return [
+        [*IDENTITY_MEMBERS, *(metric.path[0] for metric in stream.metrics)] if stream.metrics else None
+        for stream in in_order
+    ]
+
+
+def number_struct(spec: Column, value: Column) -> Column:
+    """A number with its name and valid range."""
+    return F.struct(
+        spec["name"].alias("name"), value.alias("value"), spec["min"].alias("min"), spec["max"].alias("max")
+    )
+
+
+def exact_number(text: Column, decimals: Column, streams: Streams) -> Column:
+    """The text of a number as a decimal; null where it is out of range."""
+    return rounded(lambda of_type: exact_of(text, of_type), decimals, streams)
+
+
+def rounded(read: Callable[[str], Column], decimals: Column, streams: Streams) -> Column:
+    """A number with so many decimals; null where it is out of range.
+
+    Each is read in its own type: rounding twice, to six decimals first, would turn 1.0049999996 into 1.01.
+    """
+    *fewer, most = decimals_used(streams.streams)
+    ways = [(count, read(f"decimal({12 + count},{count})").cast(VALUE_TYPE)) for count in fewer]
+    found = read(f"decimal({12 + most},{most})")
+    return reduce(lambda others, way: F.when(decimals == way[0], way[1]).otherwise(others), ways, found)
+
+
+def exact_of(text: Column, of_type: str) -> Column:
+    """The text of a number as a decimal of this type; null where it does not fit.
+
+    Long ones, and exponents of more than three digits, are not computed: one `1e-10000000` keeps Spark's decimals busy
+    for six seconds.
+    """
+    computable = (F.length(text) <= NUMBER_CHARS_MAX) & ~text.rlike("[eE][+-]?[0-9]{4}")
+    is_zero = text.rlike("^[+-]?[0.]+(?:[eE].*)?$")
+    return F.when(computable & is_zero, F.lit(0).cast(of_type)).when(computable, text.try_cast(of_type))

@@ -1,0 +1,165 @@
+"""Reads JSON strictly: one object and nothing else, each name once, numbers of any kind exact.
+
+What is interpreted for each row is slow; it stands below tests of columns that are null of all that is usual.
+"""
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.codec_decimals import (
+    MEMBERS_TYPE,
+    VALUE_TYPE,
+    constant,
+    exact_number,
+    exact_of,
+    known_members,
+    number_struct,
+    rounded,
+    spec_literals,
+)
+from spark.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
+from spark.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
+
+# What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
+# the stack on long texts.
+NUMBER_IN_JSON = r'\G((?:[^"0-9-]|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?[0-9][-+.0-9eE]*+)'
+
+
+def with_members(texts: DataFrame, is_object: Column) -> DataFrame:
+    """Add `members`: those of the JSON object that `text` is; null where it is none, and where `is_object` is not true.
+
+    Spark's parser stops at the end of the first value, whatever comes after it. Within `[…,0]` anything that follows
+    makes a different array or no array; only `…,0]…` closes the brackets itself, and does not fit in an object.
+    """
+    in_array = F.try_parse_json(F.concat(F.lit("["), F.col("text"), F.lit(",0]")))
+    in_object = F.try_parse_json(F.concat(F.lit('{"a":'), F.col("text"), F.lit(',"b":0}')))
+    alone = (
+        (F.try_variant_get("wrapped", "$[1]", "int") == 0)
+        & F.try_variant_get("wrapped", "$[2]", "variant").isNull()
+        & (~F.contains(F.col("text"), F.lit("]")) | in_object.isNotNull())
+    )
+    members = F.try_variant_get("wrapped", "$[0]", MEMBERS_TYPE)
+    return texts.select("*", F.when(is_object & F.col("text").isNotNull(), in_array).alias("wrapped")).select(
+        *texts.columns, F.when(F.col("wrapped").isNotNull() & alone, members).alias("members")
+    )
+
+
+def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFrame:
+    """Add `numbers`: declared metrics, or all numbers where none are declared; else `bare`.
+
+    And `too_many`, and `undeclared`.
+
+    Everything stands below a test of `members`: they are null of what is usual, and then nothing of it is computed.
+    """
+    in_order = streams.in_order()
+    is_nested = any(len(metric.path) > 1 for stream in in_order for metric in stream.metrics)
+    specs = F.get(spec_literals(in_order), F.col("stream_number"))
+    known = F.get(constant(known_members(in_order), "array<array<string>>"), F.col("stream_number"))
+    is_json = (F.col("format") == "json") & F.col("members").isNotNull()
+    entries = F.map_entries("members")
+    declared = F.filter(
+        F.transform(specs, lambda spec: _with_value(spec, F.col("members"), is_nested=is_nested)),
+        lambda each: _is_numeric(each["value"]),
+    )
+    unknown = F.filter(entries, lambda member: ~F.array_contains(known, member["key"]) & _is_numeric(member["value"]))
+    found = parsed.select(
+        "*",
+        F.when(is_json & F.col("has_metrics"), declared).alias("declared"),
+        F.when(is_json & F.col("has_metrics"), unknown).when(is_json, F.filter(entries, _is_metric)).alias("others"),
+    )
+    # A variant holds exact decimals of up to 38 digits, but makes 1e-7 a binary fraction: those are read from text.
+    too_many = F.col("declared").isNull() & (F.size("others") > METRICS_MAX)
+    some = F.when(F.col("declared").isNotNull(), F.col("declared")["value"]).otherwise(F.col("others")["value"])
+    quoted = F.try_parse_json(F.regexp_replace("text", NUMBER_IN_JSON, '$1"$2"'))
+    inexact = F.col("others").isNotNull() & ~too_many & F.exists(some, _is_double)
+    with_texts = found.select(
+        "*",
+        F.coalesce(too_many, F.lit(False)).alias("too_many"),
+        F.when(inexact, F.try_variant_get(quoted, "$", MEMBERS_TYPE)).alias("texts"),
+    )
+    of_declared = F.transform(
+        "declared",
+        lambda each: number_struct(
+            each,
+            _value(each["value"], _at(F.col("texts"), each["path"], is_nested=is_nested), each["decimals"], streams),
+        ),
+    )
+    # By position, not by name: a map is searched from its beginning, thousands of members for each of them. Both
+    # maps come from variants, which order the members of an object by name.
+    by_position = F.filter(
+        F.zip_with(
+            entries,
+            F.map_values("texts"),
+            lambda member, text: F.struct(
+                member["key"].alias("key"), member["value"].alias("value"), text.alias("text")
+            ),
+        ),
+        _is_metric,
+    )
+    of_others = F.when(
+        F.col("texts").isNull(), F.transform("others", lambda member: _any(member["key"], member["value"]))
+    ).otherwise(F.transform(by_position, lambda member: _any(member["key"], member["value"], member["text"])))
+    names = F.transform(
+        F.slice("others", 1, UNDECLARED_MAX), lambda member: F.substring(member["key"], 1, UNDECLARED_CHARS_MAX)
+    )
+    is_undeclared = F.col("declared").isNotNull() & (F.size("others") > 0)
+    numbers = (
+        F.when(F.col("declared").isNotNull(), of_declared)
+        .when(F.col("others").isNotNull() & ~F.col("too_many"), of_others)
+        .otherwise(bare)
+    )
+    return with_texts.select(
+        *(column for column in parsed.columns if column not in {"quick_undeclared", "stream_number"}),
+        "too_many",
+        F.coalesce("quick_undeclared", F.when(is_undeclared, names)).alias("undeclared"),
+        numbers.alias("numbers"),
+    )
+
+
+def _with_value(spec: Column, members: Column, *, is_nested: bool) -> Column:
+    return F.struct(
+        *(spec[name].alias(name) for name in ("name", "path", "decimals", "min", "max")),
+        _at(members, spec["path"], is_nested=is_nested).alias("value"),
+    )
+
+
+def _at(members: Column, path: Column, *, is_nested: bool) -> Column:
+    """What stands at a path below an object's members; null where nothing does."""
+    first = F.try_element_at(members, F.get(path, F.lit(0)))
+    if not is_nested:
+        return first
+    inner = F.aggregate(
+        F.slice(path, 2, F.size(path)),
+        first,
+        lambda around, name: F.try_element_at(F.try_variant_get(around, "$", MEMBERS_TYPE), name),
+    )
+    return F.when(F.size(path) == 1, first).otherwise(inner)
+
+
+def _any(name: Column, value: Column, text: Column | None = None) -> Column:
+    """A number of which nothing is declared."""
+    exact = F.try_variant_get(value, "$", VALUE_TYPE)
+    if text is not None:
+        exact = F.when(_is_double(value), exact_of(F.try_variant_get(text, "$", "string"), VALUE_TYPE)).otherwise(exact)
+    bound = F.lit(None).cast(VALUE_TYPE)
+    return F.struct(name.alias("name"), exact.alias("value"), bound.alias("min"), bound.alias("max"))
+
+
+def _value(value: Column, text: Column, decimals: Column, streams: Streams) -> Column:
+    """A declared number, from its text where that was needed."""
+    return F.when(text.isNotNull(), exact_number(F.try_variant_get(text, "$", "string"), decimals, streams)).otherwise(
+        rounded(lambda of_type: F.try_variant_get(value, "$", of_type), decimals, streams)
+    )
+
+
+def _is_metric(member: Column) -> Column:
+    return ~member["key"].isin(*IDENTITY_MEMBERS) & _is_numeric(member["value"])
+
+
+def _is_numeric(value: Column) -> Column:
+    """Not by a pattern: this is asked of each member."""
+    return F.coalesce(F.substring(F.schema_of_variant(value), 1, 3).isin("BIG", "DEC", "DOU"), F.lit(False))
+
+
+def _is_double(value: Column) -> Column:
+    return F.schema_of_variant(value) == "DOUBLE"

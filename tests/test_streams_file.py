@@ -1,0 +1,263 @@
+"""`streams.toml`: what it declares, and how its mistakes are told."""
+
+import pickle
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark.codec_declarations import Metric, Stream, Streams, Times, Windows
+from spark.streams_file import NO_STREAMS, ConfigError, load_streams, parse_streams
+
+DOCS = Path(__file__).parent.parent / "docs" / "streams.md"
+
+
+def parsed(text: str) -> Streams:
+    return parse_streams(text, Path("streams.toml"))
+
+
+def mistakes(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parsed(text)
+    return str(caught.value)
+
+
+EXAMPLE = """
+[streams."device-thermo"]
+codec = "json"
+doc = "Climate of the barns"
+
+[streams."device-thermo".metrics.celsius]
+unit = "Cel"
+decimals = 2
+min = -40
+max = 125.50
+from = "env.t"
+
+[streams."device-thermo".metrics.humidity]
+"""
+
+
+def test_a_stream_and_its_metrics() -> None:
+    streams = parsed(EXAMPLE)
+
+    assert streams.streams == (
+        Stream(
+            name="device-thermo",
+            codec="json",
+            doc="Climate of the barns",
+            metrics=(
+                Metric("celsius", ("env", "t"), "Cel", 2, Decimal(-40), Decimal("125.5")),
+                Metric("humidity", ("humidity",)),
+            ),
+        ),
+    )
+    assert (streams.unknown, streams.registry) == ("quarantine", None)
+    assert streams.windows == Windows((60, 3600, 86400), (Decimal(50), Decimal(95), Decimal(99)))
+    assert streams.times == Times(date(2020, 1, 1), 86_400)
+
+
+def test_what_is_for_the_whole_file() -> None:
+    streams = parsed(
+        """
+        unknown = "accept"
+        windows = { sizes = [300, 900], percentiles = [99.9, 50, 50.0] }
+        times = { plausible_from = 2024-06-01, ahead_max_s = 60 }
+        """
+    )
+
+    assert streams.unknown == "accept"
+    assert streams.windows == Windows((300, 900), (Decimal(50), Decimal("99.9")))
+    assert streams.times == Times(date(2024, 6, 1), 60)
+    assert parsed('unknown = "accept"\nwindows.percentiles = []').windows.percentiles == ()
+    assert parsed('unknown = "accept"\ntimes.plausible_from = "2024-06-01"').times.plausible_from == date(2024, 6, 1)
+
+
+def test_the_example_of_the_page_is_right(tmp_path: Path) -> None:
+    _, _, rest = DOCS.read_text().partition("```toml\n")
+    path = tmp_path / "streams.toml"
+    path.write_text(rest.partition("```")[0])
+
+    streams = load_streams(path)
+
+    assert {stream.codec for stream in streams.streams} == {
+        *("json", "number", "senml-json", "senml-cbor", "cbor", "binary", "avro")
+    }
+
+
+def test_the_version_is_of_what_the_file_says_not_of_how_it_is_written() -> None:
+    streams = parsed(EXAMPLE)
+    otherwise = """
+        # A note.
+        [streams.device-thermo.metrics]
+        humidity = { decimals = 6 }
+        celsius = { from = ["env", "t"], max = 125.5, min = -40.0, decimals = 2, unit = "Cel" }
+        [streams.device-thermo]
+        doc = "Climate of the barns"
+        codec = "json"
+        """
+
+    assert parsed(otherwise) == streams
+    assert parsed(EXAMPLE.replace("-40", "-41")).version != streams.version
+    assert len(streams.version) == 12
+    assert NO_STREAMS.version == "none"
+
+
+def test_the_very_name_goes_before_patterns_and_long_patterns_before_short_ones() -> None:
+    names = ["device-*", "device-t*", "*", "device-thermo", "*-thermo"]
+    streams = parsed("".join(f'[streams."{name}"]\ncodec = "json"\n' for name in names))
+
+    def found(topic: str) -> str | None:
+        stream = streams.stream_of(topic)
+        return None if stream is None else stream.name
+
+    assert found("device-thermo") == "device-thermo"
+    assert found("device-thermo.backlog") == "device-t*"
+    assert found("device-power") == "device-*"
+    # As many letters: the first in the alphabet.
+    assert found("device-x-thermo") == "*-thermo"
+    assert found("elsewhere") == "*"
+    assert replace(streams, streams=streams.streams[1:2]).stream_of("elsewhere") is None
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+BOUNDS = st.none() | st.decimals(-(10**6), 10**6, places=3)
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z.*-]{1,8}", fullmatch=True),
+        st.dictionaries(WORDS, st.tuples(st.integers(0, 6), BOUNDS, WORDS), max_size=4),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_streams_go_through_json_and_pickle_unchanged(
+    drawn: dict[str, dict[str, tuple[int, Decimal | None, str]]],
+) -> None:
+    streams = Streams(
+        tuple(
+            Stream(
+                name,
+                "json",
+                metrics=tuple(
+                    Metric(metric, (metric, "x"), unit, decimals, low)
+                    for metric, (decimals, low, unit) in metrics.items()
+                ),
+            )
+            for name, metrics in drawn.items()
+        )
+    ).with_version()
+
+    assert Streams.from_json(streams.to_json()) == streams
+    assert pickle.loads(pickle.dumps(streams)) == streams  # noqa: S301 - our own
+    assert Streams.from_json(NO_STREAMS.to_json()) == NO_STREAMS
+
+
+ONE = '[streams.s]\ncodec = "json"\n'
+PACKED = '[streams.s]\ncodec = "binary"\n'
+TWICE = PACKED + 'layout = [{ name = "t", type = "u8" }, { name = "t", type = "u8" }]'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "streams.toml:0: no stream is declared, so that every reading would go to the quarantine"),
+        (
+            "[streams.s]",
+            'streams.toml:1: streams.s: the setting codec is missing; write codec = one of "json"',
+        ),
+        ('[streams.s]\ncodec = "xml"', 'streams.toml:2: streams.s.codec: "xml" will not do; write one of "json"'),
+        (
+            '[streams.s]\ncodex = "json"',
+            "streams.s.codex: there is no such setting; write 'codec' instead",
+        ),
+        ('[stream.s]\ncodec = "json"', "streams.toml:1: stream: there is no such setting; write 'streams' instead"),
+        ('streams = "s"', 'streams.toml:1: streams: "s" will not do; write a section in [brackets]'),
+        ("streams.s = 3", "streams.toml:1: streams.s: 3 will not do; write a section, [streams.s]"),
+        (
+            ONE + "[streams.s.metrics.t]\ndecimals = 7",
+            "streams.toml:4: streams.s.metrics.t.decimals: 7 will not do; write a whole",
+        ),
+        (ONE + '[streams.s.metrics.t]\nmin = "3"', 'metrics.t.min: "3" will not do; write a number, such as 21.5'),
+        (ONE + "[streams.s.metrics.t]\nmin = true", "metrics.t.min: true will not do; write a number"),
+        (ONE + "[streams.s.metrics.t]\nmin = nan", "metrics.t.min: "),
+        (ONE + "[streams.s.metrics.t]\nmin = 0.0000001", "metrics.t.min: has more than 6 decimals"),
+        (ONE + "[streams.s.metrics.t]\nmax = 1e12", "metrics.t.max: is not between -10^12 and 10^12"),
+        (
+            ONE + "[streams.s.metrics.t]\nmin = 5\nmax = 4",
+            "streams.toml:4: streams.s.metrics.t.min: 5 is above",
+        ),
+        (ONE + '[streams.s.metrics.t]\nfrom = "a..b"', "metrics.t.from: is no member's name"),
+        (
+            ONE + '[streams.s.metrics.t]\n[streams.s.metrics.u]\nfrom = "t"',
+            'metrics.u: is read from what "t" is',
+        ),
+        (ONE + '[streams.s.metrics."t\\u0007"]', "is no metric's name; write 1 to 100 characters"),
+        (ONE + 'doc = "\\u001b[31m"', "streams.s.doc: holds the character U+001B"),
+        ('[streams."a b"]\ncodec = "json"', 'streams."a b": is no topic\'s name'),
+        ('[streams.s]\ncodec = "number"\nmetrics.a = {}\nmetrics.b = {}', "a bare number is one metric; declare one"),
+        ('[streams.s]\ncodec = "number"\nmetrics.a.from = "x"', "a bare number has no members; remove it"),
+        (ONE + "header = true", 'streams.s.header: is of codec "binary", and codec is "json"; remove one'),
+        (PACKED, "streams.s.layout: is missing; write layout = [{"),
+        (PACKED + 'layout = ["i16"]', 'streams.s.layout[0]: "i16" will not do; write { name = "...", type = "i16" }'),
+        (
+            PACKED + 'layout = [{ name = "t", type = "int" }]',
+            'layout[0].type: "int" will not do; write one of u8',
+        ),
+        (
+            PACKED + 'layout = [{ name = "t", type = "u8", scale = 0.1 }]',
+            "layout[0].scale: 0.1 will not do",
+        ),
+        (PACKED + 'layout = [{ name = "t" }]', "layout[0]: lacks name or type"),
+        (PACKED + 'layout = [{ name = "t", skip = 1 }]', "layout[0]: has skip beside name"),
+        (
+            PACKED + 'layout = [{ name = "t", type = "u8" }, { name = "t", type = "u8" }]',
+            'layout[1]: "t" is the name of two fields',
+        ),
+        (
+            PACKED + 'layout = [{ name = "t", type = "u8" }]\nmetrics.u = {}',
+            'no field of the layout is called "u"; there are',
+        ),
+        (
+            '[streams.s]\ncodec = "avro"',
+            'streams.s.codec: is "avro", and nothing says where its schemas',
+        ),
+        (ONE + '[avro]\nregistry = "file:///etc/passwd"', 'avro.registry: "file:///etc/passwd" is no address'),
+        (ONE + '[avro]\nregistry = "http://u:p@host"', "avro.registry: holds a user or a password"),
+        (ONE + "[windows]\nsizes = []", "windows.sizes: has 0 sizes"),
+        (ONE + "[windows]\nsizes = [7]", "windows.sizes: 7 s do not divide a day"),
+        (ONE + "[windows]\nsizes = [120, 180]", "windows.sizes: 180 s are not so many times 120 s"),
+        (ONE + "[windows]\nsizes = [60, 60]", "windows.sizes: has a size twice"),
+        (ONE + "[windows]\npercentiles = [101]", "windows.percentiles: 101 is no percentile"),
+        (
+            ONE + '[times]\nplausible_from = "soon"',
+            'times.plausible_from: "soon" will not do; write a date',
+        ),
+        (ONE + "[times]\nahead_max_s = -1", "times.ahead_max_s: -1 will not do; write whole seconds"),
+        ("[streams.s\n", "streams.toml:1: is not TOML"),
+        ("x = " + "[" * 5000, "streams.toml:0: holds something that stands too deep"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_and_what_to_write(text: str, words: str) -> None:
+    assert words in mistakes(text)
+
+
+def test_all_mistakes_are_told_together() -> None:
+    told = mistakes(ONE + "[streams.s.metrics.t]\ndecimals = 7\nunit = 3\n[times]\nahead = 3").splitlines()
+
+    assert [line.split(": ")[0] for line in told] == ["streams.toml:4", "streams.toml:5", "streams.toml:7"]
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_streams(tmp_path / "streams.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_streams(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b'unknown = "\xe4"')
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load_streams(tmp_path / "latin.toml")
