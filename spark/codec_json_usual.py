@@ -71,9 +71,15 @@ def _places(width: int) -> list[str]:
 
 def _quick_values(stream: Stream, width: int) -> str:
     """The metrics' values as v0, v1, ..., null behind the last one; and the identity's members as i0, i1, ..."""
-    metrics = [(metric.path[0], f"DECIMAL({12 + metric.decimals},{metric.decimals})") for metric in stream.metrics]
-    taken = {metric.path[0] for metric in stream.metrics}
-    # Names with a colon are in nothing usual.
+    # Names with a colon are in nothing usual, and neither is what stands in an inner object.
+    metrics = [
+        (
+            metric.path[0] if len(metric.path) == 1 else f": v{number}",
+            f"DECIMAL({12 + metric.decimals},{metric.decimals})",
+        )
+        for number, metric in enumerate(stream.metrics)
+    ]
+    taken = {name for name, _ in metrics}
     rest = [(f": v{number}", VALUE_TYPE) for number in range(len(metrics), width)]
     identity = [(f": {name}" if name in taken else name, "STRING") for name in IDENTITY_MEMBERS]
     schema = ", ".join(f"`{_ticked(name)}` {of_type}" for name, of_type in metrics + rest + identity)

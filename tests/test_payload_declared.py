@@ -326,6 +326,13 @@ def test_an_analyst_sees_what_was_declared_and_what_was_not(spark: SparkSession)
     assert empty == Outcome(None, None, "undecodable")
 
 
+def test_what_is_declared_of_an_inner_object_is_not_read_from_the_top(spark: SparkSession) -> None:
+    texts = ['{"t": 1, "n": 2}', '{"t": 1, "n": {"x": 2}}', '{"t": 1, "n": {"x": {"o": 2}}}', '{"n": 2}', '{"n.x": 2}']
+    records = [replace(reading(text.encode()), topic="device-nested") for text in texts]
+
+    assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)
+
+
 def test_a_stream_that_nobody_declared_is_a_reject_unless_such_are_accepted(spark: SparkSession) -> None:
     declared = parse_streams('[streams."device-*"]\ncodec = "json"', Path("streams.toml"))
     records = [reading(), replace(reading(), topic="elsewhere")]
