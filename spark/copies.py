@@ -8,12 +8,13 @@ differ the first in Kafka's order tells which is right, and the others are confl
 What is rejected for another reason is nobody's copy: a record that was damaged on its way must not hide a good one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import ROW
+from spark.codec_declarations import Streams
 from spark.payload_decode import READING_TYPE
 
 CONFLICT = "conflict"
@@ -33,9 +34,19 @@ class Suspects:
     """Namespace, device, stream, device boot, first, last."""
     batches: list[tuple[int, int]]
     """Ordinals, first and last."""
+    repeated: list[tuple[str, str, str, str, int, int]] = field(default_factory=list)
+    """Of runs that repeat a number within the batch, all numbers."""
 
     def __bool__(self) -> bool:
-        return bool(self.lanes or self.runs)
+        return bool(self.lanes or self.runs or self.repeated)
+
+    def in_batch(self) -> "Suspects":
+        """Return what the batch itself is searched by.
+
+        Of earlier batches only some are searched: there a number that did not come again could be found without all of
+        its copies, and a duplicate would be taken for the one that counts.
+        """
+        return replace(self, runs=self.runs + self.repeated)
 
 
 def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
@@ -62,18 +73,27 @@ def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
     return by_lane.unionByName(by_run).dropDuplicates([*ROW])
 
 
+def conflicts_kept(streams: Streams) -> Column:
+    """Tell of a row by its stream's declaration whether another payload under the same name is kept as well."""
+    kept = F.lit(False)
+    for stream in reversed(streams.in_order()):
+        is_of = F.col("stream").rlike(stream.regex) if stream.is_pattern else F.col("stream") == stream.name
+        kept = F.when(is_of, stream.conflicts == "keep").otherwise(kept)
+    return F.coalesce(kept, F.lit(False)) if any(each.conflicts == "keep" for each in streams.streams) else F.lit(False)
+
+
 def may_be_copy() -> Column:
     """Whether a row can be a copy, or have one."""
     fault = F.col("reject_reason")
     return F.col("ce_id").isNotNull() & (fault.isNull() | fault.startswith(CONFLICT))
 
 
-def judged(copies: DataFrame, keep_conflicts: list[str]) -> DataFrame:
+def judged(copies: DataFrame, kept: Column | None = None) -> DataFrame:
     """Say anew of each row whether it is a duplicate or a conflict. `copies` holds all copies of what it holds.
 
-    `keep_conflicts` are streams of which readings with another payload are kept, as readings of their own.
+    `kept` tells which of them are kept where their payload is another, as readings of their own.
     """
-    kept = F.col("stream").isin(*keep_conflicts) if keep_conflicts else F.lit(False)
+    kept = F.lit(False) if kept is None else kept
     order = F.struct("kafka_timestamp", "topic", "partition", "offset", "ordinal")
     ranked = copies.withColumns({"order": order, "rank": F.struct("time_error_us", order), "kept": kept})
     ranked = ranked.withColumn("first_order", F.min("order").over(Window.partitionBy("ce_id")))

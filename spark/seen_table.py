@@ -78,9 +78,8 @@ class Seen:
                     for island in before
                     if island.first <= last and first <= island.last
                 )
-        for key in census.repeated:
-            runs += [(*key, island.first, island.last) for island in self._runs.states[key]]
-        return Suspects(lanes, runs, joined(batches))
+        repeated = [(*key, island.first, island.last) for key in census.repeated for island in self._runs.states[key]]
+        return Suspects(lanes, runs, joined(batches), repeated)
 
     def save(self, ordinal: int) -> None:
         """Write what has changed; `ordinal` is of the last batch that was noted."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 from delta.tables import DeltaTable
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
@@ -45,10 +45,10 @@ class StateTable(Generic[Key, State]):
         self._rows = 0
         self.states: dict[Key, State] = {}
         if self.saved >= 0:
-            table = spark.read.format("delta").load(path)
-            latest = table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")
-            for row in latest.collect():
+            for row in read_states(spark, path, key).collect():
                 self.states[cast("Key", tuple(row[name] for name in key))] = decode(row)
+            # Short runs too write it anew in time.
+            self._rows = spark.read.format("delta").load(path).count()
 
     @property
     def saved(self) -> int:
@@ -73,3 +73,9 @@ class StateTable(Generic[Key, State]):
         self._table.append(rows, {ORDINAL: ordinal})
         self._rows = 0 if whole else self._rows + len(keys)
         self._changed.clear()
+
+
+def read_states(spark: SparkSession, path: str, key: tuple[str, ...]) -> DataFrame:
+    """Return such a table's states as they were last saved: a row for each key."""
+    table = spark.read.format("delta").load(path)
+    return table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")
