@@ -33,8 +33,8 @@ BOARD_NAMES: Mapping[Build, str] = {"serial": "board-", "mqtt": "wifi-"}
 KILLED_FOR_S = 3.0
 """How long the gateway stays dead after `kill -9`."""
 SAMPLE_INTERVAL_MS = 1_000
-WINDOW_S = 10
-"""Length of the windows: of the usual minute a run would fill two."""
+STREAMS = Path(__file__).parent / "streams.toml"
+"""Says that windows are 10 s long: of the usual minute a run would fill two."""
 LEDGER_INTERVAL_S = 1.0
 """A board writes its ledger twice as often."""
 BOARDS_SETTLE_LOOKS_MAX = 15
@@ -248,7 +248,7 @@ def _start_ingest(run: Run) -> Child:
     command = (COMMANDS / "sluice-cloud", "ingest", "--bootstrap", run.broker.bootstrap)
     return run.children.start(
         "ingest",
-        (*command, "--warehouse", run.folder.warehouse, "--window-s", str(WINDOW_S), "--json"),
+        (*command, "--warehouse", run.folder.warehouse, "--streams", STREAMS, "--json"),
         INSTALL,
         output=run.folder.logs / "ingest.jsonl",
     )

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark.delta_staging import AppendTable
+from spark.delta_staging import AppendTable, is_empty
 from spark.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
@@ -52,7 +52,10 @@ def read_amendments(spark: SparkSession, tables: str) -> DataFrame:
 
 def effective_log(spark: SparkSession, tables: str, before: int | None = None) -> DataFrame:
     """Return `log` with each record as it counts now; with `before`, as it counted when that batch began."""
-    log, amendments = read_log(spark, tables), read_amendments(spark, tables)
+    log = read_log(spark, tables)
+    if is_empty(spark, amendments_path(tables)):
+        return log if before is None else log.where(F.col("ordinal") < before)
+    amendments = read_amendments(spark, tables)
     if before is not None:
         log, amendments = log.where(F.col("ordinal") < before), amendments.where(F.col(AMENDED) < before)
     # Most warehouses have none: what follows then costs nothing.

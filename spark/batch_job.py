@@ -7,10 +7,10 @@ each of which says up to which batch it goes: whatever dies in between is finish
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -23,13 +23,15 @@ from spark.amendments import (
     effective_log,
 )
 from spark.census import Census, take_census
-from spark.copies import Suspects, judged, suspected, with_verdicts
-from spark.delta_staging import AppendTable
+from spark.codec_declarations import Streams
+from spark.copies import Suspects, conflicts_kept, judged, suspected, with_verdicts
+from spark.delta_staging import AppendTable, table_bytes
+from spark.job_state import JobState
 from spark.kafka_records import typed_records
-from spark.log_table import ORDINAL, BatchId, Log, LogAppend, create_log
+from spark.log_table import ORDINAL, BatchId, BatchIds, Log, LogAppend, create_log, log_path, with_topic_ids
+from spark.loss_table import append_losses, create_losses, losses_path, losses_schema
 from spark.payload_decode import decoded
 from spark.readings_view import is_reading, readings
-from spark.seen_table import Seen
 from spark.time_corrections import (
     BatchCorrections,
     Corrections,
@@ -41,7 +43,7 @@ from spark.time_corrections import (
     retimed,
     take_corrections,
 )
-from spark.warehouse_version import current_number, folder_of, make_current
+from spark.warehouse_version import Version, current_version, folder_of, make_current
 from spark.window_changes import (
     COPY,
     CORRECTION,
@@ -55,7 +57,6 @@ from spark.window_changes import (
 )
 from spark.windows_table import (
     KEY,
-    WINDOW_S,
     area_of,
     create_windows,
     folded,
@@ -71,6 +72,8 @@ from spark.windows_table import (
 
 INTERPRETED_ROWS_MAX = 10_000
 """Batches up to this size are not compiled to Java code."""
+INTERPRETED_BYTES_MAX = 10_000_000
+"""The same of a start that finds no more than this in `log`."""
 STATE_S = 30.0
 """How often what the driver keeps in memory is written to its tables."""
 
@@ -91,8 +94,8 @@ class BatchCounts:
     corrections: int
     """Time corrections, by which gateways put right what they told of their clocks."""
     seconds: float
-    newest_us: int | None = None
-    """Kafka's timestamp of the newest record."""
+    newest_us: Mapping[str, int] = field(default_factory=dict)
+    """By topic, Kafka's timestamp of the newest record."""
     undeclared: Mapping[str, set[str]] = field(default_factory=dict)
     """By stream, members of payloads that its declaration does not name."""
 
@@ -100,52 +103,87 @@ class BatchCounts:
 class BatchJob:
     """The tables of one warehouse, and what must be known to add to them."""
 
-    def __init__(self, spark: SparkSession, warehouse: str, window_s: int = WINDOW_S) -> None:
-        """Make what is missing, and finish what an earlier run left unfinished. Raises WindowLengthError."""
-        self._spark = spark
+    def __init__(
+        self,
+        spark: SparkSession,
+        warehouse: str,
+        streams: Streams | None = None,
+        reads: Callable[[str], bool] = lambda _: True,
+        *,
+        into: Version | None = None,
+    ) -> None:
+        """Make what is missing, and finish what an earlier run left unfinished. Raises WindowLengthError.
+
+        Without `streams` those hold by which the warehouse was last written. `reads` says of a topic whether it is
+        read at all: a gateway's word counts once all that it speaks of has been. With `into` the tables are those of a
+        version that readers do not see yet, and `window_changes` is not told of them.
+        """
+        self.spark = spark
         self._warehouse = warehouse
-        self._window_s = window_s
-        self._version = self._open()
-        self.tables = folder_of(warehouse, self._version)
+        # Small tables, some ten of them.
+        with interpreted_if(spark, small=True):
+            version = self._open(streams) if into is None else self._made(into)
+        self._is_seen = into is None
+        self._version = version.number
+        self.streams = version.streams
+        self._window_s = version.streams.windows.sizes[0]
+        self._times = version.streams.times
+        self.tables = folder_of(warehouse, version.number)
         self._log = Log(spark, self.tables)
         self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
         self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
         self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
         self._changes = AppendTable(spark, changes_path(warehouse), changes_schema())
+        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
         last = self._log.last
-        self._seen = Seen(spark, self.tables)
-        self._corrections = known_corrections(spark, self.tables)
+        with interpreted_if(spark, small=table_bytes(spark, log_path(self.tables)) <= INTERPRETED_BYTES_MAX):
+            self.state = JobState(spark, self._log, self.tables, reads)
+            self._corrections = known_corrections(spark, self.tables)
+            # What is saved was derived from whole.
+            if last > self.state.saved:
+                self._finish(last)
+        self.state.begin_at(last + 1)
         self._saved_s = time.monotonic()
         self._last_rows = 0
-        for ordinal in range(self._seen.saved + 1, last):
-            # One by one, in their order: what is kept of batches goes by it.
-            self._seen.note(take_census(self._log.rows_of(ordinal), ordinal), ordinal)
         self._in_batch = False
-        # What is saved was derived from whole.
-        if last > self._seen.saved:
-            self._finish(last)
 
-    def take(self, records: DataFrame, batch: BatchId, topic_ids: Mapping[str, str]) -> BatchCounts:
-        """Take one batch of what Spark's Kafka source yields with `includeHeaders`. Doing it again changes nothing."""
+    def take(
+        self,
+        records: DataFrame,
+        batch: BatchId,
+        topic_ids: Mapping[str, str],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> BatchCounts:
+        """Take one batch of what Spark's Kafka source yields with `includeHeaders`. Doing it again changes nothing.
+
+        What `before_commit` raises leaves `log` as it was: `topic_ids` can be asked for once more when all was read.
+        """
+        read = decoded(with_topic_ids(typed_records(records), topic_ids), self.streams)
+        return self.take_decoded(read, batch, before_commit)
+
+    def take_decoded(
+        self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
+    ) -> BatchCounts:
+        """Take a batch of what `decoded` yields, with `topic_id`."""
         # How large it is shows afterwards: as large as the last one, most likely.
         self._in_batch = True
-        with interpreted_if(records.sparkSession, self._spark, small=self._last_rows <= INTERPRETED_ROWS_MAX):
-            counts = self._take(records, batch, topic_ids)
+        with interpreted_if(records.sparkSession, self.spark, small=self._last_rows <= INTERPRETED_ROWS_MAX):
+            counts = self._take(records, batch, before_commit)
         self._in_batch = False
         self._last_rows = counts.rows
         if time.monotonic() - self._saved_s > STATE_S:
             self.save()
         return counts
 
-    def _take(self, records: DataFrame, batch: BatchId, topic_ids: Mapping[str, str]) -> BatchCounts:
+    def _take(self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None]) -> BatchCounts:
         begun = time.monotonic()
-        done = self._log.ordinal_of(batch)
+        done = self._log.ordinal_of(batch) if isinstance(batch, BatchId) else None
         if done is not None:
             rows = self._log.rows_of(done)
             return self._counts(rows, take_census(rows, done), done, begun)
         append = LogAppend(self._log, batch)
-        rows = append.write(decoded(typed_records(records)), topic_ids, "none")
-        windows = WindowsAppend(self._parts, append.ordinal, self._window_s)
+        rows = append.write(records, self.streams)
+        windows = self._windows_of(append.ordinal)
         with ThreadPoolExecutor(1) as beside:
             writing = beside.submit(windows.write, rows, self._corrections)
             census = take_census(rows, append.ordinal)
@@ -154,48 +192,63 @@ class BatchJob:
             if copies is not None:
                 rows = append.rewrite(with_verdicts(rows, copies.of_batch()))
                 windows.write(rows, self._corrections)
+            before_commit()
             append.commit()
             self._derive(rows, census, copies, windows)
+        # Where nothing came again and no time was put right, the census knows all.
         as_counted = copies is None and not self._corrections.told_us
-        return self._counts(rows, census, append.ordinal, begun, as_counted=as_counted)
+        return self._counts(rows, census, append.ordinal, begun, windows.rows() if as_counted else None)
+
+    @property
+    def next_ordinal(self) -> int:
+        """The ordinal of the batch that is to come."""
+        return self._log.last + 1
 
     def save(self) -> None:
         """Write what is in memory alone: the next start is quicker for it. Not of a batch that was broken off."""
-        if self._in_batch or self._log.last == self._seen.saved:
+        if self._in_batch or self._log.last == self.state.saved:
             return
-        self._seen.save(self._log.last)
+        self.state.save(self._log.last)
         self._saved_s = time.monotonic()
 
     def _finish(self, last: int) -> None:
         """Derive from the last batch what a run that died may have left out."""
         rows = self._log.rows_of(last)
         census = take_census(rows, last)
-        windows = WindowsAppend(self._parts, last, self._window_s)
+        windows = self._windows_of(last)
         windows.write(rows, self._corrections)
         with self._copies(rows, census, last) as copies:
             self._derive(rows, census, copies, windows)
 
     def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:
         """Bring all other tables to where `log` is."""
-        spark, ordinal = self._spark, windows.ordinal
+        spark, ordinal = self.spark, windows.ordinal
         amended = None if copies is None else copies.of_earlier_batches()
         if amended is not None:
             append_amendments(self._amendments, amended, ordinal)
+        if census.losses:
+            append_losses(self._losses, rows, ordinal)
+        added = windows.rows()
+        windows.commit()
+        if self._is_seen:
+            append_changes(self._changes, added.select(*KEY, *FIGURES), self._version, ordinal, READINGS)
+        # Only now: a start that finishes this batch must tell of it by the corrections that its windows were made by.
         moved: BatchCorrections | None = None
         if census.corrections:
             moved = take_corrections(self._told, rows, ordinal)
             self._corrections = moved.known
-        added = windows.rows()
-        windows.commit()
-        append_changes(self._changes, added.select(*KEY, *FIGURES), self._version, ordinal, READINGS)
         if amended is not None:
             # Where they counted, or count now, whichever it is.
             as_readings = amended.withColumns({"duplicate": F.lit(False), "reject_reason": F.lit(None).cast("string")})
             self._compute_anew(
-                windowed(readings(as_readings, self._corrections.current), self._window_s), ordinal, COPY
+                windowed(readings(as_readings, self._corrections.current, self._times), self._window_s), ordinal, COPY
             )
         if moved is not None and moved.brought_boots:
-            earlier = readings_moved(effective_log(spark, self.tables).where(is_reading()), moved)
+            counting = effective_log(spark, self.tables).where(is_reading())
+            if amended is not None:
+                # What another took the place of just now may stand in a window of before these corrections.
+                counting = counting.unionByName(as_readings.where(is_reading()))
+            earlier = readings_moved(counting, moved, self._times)
             self._compute_anew(windowed(metrics_of(earlier), self._window_s), ordinal, CORRECTION)
 
     def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:
@@ -204,13 +257,13 @@ class BatchJob:
         if area is None:
             return
         from_us = area.spans[0].start_us
-        log = effective_log(self._spark, self.tables).where(near(area.spans) | self._corrections.may_move_to(from_us))
-        of_area = windowed(readings(log, self._corrections.current), self._window_s).where(area.holds_reading())
-        fresh = parts(of_area, ordinal, self._window_s).persist()
+        log = effective_log(self.spark, self.tables).where(near(area.spans) | self._corrections.may_move_to(from_us))
+        anew = windowed(readings(log, self._corrections.current, self._times), self._window_s)
+        fresh = parts(anew.where(area.holds_reading()), ordinal, self._window_s).persist()
         try:
-            before = folded(read_parts(self._spark, self.tables).where(area.holds()))
-            changes = differences(before, fresh)
-            append_changes(self._changes, changes, self._version, ordinal, cause)
+            if self._is_seen:
+                before = folded(read_parts(self.spark, self.tables).where(area.holds()))
+                append_changes(self._changes, differences(before, fresh), self._version, ordinal, cause)
             replace_area(self.tables, area, fresh)
         finally:
             fresh.unpersist()
@@ -218,29 +271,32 @@ class BatchJob:
     @contextmanager
     def _copies(self, rows: DataFrame, census: Census, ordinal: int) -> "Iterator[Copies | None]":
         """Note what a batch holds; where something of it came before, or twice in it, find the copies."""
-        suspects = self._seen.note(census, ordinal)
+        suspects = self.state.note(rows, census, ordinal)
         if not suspects:
             yield None
             return
-        copies = Copies(self._spark, self.tables, rows, suspects, ordinal)
+        copies = Copies(self, rows, suspects, ordinal)
         try:
             yield copies
         finally:
             copies.close()
 
     def _counts(
-        self, rows: DataFrame, census: Census, ordinal: int, begun: float, *, as_counted: bool = False
+        self, rows: DataFrame, census: Census, ordinal: int, begun: float, added: DataFrame | None = None
     ) -> BatchCounts:
-        """`as_counted`: the census knows all, for nothing came again and no time was put right."""
-        parts_of_batch = read_parts(self._spark, self.tables).where(F.col("ordinal") == ordinal)
-        late = parts_of_batch.agg(
+        """`added` is what the batch added to its windows, if nothing of it was computed anew and the census knows all.
+
+        The table knows it too, but only after Spark has read the table's log again.
+        """
+        of_batch = read_parts(self.spark, self.tables).where(F.col("ordinal") == ordinal) if added is None else added
+        late = of_batch.agg(
             F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
         )
-        if as_counted:
+        if added is not None:
             figures = (0, census.rejected, census.unwindowed)
         else:
             row = _first(
-                retimed(rows, self._corrections.current).agg(
+                retimed(rows, self._corrections.current, self._times).agg(
                     F.count_if("duplicate").alias("duplicates"),
                     F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
                     F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
@@ -257,40 +313,50 @@ class BatchJob:
             unwindowed=figures[2],
             corrections=census.corrections,
             seconds=time.monotonic() - begun,
-            newest_us=census.newest_us,
+            newest_us=dict(census.newest_us),
             undeclared=dict(census.undeclared),
         )
 
-    def _open(self) -> int:
+    def _windows_of(self, ordinal: int) -> "WindowsAppend":
+        return WindowsAppend(self._parts, ordinal, self.streams)
+
+    def _open(self, streams: Streams | None) -> Version:
         """Make the tables that are missing; return the version that is written."""
-        number = current_number(self._spark, self._warehouse)
-        version = 1 if number is None else number
-        tables = folder_of(self._warehouse, version)
+        before = current_version(self.spark, self._warehouse)
+        version = before or Version(1)
+        if streams is not None:
+            version = replace(version, streams=streams)
+        self._made(version)
+        if version != before:
+            make_current(self.spark, self._warehouse, version)
+        return version
+
+    def _made(self, version: Version) -> Version:
+        """Make the tables that are missing. Raises WindowLengthError."""
+        tables = folder_of(self._warehouse, version.number)
         # Of what may be refused, first: then nothing is made.
-        create_windows(self._spark, tables, self._window_s)
-        create_log(self._spark, tables)
-        create_amendments(self._spark, tables)
-        create_corrections(self._spark, tables)
-        create_changes(self._spark, self._warehouse)
-        if number is None:
-            make_current(
-                self._spark, self._warehouse, version, declarations="none", streams="", registry="none", source="kafka"
-            )
+        create_windows(self.spark, tables, version.streams.windows.sizes[0])
+        create_log(self.spark, tables)
+        create_amendments(self.spark, tables)
+        create_corrections(self.spark, tables)
+        create_changes(self.spark, self._warehouse)
+        create_losses(self.spark, tables)
         return version
 
 
 class WindowsAppend:
     """What one batch adds to the windows, on its way into their table."""
 
-    def __init__(self, table: AppendTable, ordinal: int, window_s: int) -> None:
+    def __init__(self, table: AppendTable, ordinal: int, streams: Streams) -> None:
         self.ordinal = ordinal
         self._table = table
         self._append = table.begin()
-        self._window_s = window_s
+        self._window_s = streams.windows.sizes[0]
+        self._times = streams.times
 
     def write(self, rows: DataFrame, corrections: Corrections) -> None:
         """Write the parts of a batch's rows of `log`."""
-        of_windows = windowed(readings(rows, corrections.current), self._window_s)
+        of_windows = windowed(readings(rows, corrections.current, self._times), self._window_s)
         self._append.write(parts(of_windows, self.ordinal, self._window_s))
 
     def rows(self) -> DataFrame:
@@ -305,14 +371,14 @@ class WindowsAppend:
 class Copies:
     """The records of a batch that came again, what they are copies of in earlier ones, and what is said of them."""
 
-    def __init__(self, spark: SparkSession, tables: str, rows: DataFrame, suspects: Suspects, ordinal: int) -> None:
-        earlier = effective_log(spark, tables, before=ordinal)
+    def __init__(self, job: BatchJob, rows: DataFrame, suspects: Suspects, ordinal: int) -> None:
+        earlier = effective_log(job.spark, job.tables, before=ordinal)
         in_batches = F.lit(False)
         for first, last in suspects.batches:
             in_batches |= F.col("ordinal").between(first, last)
-        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects))
+        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects.in_batch()))
         was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
-        self._judged = judged(was, []).persist()
+        self._judged = judged(was, conflicts_kept(job.streams)).persist()
         self._ordinal = ordinal
 
     def of_batch(self) -> DataFrame:

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.calibration import CALIBRATED_TYPE, by_span, site_columns, with_calibrations, with_sites
-from spark.payload_decode import VALUE_TYPE
+from spark.codec_decimals import VALUE_TYPE
 from spark.registry_spans import borders, last_border, next_border, span_at
 from spark.windows_table import SUM_TYPE, time_spans, unwindowed
 

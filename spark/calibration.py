@@ -7,7 +7,7 @@ A calibrated value is value * scale + offset, not rounded: with six decimals eac
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.payload_decode import VALUE_TYPE
+from spark.codec_decimals import VALUE_TYPE
 from spark.registry_spans import borders, last_border, next_border, span_at, with_spans
 from spark.registry_table import FACTOR_TYPE
 from spark.windows_table import unwindowed

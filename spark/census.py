@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark.built_once import recorded
 from spark.copies import may_be_copy
 from spark.correction_records import CORRECTION_TYPE
+from spark.log_table import from_kafka
+from spark.loss_records import LOSS_TYPE
 from spark.payload_decode import READING_TYPE
 from spark.readings_view import is_reading
 from spark.sequence_runs import BatchRun, RunKey, batch_runs, with_inner_edges
@@ -28,12 +31,16 @@ class Census:
     """Time corrections among the records."""
     events: int = 0
     """What gateways say of themselves, corrections among it."""
+    losses: int = 0
+    """Losses that gateways told of, among the events."""
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    """Kafka's own, by topic."""
     next_offsets: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """By topic and partition, the offset after the last that was read."""
     unwindowed: int = 0
     """Good readings whose time, as it was sent, is implausible or unknown."""
-    newest_us: int | None = None
-    """Kafka's timestamp of the newest record."""
+    newest_us: dict[str, int] = field(default_factory=dict)
+    """By topic, Kafka's timestamp of the newest record."""
     undeclared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By stream, members of payloads that its declaration does not name."""
     lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
@@ -42,17 +49,24 @@ class Census:
     """Devices' own numbers, as islands."""
     repeated: list[RunKey] = field(default_factory=list)
     """Those of them of which a number came more than once."""
+    heard: list[tuple[str, str, str, str, int | None]] = field(default_factory=list)
+    """Namespace, device, stream and gateway of readings, and the event time of the last that belongs to a window."""
 
 
 def take_census(rows: DataFrame, ordinal: int) -> Census:
     """Count a batch. `rows` are its rows of `log`, of which nothing is said to be a duplicate yet, or all is."""
     census = Census()
     runs: list[Row] = []
-    # Copies too: that they are some is what is to be found.
-    numbered = rows.withColumn("duplicate", F.lit(False))
-    for row in _topics(rows).unionByName(_lanes(rows), True).unionByName(batch_runs(numbered), True).collect():
+    # Copies and conflicts too: that they are some is what is to be found, and a start that finishes a batch must find
+    # the same as the batch did.
+    reason = F.when(~may_be_copy(), F.col("reject_reason"))
+    numbered = rows.withColumns({"duplicate": F.lit(False), "reject_reason": reason})
+    counted = _topics(rows).unionByName(_lanes(rows), True).unionByName(_heard(rows), True)
+    for row in counted.unionByName(batch_runs(numbered), True).collect():
         if row.device is None:
             _take(census, row)
+        elif row.served_by is not None:
+            census.heard.append((row.namespace, row.device, row.stream, row.served_by, row.last_us))
         else:
             runs.append(row)
     census.runs = with_inner_edges(numbered, runs, ordinal)
@@ -66,9 +80,13 @@ def _take(census: Census, row: Row) -> None:
         census.rejected += row.rejected
         census.corrections += row.corrections
         census.events += row.events
+        census.losses += row.losses
         census.unwindowed += row.unwindowed
-        census.next_offsets[row.topic][row.partition] = row.next_offset
-        census.newest_us = max(row.newest_us, census.newest_us or row.newest_us)
+        if row.next_offset is not None:
+            census.next_offsets[row.topic][row.partition] = row.next_offset
+            if row.topic_id is not None:
+                census.topic_ids[row.topic] = row.topic_id
+        census.newest_us[row.topic] = max(row.newest_us, census.newest_us.get(row.topic, row.newest_us))
         if row.undeclared:
             census.undeclared[row.topic].update(row.undeclared)
     else:
@@ -79,20 +97,34 @@ def _numbers(row: Row) -> Numbers:
     return range(row.first, row.last + 1) if row.numbers is None else list(row.numbers)
 
 
+@recorded
 def _topics(rows: DataFrame) -> DataFrame:
     good = F.col("reject_reason").isNull()
     return rows.groupBy("topic", "partition").agg(
-        (F.max("offset") + 1).alias("next_offset"),
+        # What is read again from `log` itself says nothing of Kafka.
+        (F.max(F.when(from_kafka(), F.col("offset"))) + 1).alias("next_offset"),
+        F.max("topic_id").alias("topic_id"),
         F.count("*").alias("rows"),
         F.count_if(~good).alias("rejected"),
         F.count_if(good & (F.col("ce_type") == CORRECTION_TYPE)).alias("corrections"),
         F.count_if(good & (F.col("ce_type") != READING_TYPE)).alias("events"),
+        F.count_if(good & (F.col("ce_type") == LOSS_TYPE)).alias("losses"),
         F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
         F.unix_micros(F.max("kafka_timestamp")).alias("newest_us"),
         F.array_distinct(F.flatten(F.collect_set("undeclared"))).alias("undeclared"),
     )
 
 
+@recorded
+def _heard(rows: DataFrame) -> DataFrame:
+    # Conflicts too: whether something is one shows only after this.
+    readings = rows.where((F.col("ce_type") == READING_TYPE) & may_be_copy())
+    last = F.max(F.when(~unwindowed(), F.col("event_time")))
+    served_by = F.col("gateway").alias("served_by")
+    return readings.groupBy("namespace", "device", "stream", served_by).agg(F.unix_micros(last).alias("last_us"))
+
+
+@recorded
 def _lanes(rows: DataFrame) -> DataFrame:
     """First and last number, and all of them where there are holes or repetitions: most lists need not travel."""
     numbers = F.sort_array(F.collect_list("lane_sequence"))

@@ -108,6 +108,9 @@ class Times:
         return datetime.combine(self.plausible_from, datetime.min.time(), UTC)
 
 
+USUAL_TIMES = Times()
+
+
 @dataclass(frozen=True, slots=True)
 class Streams:
     """All that a file declares."""

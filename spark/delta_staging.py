@@ -10,6 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark.built_once import Projection, built_once
+
 
 class AppendTable:
     """A Delta table that this process alone appends to: who committed what is asked of it once, and then remembered."""
@@ -46,15 +48,13 @@ class StagedAppend:
     def __init__(self, table: AppendTable) -> None:
         self._table = table
         # Delta's classes have no Python side; the versions of its jars are pinned.
-        self._jvm = jvm_of(table.spark)
-        none = self._jvm.scala.Option.empty()
+        none = _no_option()
         self._transaction = delta_log(table.spark, table.path).startTransaction(none, none)
         self._files: list[Any] = []
 
     def write(self, rows: DataFrame) -> None:
         """Write the rows, which have the table's columns. What was written before is given up."""
-        in_order = rows.select(*(F.col(field.name).cast(field.dataType) for field in self._table.schema))
-        iterator = self._transaction.writeFiles(java_frame(in_order)).iterator()
+        iterator = self._transaction.writeFiles(java_frame(_in_order(self._table.schema).of(rows))).iterator()
         self._files = []
         while iterator.hasNext():
             self._files.append(iterator.next())
@@ -69,30 +69,43 @@ class StagedAppend:
 
     def commit(self, numbers: dict[str, int]) -> None:
         """Commit what was written last, and the number of this commit for each of its applications."""
-        actions = self._jvm.java.util.ArrayList()
+        jvm = jvm_of(self._table.spark)
+        actions = jvm.java.util.ArrayList()
         for file in self._files:
             actions.add(file)
-        delta = self._jvm.org.apache.spark.sql.delta
-        now = self._jvm.scala.Some(round(time.time() * 1000))
+        now = jvm.scala.Some(round(time.time() * 1000))
+        set_transaction = jvm.org.apache.spark.sql.delta.actions.SetTransaction
         for application, number in numbers.items():
-            actions.add(delta.actions.SetTransaction(application, number, now))
-        sequence = self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions)
-        none = self._jvm.scala.Option.empty()
-        append = self._jvm.org.apache.spark.sql.SaveMode.Append
-        operation = getattr(delta, "DeltaOperations$Write")
-        self._transaction.commit(sequence, operation(append, *[none] * 8))
+            actions.add(set_transaction(application, number, now))
+        sequence = jvm.org.apache.spark.api.python.PythonUtils.toSeq(actions)
+        self._transaction.commit(sequence, _append_operation())
         self._table.committed(numbers)
 
 
 def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:
     """The number of the last commit of each application that ever committed to a table."""
-    none = jvm_of(spark).scala.Option.empty()
-    iterator = delta_log(spark, path).update(False, none, none).setTransactions().iterator()
+    snapshot = _snapshot(spark, path)
+    # They stand in the checksum file of each commit. Where they do not, a job reads the log: a second for each table.
+    checksum = snapshot.checksumOpt()
+    known = checksum.get().setTransactions() if checksum.isDefined() else _no_option()
+    iterator = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
     numbers: dict[str, int] = {}
     while iterator.hasNext():
         transaction = iterator.next()
         numbers[str(transaction.appId())] = int(transaction.version())
     return numbers
+
+
+def is_empty(spark: SparkSession, path: str) -> bool:
+    """Tell whether a table has no rows, without a job where Delta has noted it."""
+    return table_bytes(spark, path) == 0
+
+
+def table_bytes(spark: SparkSession, path: str) -> int:
+    """The size of a table's files, without a job where Delta has noted it."""
+    snapshot = _snapshot(spark, path)
+    checksum = snapshot.checksumOpt()
+    return int(checksum.get().tableSizeBytes() if checksum.isDefined() else snapshot.sizeInBytes())
 
 
 def delta_log(spark: SparkSession, path: str) -> Any:
@@ -107,3 +120,24 @@ def jvm_of(spark: SparkSession) -> Any:
 
 def java_frame(frame: DataFrame) -> Any:
     return cast("Any", frame)._jdf  # noqa: SLF001
+
+
+def _snapshot(spark: SparkSession, path: str) -> Any:
+    return delta_log(spark, path).update(False, _no_option(), _no_option())
+
+
+@built_once
+def _in_order(schema: StructType) -> Projection:
+    return Projection(*(F.col(field.name).cast(field.dataType) for field in schema))
+
+
+@built_once
+def _append_operation() -> Any:
+    jvm = jvm_of(SparkSession.active())
+    write = getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$Write")
+    return write(jvm.org.apache.spark.sql.SaveMode.Append, *[_no_option()] * 8)
+
+
+@built_once
+def _no_option() -> Any:
+    return jvm_of(SparkSession.active()).scala.Option.empty()

@@ -109,42 +109,44 @@ class GatewayState:
     """Of each boot the heartbeat with the surest time."""
 
 
-class _Stored(msgspec.Struct):
-    gateways: list[tuple[str, str, GatewayState]]
-    malformed: int
-
-
 class GatewayStates:
     """All gateways."""
 
-    def __init__(self) -> None:
+    def __init__(self, gateways: dict[tuple[str, str], GatewayState] | None = None) -> None:
+        """`gateways` by namespace and name: they are changed in place."""
         self.malformed = 0
         """Events that could not be read."""
-        self._gateways: dict[tuple[str, str], GatewayState] = {}
+        self.gateways = {} if gateways is None else gateways
+        """By namespace and name."""
 
-    def take(self, events: Iterable[GatewayEvent], held: Offsets, reads: Callable[[str], bool]) -> None:
+    def take(self, events: Iterable[GatewayEvent], held: Offsets, reads: Callable[[str], bool]) -> set[tuple[str, str]]:
         """Take up what a batch brings, and look which heartbeats count by now.
 
         `held` is what `log` holds, this batch included; `reads` says of a topic whether it goes into `log` at all. Of
         one that does and of which nothing has come, everything is missing. Events that came before change nothing.
+        Returns which gateways' states are others now.
         """
+        changed: set[tuple[str, str]] = set()
         for event in sorted(events, key=lambda event: event.order):
             try:
                 self._take(event)
+                changed.add((event.namespace, event.gateway))
             except (msgspec.DecodeError, OverflowError, TypeError):
                 self.malformed += 1
-        for gateway in self._gateways.values():
+        for key, gateway in self.gateways.items():
             for buffer in gateway.buffers.values():
-                _count(buffer, held, reads)
+                if _count(buffer, held, reads):
+                    changed.add(key)
+        return changed
 
     def _take(self, event: GatewayEvent) -> None:
         if event.type == SET_ASIDE_TYPE:
             buffer = msgspec.json.decode(event.value or b"", type=_SetAside).buffer
-            gateway = self._gateways.setdefault((event.namespace, event.gateway), GatewayState())
+            gateway = self.gateways.setdefault((event.namespace, event.gateway), GatewayState())
             gateway.buffers.setdefault(buffer, BufferState()).is_over = True
         elif event.type == HEARTBEAT_TYPE:
             told = _told(event)
-            gateway = self._gateways.setdefault((event.namespace, event.gateway), GatewayState())
+            gateway = self.gateways.setdefault((event.namespace, event.gateway), GatewayState())
             _note_boot(gateway.boots, event.edge)
             _note_buffer(gateway, event)
             _wait(gateway.buffers[event.buffer], told)
@@ -153,28 +155,14 @@ class GatewayStates:
         """Return what is known of all gateways: a row for each buffer file."""
         return [
             _row(*key, name, buffer)
-            for key, gateway in sorted(self._gateways.items())
+            for key, gateway in sorted(self.gateways.items())
             for name, buffer in sorted(gateway.buffers.items())
             if not buffer.is_over
         ]
 
     def boots(self) -> dict[tuple[str, str, str], Edge]:
         """Return a heartbeat whose time was known of each boot: by namespace, gateway and boot."""
-        return {(*key, boot): edge for key, gateway in self._gateways.items() for boot, edge in gateway.boots.items()}
-
-    def stored(self) -> bytes:
-        """Return all of it, for `restored`."""
-        gateways = [(*key, gateway) for key, gateway in sorted(self._gateways.items())]
-        return msgspec.json.encode(_Stored(gateways, self.malformed))
-
-
-def restored(stored: bytes) -> GatewayStates:
-    """Return the states that `stored` wrote."""
-    found = msgspec.json.decode(stored, type=_Stored)
-    states = GatewayStates()
-    states.malformed = found.malformed
-    states._gateways = {(namespace, name): state for namespace, name, state in found.gateways}  # noqa: SLF001
-    return states
+        return {(*key, boot): edge for key, gateway in self.gateways.items() for boot, edge in gateway.boots.items()}
 
 
 def _told(event: GatewayEvent) -> Told:
@@ -245,12 +233,13 @@ def _distance(waiting: list[Told], place: int) -> int:
     return waiting[place + 1].order[0] - waiting[place - 1].order[0]
 
 
-def _count(buffer: BufferState, held: Offsets, reads: Callable[[str], bool]) -> None:
+def _count(buffer: BufferState, held: Offsets, reads: Callable[[str], bool]) -> bool:
     for place in reversed(range(len(buffer.waiting))):
         if _is_read(buffer.waiting[place], held, reads):
             buffer.counted = buffer.waiting[place]
             del buffer.waiting[: place + 1]
-            return
+            return True
+    return False
 
 
 def _is_read(told: Told, held: Offsets, reads: Callable[[str], bool]) -> bool:

@@ -1,41 +1,47 @@
-"""The ingest job: Kafka to `log` and `windows`, batch by batch, until it is told to stop."""
+"""The ingest job: Kafka to the tables, batch by batch, until it is told to stop."""
 
-import json
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.batch_job import BatchCounts, BatchJob
+from spark.codec_declarations import Streams
+from spark.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
 from spark.log_table import BatchId
-from spark.windows_table import WINDOW_S
+from spark.reading_starts import ReadingStart, append_start, first_start, start_after
+from spark.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
+from spark.topic_watch import TopicWatch, TopicWatchError
 
-TOPICS_DEFAULT = "device-.*|gateway-events"
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0
 """How long a finished query may take to report its last batch."""
+LOOK_S = 10.0
+"""How often Kafka is asked what its topics are while nothing comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class IngestSettings:
     """What one run reads and writes."""
 
-    bootstrap: str
-    """Kafka's `host:port`, several with commas between."""
+    source: KafkaSource
     warehouse: str
     checkpoint: str
-    topics: str = TOPICS_DEFAULT
-    """A regular expression of whole names; topics that are made later and match are taken up too."""
+    """A folder for Spark's checkpoints: of each start of reading one."""
+    streams: Streams | None = None
+    """What is declared of the streams; None: what the warehouse was last written by."""
     interval_s: float = 5.0
     once: bool = False
     """Read what is there, and end."""
-    batch_records_max: int = 200_000
-    """Records in one batch: what bounds its memory after an outage."""
-    window_s: int = WINDOW_S
+    go_on: bool = False
+    """Where Kafka no longer has what is next, read on from what there is, and record the rest as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,21 @@ class BatchReport:
     counts: BatchCounts
     lag: int | None
     """Records that Kafka held beyond this batch when it began; None where that was not asked (a batch done again)."""
-    end_offsets: dict[str, dict[str, int]]
+    behind_s: float | None
+    """How long ago Kafka took in the last record that was read, of the topic that is furthest behind."""
+    end_offsets: dict[str, dict[int, int]]
     """The next offset to be read, by topic and partition."""
 
 
 class QueryIdError(Exception):
     """Spark does not say which query a batch belongs to; the message says what to do."""
+
+
+class TopicTroubleError(Exception):
+    """Kafka no longer has what is to be read next; the message says what happened, and how to go on."""
+
+    def __init__(self, found: list[Trouble]) -> None:
+        super().__init__(trouble_words(found))
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
@@ -62,43 +77,138 @@ def run_ingest(
     spark: SparkSession,
     settings: IngestSettings,
     stop: threading.Event,
-    ready: Callable[[], None],
+    ready: Callable[[Sequence[Loss]], None],
     report: Callable[[BatchReport], None],
 ) -> None:
     """Run until everything is read (`once`), or until `stop` is set: the running batch is then finished first.
 
-    `ready` is called when the query runs, `report` after every batch that had records; both on this thread.
+    `ready` is called when the query runs, with what was found to be lost in Kafka, and `report` after every batch that
+    had records; both on this thread.
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
+    Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
     Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
-    job = BatchJob(spark, settings.warehouse, settings.window_s)
-    finished: dict[int, BatchCounts] = {}
+    source = settings.source
+    # First: what is wrong with the warehouse is told without Kafka.
+    job = BatchJob(spark, settings.warehouse, settings.streams, _reads(spark, source.every_pattern))
+    with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
+        before = job.state.start
+        start = _begun(job, settings, watch.look())
+        query = _Query(job, watch, stop)
+        records = kafka_stream(spark, replace(source, starting=start.starting or "earliest"))
+        running = _start(records, settings, f"{settings.checkpoint.rstrip('/')}/{start.number}", query.take)
+        try:
+            ready(() if start is before else start.losses)
+            _wait(running, query, report)
+        except StreamingQueryException:
+            if query.trouble is not None:
+                raise query.trouble from None
+            if not stop.is_set():
+                raise
+        finally:
+            running.stop()
+            job.save()
+        _report_rest(running, query.finished, report)
 
-    def take(records: DataFrame, number: int) -> None:
-        if stop.is_set():
+
+class _Query:
+    """What Spark calls for each batch, and what is known of them."""
+
+    def __init__(self, job: BatchJob, watch: TopicWatch, stop: threading.Event) -> None:
+        self.job = job
+        self.stop = stop
+        self.finished: dict[int, BatchCounts] = {}
+        self.trouble: Exception | None = None
+        self._watch = watch
+        # Kafka is asked from Spark's thread, and from the waiting one.
+        self._asking = threading.Lock()
+        self._looked_s = time.monotonic()
+
+    def take(self, records: DataFrame, number: int) -> None:
+        if self.stop.is_set():
             # Returning would commit the batch unread.
             raise Interrupted
-        batch = BatchId(running_query_id(records.sparkSession), number)
-        finished[number] = job.take(records, batch, {})
-
-    query = _start(kafka_records(spark, settings), settings, take)
-    try:
-        ready()
-        while query.isActive:
-            time.sleep(POLL_S)
-            _report_finished(query, finished, report)
-            if stop.is_set() and not query.status["isTriggerActive"]:
-                break
-        if not stop.is_set():
-            _report_rest(query, finished, report)
-            query.awaitTermination()  # raises what the query ended with
-    except StreamingQueryException:
-        if not stop.is_set():
+        try:
+            batch = BatchId(running_query_id(records.sparkSession), number)
+            topic_ids = {topic: found.topic_id for topic, found in self._look().items()}
+            self.finished[number] = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids))
+        except (TopicTroubleError, TopicWatchError, QueryIdError) as error:
+            # Spark tells of it as text alone.
+            self.trouble = error
             raise
-    finally:
-        query.stop()
-        job.save()
-    _report_rest(query, finished, report)
+
+    def look_if_due(self) -> None:
+        """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""
+        if time.monotonic() - self._looked_s > LOOK_S:
+            # That Kafka does not answer is for the query to say, which waits longer for it.
+            with suppress(TopicWatchError):
+                self._look()
+
+    def _look(self) -> dict[str, TopicNow]:
+        """Ask Kafka what its topics are. Raises TopicTroubleError where one cannot simply read on."""
+        with self._asking:
+            now = self._watch.look()
+        self._looked_s = time.monotonic()
+        found = troubles(self.job.state.topics(), now)
+        if found:
+            raise TopicTroubleError(found)
+        return now
+
+    def _expect(self, topic_ids: Mapping[str, str]) -> None:
+        """Make sure that a batch's topics are the same as before it was read: one made anew has the same offsets."""
+        with self._asking:
+            ids = self._watch.topic_ids()
+        if any(ids.get(topic) != topic_id for topic, topic_id in topic_ids.items()):
+            self._look()
+
+
+def _begun(job: BatchJob, settings: IngestSettings, now: Mapping[str, TopicNow]) -> ReadingStart:
+    """Find where to read on: where Spark's checkpoint stands, or from a new start. Raises TopicTroubleError."""
+    spark, state, source = job.spark, job.state, settings.source
+    sources = 1 if source.backlog_topics is None else 2
+    start = state.start
+    if start is None:
+        start = first_start(sources)
+        append_start(spark, job.tables, start)
+        state.begin(start)
+        return start
+    topics = state.topics()
+    reads = _reads(spark, source.every_pattern)
+    read = {topic: read_to for topic, read_to in topics.items() if reads(topic)}
+    found = troubles(read, now)
+    if found and not settings.go_on:
+        raise TopicTroubleError(found)
+    # Spark's checkpoint goes on only with as many sources, and with all topics that are in it.
+    if found or start.sources != sources or read.keys() != topics.keys():
+        start = start_after(start, job.next_ordinal, sources, going_on(read, now), now)
+        append_start(spark, job.tables, start)
+        state.begin(start)
+    return start
+
+
+def _reads(spark: SparkSession, pattern: str) -> Callable[[str], bool]:
+    """Tell which topics a pattern (Java's) fits."""
+    java = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]  # noqa: SLF001
+
+    @lru_cache(maxsize=100_000)
+    def reads(topic: str) -> bool:
+        return bool(java.matches(pattern, topic))
+
+    return reads
+
+
+def _wait(running: StreamingQuery, query: _Query, report: Callable[[BatchReport], None]) -> None:
+    while running.isActive:
+        time.sleep(POLL_S)
+        _report_finished(running, query.finished, report)
+        is_idle = not running.status["isTriggerActive"]
+        if query.stop.is_set() and is_idle:
+            return
+        if is_idle:
+            query.look_if_due()
+    if not query.stop.is_set():
+        _report_rest(running, query.finished, report)
+        running.awaitTermination()  # raises what the query ended with
 
 
 def running_query_id(spark: SparkSession) -> str:
@@ -116,26 +226,10 @@ def running_query_id(spark: SparkSession) -> str:
     return str(query_id)
 
 
-def kafka_records(spark: SparkSession, settings: IngestSettings) -> DataFrame:
-    """Return the stream of Kafka's records, from the beginning where the checkpoint says nothing else."""
-    return (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", settings.bootstrap)
-        # Spark searches names for the pattern; unanchored, it would also read topics that merely contain a match.
-        .option("subscribePattern", f"^(?:{settings.topics})$")
-        .option("includeHeaders", "true")
-        .option("startingOffsets", "earliest")
-        # Records that retention took before they were read are a failure to be looked at, not to be passed over.
-        .option("failOnDataLoss", "true")
-        .option("maxOffsetsPerTrigger", settings.batch_records_max)
-        # How old the list of topics may be: the default of five minutes would leave a new topic unread that long.
-        .option("kafka.metadata.max.age.ms", 5_000)
-        .load()
-    )
-
-
-def _start(records: DataFrame, settings: IngestSettings, take: Callable[[DataFrame, int], None]) -> StreamingQuery:
-    writer = records.writeStream.foreachBatch(take).option("checkpointLocation", settings.checkpoint)
+def _start(
+    records: DataFrame, settings: IngestSettings, checkpoint: str, take: Callable[[DataFrame, int], None]
+) -> StreamingQuery:
+    writer = records.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
     if settings.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{settings.interval_s} seconds").start()
@@ -148,15 +242,19 @@ def _report_finished(
     if not finished:
         return
     for progress in query.recentProgress:
-        source = progress.sources[0]
         # While nothing comes Spark reports the batch that is to be the next; and one that was done before is not read.
-        counts = finished.pop(progress.batchId, None) if source.startOffset != source.endOffset else None
+        is_read = any(source.startOffset != source.endOffset for source in progress.sources)
+        counts = finished.pop(progress.batchId, None) if is_read else None
         if counts is not None:
-            end_offsets = json.loads(source.endOffset)
-            # A batch that an earlier run began and did not finish has "null" here.
-            newest = json.loads(source.latestOffset or "null")
-            lag = None if newest is None else _records(newest) - _records(end_offsets)
-            report(BatchReport(progress.batchId, counts, lag, end_offsets))
+            report(_report_of(progress, counts))
+
+
+def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchReport:
+    end_offsets, _ = progress_offsets(progress)
+    behind = lag(progress)
+    ended = min(counts.newest_us.values(), default=None) if behind else max(counts.newest_us.values(), default=None)
+    behind_s = None if ended is None else max(0.0, time.time() - ended / 1_000_000)
+    return BatchReport(progress.batchId, counts, behind, behind_s, end_offsets)
 
 
 def _report_rest(
@@ -168,7 +266,3 @@ def _report_rest(
         _report_finished(query, finished, report)
         if finished:
             time.sleep(POLL_S)
-
-
-def _records(offsets: dict[str, dict[str, int]]) -> int:
-    return sum(offset for partitions in offsets.values() for offset in partitions.values())

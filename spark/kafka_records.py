@@ -3,6 +3,8 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark.built_once import recorded
+
 HEADERS = (
     "ce_specversion",
     "ce_id",
@@ -47,6 +49,7 @@ INTEGERS = ("ce_lanesequence", "ce_timeerror", "ce_boottime", "ce_devicesequence
 # Spark interprets, nowhere. Each step is a projection of its own, so that what several columns need is computed once.
 
 
+@recorded
 def typed_records(records: DataFrame) -> DataFrame:
     """Give each Kafka record its typed header columns and, where they do not fit, a `header_fault`.
 

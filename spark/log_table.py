@@ -10,8 +10,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark.built_once import recorded
+from spark.codec_decimals import METRICS_TYPE, constant
+from spark.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.delta_staging import AppendTable
-from spark.payload_decode import METRICS_TYPE
 from spark.warehouse_version import current_tables
 
 SCHEMA = f"""
@@ -36,9 +38,6 @@ SKIPPING_COLUMNS = (
 """Whose least and greatest value, and count of nulls, each file keeps: what queries, the search for copies and for what
 a time correction mends are pruned by."""
 
-PLAUSIBLE_FROM = "2020-01-01"
-AHEAD_MAX = "1 day"
-"""An event may be this much later than Kafka's own timestamp of its record."""
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
 """`ce_timeerror` of a gateway whose clock was never synced: its event times look like any others, and say nothing."""
 IMPLAUSIBLE_DATE = "1970-01-01"
@@ -56,6 +55,18 @@ class BatchId:
     ingest: str
     """The streaming query's id. A new checkpoint has a new one, for its batches count from 0 again."""
     number: int
+
+
+RETRY = "retry-"
+"""How the id begins of what reads records again from `log` itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIds:
+    """Batches of another version's `log` that become one: their records have `ingest` and `batch` already."""
+
+    numbers: Mapping[str, int]
+    """By application, the number of the last of its commits: what was taken is known here as well."""
 
 
 def log_schema() -> StructType:
@@ -125,16 +136,18 @@ class Log:
 class LogAppend:
     """One batch on its way into `log`: its files are written, looked at, and committed."""
 
-    def __init__(self, log: Log, batch: BatchId) -> None:
+    def __init__(self, log: Log, batch: "BatchId | BatchIds") -> None:
         self._staged = log.table.begin()
         self._batch = batch
         self.ordinal = log.last + 1
 
-    def write(self, decoded: DataFrame, topic_ids: Mapping[str, str], declarations: str) -> DataFrame:
+    def write(self, decoded: DataFrame, streams: Streams) -> DataFrame:
         """Write decoded records, none of them as a duplicate yet, and return them as they were written."""
-        rows = log_rows(decoded.withColumn("duplicate", F.lit(False)), topic_ids, declarations)
-        numbers = {"ingest": F.lit(self._batch.ingest), "batch": F.lit(self._batch.number)}
-        return self.rewrite(rows.withColumns({**numbers, "ordinal": F.lit(self.ordinal)}))
+        if isinstance(self._batch, BatchId):
+            numbers = {"ingest": F.lit(self._batch.ingest), "batch": F.lit(self._batch.number)}
+            decoded = decoded.withColumns(numbers)
+        rows = log_rows(decoded.withColumn("duplicate", F.lit(False)), streams)
+        return self.rewrite(rows.withColumn("ordinal", F.lit(self.ordinal)))
 
     def rewrite(self, rows: DataFrame) -> DataFrame:
         """Write rows of the table's columns in the place of those that were written before."""
@@ -142,7 +155,14 @@ class LogAppend:
         return self._staged.rows()
 
     def commit(self) -> None:
-        self._staged.commit({ORDINAL: self.ordinal, query_of(self._batch): self._batch.number})
+        batch = self._batch
+        numbers = {query_of(batch): batch.number} if isinstance(batch, BatchId) else batch.numbers
+        self._staged.commit({ORDINAL: self.ordinal, **numbers})
+
+
+def from_kafka() -> Column:
+    """Tell which rows were read from Kafka, and not again from `log`."""
+    return ~F.col("ingest").startswith(RETRY)
 
 
 def query_of(batch: BatchId) -> str:
@@ -150,20 +170,22 @@ def query_of(batch: BatchId) -> str:
     return f"sluice-ingest-{batch.ingest}"
 
 
-def log_rows(judged: DataFrame, topic_ids: Mapping[str, str], declarations: str) -> DataFrame:
-    """Bring decoded records into the table's columns, but for those that number the batch."""
-    numbering = {"ingest", "batch", "ordinal"}
-    topic_id = F.lit(None).cast("string")
-    for topic, identity in topic_ids.items():
-        topic_id = F.when(F.col("topic") == topic, identity).otherwise(topic_id)
+def with_topic_ids(records: DataFrame, topic_ids: Mapping[str, str]) -> DataFrame:
+    """Add each topic's id, as Kafka told it."""
+    return records.withColumn("topic_id", F.try_element_at(constant(topic_ids, "map<string,string>"), F.col("topic")))
+
+
+@recorded
+def log_rows(judged: DataFrame, streams: Streams) -> DataFrame:
+    """Bring decoded records, with topic ids and batch, into the table's columns, but for `ordinal`."""
+    numbering = {"ordinal"}
     ago_us = F.array_max(F.transform("metrics", lambda metric: metric["ago_us"]))
     complete = judged.withColumns(
         {
-            "topic_id": topic_id,
             "pack_span_us": ago_us,
             "code_version": F.lit(version("sluice")),
-            "declarations": F.lit(declarations),
-            "event_date": date_of(F.col("event_time"), F.col("time_error_us")),
+            "declarations": F.lit(streams.version),
+            "event_date": date_of(F.col("event_time"), F.col("time_error_us"), streams.times),
         }
     )
     return complete.select(
@@ -175,12 +197,19 @@ def log_rows(judged: DataFrame, topic_ids: Mapping[str, str], declarations: str)
     )
 
 
-def date_of(event_time: Column, time_error_us: Column) -> Column:
+def date_of(event_time: Column, time_error_us: Column, times: Times = USUAL_TIMES) -> Column:
     """The date of an event time, `IMPLAUSIBLE_DATE` for one that cannot be; beside the record's `kafka_timestamp`."""
     # The upper bound is the record's own: Kafka's clock, unlike the time of this run, is the same in a retry.
     plausible = (
-        (event_time >= F.lit(PLAUSIBLE_FROM).cast("timestamp"))
-        & (event_time <= F.col("kafka_timestamp") + F.expr(f"interval {AHEAD_MAX}"))
+        (event_time >= F.lit(times.plausible_from_time))
+        & (event_time <= F.col("kafka_timestamp") + F.expr(f"interval {times.ahead_max_s} seconds"))
         & (time_error_us < TIME_ERROR_UNKNOWN_US)
     )
     return F.when(plausible, F.to_date(event_time)).otherwise(F.lit(IMPLAUSIBLE_DATE).cast("date"))
+
+
+def is_implausible() -> Column:
+    """Tell which rows have a time that cannot be, though their gateway knew its clock: rejects while it is so."""
+    return (F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")) & (
+        F.col("time_error_us") < TIME_ERROR_UNKNOWN_US
+    )

@@ -92,8 +92,9 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
     could be read after all is none. A conflict's number is there.
     """
     reason = F.col("reject_reason")
-    named = F.col("device_boot").isNotNull() & F.col("device_sequence").isNotNull() & F.col("device").isNotNull()
-    rejects = log.where(reason.isNotNull() & ~reason.startswith("conflict") & named & F.col("namespace").isNotNull())
+    # Where headers cannot be read, whose number it was is not known either.
+    named = F.col("ce_id").isNotNull() & F.col("device_sequence").isNotNull() & F.col("device").isNotNull()
+    rejects = log.where(reason.isNotNull() & ~reason.startswith("conflict") & named)
     numbers = rejects.groupBy(*RUN, "gateway", "gateway_boot").agg(
         F.sort_array(F.collect_set("device_sequence")).alias("numbers"),
         F.min("boot_time_us").alias("first_boottime_us"),

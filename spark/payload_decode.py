@@ -1,177 +1,201 @@
-"""Payloads made into metrics: exact decimals by name, or the reason why a payload cannot be read."""
+"""Payloads made into metrics: exact decimals by name, or the reason why a payload cannot be read.
+
+JSON and bare numbers are read by Spark's own expressions, everything else in Python on the executors. Most projections
+here hold functions of arrays, which keeps Spark from compiling each into one method: such a method grows beyond the
+8,000 bytes that HotSpot compiles, and then runs a fifth as fast.
+"""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark import correction_records
-
-METRICS_TYPE = "array<struct<name:string,value:decimal(18,6),ago_us:bigint>>"
-VALUE_TYPE = "decimal(18,6)"
-"""Values are quantised to six decimals, half up, so that sums are the same in any order."""
-IDENTITY_MEMBERS = ("boot", "seq", "tick", "timestamp")
-"""Members of a JSON payload that say which reading it is, and when it was taken; no measurements."""
-PLAIN_METRIC = "value"
-"""The metric of a payload that is a bare number."""
-METRICS_MAX = 256
-"""Metrics of one reading; a payload with more is rejected before its numbers are computed."""
+from spark.built_once import recorded
+from spark.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
+from spark.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams
+from spark.codec_json_strict import read_strictly, with_members
+from spark.codec_json_usual import is_usual, read_usual
+from spark.codec_numbers import NO_DECLARED, NO_METRIC, OUT_OF_RANGE, RANGE, TOO_MANY
+from spark.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
 
 READING_TYPE = "sluice.reading"
 GATEWAY_TYPES = "sluice.gateway."
 
-NUMBER_CHARS_MAX = 64
-"""Longer numbers, and exponents of more than three digits, are out of range without being computed: one
-`1e-10000000` keeps Spark's decimals busy for six seconds."""
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 SPACE = " \t\r\n"
-# What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
-# the stack on long texts.
-NUMBER_IN_JSON = r'\G((?:[^"0-9-]|"[^"\\]*+(?:\\.[^"\\]*+)*+")*+)(-?[0-9][-+.0-9eE]*+)'
+# What stands before the colon is the kind, which rejects are grouped by.
+HEADER = "header: "
+CORRECTION = "correction: "
+UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
+UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
+NO_VALUE = "undecodable: the record has no value"
+NOT_UTF8 = "undecodable: the payload is not UTF-8"
+NOT_JSON = "undecodable: the payload is not one JSON object"
+NOT_NUMBER = "undecodable: the payload is not a bare number"
+UNKNOWN_CONTENT = "undecodable: no decoder for this content type"
 
-UNKNOWN_TYPE = "ce_type is neither sluice.reading nor sluice.gateway.*"
-NO_VALUE = "the record has no value"
-NOT_UTF8 = "the payload is not UTF-8"
-NOT_JSON = "the payload is not one JSON object"
-NO_METRIC = "the payload's JSON object has no numeric member"
-TOO_MANY = f"the payload has more than {METRICS_MAX} metrics"
-NOT_NUMBER = "the payload is not a bare number"
-OUT_OF_RANGE = "a value is outside decimal(18,6)"
-UNKNOWN_CONTENT = "no decoder for this content type"
+_JSON, _NUMBER, _UNDECLARED, _UNKNOWN, _CORRECTION = "json", "number", "undeclared", "unknown", "correction"
 
 
-def decoded(records: DataFrame) -> DataFrame:
-    """Replace `header_fault` by `metrics` and `reject_reason`; one of the two is null, or both for gateway events.
+@recorded
+def decoded(records: DataFrame, streams: Streams = NO_STREAMS) -> DataFrame:
+    """Replace `header_fault` by `metrics`, `undeclared` and `reject_reason`.
 
-    `records` as `kafka_records.typed_records` yields them. JSON objects give every numeric top-level member but
-    the identity; `text/plain` gives the metric `value`. Of what a gateway says of itself, time corrections alone are
-    looked into: a table is computed by them.
+    `records` as `kafka_records.typed_records` yields them. One of `metrics` and `reject_reason` is null, or both for
+    gateway events: of what a gateway says of itself, time corrections alone are looked into, for a table is computed by
+    them. `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know; null
+    where there are none, and where nothing is declared of the stream's metrics.
     """
-    kept = [column for column in records.columns if column != "header_fault"]
-    return _reasoned(_with_metrics(_parsed(_texts(records))), kept)
+    readers = _readers(streams)
+    return _reasoned(_numbered(_parsed(_routed(records, streams, readers)), streams, readers))
 
 
-def _texts(records: DataFrame) -> DataFrame:
-    """Add what is to be decoded (`text`) and as what (`format`); both null where it is not to be decoded."""
-    is_reading = F.col("header_fault").isNull() & (F.col("ce_type") == READING_TYPE)
-    is_correction = F.col("header_fault").isNull() & (F.col("ce_type") == correction_records.CORRECTION_TYPE)
-    media_type = F.lower(F.trim(F.substring_index("content_type", ";", 1)))
-    text = F.try_validate_utf8(F.col("value").cast("string"))
-    return records.select(
-        "*",
-        F.when(is_reading, media_type).alias("format"),
-        is_correction.alias("is_correction"),
-        F.when((is_reading & (media_type == "application/json")) | is_correction, text).alias("json_text"),
-        F.when(is_reading & (media_type == "text/plain"), F.trim(text, F.lit(SPACE))).alias("plain_text"),
-        text.isNotNull().alias("is_text"),
+def _readers(streams: Streams) -> set[str]:
+    """Which ways to read a payload there can be at all: the others cost nothing."""
+    codecs: set[str] = {stream.codec for stream in streams.streams}
+    if streams.unknown == "accept":
+        codecs |= set(CODEC_OF_MEDIA_TYPE.values())
+    return codecs
+
+
+# -- which way to read --------------------------------------------------------------------------
+
+
+def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFrame:
+    """Add how a record is to be read (`format`, null for what is not read), and by which declaration."""
+    is_sound = F.col("header_fault").isNull()
+    is_reading = is_sound & (F.col("ce_type") == READING_TYPE)
+    in_order = streams.in_order()
+    codecs = constant([stream.codec for stream in in_order], "array<string>")
+    if streams.unknown == "accept":
+        media_type = F.lower(F.trim(F.substring_index("content_type", ";", 1)))
+        of_type = F.try_element_at(constant(CODEC_OF_MEDIA_TYPE, "map<string,string>"), media_type)
+        undeclared = F.coalesce(of_type, F.lit(_UNKNOWN))
+    else:
+        undeclared = F.lit(_UNDECLARED)
+    routed = records.select(
+        # One column for all that is only handed on: each projection copies its columns one by one.
+        F.struct(*(column for column in records.columns if column != "header_fault")).alias("record"),
+        *("header_fault", "ce_type", "content_type", "value"),
+        F.when(is_reading, _stream_number(in_order)).alias("stream_number"),
+        is_reading.alias("is_reading"),
+        (is_sound & (F.col("ce_type") == correction_records.CORRECTION_TYPE)).alias("is_correction"),
+    ).select(
+        *("record", "header_fault", "ce_type", "value", "stream_number", "is_reading", "is_correction"),
+        F.when(F.col("is_reading"), F.coalesce(F.get(codecs, F.col("stream_number")), undeclared))
+        .when(F.col("is_correction"), _CORRECTION)
+        .alias("format"),
+        F.coalesce(
+            F.get(constant([bool(stream.metrics) for stream in in_order], "array<boolean>"), F.col("stream_number")),
+            F.lit(False),
+        ).alias("has_metrics"),
     )
+    if not readers & PYTHON_CODECS:
+        return routed
+    # Whatever the condition, each row goes to Python and back: with one null that is cheap, yet not free.
+    asked = F.when(
+        F.col("format").isin(*PYTHON_CODECS), asked_of_python(F.col("format"), F.col("stream_number"), F.col("value"))
+    )
+    return routed.select("*", python_decoder(streams)(asked).alias("found"))
 
 
-def _parsed(texts: DataFrame) -> DataFrame:
-    """Add `members` of a reading and `correction`: the JSON object as a map, null where the text is no such object.
+def _stream_number(in_order: list[Stream]) -> Column:
+    """The place of a record's declaration in the list; null where there is none."""
+    exact = {stream.name: number for number, stream in enumerate(in_order) if not stream.is_pattern}
+    patterns = [(stream.regex, number) for number, stream in enumerate(in_order) if stream.is_pattern]
+    of_name = F.try_element_at(constant(exact, "map<string,int>"), F.col("stream"))
+    return F.coalesce(of_name, *(F.when(F.col("stream").rlike(regex), number) for regex, number in patterns))
 
-    Spark's parser stops at the end of the first value, whatever comes after it. Within `[…,0]` anything that
-    follows makes a different array or no array; only `…,0]…` closes the brackets itself, and does not fit in an
-    object.
+
+# -- what stands in it --------------------------------------------------------------------------
+
+
+def _parsed(routed: DataFrame) -> DataFrame:
+    """Add `usual`, the text of a payload that is read the fast way; else `text`, and `members` of a JSON object."""
+    as_text = F.col("value").cast("string")
+    is_text = F.col("format").isin(_JSON, _NUMBER, _CORRECTION) & F.col("usual").isNull()
+    texts = routed.select(
+        "*", F.when((F.col("format") == _JSON) & is_usual(F.col("value")), as_text).alias("usual")
+    ).select(
+        *(column for column in routed.columns if column != "value"),
+        "usual",
+        F.when(is_text, F.trim(F.try_validate_utf8(as_text), F.lit(SPACE))).alias("text"),
+    )
+    return with_members(texts, F.col("format").isin(_JSON, _CORRECTION))
+
+
+def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFrame:
+    """Add `numbers`, each with its name, valid range and value (null where no table holds it).
+
+    And `too_many`, where `numbers` is null, and `undeclared`; of usual payloads `quick` and `quick_bad` instead.
     """
-    in_array = F.try_parse_json(F.concat(F.lit("["), F.col("json_text"), F.lit(",0]")))
-    in_object = F.try_parse_json(F.concat(F.lit('{"a":'), F.col("json_text"), F.lit(',"b":0}')))
-    alone = (
-        (F.try_variant_get("wrapped", "$[1]", "int") == 0)
-        & F.try_variant_get("wrapped", "$[2]", "variant").isNull()
-        & (~F.contains(F.col("json_text"), F.lit("]")) | in_object.isNotNull())
+    spec = F.coalesce(
+        F.get(F.get(spec_literals(streams.in_order()), F.col("stream_number")), F.lit(0)),
+        constant(_ANY_NUMBER, SPEC_TYPE),
     )
-    whole = F.when(alone, F.try_variant_get("wrapped", "$[0]", "map<string,variant>"))
-    return texts.select("*", in_array.alias("wrapped")).select(
-        *texts.columns,
-        F.when(~F.col("is_correction"), whole).alias("members"),
-        F.when(F.col("is_correction"), whole).alias("correction"),
+    bare = F.when(
+        (F.col("format") == _NUMBER) & F.col("text").rlike(PLAIN_NUMBER),
+        F.array(number_struct(spec, exact_number(F.col("text"), spec["decimals"], streams))),
     )
+    if _JSON in readers:
+        return read_strictly(read_usual(parsed, streams), bare, streams)
+    nothing = (F.lit(None).cast(of_type).alias(name) for name, of_type in _OF_JSON.items())
+    return parsed.select("*", *nothing, bare.alias("numbers"))
 
 
-def _with_metrics(parsed: DataFrame) -> DataFrame:
-    """Add `numbers`: metric names and values, the value null where it is out of range; null if there are `too_many`."""
-    numeric = F.filter(F.map_entries("members"), _is_metric)
-    # A variant holds exact decimals of up to 38 digits, but makes 1e-7 a binary fraction: those are read from text.
-    inexact = ~F.col("too_many") & F.exists("numeric", lambda member: _is_double(member["value"]))
-    quoted = F.try_parse_json(F.regexp_replace("json_text", NUMBER_IN_JSON, '$1"$2"'))
-    quoted_values = F.map_values(F.try_variant_get(quoted, "$", "map<string,variant>"))
-    texts = F.coalesce(F.when(inexact, quoted_values), F.array().cast("array<variant>"))
-    # By position, not by name: a map is searched from its beginning, thousands of members for each of them. Both
-    # maps come from variants, which order the members of an object by name.
-    with_texts = F.filter(
-        F.zip_with(
-            F.map_entries("members"),
-            "texts",
-            lambda member, text: F.struct(
-                member["key"].alias("key"), member["value"].alias("value"), text.alias("text")
-            ),
-        ),
-        _is_metric,
-    )
-    from_json = F.transform(
-        F.when(~F.col("too_many"), with_texts),
-        lambda member: F.struct(
-            member["key"].alias("key"),
-            F.when(_is_double(member["value"]), _exact(F.try_variant_get(member["text"], "$", "string")))
-            .otherwise(F.try_variant_get(member["value"], "$", VALUE_TYPE))
-            .alias("value"),
-        ),
-    )
-    from_plain = F.when(
-        F.col("plain_text").rlike(PLAIN_NUMBER),
-        F.array(F.struct(F.lit(PLAIN_METRIC).alias("key"), _exact(F.col("plain_text")).alias("value"))),
-    )
-    return (
-        parsed.select("*", numeric.alias("numeric"))
-        .select("*", (F.size("numeric") > METRICS_MAX).alias("too_many"))
-        .select("*", texts.alias("texts"))
-        .select(*parsed.columns, "too_many", F.coalesce(from_json, from_plain).alias("numbers"))
-    )
+_ANY_NUMBER = {"name": PLAIN_METRIC, "path": [], "decimals": DECIMALS_MAX}
+_OF_JSON = {
+    "quick_twice": "boolean",
+    "quick": METRICS_TYPE,
+    "quick_bad": "string",
+    "too_many": "boolean",
+    "undeclared": "array<string>",
+}
 
 
-def _reasoned(numbered: DataFrame, kept: list[str]) -> DataFrame:
-    is_json = F.col("format") == "application/json"
-    is_plain = F.col("format") == "text/plain"
+# -- what came of it ----------------------------------------------------------------------------
+
+
+def _reasoned(numbered: DataFrame) -> DataFrame:
+    is_json, is_number = F.col("format") == _JSON, F.col("format") == _NUMBER
+    is_strict = is_json & F.col("usual").isNull()
     is_gateway = F.col("ce_type").startswith(GATEWAY_TYPES)
+    bad = F.coalesce("quick_bad", F.get(F.filter("numbers", _is_out_of_range), F.lit(0))["name"])
+    count = F.coalesce(F.size("quick"), F.size("numbers"))
+    by_python = "found" in numbered.columns
     reason = F.coalesce(
-        F.col("header_fault"),
+        F.concat(F.lit(HEADER), F.col("header_fault")),
         F.when((F.col("ce_type") != READING_TYPE) & ~is_gateway, UNKNOWN_TYPE),
-        F.when(~is_gateway & F.col("value").isNull(), NO_VALUE),
-        F.when((is_json | is_plain) & ~F.col("is_text"), NOT_UTF8),
-        F.when(is_json & F.col("members").isNull(), NOT_JSON),
-        F.when(is_json & F.col("too_many"), TOO_MANY),
-        F.when(is_plain & F.col("numbers").isNull(), NOT_NUMBER),
-        F.when((is_json | is_plain) & (F.size("numbers") == 0), NO_METRIC),
-        F.when(F.exists("numbers", lambda number: number["value"].isNull()), OUT_OF_RANGE),
-        F.when(~is_gateway & ~is_json & ~is_plain, UNKNOWN_CONTENT),
-        F.when(F.col("is_correction"), correction_records.fault(F.col("correction"))),
-    )
-    return numbered.select("*", reason.alias("reject_reason")).select(
-        *kept,
+        F.when(F.col("format") == _UNDECLARED, UNDECLARED_STREAM),
+        F.when(F.col("is_reading") & F.col("record.value").isNull(), NO_VALUE),
+        F.when(F.col("format") == _UNKNOWN, UNKNOWN_CONTENT),
+        *([F.col("found.reject_reason")] if by_python else []),
+        F.when((is_strict | is_number) & F.col("text").isNull(), NOT_UTF8),
+        F.when(F.col("quick_twice") | (is_strict & F.col("members").isNull()), NOT_JSON),
+        F.when(F.col("too_many"), TOO_MANY),
+        F.when(is_number & F.col("numbers").isNull(), NOT_NUMBER),
+        F.when(count == 0, F.when(F.col("has_metrics"), NO_DECLARED).otherwise(NO_METRIC)),
         F.when(
-            F.col("reject_reason").isNull(),
-            F.transform(
-                "numbers",
-                lambda n: F.struct(
-                    n["key"].alias("name"), n["value"].alias("value"), F.lit(None).cast("bigint").alias("ago_us")
-                ),
-            ),
-        ).alias("metrics"),
-        F.lit(None).cast("array<string>").alias("undeclared"),
-        "reject_reason",
+            bad.isNotNull(), F.when(F.col("has_metrics"), F.concat(F.lit(RANGE), bad)).otherwise(F.lit(OUT_OF_RANGE))
+        ),
+        F.when(F.col("is_correction"), F.concat(F.lit(CORRECTION), correction_records.fault(F.col("members")))),
+    )
+    strict = F.transform(
+        "numbers",
+        lambda number: F.struct(
+            number["name"].alias("name"), number["value"].alias("value"), F.lit(None).cast("bigint").alias("ago_us")
+        ),
+    )
+    metrics = F.coalesce("quick", strict, *([F.col("found.metrics")] if by_python else []))
+    undeclared = F.coalesce("undeclared", *([F.col("found.undeclared")] if by_python else []))
+    # Spark computes the reason once, for both.
+    return numbered.select(
+        "record.*",
+        F.when(reason.isNull(), metrics).cast(METRICS_TYPE).alias("metrics"),
+        undeclared.alias("undeclared"),
+        reason.alias("reject_reason"),
     )
 
 
-def _is_metric(member: Column) -> Column:
-    is_number = F.schema_of_variant(member["value"]).rlike("^(?:BIGINT|DECIMAL|DOUBLE)")
-    return is_number & ~member["key"].isin(*IDENTITY_MEMBERS)
-
-
-def _is_double(value: Column) -> Column:
-    return F.schema_of_variant(value) == "DOUBLE"
-
-
-def _exact(text: Column) -> Column:
-    """The text of a number as a decimal; null where it is out of range."""
-    computable = (F.length(text) <= NUMBER_CHARS_MAX) & ~text.rlike("[eE][+-]?[0-9]{4}")
-    is_zero = text.rlike("^[+-]?[0.]+(?:[eE].*)?$")
-    return F.when(computable & is_zero, F.lit(0).cast(VALUE_TYPE)).when(computable, text.try_cast(VALUE_TYPE))
+def _is_out_of_range(number: Column) -> Column:
+    value = number["value"]
+    return value.isNull() | F.coalesce((value < number["min"]) | (value > number["max"]), F.lit(False))

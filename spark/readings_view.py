@@ -7,19 +7,28 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import effective_log
+from spark.built_once import built_once, recorded
+from spark.codec_declarations import USUAL_TIMES, Times
+from spark.log_table import is_implausible
 from spark.payload_decode import READING_TYPE
 from spark.time_corrections import known_corrections, retimed
-from spark.warehouse_version import current_tables
+from spark.warehouse_version import folder_of, open_version
 
 
+@built_once
 def is_reading() -> Column:
     """Tell which rows of `log` are readings: neither rejects nor duplicates, nor what a gateway says of itself."""
     return (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
 
 
-def readings(log: DataFrame, corrections: DataFrame) -> DataFrame:
+def readings(log: DataFrame, corrections: DataFrame, times: Times = USUAL_TIMES) -> DataFrame:
     """Derive `readings` from `log`, or from any part of it. `corrections` as `time_corrections.current` yields them."""
-    timed = retimed(log.where(is_reading()), corrections)
+    return _each_metric(retimed(log.where(is_reading()), corrections, times))
+
+
+@recorded
+def _each_metric(retimed: DataFrame) -> DataFrame:
+    timed = retimed.where(~is_implausible())
     others = [name for name in timed.columns if name not in {"metrics", "value"}]
     each = timed.select(*others, F.inline("metrics")).withColumnRenamed("name", "metric")
     # A value of a pack was taken so long before the pack's own time.
@@ -60,16 +69,17 @@ def open_readings(spark: SparkSession, warehouse: str) -> DataFrame:
 
     Times are put right by the corrections that there are now: opened anew, it has those that came since.
     """
-    view = readings_of(spark, current_tables(spark, warehouse))
+    version = open_version(spark, warehouse)
+    view = readings_of(spark, folder_of(warehouse, version.number), version.streams.times)
     view.createOrReplaceTempView("readings")
     return view
 
 
-def readings_of(spark: SparkSession, tables: str) -> DataFrame:
+def readings_of(spark: SparkSession, tables: str, times: Times) -> DataFrame:
     """Return the readings of one version of the warehouse's tables."""
     log = effective_log(spark, tables)
     corrections = known_corrections(spark, tables)
     may_move = corrections.may_move() if corrections.told_us else F.lit(False)
     # Kept apart, what no correction moves is found by its event time as if there were none.
-    settled = readings(log.where(~may_move), corrections.current.where(F.lit(False)))
-    return settled.unionByName(readings(log.where(may_move), corrections.current))
+    settled = readings(log.where(~may_move), corrections.current.where(F.lit(False)), times)
+    return settled.unionByName(readings(log.where(may_move), corrections.current, times))

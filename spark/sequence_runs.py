@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark.built_once import recorded
 from spark.payload_decode import READING_TYPE
 
 RUN = ("namespace", "device", "stream", "device_boot")
@@ -158,6 +159,7 @@ def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[B
     return [BatchRun(_key(run), islands_of(run, edges.get(_key(run), {}), batch)) for run in runs]
 
 
+@recorded
 def batch_runs(rows: DataFrame) -> DataFrame:
     """Find first and last number of each run, with their times, and all its numbers, in order, where some are missing.
 

@@ -18,6 +18,9 @@ JARS_NEEDED = (
     "delta-storage",
 )
 MASTER_DEFAULT = "local[*]"
+COMPILE_ALL = "-XX:-DontCompileHugeMethods"
+"""HotSpot compiles no method of more than 8,000 bytes, and Spark makes a method of a whole chain of columns: those of
+the headers and payloads are longer, and ran five times as slowly, interpreted for ever."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
 batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
@@ -70,8 +73,9 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         # Else each call that builds a query looks up where in Python it was made: a tenth of a small batch's time.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.driver.extraJavaOptions": " ".join(
-            [f"-Dlog4j2.configurationFile={log_settings}", os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", "")]
+            [f"-Dlog4j2.configurationFile={log_settings}", COMPILE_ALL, os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", "")]
         ).strip(),
+        "spark.executor.extraJavaOptions": COMPILE_ALL,
     }
     master = master or os.environ.get("SLUICE_SPARK_MASTER") or MASTER_DEFAULT
     if master.startswith("local"):

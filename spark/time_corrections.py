@@ -27,8 +27,10 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark.built_once import recorded
+from spark.codec_declarations import USUAL_TIMES, Times
 from spark.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
-from spark.delta_staging import AppendTable
+from spark.delta_staging import AppendTable, is_empty
 from spark.log_table import ORDINAL, TIME_ERROR_UNKNOWN_US, date_of
 
 BOOT = ("namespace", "gateway", "gateway_boot")
@@ -126,7 +128,7 @@ def corrections_in(log: DataFrame) -> DataFrame:
 
 def known_corrections(spark: SparkSession, tables: str) -> Corrections:
     """Return what is known now."""
-    return _known(spark, _collected(read_corrections(spark, tables)))
+    return _known(spark, _collected(spark, corrections_path(tables)))
 
 
 def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> BatchCorrections:
@@ -136,7 +138,7 @@ def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> B
     """
     spark = table.spark
     brought = corrections_in(appended).collect()
-    stored = _collected(spark.read.format("delta").load(table.path))
+    stored = _collected(spark, table.path)
     stored_ids = {row.ce_id for row in stored}
     new = [row for row in brought if row.ce_id not in stored_ids]
     if new:
@@ -152,9 +154,9 @@ def take_corrections(table: AppendTable, appended: DataFrame, ordinal: int) -> B
     )
 
 
-def _collected(corrections: DataFrame) -> list[Row]:
-    # Without a file there is nothing to be read, and most warehouses have none: a job less in every batch.
-    return corrections.collect() if corrections.inputFiles() else []
+def _collected(spark: SparkSession, path: str) -> list[Row]:
+    # Most warehouses have none: a job less in every batch.
+    return [] if is_empty(spark, path) else spark.read.format("delta").load(path).collect()
 
 
 def _known(spark: SparkSession, rows: list[Row]) -> Corrections:
@@ -200,13 +202,18 @@ def current(corrections: DataFrame) -> DataFrame:
     )
 
 
-def retimed(records: DataFrame, corrections: DataFrame) -> DataFrame:
+def retimed(records: DataFrame, corrections: DataFrame, times: Times = USUAL_TIMES) -> DataFrame:
     """Put the times of readings right: `event_time`, `time_error_us`, `time_quality` and `event_date`.
 
     What was sent is kept in `sent_event_time`, `sent_time_error_us` and `sent_time_quality`; `correction_version` is
     null where no correction applies. `records` are rows as they stand in `log`, `corrections` what `current` yields.
     """
     joined = records.join(F.broadcast(corrections), list(BOOT), "left")
+    return _mended(joined, tuple(records.columns), times)
+
+
+@recorded
+def _mended(joined: DataFrame, names: tuple[str, ...], times: Times) -> DataFrame:
     mended = joined.withColumns({"mended_us": mended_us(), "mended_error_us": _mended_error_us()})
     told_before = _within_us("correction.told_us")
     was_wrong = _within_us("correction.wrong_until_us")
@@ -219,11 +226,11 @@ def retimed(records: DataFrame, corrections: DataFrame) -> DataFrame:
     time, error_us = F.timestamp_micros("mended_us"), F.col("mended_error_us")
     replaced = {"event_time", "time_error_us", "time_quality", "event_date"}
     return mended.withColumn("applies", applies).select(
-        *(name for name in records.columns if name not in replaced),
+        *(name for name in names if name not in replaced),
         chosen(time, "event_time"),
         chosen(error_us, "time_error_us"),
         chosen(_mended_quality(), "time_quality"),
-        chosen(date_of(time, error_us), "event_date"),
+        chosen(date_of(time, error_us, times), "event_date"),
         F.col("event_time").alias("sent_event_time"),
         F.col("time_error_us").alias("sent_time_error_us"),
         F.col("time_quality").alias("sent_time_quality"),
@@ -259,7 +266,7 @@ def _within_us(moment: str) -> Column:
     return F.coalesce(F.col("mended_us") <= slack, F.lit(False))
 
 
-def readings_moved(records: DataFrame, corrections: BatchCorrections) -> DataFrame:
+def readings_moved(records: DataFrame, corrections: BatchCorrections, times: Times = USUAL_TIMES) -> DataFrame:
     """Find the readings that corrections of a batch's boots move, with all times that they may have had.
 
     One row for each of these times: `event_time` and `event_date`, as sent and by each version. A few more than were
@@ -272,7 +279,7 @@ def readings_moved(records: DataFrame, corrections: BatchCorrections) -> DataFra
     concerned = joined.where(F.col("boot_time_error_us").isNotNull() | _within_us("correction.wrong_until_us"))
     time = F.timestamp_micros("mended_us")
     sent = F.struct("event_time", "event_date")
-    by_version = F.struct(time.alias("event_time"), date_of(time, F.lit(0)).alias("event_date"))
+    by_version = F.struct(time.alias("event_time"), date_of(time, F.lit(0), times).alias("event_date"))
     return concerned.select(
         *(name for name in records.columns if name not in {"event_time", "event_date"}),
         F.inline(F.array(sent, by_version)),

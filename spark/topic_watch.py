@@ -90,6 +90,19 @@ class TopicWatch:
                 return self._topic_ids()
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
 
+    def offsets_at(self, time_ms: int) -> dict[str, dict[int, int]]:
+        """Of each partition the first offset that is not older, or else the end. Raises TopicWatchError."""
+        now = self.look()
+        spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(time_ms)
+        found = self._offsets(now, spec)
+        return {
+            topic: {
+                partition: offset if offset >= 0 else now[topic].latest[partition]
+                for partition, offset in offsets.items()
+            }
+            for topic, offsets in found.items()
+        }
+
     def _topic_ids(self) -> dict[str, str]:
         names = self._jvm.java.util.ArrayList()
         for name in self._matching_names():

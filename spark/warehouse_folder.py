@@ -1,9 +1,13 @@
-"""The folder of the tables: its name made absolute, and one writer at a time."""
+"""The folder of the tables: its name made absolute, one writer at a time, and folders in it on any file system."""
 
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOCK = "_ingest.lock"
 
@@ -36,3 +40,23 @@ def only_writer(warehouse: str) -> Iterator[None]:
                 f"another ingest writes {warehouse}: let it, or stop it first; two would spoil each other's batches"
             ) from error
         yield
+
+
+def folder_exists(spark: "SparkSession", path: str) -> bool:
+    """Tell whether there is a folder, on whatever file system it would be."""
+    system, folder = _hadoop(spark, path)
+    return bool(system.exists(folder))
+
+
+def remove_folder(spark: "SparkSession", path: str) -> None:
+    """Remove a folder with all that is in it."""
+    system, folder = _hadoop(spark, path)
+    system.delete(folder, True)
+
+
+def _hadoop(spark: "SparkSession", path: str) -> tuple[Any, Any]:
+    """The file system that a path lies on, and the path as that takes it."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to it
+    session: Any = spark._jsparkSession  # noqa: SLF001
+    folder = jvm.org.apache.hadoop.fs.Path(path)
+    return folder.getFileSystem(session.sessionState().newHadoopConf()), folder

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark.codec_decimals import VALUE_TYPE
 from spark.delta_staging import AppendTable
 from spark.log_table import ORDINAL
-from spark.payload_decode import VALUE_TYPE
 from spark.windows_table import KEY, SUM_TYPE
 
 SCHEMA = f"""
@@ -27,6 +27,7 @@ SCHEMA = f"""
 READINGS = "readings"
 CORRECTION = "correction"
 COPY = "copy"
+REPLAY = "replay"
 FIGURES = ("n", "min", "max", "sum", "first", "last", "late")
 
 

@@ -9,6 +9,7 @@ it is whole numbers, decimals and sorted values: any order and any split gives t
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
+from decimal import Decimal
 from functools import reduce
 from itertools import pairwise, zip_longest
 from operator import or_
@@ -19,8 +20,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark.built_once import recorded
+from spark.codec_decimals import VALUE_TYPE
+from spark.codec_declarations import Windows
 from spark.log_table import IMPLAUSIBLE_DATE
-from spark.payload_decode import VALUE_TYPE
 
 WINDOW_S = 60
 DAY_S = 86_400
@@ -44,7 +47,7 @@ WINDOW_PROPERTY = "sluice.windowSeconds"
 FIGURES = ("n", "min", "max", "sum", "sum_of_squares", "first", "first_at", "last", "last_at", "values", "late")
 LATE_S = 60
 """A reading is late where it reached Kafka so much after the end of its window."""
-PERCENTILES = (50, 95, 99)
+PERCENTILES = Windows().percentiles
 
 SPANS_MAX = 32
 """Spans of event time that windows are looked up by; of more, neighbours are joined."""
@@ -131,6 +134,7 @@ def read_parts(spark: SparkSession, tables: str) -> DataFrame:
     return spark.read.format("delta").load(windows_path(tables))
 
 
+@recorded
 def windowed(readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
     """Add `window_start` to readings. Those whose time is implausible or unknown belong to no window and are left out.
 
@@ -155,6 +159,11 @@ def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) 
 
     `first` and `last` go by event time; at the same time by buffer, lane and lane sequence.
     """
+    return _parts(windowed_readings, window_s).withColumn("ordinal", F.lit(ordinal).cast("bigint"))
+
+
+@recorded
+def _parts(windowed_readings: DataFrame, window_s: int) -> DataFrame:
     order = F.struct(F.col("event_time").alias("time"), "buffer", "lane", "lane_sequence")
     window_end = F.col("window_start") + F.expr(f"interval {window_s + LATE_S} seconds")
     square = F.col("value").cast("decimal(18,6)") * F.col("value").cast("decimal(18,6)")
@@ -179,13 +188,19 @@ def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) 
             F.col("latest.value").alias("last"),
             F.col("latest.at").alias("last_at"),
             *("values", "late"),
-            F.lit(ordinal).cast("bigint").alias("ordinal"),
             F.to_date("window_start").alias("window_date"),
         )
-        .select(*(F.col(field.name).cast(field.dataType).alias(field.name) for field in windows_schema()))
+        .select(
+            *(
+                F.col(field.name).cast(field.dataType).alias(field.name)
+                for field in windows_schema()
+                if field.name != "ordinal"
+            )
+        )
     )
 
 
+@recorded
 def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
     """One row for each window, of all its parts; of windows of `size_s` where that is given, a multiple of the parts'.
 
@@ -222,7 +237,7 @@ def folded(parts: DataFrame, size_s: int | None = None) -> DataFrame:
     )
 
 
-def shown(windows: DataFrame, size_s: int, percentiles: Sequence[int | float] = PERCENTILES) -> DataFrame:
+def shown(windows: DataFrame, size_s: int, percentiles: Sequence[Decimal] = PERCENTILES) -> DataFrame:
     """Give folded windows the columns that analysts read: mean, deviation and percentiles beside the figures."""
     n = F.col("n")
     mean = (F.col("sum") / n).cast("decimal(38,12)")
@@ -242,16 +257,16 @@ def shown(windows: DataFrame, size_s: int, percentiles: Sequence[int | float] = 
     )
 
 
-def nearest_rank(percentile: float) -> Column:
+def nearest_rank(percentile: Decimal) -> Column:
     """The least value that is not below so many per cent of a window's values, which are sorted."""
     thousandths = round(percentile * 1_000)
     rank = F.expr(f"greatest(1, (n * {thousandths} + 99999) div 100000)").cast("int")
     return F.element_at("values", rank)
 
 
-def percentile_name(percentile: float) -> str:
+def percentile_name(percentile: Decimal) -> str:
     """`p50`, `p99_9`."""
-    return f"p{percentile:g}".replace(".", "_")
+    return f"p{percentile.normalize():f}".replace(".", "_")
 
 
 def time_spans(starts_us: Iterable[int], window_s: int = WINDOW_S, spans_max: int = SPANS_MAX) -> list[TimeSpan]:

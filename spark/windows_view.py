@@ -2,7 +2,9 @@
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.warehouse_version import current_tables
+from spark.evidence import read_evidence
+from spark.warehouse_version import folder_of, open_version
+from spark.window_status import with_status
 from spark.windows_table import DAY_S, folded, read_parts, shown, window_seconds
 
 
@@ -13,15 +15,21 @@ class WindowSizeError(Exception):
 def open_windows(spark: SparkSession, warehouse: str, size_s: int | None = None) -> DataFrame:
     """Return the warehouse's windows, which SQL then finds as the temporary view `windows`.
 
-    `size_s` is their length; without it, that of the table. Raises WindowSizeError.
+    `size_s` is their length; without it, that of the table. `status` says whether one is final, `basis` what stands
+    behind that, and `why` what it waits for, as of now: opened anew, the view knows what came since. Raises
+    WindowSizeError.
     """
-    tables = current_tables(spark, warehouse)
+    version = open_version(spark, warehouse)
+    tables = folder_of(warehouse, version.number)
     base_s = window_seconds(spark, tables)
     chosen_s = base_s if size_s is None else size_s
     if chosen_s % base_s or DAY_S % chosen_s:
         raise WindowSizeError(
             f"windows of {chosen_s} s cannot be had from windows of {base_s} s: take a multiple that divides a day"
         )
-    view = shown(folded(read_parts(spark, tables), chosen_s), chosen_s)
+    # Before the windows: so they hold all that it speaks of.
+    evidence = read_evidence(spark, warehouse)
+    view = shown(folded(read_parts(spark, tables), chosen_s), chosen_s, version.streams.windows.percentiles)
+    view = with_status(view, evidence)
     view.createOrReplaceTempView("windows")
     return view

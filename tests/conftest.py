@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_spark"]
@@ -11,3 +12,12 @@ settings.register_profile("sluice", deadline=None, suppress_health_check=[Health
 settings.load_profile("sluice")
 # What commands print must not depend on whose terminal this is, or on whether tests run side by side.
 os.environ.pop("COLUMNS", None)
+
+SPARK_TIMEOUT_S = 900
+"""Of a test with Spark that hangs: on a busy machine its JVM alone takes a minute to start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("spark") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))

@@ -1,6 +1,8 @@
 """The one Spark session that all tests share: starting it costs more than most of them."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,3 +18,19 @@ def spark() -> Iterator[SparkSession]:
         session = open_session("sluice-tests", master="local[2]")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def empty_warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse without batches, to be copied and left as it is: making one takes longer than most tests."""
+    from spark.batch_job import BatchJob
+
+    path = tmp_path_factory.mktemp("empty") / "warehouse"
+    BatchJob(spark, str(path))
+    return path
+
+
+@pytest.fixture
+def new_warehouse(empty_warehouse: Path, tmp_path: Path) -> str:
+    """The path of an empty warehouse of the test's own."""
+    return str(shutil.copytree(empty_warehouse, tmp_path / "warehouse"))

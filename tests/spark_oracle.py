@@ -3,25 +3,18 @@
 Written from DESIGN sections 4 and 10, not from the jobs: where the two disagree, one of them is wrong.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import Self
+from decimal import Decimal
 
-from tests.oracle_payloads import UnreadableError
+from spark.codec_declarations import NO_STREAMS, Streams
+from tests.oracle_payloads import EXACT, SIX_PLACES, NumberText, UnreadableError, declaration, json_object, outcome
 
-SIX_PLACES = Decimal("0.000001")
-EXACT = Context(prec=2_000, rounding=ROUND_HALF_UP)
-LIMIT = Decimal(10) ** 12
-METRICS_MAX = 256
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
-PLAUSIBLE_FROM = datetime(2020, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-DAY = timedelta(days=1)
 REQUIRED = [
     *("ce_specversion", "ce_id", "ce_source", "ce_type", "ce_subject", "ce_time", "ce_timeerror", "ce_timequality"),
     *("ce_receivedtime", "ce_gatewayboot", "ce_boottime", "ce_lane", "ce_lanesequence", "content-type"),
@@ -39,7 +32,6 @@ CORRECTION = "sluice.gateway.time-correction"
 TOLD_SLACK = timedelta(seconds=60)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 Headers = list[tuple[str, bytes | None]]
 Reading = tuple[str, str, str, str, datetime, Decimal, str, int, str, int | None]
@@ -89,9 +81,13 @@ class Event:
     correction_version: int | None = None
 
     @property
-    def plausible(self) -> bool:
-        known = self.time_error_us != TIME_ERROR_UNKNOWN_US
-        return known and PLAUSIBLE_FROM <= self.time <= self.record.timestamp + DAY
+    def known(self) -> bool:
+        return self.time_error_us != TIME_ERROR_UNKNOWN_US
+
+    def possible(self, streams: Streams) -> bool:
+        """Whether it can have been taken at such a time."""
+        ahead = timedelta(seconds=streams.times.ahead_max_s)
+        return streams.times.plausible_from_time <= self.time <= self.record.timestamp + ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ class Tables:
     duplicates: int
 
 
-def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
+def tables(records: Iterable[KafkaRecord], streams: Streams = NO_STREAMS) -> Tables:
     """Compute everything from all records at once, each given once."""
     rejected: set[tuple[str, int, int]] = set()
     copies: dict[str, list[tuple[Event, Mapping[str, Decimal], Correction | None]]] = defaultdict(list)
@@ -147,14 +143,14 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
             rejected.add(record.place)
             continue
         try:
-            metrics = {} if event.type.startswith("sluice.gateway.") else read_payload(event)
+            metrics = {} if event.type.startswith("sluice.gateway.") else read_payload(event, streams)
             correction = read_correction(event) if event.type == CORRECTION else None
         except UnreadableError:
             # No copy of anything: a good one may come yet.
             rejected.add(record.place)
             continue
         copies[event.ce_id].append((event, metrics, correction))
-    kept, conflicts = told_apart([copy for same in copies.values() for copy in same])
+    kept, conflicts = told_apart([copy for same in copies.values() for copy in same], streams)
     rejected |= {event.record.place for event, _, _ in conflicts}
     duplicates = sum(len(same) for same in copies.values()) - len(kept) - len(conflicts)
     first_copies = kept
@@ -162,7 +158,9 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
     for _, _, correction in first_copies:
         if correction is not None:
             told[correction.boot].append(correction)
-    timed = [(retimed(event, told), metrics) for event, metrics, _ in first_copies]
+    mended = [(retimed(event, told), metrics) for event, metrics, _ in first_copies]
+    # Where the gateway knew its clock, what cannot be is wrong; where it did not, nothing is known.
+    timed = [(event, metrics) for event, metrics in mended if event.possible(streams) or not event.known]
     readings = [
         (
             *(e.namespace, e.device, e.record.topic, metric, e.time, value, e.ce_id),
@@ -171,13 +169,14 @@ def tables(records: Iterable[KafkaRecord], window_s: int = 60) -> Tables:
         for e, metrics in timed
         for metric, value in metrics.items()
     ]
-    return Tables(sorted(readings), windows(timed, window_s), rejected, duplicates)
+    dated = [(event, metrics) for event, metrics in timed if event.possible(streams) and event.known]
+    return Tables(sorted(readings), windows(dated, streams.windows.sizes[0]), rejected, duplicates)
 
 
 Copy = tuple[Event, Mapping[str, Decimal], Correction | None]
 
 
-def told_apart(copies: list[Copy]) -> tuple[list[Copy], list[Copy]]:
+def told_apart(copies: list[Copy], streams: Streams = NO_STREAMS) -> tuple[list[Copy], list[Copy]]:
     """Those that count, and those of another payload than the first of their name. The others are duplicates.
 
     A reading is named by its `ce_id`, and where its sensor sends a sequence by that.
@@ -185,14 +184,14 @@ def told_apart(copies: list[Copy]) -> tuple[list[Copy], list[Copy]]:
     first_of_id: dict[str, Order] = {}
     for event, _, _ in copies:
         first_of_id[event.ce_id] = min(order(event), first_of_id.get(event.ce_id, order(event)))
-    kept, conflicts = chosen(copies, lambda event: event.ce_id, first_of_id)
+    kept, conflicts = chosen(copies, lambda event: event.ce_id, first_of_id, streams)
     numbered = [copy for copy in kept if copy[0].run is not None]
-    by_run, conflicting = chosen(numbered, lambda event: event.run, first_of_id)
+    by_run, conflicting = chosen(numbered, lambda event: event.run, first_of_id, streams)
     return [copy for copy in kept if copy[0].run is None] + by_run, conflicts + conflicting
 
 
 def chosen(
-    copies: list[Copy], name: Callable[[Event], object], first_of_id: Mapping[str, Order]
+    copies: list[Copy], name: Callable[[Event], object], first_of_id: Mapping[str, Order], streams: Streams
 ) -> tuple[list[Copy], list[Copy]]:
     named: dict[object, list[Copy]] = defaultdict(list)
     for copy in copies:
@@ -200,13 +199,14 @@ def chosen(
     kept, conflicts = [], []
     for same in named.values():
         right = min(same, key=lambda copy: (first_of_id[copy[0].ce_id], order(copy[0])))[0].record.value
-        kept.append(
-            min(
-                (copy for copy in same if copy[0].record.value == right),
-                key=lambda copy: (copy[0].time_error_us, order(copy[0])),
-            )
-        )
-        conflicts += [copy for copy in same if copy[0].record.value != right]
+        by_payload: dict[bytes | None, list[Copy]] = defaultdict(list)
+        for copy in same:
+            stream = declaration(copy[0].record.topic, streams)
+            if copy[0].record.value == right or (stream is not None and stream.conflicts == "keep"):
+                by_payload[copy[0].record.value].append(copy)
+            else:
+                conflicts.append(copy)
+        kept += [min(alike, key=lambda copy: (copy[0].time_error_us, order(copy[0]))) for alike in by_payload.values()]
     return kept, conflicts
 
 
@@ -252,14 +252,13 @@ def millionths(number: int, ppm: Decimal, *, down: bool = False) -> int:
 
 
 def windows(events: Iterable[tuple[Event, Mapping[str, Decimal]]], window_s: int) -> dict[WindowKey, WindowRow]:
-    """Fold the readings whose time can be believed."""
+    """Fold readings."""
     grouped: dict[WindowKey, list[tuple[datetime, tuple[str, str, int], Decimal]]] = defaultdict(list)
     for event, metrics in events:
-        if event.plausible:
-            start = event.time - (event.time - EPOCH) % timedelta(seconds=window_s)
-            for metric, value in metrics.items():
-                key = (event.namespace, event.device, event.record.topic, metric, start)
-                grouped[key].append((event.time, event.identity, value))
+        start = event.time - (event.time - EPOCH) % timedelta(seconds=window_s)
+        for metric, value in metrics.items():
+            key = (event.namespace, event.device, event.record.topic, metric, start)
+            grouped[key].append((event.time, event.identity, value))
     return {key: fold(sorted(members)) for key, members in grouped.items()}
 
 
@@ -362,84 +361,14 @@ def read_correction(event: Event) -> Correction:
     )
 
 
-def read_payload(event: Event) -> dict[str, Decimal]:
+def read_payload(event: Event, streams: Streams) -> Mapping[str, Decimal]:
     """Return the metrics of a reading, or raise UnreadableError."""
     if event.type != "sluice.reading":
         raise UnreadableError
-    text = utf8(event.record.value)
-    match event.content_type.split(";")[0].strip(" ").lower():
-        case "application/json":
-            return json_metrics(text)
-        case "text/plain":
-            return {"value": quantised(text.strip(" \t\r\n"))}
-        case _:
-            raise UnreadableError
-
-
-def json_metrics(text: str) -> dict[str, Decimal]:
-    """Return the numeric members of a JSON object, but for the identity."""
-    numbers = {
-        name: number
-        for name, number in json_object(text).items()
-        if isinstance(number, NumberText) and name not in {"boot", "seq", "tick", "timestamp"}
-    }
-    if not 0 < len(numbers) <= METRICS_MAX:
+    found = outcome(event, streams)
+    if found.metrics is None:
         raise UnreadableError
-    return {name: quantised(number) for name, number in numbers.items()}
-
-
-def json_object(text: str) -> dict[str, object]:
-    """Return the members of a JSON object that holds no name twice, its numbers as they were written."""
-    try:
-        members = json.loads(
-            text,
-            parse_int=NumberText,
-            parse_float=NumberText,
-            parse_constant=refuse,
-            object_pairs_hook=without_repetition,
-        )
-        # Lone surrogates, which \u escapes can make, are no text.
-        json.dumps(members, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise UnreadableError from error
-    if not isinstance(members, dict):
-        raise UnreadableError
-    return members
-
-
-class NumberText(str):
-    """A JSON number as it was written."""
-
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Self:
-        # The longest number that a JSON parser of this kind takes.
-        if len(text) > 1_000:
-            raise ValueError(text)
-        return super().__new__(cls, text)
-
-
-def refuse(constant: str) -> None:
-    raise ValueError(constant)
-
-
-def without_repetition(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError(pairs)
-    return members
-
-
-def quantised(text: str) -> Decimal:
-    """Round a number to six decimals, half up, or raise UnreadableError if it is none or does not fit."""
-    match = NUMBER.fullmatch(text)
-    if match is None or len(text) > 64 or len((match[2] or "").lstrip("eE+-")) > 3:
-        raise UnreadableError
-    value = Decimal(text).quantize(SIX_PLACES, context=EXACT)
-    if abs(value) >= LIMIT:
-        raise UnreadableError
-    # Decimals know a negative zero; a table's do not.
-    return value + 0
+    return found.metrics
 
 
 def utf8(text: bytes | None) -> str:

@@ -4,6 +4,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,8 +14,8 @@ from spark.gateway_states import (
     SET_ASIDE_TYPE,
     WAITING_MAX,
     GatewayEvent,
+    GatewayState,
     GatewayStates,
-    restored,
 )
 from spark.sequence_runs import Edge
 
@@ -147,6 +148,10 @@ def test_heartbeats_that_wait_are_bounded_and_old_ones_still_count_first() -> No
     assert counted(states) == 4_999
 
 
+def stored_and_read(state: GatewayState) -> GatewayState:
+    return msgspec.json.decode(msgspec.json.encode(state), type=GatewayState)
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30), st.lists(st.integers(0, 30), max_size=6))
 def test_any_split_into_batches_ends_the_same(beats: list[tuple[int, bool]], cuts: list[int]) -> None:
     events = [event(place, body(offset), "0011" if old else "2233") for place, (offset, old) in enumerate(beats)]
@@ -155,7 +160,7 @@ def test_any_split_into_batches_ends_the_same(beats: list[tuple[int, bool]], cut
     for first, last in pairwise(places):
         # What `log` holds only grows; a state that was stored goes on where it was.
         states.take(events[first:last], {TOPIC: {0: first}}, reads)
-        states = restored(states.stored())
+        states = GatewayStates({key: stored_and_read(state) for key, state in states.gateways.items()})
     # The same once more: nothing changes.
     states.take(events, {TOPIC: {0: 15}}, reads)
     at_once = GatewayStates()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.cli import cell_text, columns_left_out, table_lines
+from spark.table_text import cell_text, columns_left_out, table_lines
 
 COLUMNS = ("window_start", "namespace", "device", "n", "min", "late", "batch")
 ROWS = [

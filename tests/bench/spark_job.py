@@ -25,7 +25,7 @@ from tests.bench.spark_feed import Place
 SLUICE_CLOUD = Path(sys.executable).with_name("sluice-cloud")
 INGEST = "bench"
 """The streaming query's id where there is none."""
-BACKLOG_OPTIONS: tuple[str, ...] = ()
+BACKLOG_OPTIONS = ("--backlog-topics", r".*[.]backlog")
 """What `ingest` is told beside its topics where one of them, whose name ends in `.backlog`, holds a backlog."""
 READY_S_MAX = 120.0
 LOOK_S = 0.02

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pyspark.errors import PythonException
 from pyspark.sql import Row, SparkSession
 
-from spark import codec_avro, correction_records, payload_declared
+from spark import codec_avro, correction_records, payload_decode
 from spark.kafka_records import typed_records
-from spark.payload_declared import decoded
+from spark.payload_decode import decoded
 from spark.streams_file import NO_STREAMS, Streams, parse_streams
 from tests import oracle_payloads, spark_oracle
 from tests.oracle_payloads import Outcome, UnreadableError
@@ -346,15 +346,15 @@ def test_a_stream_that_nobody_declared_is_a_reject_unless_such_are_accepted(spar
 
 
 REJECTS: list[tuple[KafkaRecord, str]] = [
-    (reading(b'{"t": 1'), payload_declared.NOT_JSON),
+    (reading(b'{"t": 1'), payload_decode.NOT_JSON),
     (reading(b'{"t": 1e30}'), "out-of-range: a value is outside decimal(18,6)"),
     (reading(b'{"state": "on"}'), "undecodable: the payload has no number"),
     (reading(object_of(*tiny(257)).encode()), "undecodable: the payload has more than 256 metrics"),
-    (reading(b"\xff"), payload_declared.NOT_UTF8),
-    (reading(None), payload_declared.NO_VALUE),
-    (reading(b"on", reading_headers(content_type="text/plain")), payload_declared.NOT_NUMBER),
-    (reading(b"x", reading_headers(content_type="image/png")), payload_declared.UNKNOWN_CONTENT),
-    (reading(headers=reading_headers(event_type="com.example")), payload_declared.UNKNOWN_TYPE),
+    (reading(b"\xff"), payload_decode.NOT_UTF8),
+    (reading(None), payload_decode.NO_VALUE),
+    (reading(b"on", reading_headers(content_type="text/plain")), payload_decode.NOT_NUMBER),
+    (reading(b"x", reading_headers(content_type="image/png")), payload_decode.UNKNOWN_CONTENT),
+    (reading(headers=reading_headers(event_type="com.example")), payload_decode.UNKNOWN_TYPE),
     (reading(key=None), "header: the key is missing or not UTF-8"),
     (reading(key=b"\xc3"), "header: the key is missing or not UTF-8"),
 ]

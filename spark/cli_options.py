@@ -1,0 +1,121 @@
+"""What the commands of `sluice-cloud` share: options, the session, and how rows are printed."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gateway.config_file import ConfigError
+from gateway.terminal_text import hanging, terminal_width
+from spark.session import JarsMissingError, open_session
+from spark.streams_file import load_streams
+from spark.table_text import cell_text, columns_left_out, rfc3339, table_lines
+from spark.warehouse_folder import absolute
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark.codec_declarations import Streams
+
+# Spark is imported inside the commands: it takes a second, which `--help` need not cost.
+
+
+def absolute_path(_context: click.Context, _parameter: click.Parameter, warehouse: str) -> str:
+    return absolute(warehouse)
+
+
+def declared_streams(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> "Streams | None":
+    """Read the file of `--streams`; all its mistakes are told at once."""
+    if path is None:
+        return None
+    try:
+        return load_streams(path)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+
+
+warehouse_option = click.option(
+    "--warehouse", required=True, metavar="PATH", callback=absolute_path, help="Folder of the tables."
+)
+device_option = click.option("--device", help="Only this device's.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+streams_option = click.option(
+    "--streams",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    callback=declared_streams,
+    help="streams.toml: what is in the streams. Without it, what the warehouse was last written by.",
+)
+
+
+def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str]:
+    """Return Kafka's settings from --kafka-option and the file of --kafka-config."""
+    from spark.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
+
+    try:
+        return kafka_options(given, config)
+    except KafkaOptionError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def session(application: str) -> "SparkSession":
+    """Start Spark, or say what is missing."""
+    try:
+        return open_session(application)
+    except JarsMissingError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], DataFrame]") -> "DataFrame":
+    """Open one of the warehouse's tables, or say that there is none."""
+    from spark.warehouse_version import NoWarehouseError  # noqa: PLC0415
+
+    try:
+        return opener(spark, warehouse)
+    except NoWarehouseError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def print_rows(rows: "DataFrame", columns: Sequence[str], *, as_json: bool, spare: Sequence[str] = ()) -> None:
+    """Print rows; on a terminal those columns that it has room for, `spare` ones going first, from the left."""
+    found = _collected(rows, columns)
+    if as_json:
+        for row in found:
+            # Decimals as text: a JSON number would be read as a binary fraction.
+            click.echo(json.dumps(row, default=_text_of))
+        return
+    cells = [{name: cell_text(name, value) for name, value in row.items()} for row in found]
+    left_out = columns_left_out(columns, cells, spare, terminal_width())
+    for line in table_lines([name for name in columns if name not in left_out], cells, terminal_width()):
+        click.echo(line)
+    if left_out:
+        words = f"no room here for {', '.join(left_out)}: --json shows all, and so does a wider terminal"
+        click.echo(hanging(words, 0, sys.stderr), err=True)
+
+
+def _collected(rows: "DataFrame", columns: Sequence[str]) -> list[dict[str, object]]:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    # As microseconds: Spark hands timestamps to Python in this machine's time zone.
+    types = dict(rows.dtypes)
+    times = [column for column in columns if types[column] == "timestamp"]
+    found = rows.select(
+        *(F.unix_micros(rows[column]).alias(column) if column in times else rows[column] for column in columns)
+    ).collect()
+    return [{name: _time_of(row[name]) if name in times else row[name] for name in columns} for row in found]
+
+
+def _time_of(us: int | None) -> str | None:
+    return None if us is None else rfc3339(us)
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return str(value)

@@ -1,0 +1,80 @@
+"""All that tells which windows are final, read from a warehouse's tables."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.amendments import effective_log
+from spark.devices_heard import PATH as HEARD_PATH
+from spark.edge_times import Correction
+from spark.gateway_table import read_gateways
+from spark.loss_records import SCHEMA as LOSSES_SCHEMA
+from spark.loss_records import rejects_as_losses
+from spark.loss_table import read_losses
+from spark.quarantine_view import still_rejected
+from spark.reading_starts import ReadingStart, read_starts
+from spark.registry_table import open_gateway_registry, retired_gateways
+from spark.seen_table import runs_path
+from spark.sequence_runs import RUN as RUN_COLUMNS
+from spark.state_table import read_states
+from spark.time_corrections import read_corrections
+from spark.warehouse_version import open_version, tables_of
+from spark.window_status import Evidence
+from spark.window_status import gaps as gaps_by
+
+LOST_IN_KAFKA = "deleted in Kafka before it was read"
+
+
+def read_evidence(spark: SparkSession, warehouse: str) -> Evidence:
+    """Read what is known. To be read before the windows that it is to judge: then they hold all that it speaks of."""
+    tables = tables_of(warehouse, open_version(spark, warehouse))
+    runs = read_states(spark, runs_path(tables), RUN_COLUMNS)
+    heard = read_states(spark, f"{tables}/{HEARD_PATH}", ("namespace", "device", "stream"))
+    gateways = read_gateways(spark, tables)
+    retired = retired_gateways(open_gateway_registry(spark, warehouse)).collect()
+    told = read_losses(spark, tables).unionByName(rejects_as_losses(still_rejected(effective_log(spark, tables))))
+    evidence = Evidence(
+        islands=runs.select(*RUN_COLUMNS, F.inline("islands")),
+        losses=told,
+        services=heard.select("namespace", "device", F.explode("gateways").alias("gateway")).distinct(),
+        heard=heard.where(F.col("last_us").isNotNull()).select("namespace", "device", "stream", "last_us"),
+        gateways=gateways.rows(),
+        boots=gateways.boots(),
+        retired_from_us={(row.namespace, row.gateway): row.retired_from_us for row in retired},
+        corrections=[Correction(*row) for row in read_corrections(spark, tables).collect()],
+    )
+    starts = [start for start in read_starts(spark, tables) if start.losses]
+    return replace(evidence, losses=told.unionByName(lost_in_kafka(evidence.services, starts))) if starts else evidence
+
+
+def open_gaps(spark: SparkSession, warehouse: str) -> DataFrame:
+    """Return `gaps`, which SQL then finds as the temporary view of that name."""
+    view = gaps_by(read_evidence(spark, warehouse))
+    view.createOrReplaceTempView("gaps")
+    return view
+
+
+def lost_in_kafka(services: DataFrame, starts: Sequence[ReadingStart]) -> DataFrame:
+    """What Kafka had deleted before it was read, as a loss of each gateway: nobody knows whose and of when it was."""
+    spark = services.sparkSession
+    told = spark.createDataFrame([(start.at_us,) for start in starts], "told_us bigint")
+    gateways = services.select("namespace", "gateway").distinct().crossJoin(F.broadcast(told))
+    known = {
+        "reason": F.lit(LOST_IN_KAFKA),
+        "count": F.lit(0),
+        "first_boottime_us": F.lit(0),
+        "last_boottime_us": F.lit(0),
+        "told_error_us": F.lit(0),
+        "told_boot": F.lit(""),
+        "told_boottime_us": F.lit(0),
+        # No boot that there was: of its clock nothing is known.
+        "gateway_boot": F.lit("-"),
+    }
+    names = [column.split() for column in LOSSES_SCHEMA.replace("\n", " ").split(",")]
+    others = {name: F.lit(None) for name, _ in names}
+    rows = gateways.withColumns(
+        {name: value for name, value in (others | known).items() if name not in gateways.columns}
+    )
+    return rows.select(*(F.col(name).cast(kind).alias(name) for name, kind in names))

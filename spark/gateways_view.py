@@ -1,0 +1,58 @@
+"""`gateways`: what each gateway last said of itself that counts, beside what the registry says of it."""
+
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.edge_times import Correction, clocks
+from spark.gateway_rows import GatewayRow
+from spark.gateway_table import read_gateways
+from spark.registry_table import open_gateway_registry
+from spark.time_corrections import read_corrections
+from spark.warehouse_version import open_version, tables_of
+
+SCHEMA = """
+    namespace string, gateway string, site string, buffer string, is_present boolean, gateway_boot string,
+    heartbeat_time timestamp, heartbeat_error_us bigint, complete_to_time timestamp, depth_rows bigint,
+    oldest_age_s double, pending bigint, quarantined bigint, waiting int, retired_from_time timestamp
+"""
+"""A row for each buffer file. `heartbeat_time` as it is known now; up to `complete_to_time` nothing of the gateway's is
+missing here but what it says it holds (`pending` rows, `quarantined` inputs); `waiting` heartbeats speak of records
+that have not been read yet."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def open_gateways(spark: SparkSession, warehouse: str) -> DataFrame:
+    """Return the gateways, which SQL then finds as the temporary view `gateways`."""
+    tables = tables_of(warehouse, open_version(spark, warehouse))
+    states = read_gateways(spark, tables)
+    corrections = [Correction(*row) for row in read_corrections(spark, tables).collect()]
+    known = clocks(corrections, states.boots())
+    registry = {(row.namespace, row.gateway): row for row in open_gateway_registry(spark, warehouse).collect()}
+
+    def shown(row: GatewayRow) -> tuple[object, ...]:
+        told = registry.get((row.namespace, row.gateway))
+        beat = row.heartbeat
+        at = None if beat is None else known.of(row.namespace, beat)
+        bounded = at is not None and at.earliest_us() > 0
+        return (
+            *(row.namespace, row.gateway, None if told is None else told.site, row.buffer, row.until_us is None),
+            None if beat is None else beat.gateway_boot,
+            None if at is None or not bounded else _time(at.us),
+            None if at is None else at.error_us,
+            _time(at.earliest_us()) if at is not None and bounded and row.promises else None,
+            row.depth_rows,
+            None if row.oldest_age_ms is None else row.oldest_age_ms / 1_000,
+            None if beat is None else sum(span.rows for span in row.pending),
+            None if beat is None else sum(span.rows for span in row.quarantined),
+            row.waiting,
+            None if told is None else told.retired_from,
+        )
+
+    view = spark.createDataFrame([shown(row) for row in states.rows()], SCHEMA)
+    view.createOrReplaceTempView("gateways")
+    return view
+
+
+def _time(us: int) -> datetime:
+    return EPOCH + timedelta(microseconds=us)

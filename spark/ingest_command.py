@@ -1,0 +1,247 @@
+"""`sluice-cloud ingest`: its options, and what it says of each batch."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.cli_options import absolute_path, json_option, kafka_settings, session, streams_option
+from spark.kafka_reach import unreachable
+from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
+
+if TYPE_CHECKING:
+    from spark.codec_declarations import Streams
+    from spark.ingest_job import BatchReport
+    from spark.topic_changes import Loss
+
+
+@click.command()
+@click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka brokers, several with commas between.")
+@click.option(
+    "--warehouse",
+    required=True,
+    metavar="PATH",
+    callback=absolute_path,
+    help="Folder of the tables; made where there is none.",
+)
+@streams_option
+@click.option("--checkpoint", metavar="PATH", help="What was read so far.  [default: WAREHOUSE/_checkpoint]")
+@click.option(
+    "--topics",
+    default="device-.*|gateway-events",
+    show_default=True,
+    metavar="PATTERN",
+    help="Regular expression of whole topic names; topics that appear later are taken up too.",
+)
+@click.option(
+    "--backlog-topics",
+    metavar="PATTERN",
+    help="Topics of those that gateways catch up on: they are read beside the others, and never hold them up.",
+)
+@click.option("--once", is_flag=True, help="Read what is there, then end.")
+@click.option(
+    "--go-on",
+    is_flag=True,
+    help="Where Kafka has deleted what is next: read on from what there is, and record the rest as lost.",
+)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(0, 86_400),
+    default=5.0,
+    show_default=True,
+    help="Seconds from the beginning of one batch to that of the next.",
+)
+@click.option(
+    "--batch-records-max",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Records in one batch: bounds the memory that a backlog takes.",
+)
+@click.option(
+    "--backlog-records-max",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Records of the backlog topics in one batch.",
+)
+@click.option(
+    "--kafka-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings of Kafka's client, as Java properties (TLS, SASL). With secrets in it: chmod 0400.",
+)
+@click.option(
+    "--kafka-option", "kafka_options", multiple=True, metavar="KEY=VALUE", help="One such setting; no secrets."
+)
+@json_option
+def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
+    bootstrap: str,
+    warehouse: str,
+    streams: "Streams | None",
+    checkpoint: str | None,
+    topics: str,
+    backlog_topics: str | None,
+    once: bool,  # noqa: FBT001 - a flag of the command line
+    go_on: bool,  # noqa: FBT001
+    interval_s: float,
+    batch_records_max: int,
+    backlog_records_max: int,
+    kafka_config: Path | None,
+    kafka_options: tuple[str, ...],
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Read Kafka into the tables until SIGTERM or Ctrl-C, which let the running batch finish.
+
+    Started again, it goes on where it stopped. One `ingest` at a time may write a warehouse. A signal goes to this
+    process, not to its group: Spark's JVM in it would die in the middle of a batch (systemd: KillMode=mixed).
+    """
+    options = kafka_settings(kafka_options, kafka_config)
+    reason = unreachable(bootstrap)
+    if reason is not None:
+        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
+    spark = session("sluice-ingest")
+    from spark.ingest_job import IngestSettings, run_ingest  # noqa: PLC0415
+    from spark.kafka_options import check_options  # noqa: PLC0415
+    from spark.kafka_source import KafkaSource  # noqa: PLC0415
+
+    source = KafkaSource(
+        bootstrap,
+        topics,
+        options,
+        batch_records_max=batch_records_max,
+        backlog_topics=backlog_topics,
+        backlog_records_max=backlog_records_max,
+    )
+    settings = IngestSettings(
+        source=source,
+        warehouse=warehouse,
+        checkpoint=absolute(checkpoint) if checkpoint else f"{warehouse.rstrip('/')}/_checkpoint",
+        streams=streams,
+        interval_s=interval_s,
+        once=once,
+        go_on=go_on,
+    )
+    stop = threading.Event()
+    # After the session is there: PySpark sets a handler of its own for Ctrl-C, which cancels the running batch.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    told: set[tuple[str, str]] = set()
+
+    def ready(losses: "Sequence[Loss]") -> None:
+        if as_json:
+            click.echo(json.dumps({"state": "ready"} | ({"lost": [asdict(loss) for loss in losses]} if losses else {})))
+        else:
+            click.echo("\n".join([f"reading {topics} from {bootstrap} into {warehouse}", *lost_lines(losses)]))
+
+    def report(batch: "BatchReport") -> None:
+        lines = [json.dumps(batch_members(batch))] if as_json else [batch_line(batch), *undeclared_lines(batch, told)]
+        click.echo("\n".join(lines))
+
+    try:
+        with _failures_in_words(options), only_writer(warehouse):
+            check_options(spark, bootstrap, options)
+            run_ingest(spark, settings, stop, ready, report)
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
+    from pyspark.errors import StreamingQueryException  # noqa: PLC0415
+
+    from spark.ingest_job import QueryIdError, TopicTroubleError  # noqa: PLC0415
+    from spark.kafka_failures import explain_failure  # noqa: PLC0415
+    from spark.kafka_options import KafkaOptionError, without  # noqa: PLC0415
+    from spark.topic_watch import TopicWatchError  # noqa: PLC0415
+    from spark.windows_table import WindowLengthError  # noqa: PLC0415
+
+    try:
+        yield
+    except (WarehouseInUseError, KafkaOptionError, TopicTroubleError, TopicWatchError, QueryIdError) as error:
+        raise click.ClickException(str(error)) from error
+    except WindowLengthError as error:
+        raise click.BadParameter(str(error), param_hint="--streams") from error
+    except StreamingQueryException as error:
+        words = explain_failure(error) or without(options, str(error))
+        raise click.ClickException(
+            f"the query failed; what was committed stays, and the next run goes on from there.\n{words}"
+        ) from error
+
+
+def batch_members(batch: "BatchReport") -> dict[str, object]:
+    """One batch as `--json` prints it."""
+    counts = batch.counts
+    return {
+        "batch": batch.batch,
+        "rows": counts.rows,
+        "duplicates": counts.duplicates,
+        "rejected": counts.rejected,
+        "late": counts.late,
+        "revised": counts.revised,
+        "unwindowed": counts.unwindowed,
+        "corrections": counts.corrections,
+        "undeclared": {stream: sorted(names) for stream, names in sorted(counts.undeclared.items())},
+        "lag": batch.lag,
+        "behind_s": None if batch.behind_s is None else round(batch.behind_s, 1),
+        "end_offsets": batch.end_offsets,
+        "seconds": round(counts.seconds, 3),
+    }
+
+
+def batch_line(batch: "BatchReport") -> str:
+    """One batch as a person reads it."""
+    counts = batch.counts
+    line = f"batch {batch.batch}: {counts.rows} records in {counts.seconds:.1f} s"
+    if counts.seconds:
+        line += f" ({counts.rows / counts.seconds:,.0f}/s)"
+    if batch.lag is not None:
+        line += f", {batch.lag} behind"
+    if batch.behind_s is not None:
+        line += f", {span_text(batch.behind_s)} after Kafka"
+    asides = (
+        (counts.duplicates, "seen before"),
+        (counts.rejected, "rejected (`sluice-cloud quarantine list` says why)"),
+        (counts.late, f"came more than a minute after the end of their windows ({counts.revised} of them)"),
+        (counts.unwindowed, "in no window (their time is unknown or cannot be)"),
+        (counts.corrections, "put earlier times right"),
+    )
+    return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])
+
+
+def undeclared_lines(batch: "BatchReport", told: set[tuple[str, str]]) -> list[str]:
+    """Members of payloads that no declaration names, each told once; `told` holds those that were."""
+    lines = []
+    for stream, names in sorted(batch.counts.undeclared.items()):
+        new = sorted(name for name in names if (stream, name) not in told)
+        told.update((stream, name) for name in new)
+        if new:
+            words = "stay in `log`: declare them, and a replay makes metrics of them"
+            lines.append(f"{stream}: its payloads also have {', '.join(map(repr, new))}, which {words}")
+    return lines
+
+
+def lost_lines(losses: "Sequence[Loss]") -> list[str]:
+    """What Kafka no longer had, a line for each topic."""
+    counts: dict[str, list[int | None]] = {}
+    for loss in losses:
+        counts.setdefault(loss.topic, []).append(None if loss.end is None else loss.end - loss.first)
+    return [
+        f"lost in Kafka before it was read: topic {topic}: "
+        + ("nobody knows how many records" if None in of_topic else f"{sum(filter(None, of_topic))} records")
+        for topic, of_topic in sorted(counts.items())
+    ]
+
+
+def span_text(seconds: float) -> str:
+    """`4 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    for unit, length, limit in (("s", 1, 120), ("min", 60, 7_200), ("h", 3_600, 172_800)):
+        if seconds < limit:
+            return f"{seconds / length:.1f} {unit}" if unit == "h" else f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.1f} days"

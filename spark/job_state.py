@@ -1,0 +1,80 @@
+"""What the job knows of all batches so far: in the driver's memory, and now and then in tables beside `log`."""
+
+from collections.abc import Callable, Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.census import Census, take_census
+from spark.copies import Suspects
+from spark.devices_heard import DevicesHeard
+from spark.gateway_table import GatewayTable, events_in
+from spark.log_table import Log
+from spark.reading_starts import ReadingStart, read_starts
+from spark.seen_table import Seen
+from spark.topic_changes import TopicRead
+from spark.topics_read import TopicsRead
+
+
+class JobState:
+    """Which numbers came, up to where topics were read, what gateways said, and who was heard of."""
+
+    def __init__(self, spark: SparkSession, log: Log, tables: str, reads: Callable[[str], bool]) -> None:
+        """Read what was saved, and count again what was committed to `log` since.
+
+        `reads` says of a topic whether it goes into `log` at all.
+        """
+        self._reads = reads
+        self._seen = Seen(spark, tables)
+        self._topics = TopicsRead(spark, tables)
+        self._heard = DevicesHeard(spark, tables)
+        self._gateways = GatewayTable(spark, tables)
+        self.starts = read_starts(spark, tables)
+        self.recovered = self.saved
+        # One by one, in their order: what is kept of batches goes by it.
+        for ordinal in range(self.saved + 1, log.last):
+            rows = log.rows_of(ordinal)
+            self.note(rows, take_census(rows, ordinal), ordinal)
+
+    @property
+    def saved(self) -> int:
+        """The ordinal of the last batch that all tables hold."""
+        return min(self._seen.saved, self._topics.saved, self._heard.saved, self._gateways.saved)
+
+    @property
+    def start(self) -> ReadingStart | None:
+        """From where the present checkpoint reads."""
+        return self.starts[-1] if self.starts else None
+
+    def note(self, rows: DataFrame, census: Census, ordinal: int) -> Suspects:
+        """Take up what a batch holds; return what of it came before, or twice in it. `rows` are its rows of `log`."""
+        self.begin_at(ordinal)
+        self._topics.note(census)
+        self._heard.note(census)
+        # Copies of events among them: what came before changes nothing.
+        events = events_in(rows) if census.events else []
+        self._gateways.note(events, self._topics.offsets(), self._reads)
+        return self._seen.note(census, ordinal)
+
+    def topics(self) -> Mapping[str, TopicRead]:
+        """What was read of each topic."""
+        return self._topics.topics()
+
+    def begin(self, start: ReadingStart) -> None:
+        """Note that a new checkpoint begins."""
+        self.starts.append(start)
+        self._begin(start)
+
+    def begin_at(self, ordinal: int) -> None:
+        """Note that reading begins anew before a batch, where an earlier run said so and came no further."""
+        for start in self.starts:
+            if start.ordinal == ordinal:
+                self._begin(start)
+
+    def save(self, ordinal: int) -> None:
+        """Write what has changed; `ordinal` is of the last batch that was noted."""
+        for table in (self._seen, self._topics, self._heard, self._gateways):
+            table.save(ordinal)
+
+    def _begin(self, start: ReadingStart) -> None:
+        if start.starting is not None:
+            self._topics.begin(start.starting, start.topic_ids)

@@ -1,0 +1,39 @@
+"""`losses`: what gateways told of readings that are gone for good, so that nobody searches all of `log` for it."""
+
+from typing import cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from spark.delta_staging import AppendTable
+from spark.log_table import ORDINAL
+from spark.loss_records import SCHEMA, losses_in
+
+
+def losses_path(tables: str) -> str:
+    """Return where the table lies."""
+    return f"{tables}/losses"
+
+
+def losses_schema() -> StructType:
+    """Return the table's columns; needs a running session."""
+    return cast("StructType", StructType.fromDDL(SCHEMA))
+
+
+def create_losses(spark: SparkSession, tables: str) -> None:
+    """Create the table where there is none."""
+    DeltaTable.createIfNotExists(spark).location(losses_path(tables)).addColumns(losses_schema()).execute()
+
+
+def append_losses(table: AppendTable, rows: DataFrame, ordinal: int) -> None:
+    """Append what a batch tells of; nothing happens if it was appended before. `rows` are its rows of `log`."""
+    table.append(losses_in(rows).coalesce(1), {ORDINAL: ordinal})
+
+
+def read_losses(spark: SparkSession, tables: str) -> DataFrame:
+    """Return each loss that was told of once. Of copies of a record the one with the surest time counts."""
+    table = spark.read.format("delta").load(losses_path(tables))
+    surest_first = Window.partitionBy("ce_id").orderBy("told_error_us", "told_us")
+    return table.withColumn("place", F.row_number().over(surest_first)).where("place = 1").drop("place")

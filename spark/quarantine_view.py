@@ -1,0 +1,56 @@
+"""`quarantine`: records that became no readings, each with the reason and its place in Kafka. They stay in `log`."""
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.amendments import effective_log
+from spark.log_table import IMPLAUSIBLE_DATE, from_kafka, is_implausible
+from spark.readings_view import is_reading
+from spark.time_corrections import known_corrections, retimed
+from spark.warehouse_version import open_version, tables_of
+
+PLACE = ("topic_id", "topic", "partition", "offset")
+IMPLAUSIBLE = "implausible-time: too long before or after Kafka took the record in"
+COLUMNS = (
+    *("kafka_timestamp", "topic", "partition", "offset", "kind", "reason", "retried"),
+    *("namespace", "gateway", "device", "ce_type", "ce_id", "event_time", "device_boot", "device_sequence"),
+    *("content_type", "key", "value", "headers", "declarations", "code_version", "topic_id", "ordinal"),
+)
+
+
+def open_quarantine(spark: SparkSession, warehouse: str) -> DataFrame:
+    """Return the warehouse's `quarantine`, which SQL then finds as the temporary view of that name.
+
+    One row for each record that is a reject, or was one before it was read again (`retried`).
+    """
+    version = open_version(spark, warehouse)
+    tables = tables_of(warehouse, version)
+    log = effective_log(spark, tables)
+    corrections = known_corrections(spark, tables)
+    no_date = F.col("event_date") == F.lit(IMPLAUSIBLE_DATE).cast("date")
+    may_be_implausible = no_date | corrections.may_move() if corrections.told_us else no_date
+    timed = retimed(log.where(is_reading() & may_be_implausible), corrections.current, version.streams.times)
+    implausible = timed.where(is_implausible()).withColumn("reject_reason", F.lit(IMPLAUSIBLE))
+    rejects = log.where(F.col("reject_reason").isNotNull()).unionByName(implausible.select(*log.columns))
+    view = with_retried(rejects, log).withColumns({"kind": kind(), "reason": F.col("reject_reason")}).select(*COLUMNS)
+    view.createOrReplaceTempView("quarantine")
+    return view
+
+
+def kind() -> Column:
+    """What stands before the colon of a reason."""
+    return F.substring_index("reject_reason", ":", 1)
+
+
+def still_rejected(log: DataFrame) -> DataFrame:
+    """Rows of `log` that are rejects by now."""
+    return with_retried(log.where(F.col("reject_reason").isNotNull()), log).where(~F.col("retried")).drop("retried")
+
+
+def with_retried(rejects: DataFrame, log: DataFrame) -> DataFrame:
+    """One row for each rejected record, the last time it was read, and whether it could be read again since."""
+    last = rejects.groupBy(*PLACE).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")
+    again = log.where(~from_kafka()).select(*PLACE).distinct().withColumn("retried", F.lit(True))
+    same = [F.col(f"reject.{name}").eqNullSafe(F.col(f"again.{name}")) for name in PLACE]
+    joined = last.alias("reject").join(F.broadcast(again).alias("again"), same, "left")
+    return joined.select("reject.*", F.coalesce("again.retried", F.lit(False)).alias("retried"))

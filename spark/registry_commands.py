@@ -1,0 +1,79 @@
+"""`sluice-cloud registry` and `sluice-cloud devices`: who is where, and how its readings are calibrated."""
+
+from pathlib import Path
+
+import click
+
+from spark.cli_options import json_option, limit_option, print_rows, session, warehouse_option
+from spark.registry import Registry
+from spark.registry_file import RegistryError, load_registry_file
+
+_path = click.argument("path", type=click.Path(path_type=Path))
+
+
+@click.group()
+def registry() -> None:
+    """Sites, calibrations and retirements, from a registry.toml or a folder of CSV files."""
+
+
+@registry.command()
+@_path
+def check(path: Path) -> None:
+    """Say what is wrong with a registry, and change nothing."""
+    found = _loaded(path)
+    click.echo(f"{_counted(found)}: version {found.version}")
+
+
+@registry.command()
+@_path
+@warehouse_option
+def load(path: Path, warehouse: str) -> None:
+    """Put a registry in the place of the one before; old readings go by it too, at once. `ingest` may run meanwhile."""
+    found = _loaded(path)
+    spark = session("sluice-registry")
+    from spark.registry_table import load_registry  # noqa: PLC0415
+    from spark.warehouse_version import note_registry  # noqa: PLC0415
+
+    version = load_registry(spark, warehouse, found)
+    note_registry(spark, warehouse, version)
+    click.echo(f"{_counted(found)}: version {version} counts from now on")
+
+
+@click.group()
+def devices() -> None:
+    """The devices of the registry."""
+
+
+@devices.command("list")
+@warehouse_option
+@limit_option
+@json_option
+def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show where devices are, and were."""
+    spark = session("sluice-devices")
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
+
+    from spark.registry_table import open_devices  # noqa: PLC0415
+
+    found = open_devices(spark, warehouse).withColumns(
+        {"valid_from_time": F.col("valid_from"), "valid_to_time": F.col("valid_to")}
+    )
+    columns = ("namespace", "device", "site", "valid_from_time", "valid_to_time", "labels", "registry_version")
+    rows = found.orderBy("namespace", "device", "valid_from").limit(limit)
+    print_rows(rows, columns, as_json=as_json, spare=("registry_version", "labels", "namespace"))
+
+
+def _loaded(path: Path) -> Registry:
+    try:
+        return load_registry_file(path)
+    except RegistryError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _counted(found: Registry) -> str:
+    counts = (
+        (len(found.devices), "device"),
+        (len(found.calibrations), "calibration"),
+        (len(found.gateways), "gateway"),
+    )
+    return ", ".join(f"{count} {what}" if count == 1 else f"{count} {what}s" for count, what in counts)

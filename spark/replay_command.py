@@ -1,0 +1,143 @@
+"""`sluice-cloud replay`: all tables made anew."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.cli_options import kafka_settings, opened, session, streams_option, warehouse_option
+from spark.kafka_reach import unreachable
+from spark.warehouse_folder import only_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark.codec_declarations import Streams
+    from spark.replay_job import FromKafka, ReplayProgress
+
+
+@click.command()
+@warehouse_option
+@streams_option
+@click.option(
+    "--bootstrap", metavar="HOST:PORT", help="Kafka brokers: read their records once more, instead of those in `log`."
+)
+@click.option(
+    "--since",
+    metavar="TIME|OFFSETS",
+    help="With --bootstrap: from where on; a time such as 2026-03-14T12:00:00Z, by Kafka's clock, or offsets as "
+    '{"device-thermo": {"0": 1200}}. What lies before comes from `log`.',
+)
+@click.option(
+    "--kafka-config", type=click.Path(path_type=Path), metavar="FILE", help="Settings of Kafka's client, as of ingest."
+)
+@click.option("--kafka-option", "kafka_options", multiple=True, metavar="KEY=VALUE", help="One such setting.")
+def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
+    warehouse: str,
+    streams: "Streams | None",
+    bootstrap: str | None,
+    since: str | None,
+    kafka_config: Path | None,
+    kafka_options: tuple[str, ...],
+) -> None:
+    """Make all tables anew from `log`: after declarations were mended, or with a newer program.
+
+    They are made beside the ones that readers see, which `ingest` may go on writing. When all is made, `replay` waits
+    until `ingest` is stopped, catches up on what came, and has readers see the new tables, in one commit. `ingest` is
+    then started again; it goes on where it was. The old tables stay beside them, in the folder of their
+    version, for as long as you leave them there.
+    """
+    if (bootstrap is None) != (since is None):
+        raise click.UsageError("--bootstrap and --since go together: which Kafka, and from where on")
+    options = kafka_settings(kafka_options, kafka_config)
+    if bootstrap is not None and (reason := unreachable(bootstrap)) is not None:
+        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
+    spark = session("sluice-replay")
+    from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
+    from spark.replay_job import replay as make_anew  # noqa: PLC0415
+    from spark.topic_watch import TopicWatchError  # noqa: PLC0415
+
+    told = ""
+
+    def report(progress: "ReplayProgress") -> None:
+        nonlocal told
+        line = f"v{progress.version}: {progress.rows} records in {progress.seconds:.0f} s"
+        if progress.is_waiting:
+            line = f"v{progress.version} has all there is: stop `ingest` now, for the moment that the change takes"
+        if line != told:
+            click.echo(line)
+        told = line
+
+    def made(spark: "SparkSession", warehouse: str) -> "DataFrame":
+        kafka = None
+        if bootstrap is not None and since is not None:
+            kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
+        version = make_anew(spark, warehouse, streams, kafka, only_writer, report)
+        click.echo(f"readers see v{version.number} now, by declarations {version.streams.version}")
+        return spark.range(0)
+
+    try:
+        opened(spark, warehouse, made)
+    except (TopicWatchError, KafkaOptionError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _from_kafka(
+    spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: str
+) -> "FromKafka":
+    """Find from which offsets on Kafka is read, and make sure that these are the topics that `log` is of."""
+    from spark.kafka_options import check_options  # noqa: PLC0415
+    from spark.kafka_source import KafkaSource  # noqa: PLC0415
+    from spark.replay_job import FromKafka, topics_in_log  # noqa: PLC0415
+    from spark.topic_watch import TopicWatch  # noqa: PLC0415
+    from spark.warehouse_version import open_version  # noqa: PLC0415
+
+    check_options(spark, bootstrap, options)
+    read = topics_in_log(spark, warehouse, open_version(spark, warehouse))
+    pattern = "|".join(f"\\Q{topic}\\E" for topic in sorted(read)) or "-"
+    with TopicWatch(spark, bootstrap, options, pattern) as watch:
+        now = watch.look()
+        starting = _offsets(since) or watch.offsets_at(_time_ms(since))
+    for topic in sorted(starting):
+        if topic not in now or read.get(topic) != now[topic].topic_id:
+            raise click.ClickException(
+                f"Kafka's topic {topic} is none that `log` was last read from: it is another, or there is none of this "
+                "name. Leave it out, with offsets in --since."
+            )
+        for partition, offset in starting[topic].items():
+            earliest = now[topic].earliest.get(partition)
+            if earliest is None or offset < earliest:
+                raise click.ClickException(
+                    f"partition {partition} of {topic} begins at offset {earliest} in Kafka, and what was before it is "
+                    f"in `log` alone: it cannot be read from {offset} on"
+                )
+    source = KafkaSource(bootstrap, pattern, options)
+    return FromKafka(source, starting, {topic: now[topic].topic_id for topic in starting})
+
+
+def _offsets(since: str) -> dict[str, dict[int, int]] | None:
+    """The offsets in --since; None where it is a time."""
+    if not since.lstrip().startswith("{"):
+        return None
+    try:
+        told = json.loads(since)
+        return {
+            topic: {int(partition): int(offset) for partition, offset in offsets.items()}
+            for topic, offsets in told.items()
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        words = 'is not written as {"device-thermo": {"0": 1200}}: topic, partition, offset'
+        raise click.BadParameter(f"{since!r} {words}", param_hint="--since") from error
+
+
+def _time_ms(since: str) -> int:
+    try:
+        time = datetime.fromisoformat(since)
+    except ValueError as error:
+        words = "is neither a time such as 2026-03-14T12:00:00Z nor offsets"
+        raise click.BadParameter(f"{since!r} {words}", param_hint="--since") from error
+    if time.tzinfo is None:
+        raise click.BadParameter(f"{since!r} says no time zone: write Z behind it for UTC", param_hint="--since")
+    return round((time - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000)

@@ -1,0 +1,247 @@
+"""Replay: every derived table made anew from `log`, or from Kafka, beside the tables that readers see.
+
+What is made anew is a version of its own. While it is made, `ingest` may go on writing the other one; what comes
+meanwhile is caught up on. Then, for a moment, nobody writes, and the new version takes the old one's place in a single
+commit: readers see the one or the other, never half of either. `ingest` then goes on with the new one, where it was.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.batch_job import BatchJob
+from spark.delta_staging import AppendTable, commit_numbers
+from spark.kafka_records import typed_records
+from spark.kafka_source import KafkaSource, kafka_range
+from spark.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
+from spark.payload_decode import HEADER, decoded
+from spark.quarantine_retry import typed_again
+from spark.reading_starts import append_start, read_starts
+from spark.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder
+from spark.warehouse_version import Version, folder_of, make_current, open_version, tables_of
+from spark.window_changes import FIGURES, REPLAY, append_changes, changes_path, changes_schema, differences
+from spark.windows_table import KEY, folded, read_parts
+
+if TYPE_CHECKING:
+    from spark.codec_declarations import Streams
+
+PROGRESS = "sluice-replay"
+"""The application under which a new version's `log` says up to which batch of the old one it goes."""
+ROWS_MAX = 500_000
+"""Records that are made anew at once."""
+WAIT_S = 1.0
+
+TEXT_CHARS_MAX = 2**31 - 1
+Offsets = Mapping[str, Mapping[int, int]]
+Portion = tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]
+"""First offsets, and those after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromKafka:
+    """What is read from Kafka once more, instead of from `log`."""
+
+    source: KafkaSource
+    starting: Offsets
+    """By topic and partition, the first offset; what was read before it comes from `log`."""
+    topic_ids: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay has come."""
+
+    version: int
+    rows: int
+    seconds: float
+    is_waiting: bool = False
+    """Everything is made anew, and it waits for `ingest` to stop."""
+
+
+def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
+    spark: SparkSession,
+    warehouse: str,
+    streams: "Streams | None",
+    kafka: FromKafka | None,
+    only_writer: Callable[[str], AbstractContextManager[None]],
+    report: Callable[[ReplayProgress], None],
+) -> Version:
+    """Make a new version of all tables and have readers see it; return it.
+
+    `streams` are the declarations that it is made by; None: those of the present version. `only_writer` yields where
+    nobody else writes the warehouse, and raises WarehouseInUseError where somebody does: it is tried again.
+    """
+    before = open_version(spark, warehouse)
+    source = f"v{before.number}" if kafka is None else f"v{before.number} and kafka"
+    after = replace(before, number=before.number + 1, streams=streams or before.streams, source=source)
+    # What another replay left unfinished was made by other declarations, or another program.
+    if folder_exists(spark, folder_of(warehouse, after.number)):
+        remove_folder(spark, folder_of(warehouse, after.number))
+    making = _Replay(spark, warehouse, before, after, report)
+    if kafka is None:
+        making.catch_up()
+    else:
+        making.take_from_kafka(kafka)
+    while True:
+        try:
+            with only_writer(warehouse):
+                making.catch_up()
+                making.publish()
+                return after
+        except WarehouseInUseError:
+            report(making.progress(is_waiting=True))
+            time.sleep(WAIT_S)
+            making.catch_up()
+
+
+class _Replay:
+    """A version in the making."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        warehouse: str,
+        before: Version,
+        after: Version,
+        report: Callable[[ReplayProgress], None],
+    ) -> None:
+        self._spark = spark
+        self._warehouse = warehouse
+        self._before = before
+        self._after = after
+        self._report = report
+        self._old = tables_of(warehouse, before)
+        self._job = BatchJob(spark, warehouse, into=after)
+        self._taken = -1
+        self._old_starts = read_starts(spark, self._old)
+        self._rows = 0
+        self._begun_s = time.monotonic()
+
+    def progress(self, *, is_waiting: bool = False) -> ReplayProgress:
+        return ReplayProgress(self._after.number, self._rows, time.monotonic() - self._begun_s, is_waiting)
+
+    def catch_up(self, where: Column | None = None) -> None:
+        """Take all batches of the old `log` that were not taken yet; of these the rows `where` something holds."""
+        self._old_starts = read_starts(self._spark, self._old)
+        numbers = commit_numbers(self._spark, log_path(self._old))
+        last = numbers.get(ORDINAL, -1)
+        rows = read_log(self._spark, self._old).where(from_kafka())
+        rows = rows if where is None else rows.where(where)
+        new = rows.where(F.col("ordinal").between(self._taken + 1, last))
+        counts = {row.ordinal: row["count"] for row in new.groupBy("ordinal").count().collect()}
+        for first, end in self._spans(counts, last):
+            taken = {PROGRESS: end}
+            if end == last:
+                # What the old version has taken, the new one has: `ingest` goes on with it where it was.
+                taken |= {name: number for name, number in numbers.items() if name != ORDINAL}
+            self._begin_starts(first)
+            records = made_again(rows.where(F.col("ordinal").between(first, end)))
+            self._take(decoded(records, self._after.streams), BatchIds(taken))
+            self._taken = end
+
+    def take_from_kafka(self, kafka: FromKafka) -> None:
+        """Take of the old `log` what lies before the offsets, and from Kafka what was read from there on."""
+        self.catch_up(_before(kafka.starting))
+        read = _read_to(read_log(self._spark, self._old).where(F.col("ordinal") <= self._taken))
+        query = f"replay-{uuid.uuid4()}"
+        for number, (starting, ending) in enumerate(_portions(kafka.starting, read)):
+            records = kafka_range(self._spark, kafka.source, starting, ending)
+            typed = with_topic_ids(typed_records(records), kafka.topic_ids)
+            self._take(decoded(typed, self._after.streams), BatchId(query, number))
+
+    def publish(self) -> None:
+        """Have readers see the new version, after `window_changes` has told what is different in it."""
+        self._begin_starts(self._taken + 1)
+        self._job.save()
+        old, new = (folded(read_parts(self._spark, folder)) for folder in (self._old, self._job.tables))
+        changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
+        told = differences(old.select(*KEY, *FIGURES), new.select(*KEY, *FIGURES))
+        append_changes(changes, told, self._after.number, self._job.next_ordinal - 1, REPLAY)
+        make_current(self._spark, self._warehouse, self._after)
+
+    def _take(self, records: DataFrame, batch: BatchId | BatchIds) -> None:
+        self._rows += self._job.take_decoded(records, batch).rows
+        self._report(self.progress())
+
+    def _spans(self, counts: Mapping[int, int], last: int) -> Iterator[tuple[int, int]]:
+        """Batches, first and last, that are made anew at once; where reading began anew, one ends."""
+        borders = {start.ordinal for start in self._old_starts}
+        first, rows = self._taken + 1, 0
+        for ordinal in range(self._taken + 1, last + 1):
+            count = counts.get(ordinal, 0)
+            if ordinal > first and (rows + count > ROWS_MAX or ordinal in borders):
+                yield first, ordinal - 1
+                first, rows = ordinal, 0
+            rows += count
+        if first <= last:
+            yield first, last
+
+    def _begin_starts(self, ordinal: int) -> None:
+        """Where the old version's reading began anew, the new one's does."""
+        for start in self._old_starts[len(self._job.state.starts) :]:
+            if start.ordinal <= ordinal:
+                moved = replace(start, ordinal=self._job.next_ordinal)
+                append_start(self._spark, self._job.tables, moved)
+                self._job.state.begin(moved)
+
+
+def topics_in_log(spark: SparkSession, warehouse: str, version: Version) -> dict[str, str]:
+    """The ids of the topics that `log` was last read from."""
+    log = read_log(spark, tables_of(warehouse, version)).where(from_kafka() & F.col("topic_id").isNotNull())
+    last = log.groupBy("topic").agg(F.max_by("topic_id", "ordinal").alias("topic_id"))
+    return {row.topic: row.topic_id for row in last.collect()}
+
+
+def made_again(rows: DataFrame) -> DataFrame:
+    """Rows of `log` as `typed_records` yields records, with the batch that each is of.
+
+    What was wrong with headers stays so: of these `log` has what it made of them, and not how they were written.
+    """
+    reason = F.col("reject_reason")
+    header = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX))
+    kept = [name for name in typed_again(rows).columns if name != "header_fault"]
+    return rows.select(*kept, "ingest", "batch", header.alias("header_fault"))
+
+
+def _read_to(log: DataFrame) -> dict[str, dict[int, int]]:
+    """Up to where each partition stands in some rows of `log`."""
+    read: dict[str, dict[int, int]] = {}
+    rows = log.where(from_kafka()).groupBy("topic", "partition").agg((F.max("offset") + 1).alias("next_offset"))
+    for row in rows.collect():
+        read.setdefault(row.topic, {})[row.partition] = row.next_offset
+    return read
+
+
+def _before(starting: Offsets) -> Column:
+    """Where in `log` records lie that Kafka is not asked for again."""
+    asked = F.lit(False)
+    for topic, offsets in starting.items():
+        for partition, offset in offsets.items():
+            place = (F.col("topic") == topic) & (F.col("partition") == partition)
+            asked |= place & (F.col("offset") >= offset)
+    return ~asked
+
+
+def _portions(starting: Offsets, ending: Offsets) -> Iterator[Portion]:
+    """Cut a span of offsets into spans of so many records, from all partitions at once."""
+    left = {
+        (topic, partition): (min(offset, ending[topic][partition]), ending[topic][partition])
+        for topic, offsets in starting.items()
+        for partition, offset in offsets.items()
+        if partition in ending.get(topic, {})
+    }
+    while total := sum(end - first for first, end in left.values()):
+        portion: Portion = ({}, {})
+        for (topic, partition), (first, end) in left.items():
+            # Rounded up: each that has any left gives one at least.
+            upto = min(end, first - (-(end - first) * ROWS_MAX // total))
+            portion[0].setdefault(topic, {})[partition] = first
+            portion[1].setdefault(topic, {})[partition] = upto
+            left[topic, partition] = (upto, end)
+        yield portion

@@ -1,0 +1,194 @@
+"""`sluice-cloud readings`, `windows`, `gaps`, `gateways`, `quarantine` and `sql`: what stands in the tables."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.cli_options import (
+    device_option,
+    json_option,
+    limit_option,
+    opened,
+    print_rows,
+    session,
+    streams_option,
+    warehouse_option,
+)
+from spark.warehouse_folder import WarehouseInUseError, only_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from spark.codec_declarations import Streams
+
+
+@click.command()
+@warehouse_option
+@device_option
+@limit_option
+@json_option
+def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show the latest readings by event time: one line for each metric."""
+    spark = session("sluice-readings")
+    from spark.readings_view import open_readings  # noqa: PLC0415
+
+    columns = ("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality")
+    more = (
+        *("device_boot", "device_sequence", "doubt", "ce_id"),
+        *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
+    )
+    latest = _latest(opened(spark, warehouse, open_readings), device, "event_time", limit)
+    spare = ("namespace", "time_error_us", "time_quality")
+    print_rows(latest, columns + more if as_json else columns, as_json=as_json, spare=spare)
+
+
+@click.command()
+@warehouse_option
+@device_option
+@click.option("--size", "size_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Length of the windows.")
+@limit_option
+@json_option
+def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show the latest windows, and how final each is: `status`, what stands behind it, and what it waits for.
+
+    On a terminal the columns that it has room for; all of them in a pipe, and with --json.
+    """
+    spark = session("sluice-windows")
+    from spark.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
+
+    def sized(spark: "SparkSession", warehouse: str) -> "DataFrame":
+        try:
+            return open_windows(spark, warehouse, size_s)
+        except WindowSizeError as error:
+            raise click.BadParameter(str(error), param_hint="--size") from error
+
+    columns = (
+        *("window_start", "window_end", "namespace", "device", "stream", "metric", "n", "min", "max", "mean"),
+        *("sum", "first", "last", "status", "basis", "late", "ordinal", "why"),
+    )
+    latest = _latest(opened(spark, warehouse, sized), device, "window_start", limit)
+    spare = (
+        *("ordinal", "window_end", "sum", "namespace", "why", "first", "last", "late", "basis", "stream"),
+        *("min", "max"),
+    )
+    print_rows(latest, columns, as_json=as_json, spare=spare)
+
+
+@click.command()
+@warehouse_option
+@device_option
+@limit_option
+@json_option
+def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show what is missing of devices' own numbers, the latest first, and whether a gateway told why."""
+    spark = session("sluice-gaps")
+    from spark.evidence import open_gaps  # noqa: PLC0415
+
+    columns = (
+        *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
+        *("explained", "reasons"),
+    )
+    found = opened(spark, warehouse, open_gaps)
+    chosen = found if device is None else found.where(found["device"] == device)
+    latest = chosen.orderBy(found["before_time"].desc(), "namespace", "device", "device_boot", "first").limit(limit)
+    print_rows(latest, columns, as_json=as_json, spare=("namespace", "after_time", "stream", "device_boot"))
+
+
+@click.command()
+@warehouse_option
+@limit_option
+@json_option
+def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show what each gateway last said of itself that counts: up to when it has delivered, and what it still holds."""
+    spark = session("sluice-gateways")
+    from spark.gateways_view import open_gateways  # noqa: PLC0415
+
+    columns = (
+        *("namespace", "gateway", "site", "heartbeat_time", "complete_to_time", "depth_rows", "oldest_age_s"),
+        *("pending", "waiting", "retired_from_time", "buffer"),
+    )
+    found = opened(spark, warehouse, open_gateways)
+    rows = found.orderBy("namespace", "gateway", "buffer").limit(limit)
+    print_rows(rows, columns, as_json=as_json, spare=("buffer", "namespace", "site", "waiting", "retired_from_time"))
+
+
+@click.command()
+@warehouse_option
+@click.argument("query")
+@limit_option
+@json_option
+def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Ask the tables in Spark's SQL: log, readings, windows, gaps and all others of docs/tables.md."""
+    spark = session("sluice-sql")
+    from pyspark.errors import AnalysisException  # noqa: PLC0415
+
+    from spark.views import open_all  # noqa: PLC0415
+
+    def asked(spark: "SparkSession", warehouse: str) -> "DataFrame":
+        open_all(spark, warehouse)
+        try:
+            return spark.sql(query)
+        except AnalysisException as error:
+            raise click.ClickException(str(error).partition(";\n")[0]) from error
+
+    found = opened(spark, warehouse, asked)
+    print_rows(found.limit(limit), found.columns, as_json=as_json)
+
+
+@click.group()
+def quarantine() -> None:
+    """Records that became no readings, and why. They stay in `log`, whatever becomes of them."""
+
+
+@quarantine.command("list")
+@warehouse_option
+@device_option
+@limit_option
+@json_option
+def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
+    """Show the latest rejects with their reasons and their places in Kafka."""
+    spark = session("sluice-quarantine")
+    from spark.quarantine_view import COLUMNS, open_quarantine  # noqa: PLC0415
+
+    found = opened(spark, warehouse, open_quarantine)
+    chosen = found if device is None else found.where(found["device"] == device)
+    latest = chosen.orderBy(found["kafka_timestamp"].desc(), "topic", "partition", "offset").limit(limit)
+    columns = ("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason")
+    in_full = tuple(name for name in COLUMNS if name != "headers")
+    print_rows(latest, in_full if as_json else columns, as_json=as_json, spare=("retried", "device"))
+
+
+@quarantine.command()
+@warehouse_option
+@streams_option
+def retry(warehouse: str, streams: "Streams | None") -> None:
+    """Read rejects once more, after their declaration was mended; what can be read now becomes readings.
+
+    `ingest` must not run meanwhile. The declarations of --streams hold from then on.
+    """
+    spark = session("sluice-quarantine")
+    from spark.batch_job import BatchJob  # noqa: PLC0415
+    from spark.quarantine_retry import retry as read_again  # noqa: PLC0415
+    from spark.warehouse_version import current_version, open_version  # noqa: PLC0415
+    from spark.windows_table import WindowLengthError  # noqa: PLC0415
+
+    def job(spark: "SparkSession", warehouse: str) -> "DataFrame":
+        open_version(spark, warehouse)
+        return spark.range(0)
+
+    opened(spark, warehouse, job)
+    try:
+        with only_writer(warehouse):
+            counts = read_again(BatchJob(spark, warehouse, streams))
+    except WarehouseInUseError as error:
+        raise click.ClickException(str(error)) from error
+    except WindowLengthError as error:
+        raise click.BadParameter(str(error), param_hint="--streams") from error
+    version = current_version(spark, warehouse)
+    declared = "none" if version is None else version.streams.version
+    click.echo(f"{counts.rejects} rejects read again by declarations {declared}: {counts.read} can be read now")
+
+
+def _latest(table: "DataFrame", device: str | None, time: str, limit: int) -> "DataFrame":
+    chosen = table if device is None else table.where(table["device"] == device)
+    return chosen.orderBy(table[time].desc(), "namespace", "device", "stream", "metric").limit(limit)

@@ -1,0 +1,79 @@
+"""Rows of tables as a person reads them on a terminal."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+from gateway.terminal_text import GAP, aligned, escaped
+
+FIGURES = frozenset(
+    {
+        "n",
+        "min",
+        "max",
+        "mean",
+        "sum",
+        "first",
+        "last",
+        "late",
+        "ordinal",
+        "value",
+        "time_error_us",
+        "count",
+        "offset",
+        "partition",
+        "revision",
+        "depth_rows",
+        "waiting",
+    }
+)
+"""Columns that stand to the right in a table, and are never cut short."""
+
+TIME_ERROR_UNBOUNDED_US = 2**63 - 1
+"""As `spark.log_table.TIME_ERROR_UNKNOWN_US`, which cannot be had without Spark."""
+
+
+def is_time(column: str) -> bool:
+    return column.endswith(("_time", "_start", "_end"))
+
+
+def rfc3339(us: int) -> str:
+    """Microseconds since 1970 as UTC in RFC 3339."""
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def cell_text(column: str, value: object) -> str:
+    """A value as it stands in a table: no zeros that say nothing, nothing that a terminal would obey."""
+    if value is None:
+        return "-"
+    if column == "time_error_us" and value == TIME_ERROR_UNBOUNDED_US:
+        return "unbounded"
+    if isinstance(value, Decimal):
+        return f"{value.normalize():f}"
+    if is_time(column):
+        return str(value).replace(".000000Z", "Z")
+    return escaped(str(value))
+
+
+def columns_left_out(
+    columns: Sequence[str], rows: Sequence[dict[str, str]], spare: Sequence[str], width: int
+) -> list[str]:
+    """Those of `spare` that must go, its first ones first, for a table to fit into `width` characters."""
+    widths = {name: max([len(name), *(len(row[name]) for row in rows)]) for name in columns}
+    left_out: list[str] = []
+    for name in spare:
+        if sum(widths.values()) + len(GAP) * (len(widths) - 1) <= width:
+            break
+        left_out.append(name)
+        del widths[name]
+    return left_out
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[dict[str, str]], width: int) -> Iterator[str]:
+    """Lay out rows under their names, figures to the right; where they still do not fit, names are cut short."""
+    cells = [[row[name] for name in columns] for row in rows]
+    return aligned(columns, cells, _places(columns, FIGURES.__contains__), _places(columns, is_time), width)
+
+
+def _places(columns: Sequence[str], chosen: Callable[[str], bool]) -> frozenset[int]:
+    return frozenset(place for place, name in enumerate(columns) if chosen(name))

@@ -1,0 +1,76 @@
+"""`topics_read`: up to where each partition of Kafka's stands in `log`, and which topic that was."""
+
+from collections.abc import Mapping
+
+from pyspark.sql import Row, SparkSession
+
+from spark.census import Census
+from spark.state_table import StateTable
+from spark.topic_changes import TopicRead
+
+Partition = tuple[str, str]
+"""Topic, and its partition as text."""
+ReadTo = tuple[str, int]
+"""Topic id, and the next offset."""
+
+
+class TopicsRead:
+    """In the driver's memory, and now and then in a table."""
+
+    def __init__(self, spark: SparkSession, tables: str) -> None:
+        self._table: StateTable[Partition, ReadTo] = StateTable(
+            spark,
+            f"{tables}/topics_read",
+            key=("topic", "partition"),
+            columns="topic_id string, next_offset bigint",
+            decode=_read_to,
+            encode=lambda read_to: read_to,
+        )
+
+    @property
+    def saved(self) -> int:
+        return self._table.saved
+
+    def note(self, census: Census) -> None:
+        """Take up what a batch holds. Doing it again changes nothing."""
+        for topic, offsets in census.next_offsets.items():
+            topic_id = census.topic_ids.get(topic, "")
+            for partition, next_offset in offsets.items():
+                key = (topic, str(partition))
+                before_id, before = self._table.states.get(key, (topic_id, 0))
+                # Of a topic that was made anew the old one's offsets say nothing.
+                read_to = (topic_id, max(before, next_offset) if before_id == topic_id else next_offset)
+                if self._table.states.get(key) != read_to:
+                    self._table.states[key] = read_to
+                    self._table.changed(key)
+
+    def offsets(self) -> Mapping[str, Mapping[int, int]]:
+        """By topic and partition, the next offset."""
+        found: dict[str, dict[int, int]] = {}
+        for (topic, partition), (_, next_offset) in self._table.states.items():
+            found.setdefault(topic, {})[int(partition)] = next_offset
+        return found
+
+    def topics(self) -> Mapping[str, TopicRead]:
+        """The same with the topics' ids, where these are known."""
+        ids = {topic: topic_id for (topic, _), (topic_id, _) in self._table.states.items()}
+        return {topic: TopicRead(ids[topic], offsets) for topic, offsets in self.offsets().items() if ids[topic]}
+
+    def begin(self, starting: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
+        """What was read is given up for what is read from here on."""
+        for key in list(self._table.states):
+            if key[0] not in starting or int(key[1]) not in starting[key[0]]:
+                # Rows of a state cannot be removed: it says of no topic that something was read of it.
+                self._table.states[key] = ("", 0)
+                self._table.changed(key)
+        for topic, offsets in starting.items():
+            for partition, offset in offsets.items():
+                self._table.states[topic, str(partition)] = (topic_ids[topic], offset)
+                self._table.changed((topic, str(partition)))
+
+    def save(self, ordinal: int) -> None:
+        self._table.save(ordinal)
+
+
+def _read_to(row: Row) -> ReadTo:
+    return row.topic_id, row.next_offset

@@ -1,0 +1,58 @@
+"""What is built once is what would be built each time: of other rows, arguments and columns too."""
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.built_once import built_once, recorded
+from spark.kafka_records import typed_records
+from tests.spark_records import kafka_frame, reading, reading_headers
+
+pytestmark = pytest.mark.spark
+
+runs: list[int] = []
+
+
+@recorded
+def by_device(rows: DataFrame, least: int) -> DataFrame:
+    runs.append(least)
+    doubled = rows.where(F.col("n") >= least).withColumns({"twice": F.col("n") * 2, "least": F.lit(least)})
+    others = [name for name in doubled.columns if name not in {"n", "device"}]
+    totals = doubled.groupBy("device").agg(F.count("*").alias("rows"), *(F.sum(name).alias(name) for name in others))
+    return totals.where("rows < 9").withColumn("device", F.upper("device")).withColumnRenamed("device", "name")
+
+
+def test_a_recorded_function_runs_once_for_each_schema_and_argument(spark: SparkSession) -> None:
+    runs.clear()
+    some = spark.createDataFrame([("a", 1), ("a", 2), ("b", 3)], "device string, n int")
+    others = spark.createDataFrame([("c", 9)], "device string, n int")
+    wider = spark.createDataFrame([("a", 1, 100)], "device string, n int, extra int")
+
+    assert sorted(by_device(some, 2).collect()) == [("A", 1, 4, 2), ("B", 1, 6, 2)]
+    assert by_device(others, 2).collect() == [("C", 1, 18, 2)]
+    assert runs == [2]
+    assert sorted(by_device(some, 1).collect()) == [("A", 2, 6, 2), ("B", 1, 6, 1)]
+    assert by_device(wider, 1).collect() == [("A", 1, 100, 2, 1)]
+    assert runs == [2, 1, 1]
+
+
+def test_another_session_of_the_same_spark_uses_what_was_built(spark: SparkSession) -> None:
+    # Spark runs each batch of a stream in a session of its own.
+    records = [reading(headers=reading_headers(7))]
+    first = typed_records(kafka_frame(spark, records)).collect()
+    again = typed_records(kafka_frame(spark.newSession(), records)).collect()
+    assert first == again
+    assert again[0].lane_sequence == 7
+
+
+def test_what_was_built_is_the_same_object_until_its_arguments_are_others() -> None:
+    made: list[str] = []
+
+    @built_once
+    def build(name: str) -> list[str]:
+        made.append(name)
+        return [name]
+
+    assert build("a") is build("a")
+    assert build("b") == ["b"]
+    assert made == ["a", "b"]

@@ -1,0 +1,47 @@
+"""The analysts' page: every query on it runs, and every table is on it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from spark.batch_job import BatchJob, interpreted_if
+from spark.cli import main
+from spark.log_table import BatchId
+from spark.views import VIEWS, open_all
+from tests.spark_records import kafka_frame, reading, reading_headers
+
+pytestmark = pytest.mark.spark
+
+PAGE = (Path(__file__).parent.parent / "docs" / "tables.md").read_text()
+QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSession, new_warehouse: str) -> None:
+    records = [
+        reading(headers=reading_headers(1, device_boot="7-1a2b")),
+        reading(headers=reading_headers(4, device_boot="7-1a2b"), offset=1),
+        reading(b"{", headers=reading_headers(5), offset=2),
+    ]
+    with interpreted_if(spark, small=True):
+        BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+        job = BatchJob(spark, new_warehouse)
+        job.save()
+        assert tuple(open_all(spark, new_warehouse)) == VIEWS
+        found = {query: spark.sql(query).collect() for query in QUERIES}
+        shown = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, QUERIES[0]])
+
+    headings = {
+        name for heading in re.findall(r"^## (.*)", PAGE, re.MULTILINE) for name in re.findall("`(.*?)`", heading)
+    }
+    assert headings == set(VIEWS)
+    # Those that ask for what there is find it.
+    by_table = {re.findall(r"FROM (\w+)", query)[0]: rows for query, rows in found.items()}
+    assert by_table["gaps"][0][2:5] == (2, 3, 2)
+    assert by_table["quarantine"][0].kind == "undecodable"
+    assert by_table["log"][0][2:] == (3, 0, 2)
+    assert by_table["versions"][0].declarations == "none"
+    assert shown.exit_code == 0, shown.output
+    assert "window_start" in shown.output

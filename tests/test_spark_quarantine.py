@@ -1,0 +1,158 @@
+"""What is declared of streams, and what becomes of records that do not keep to it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.batch_job import BatchJob, interpreted_if
+from spark.cli import main
+from spark.codec_declarations import Streams
+from spark.log_table import BatchId, open_log
+from spark.quarantine_view import open_quarantine
+from spark.readings_view import open_readings
+from spark.streams_file import parse_streams
+from spark.warehouse_version import current_version
+from spark.windows_view import open_windows
+from tests import spark_oracle
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """Compiling the views takes longer than reading what little is in them."""
+    with interpreted_if(spark, small=True):
+        yield
+
+
+STRICT = """
+[streams.device-thermo]
+codec = "json"
+[streams.device-thermo.metrics.celsius]
+from = "t"
+decimals = 1
+max = 50
+[windows]
+sizes = [300, 3600, 86400]
+percentiles = [10, 99.9]
+[times]
+plausible_from = 2026-03-14
+ahead_max_s = 60
+"""
+MENDED = STRICT.replace("max = 50", "max = 500").replace(
+    "[windows]", '[streams.device-new]\ncodec = "number"\nconflicts = "keep"\n[windows]'
+)
+
+
+def declared(text: str) -> Streams:
+    return parse_streams(text, Path("streams.toml"))
+
+
+def sent(sequence: int, payload: str, topic: str = "device-thermo", **changes: object) -> KafkaRecord:
+    headers = reading_headers(sequence, time=NOON + timedelta(seconds=sequence))
+    record = replace(reading(payload.encode(), headers, offset=sequence), topic=topic, timestamp=NOON)
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+RECORDS = [
+    sent(1, '{"t": 21.44, "lux": 7}'),
+    sent(2, '{"t": 451}'),
+    sent(3, "21.5"),
+    sent(4, "21.5", "device-new"),
+    sent(4, "21.6", "device-new", offset=5),
+    # Both at the very edge of what can be.
+    sent(60, '{"t": 1}'),
+    sent(61, '{"t": 1}'),
+]
+
+
+def take(job: BatchJob, number: int, records: Iterable[KafkaRecord]) -> None:
+    job.take(kafka_frame(job.spark, list(records)), BatchId("query", number), {"device-thermo": "id-1"})
+
+
+def kinds(spark: SparkSession, warehouse: str) -> dict[tuple[str, int], tuple[str, bool]]:
+    rows = open_quarantine(spark, warehouse).collect()
+    return {(row.topic, row.offset): (row.kind, row.retried) for row in rows}
+
+
+def values(spark: SparkSession, warehouse: str) -> list[Row]:
+    return open_readings(spark, warehouse).orderBy("event_time", "value").select("stream", "metric", "value").collect()
+
+
+def test_a_reject_that_a_mended_declaration_can_read_becomes_a_reading(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = str(tmp_path)
+    strict, mended = declared(STRICT), declared(MENDED)
+    take(BatchJob(spark, warehouse, strict), 0, RECORDS)
+    assert kinds(spark, warehouse) == {
+        ("device-thermo", 2): ("out-of-range", False),
+        ("device-thermo", 3): ("undecodable", False),
+        ("device-new", 4): ("undeclared-stream", False),
+        ("device-new", 5): ("undeclared-stream", False),
+        ("device-thermo", 61): ("implausible-time", False),
+    }
+    assert len(spark_oracle.tables(RECORDS, strict).readings) == len(values(spark, warehouse)) == 2
+    (window,) = open_windows(spark, warehouse).collect()
+    assert (window.n, window.p10, window.p99_9) == (2, Decimal(1), Decimal("21.4"))
+    assert (window.window_end - window.window_start).total_seconds() == 300
+
+    (tmp_path / "streams.toml").write_text(MENDED)
+    command = ["quarantine", "retry", "--warehouse", warehouse, "--streams", str(tmp_path / "streams.toml")]
+    shown = CliRunner().invoke(main, command)
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output == f"4 rejects read again by declarations {mended.version}: 3 can be read now\n"
+    assert kinds(spark, warehouse) == {
+        ("device-thermo", 2): ("out-of-range", True),
+        ("device-thermo", 3): ("undecodable", False),
+        ("device-new", 4): ("undeclared-stream", True),
+        ("device-new", 5): ("undeclared-stream", True),
+        ("device-thermo", 61): ("implausible-time", False),
+    }
+    # As if it had been declared so from the beginning.
+    expected = spark_oracle.tables(RECORDS, mended)
+    rows = open_readings(spark, warehouse).orderBy("device", "stream", "metric", "event_time", "value").collect()
+    assert [(row.stream, row.metric, row.value) for row in rows] == [
+        (stream, metric, value) for _, _, stream, metric, _, value, *_ in expected.readings
+    ]
+    assert open_windows(spark, warehouse).agg(F.sum("n")).collect()[0][0] == len(expected.readings) == 5
+    # Once more there is nothing more to be read, and a reject stays in `log` as it was.
+    shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", warehouse])
+    assert shown.output == f"1 rejects read again by declarations {mended.version}: 0 can be read now\n"
+    log = open_log(spark, warehouse)
+    assert log.count() == len(RECORDS) + 3
+    assert log.where("reject_reason IS NOT NULL").count() == 4
+    assert {row.declarations for row in log.select("declarations").collect()} == {strict.version, mended.version}
+    version = current_version(spark, warehouse)
+    assert version is not None
+    assert (version.number, version.streams) == (1, mended)
+
+
+def test_a_retry_counts_nothing_twice_that_came_again_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = str(tmp_path)
+    job = BatchJob(spark, warehouse, declared(STRICT))
+    take(job, 0, RECORDS[:2])
+    job.save()
+    # The declaration is mended, and Kafka brings a copy of the reject before it is retried.
+    again = BatchJob(spark, warehouse, declared(MENDED))
+    take(again, 1, [replace(RECORDS[1], offset=7)])
+    again.save()
+    assert len(values(spark, warehouse)) == 2
+
+    shown = CliRunner().invoke(main, ["quarantine", "retry", "--warehouse", warehouse])
+
+    assert shown.exit_code == 0, shown.output
+    assert [(row.metric, row.value) for row in values(spark, warehouse)] == [
+        ("celsius", Decimal("21.400000")),
+        ("celsius", Decimal("451.000000")),
+    ]
+    listed = CliRunner().invoke(main, ["quarantine", "list", "--warehouse", warehouse])
+    assert "out-of-range: celsius" in listed.output

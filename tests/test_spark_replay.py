@@ -1,0 +1,167 @@
+"""A replay makes the same tables from the same records, or those that mended declarations make of them."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.batch_job import BatchJob, interpreted_if
+from spark.codec_declarations import Streams
+from spark.log_table import BatchId
+from spark.reading_starts import append_start, first_start, read_starts, start_after
+from spark.readings_view import open_readings
+from spark.replay_job import ReplayProgress, replay
+from spark.streams_file import parse_streams
+from spark.topic_changes import GoingOn, TopicNow
+from spark.warehouse_folder import WarehouseInUseError, only_writer
+from spark.warehouse_version import current_version, folder_of
+from spark.window_changes import read_changes
+from spark.windows_view import open_windows
+from tests import spark_oracle
+from tests.spark_records import drawn_batches, drawn_records, kafka_frame
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """Compiling the views takes longer than reading what little is in them."""
+    with interpreted_if(spark, small=True):
+        yield
+
+
+DECLARED = """
+unknown = "accept"
+[streams.device-thermo]
+codec = "json"
+[streams.device-thermo.metrics.celsius]
+from = "t"
+decimals = 1
+[windows]
+sizes = [120]
+"""
+
+
+def contents(frame: DataFrame) -> list[tuple[object, ...]]:
+    """All rows but for the batches that they are of."""
+    return sorted((tuple(row) for row in frame.drop("ordinal").collect()), key=repr)
+
+
+def no_report(_: ReplayProgress) -> None:
+    return None
+
+
+def test_a_replay_makes_the_same_tables_and_the_job_goes_on_with_them(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    rng = random.Random(5)  # noqa: S311 - the same draw every time
+    records = drawn_records(rng, 200)
+    *batches, last = drawn_batches(rng, records)
+    job = BatchJob(spark, warehouse)
+    start = first_start(1)
+    append_start(spark, job.tables, start)
+    job.state.begin(start)
+    for number, batch in enumerate(batches):
+        job.take(kafka_frame(spark, batch), BatchId("query", number), {})
+    # Read on from elsewhere, as after a loss in Kafka.
+    now = {"device-thermo": TopicNow("id-2", {0: 0}, {0: 7})}
+    anew = start_after(start, job.next_ordinal, 1, GoingOn({"device-thermo": {0: 7}}, ()), now)
+    append_start(spark, job.tables, anew)
+    job.save()
+    before = contents(open_readings(spark, warehouse)), contents(open_windows(spark, warehouse))
+    told = read_changes(spark, warehouse).count()
+
+    version = replay(spark, warehouse, None, None, only_writer, no_report)
+
+    assert current_version(spark, warehouse) == version
+    assert (version.number, version.source) == (2, "v1")
+    assert (contents(open_readings(spark, warehouse)), contents(open_windows(spark, warehouse))) == before
+    # Nothing is different, so nothing is told.
+    assert read_changes(spark, warehouse).count() == told
+    assert [start.starting for start in read_starts(spark, folder_of(warehouse, 2))] == [
+        None,
+        {"device-thermo": {0: 7}},
+    ]
+    # A batch that was done is known to the new tables, and the next is taken as ever.
+    job = BatchJob(spark, warehouse)
+    assert job.take(kafka_frame(spark, batches[-1]), BatchId("query", len(batches) - 1), {}).rows > 0
+    job.take(kafka_frame(spark, last), BatchId("query", len(batches)), {})
+    expected = spark_oracle.tables(records)
+    found = open_readings(spark, warehouse).select("device", "stream", "metric", "value", "ce_id").collect()
+    assert sorted(tuple(row) for row in found) == sorted(
+        (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id, *_ in expected.readings
+    )
+    assert open_windows(spark, warehouse).count() == len(expected.windows)
+
+
+def test_a_replay_by_other_declarations_waits_for_ingest_and_tells_what_changed(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    warehouse = new_warehouse
+    declared = parse_streams(DECLARED, Path("streams.toml"))
+    records = drawn_records(random.Random(6), 120)  # noqa: S311
+    job = BatchJob(spark, warehouse)
+    job.take(kafka_frame(spark, records[:60]), BatchId("query", 0), {})
+    busy = threading.Event()
+
+    @contextmanager
+    def writer(_: str) -> Iterator[None]:
+        # `ingest` holds the warehouse, takes a batch more, and is stopped then.
+        if not busy.is_set():
+            busy.set()
+            job.take(kafka_frame(spark, records[60:]), BatchId("query", 1), {})
+            raise WarehouseInUseError
+        yield
+
+    said: list[ReplayProgress] = []
+    version = replay(spark, warehouse, declared, None, writer, said.append)
+
+    assert any(progress.is_waiting for progress in said)
+    assert said[-1].rows == len(records)
+    expected = spark_oracle.tables(records, declared)
+    found = open_readings(spark, warehouse).select("device", "stream", "metric", "value", "ce_id").collect()
+    assert sorted(tuple(row) for row in found) == sorted(
+        (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id, *_ in expected.readings
+    )
+    assert open_windows(spark, warehouse).count() == len(expected.windows)
+    assert version.streams == declared
+    changes = read_changes(spark, warehouse).where("cause = 'replay'")
+    assert {row.version for row in changes.select("version").distinct().collect()} == {2}
+    gone = changes.where("n = 0 AND metric = 't' AND stream = 'device-thermo'").count()
+    came = changes.where("n > 0 AND metric = 'celsius'").count()
+    assert gone > 0
+    assert came == sum(key[3] == "celsius" for key in expected.windows)
+
+
+def test_what_another_replay_left_unfinished_is_begun_anew(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    records = drawn_records(random.Random(7), 30)  # noqa: S311
+    BatchJob(spark, warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+
+    class KilledError(Exception):
+        """The process ended here."""
+
+    def killed(_: ReplayProgress) -> None:
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        replay(spark, warehouse, Streams(unknown="quarantine").with_version(), None, only_writer, killed)
+    assert folder_exists_on_disk(warehouse)
+    version = current_version(spark, warehouse)
+    assert version is not None
+    assert version.number == 1
+
+    version = replay(spark, warehouse, None, None, only_writer, no_report)
+
+    assert version.number == 2
+    expected = spark_oracle.tables(records)
+    assert open_readings(spark, warehouse).count() == len(expected.readings)
+    assert replace(version, number=1, source="kafka").streams.unknown == "accept"
+
+
+def folder_exists_on_disk(warehouse: str) -> bool:
+    return (Path(warehouse) / "v2" / "log").is_dir()

@@ -1,0 +1,216 @@
+"""How final the job's own windows are: through batches, a restart, losses and what Kafka has lost."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from spark.batch_job import BatchJob, interpreted_if
+from spark.cli import main
+from spark.evidence import open_gaps
+from spark.gateways_view import open_gateways
+from spark.log_table import BatchId
+from spark.quarantine_retry import RetryCounts, retry
+from spark.reading_starts import append_start, first_start, start_after
+from spark.streams_file import parse_streams
+from spark.topic_changes import GoingOn, Loss, TopicNow, TopicRead
+from spark.windows_view import open_windows
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import EPOCH, LANE, NOON, kafka_frame, reading, reading_headers, rfc3339
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """Compiling the views takes longer than reading what little is in them."""
+    with interpreted_if(spark, small=True):
+        yield
+
+
+EVENTS_LANE = LANE[::-1]
+BOOT = "7-1a2b3c4d"
+NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
+
+
+def seconds(after: float) -> datetime:
+    return NOON + timedelta(seconds=after)
+
+
+def counted(*numbers: int, boot: str | None = BOOT) -> list[KafkaRecord]:
+    """A reading a second after noon, numbered by its second; without a boot it is not numbered by its sensor."""
+    return [
+        replace(
+            reading(
+                f'{{"t": {number}}}'.encode(),
+                reading_headers(number, time=seconds(number), boot_us=number * 1_000_000, device_boot=boot),
+                offset=number,
+            ),
+            timestamp=seconds(number + 1),
+        )
+        for number in numbers
+    ]
+
+
+def event(kind: str, at_s: float, body: dict[str, object], offset: int) -> KafkaRecord:
+    headers = reading_headers(
+        offset,
+        time=seconds(at_s),
+        boot_us=round(at_s * 1_000_000),
+        quality="synced",
+        event_type=f"sluice.gateway.{kind}",
+        lane=EVENTS_LANE,
+    )
+    record = reading(json.dumps(body).encode(), headers, offset=offset, key=b"gw-1")
+    return replace(record, topic="gateway-events", timestamp=seconds(at_s + 1))
+
+
+def heartbeat(at_s: float, acknowledged: int, offset: int, **changes: object) -> KafkaRecord:
+    """What the gateway says: up to which offset Kafka has acknowledged, and that nothing else waits."""
+    body: dict[str, object] = {
+        "offsets": {"device-thermo": {"0": acknowledged}},
+        "pending": [],
+        "quarantined": [],
+        "low_watermark": rfc3339(seconds(at_s)),
+        "depth_rows": 0,
+        "oldest_age_s": 0.0,
+    }
+    return event("heartbeat", at_s, body | changes, offset)
+
+
+def loss(at_s: float, first: int, last: int, offset: int) -> KafkaRecord:
+    body = {
+        "device": "42",
+        "reason": "sensor-ring-overflow",
+        "count": last - first + 1,
+        "boot": reading_boot(),
+        "first_boottime_us": first * 1_000_000,
+        "last_boottime_us": last * 1_000_000,
+        "device_boot": BOOT,
+        "first_sequence": first,
+        "last_sequence": last,
+    }
+    return event("loss", at_s, body, offset)
+
+
+def reading_boot() -> str:
+    return dict(reading_headers())["ce_gatewayboot"].decode()  # type: ignore[union-attr]
+
+
+def take(job: BatchJob, number: int, records: Iterable[KafkaRecord], topic_id: str = "id-1") -> None:
+    topic_ids = {"device-thermo": topic_id, "gateway-events": "id-3"}
+    job.take(kafka_frame(job.spark, list(records)), BatchId("query", number), topic_ids)
+
+
+def said(spark: SparkSession, warehouse: str, size_s: int | None = None) -> list[tuple[int, str, str | None]]:
+    """When each window begins, and what is said of it."""
+    windows = open_windows(spark, warehouse, size_s).orderBy("window_start").collect()
+    return [
+        (round(row.window_start.timestamp() - NOON.timestamp()), row.status, row.basis)
+        for row in windows
+        if row.metric == "t"
+    ]
+
+
+def test_a_devices_numbers_tell_what_is_final_and_a_loss_record_explains_a_hole(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    warehouse = new_warehouse
+    job = BatchJob(spark, warehouse)
+    take(job, 0, counted(*range(70), *range(75, 130)))
+    job.save()
+
+    assert said(spark, warehouse) == [
+        # Nothing was counted before it: its numbers do not tell whether something was.
+        (0, "provisional", "watermark"),
+        (60, "provisional", "sequence"),
+        (120, "provisional", None),
+    ]
+    (gap,) = open_gaps(spark, warehouse).collect()
+    assert (gap.first, gap.last, gap["count"], gap.explained) == (70, 74, 5, False)
+
+    # Two of them come late; of the others the gateway tells that its sensor had lost them.
+    take(job, 1, [*counted(70, 74), loss(80, 71, 73, 0)])
+    job.save()
+
+    assert said(spark, warehouse)[1:] == [(60, "complete_with_loss", "sequence"), (120, "provisional", None)]
+    (row,) = open_windows(spark, warehouse).where("status = 'complete_with_loss'").collect()
+    assert row.why == "readings of about this time were lost: sensor-ring-overflow"
+    shown = CliRunner().invoke(main, ["gaps", "--warehouse", warehouse, "--json"])
+    (told,) = map(json.loads, shown.output.splitlines())
+    assert (told["first"], told["last"], told["explained"], told["reasons"]) == (71, 73, True, ["sensor-ring-overflow"])
+
+
+def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    job = BatchJob(spark, warehouse)
+    # It says that Kafka has 131 records of the topic; 121 of them were read.
+    take(job, 0, [*counted(*range(121), boot=None), heartbeat(140, 131, 0)])
+    job.save()
+
+    assert [status for _, status, _ in said(spark, warehouse)] == ["provisional"] * 3
+    (gateway,) = open_gateways(spark, warehouse).collect()
+    assert (gateway.gateway, gateway.heartbeat_time, gateway.waiting) == ("gw-1", None, 1)
+
+    # A process that begins anew knows all that: what was saved, and what came after.
+    take(job, 1, counted(121, boot=None))
+    job = BatchJob(spark, warehouse)
+    take(job, 2, counted(*range(122, 131), boot=None))
+    job.save()
+
+    found = said(spark, warehouse)
+    assert found == [(0, "complete", "watermark"), (60, "complete", "watermark"), (120, "provisional", None)]
+    # An hour is not over before all of it is.
+    assert said(spark, warehouse, 3600) == [(0, "provisional", None)]
+    (gateway,) = open_gateways(spark, warehouse).collect()
+    assert (gateway.waiting, gateway.depth_rows, gateway.pending) == (0, 0, 0)
+    assert gateway.complete_to_time == gateway.heartbeat_time - timedelta(microseconds=1_000)
+    shown = CliRunner().invoke(main, ["gateways", "--warehouse", warehouse])
+    assert "2026-03-14T12:02:20Z" in shown.output
+
+
+def test_a_reject_is_a_loss_until_it_could_be_read(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    declared = '[streams."device-thermo"]\ncodec = "json"\nmetrics.t = {{ max = {} }}\n'
+    readings = [
+        replace(record, value=b'{"t": 999}') if record.offset == 30 else record for record in counted(*range(70))
+    ]
+    job = BatchJob(spark, warehouse, parse_streams(declared.format(100), Path("streams.toml")))
+    take(job, 0, [*readings, heartbeat(80, 70, 0)])
+    job.save()
+    assert said(spark, warehouse)[0] == (0, "complete_with_loss", "watermark")
+
+    mended = BatchJob(spark, warehouse, parse_streams(declared.format(1_000), Path("streams.toml")))
+    assert retry(mended) == RetryCounts(1, 1)
+
+    assert said(spark, warehouse)[0] == (0, "complete", "watermark")
+
+
+def test_what_kafka_lost_before_it_was_read_is_a_loss_of_each_gateway(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    job = BatchJob(spark, warehouse)
+    start = first_start(1)
+    append_start(spark, job.tables, start)
+    job.state.begin(start)
+    take(job, 0, counted(*range(80), boot=None))
+    now = {"device-thermo": TopicNow("id-2", {0: 100}, {0: 131})}
+    losses = (Loss("device-thermo", "id-1", 0, 80, 100),)
+    anew = start_after(start, job.next_ordinal, 1, GoingOn({"device-thermo": {0: 100}}, losses), now)
+    append_start(spark, job.tables, anew)
+    # The process ends here: the next one knows where to read on.
+    job = BatchJob(spark, warehouse)
+    assert job.state.topics()["device-thermo"] == TopicRead("id-2", {0: 100})
+    take(job, 1, [*counted(*range(100, 131), boot=None), heartbeat(140, 131, 0)], "id-2")
+    job.save()
+
+    # Which readings they were nobody knows: they may have been of any time before.
+    assert said(spark, warehouse)[:2] == [
+        (0, "complete_with_loss", "watermark"),
+        (60, "complete_with_loss", "watermark"),
+    ]
+    assert BatchJob(spark, warehouse).state.topics()["device-thermo"].next_offsets == {0: 131}
