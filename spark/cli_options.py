@@ -4,12 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from gateway.config_file import ConfigError
 from gateway.terminal_text import hanging, terminal_width
+from spark.kafka_reach import unreachable
 from spark.session import JarsMissingError, open_session
 from spark.streams_file import load_streams
 from spark.table_text import cell_text, columns_left_out, rfc3339, table_lines
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from spark.codec_declarations import Streams
+
+Opened = TypeVar("Opened")
 
 # Spark is imported inside the commands: it takes a second, which `--help` need not cost.
 
@@ -52,6 +55,22 @@ streams_option = click.option(
     callback=declared_streams,
     help="streams.toml: what is in the streams. Without it, what the warehouse was last written by.",
 )
+kafka_config_option = click.option(
+    "--kafka-config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings of Kafka's client, as Java properties (TLS, SASL). With secrets in it: chmod 0400.",
+)
+kafka_option = click.option(
+    "--kafka-option", "kafka_options", multiple=True, metavar="KEY=VALUE", help="One such setting; no secrets."
+)
+
+
+def expect_kafka(bootstrap: str) -> None:
+    """Say at once that no broker answers: Spark takes minutes to."""
+    reason = unreachable(bootstrap)
+    if reason is not None:
+        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
 
 
 def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str]:
@@ -72,8 +91,8 @@ def session(application: str) -> "SparkSession":
         raise click.ClickException(str(error)) from error
 
 
-def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], DataFrame]") -> "DataFrame":
-    """Open one of the warehouse's tables, or say that there is none."""
+def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:
+    """Open what is in a warehouse, or say that there is none."""
     from spark.warehouse_version import NoWarehouseError  # noqa: PLC0415
 
     try:

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.cli_options import absolute_path, json_option, kafka_settings, session, streams_option
-from spark.kafka_reach import unreachable
+from spark.cli_options import (
+    absolute_path,
+    expect_kafka,
+    json_option,
+    kafka_config_option,
+    kafka_option,
+    kafka_settings,
+    session,
+    streams_option,
+)
 from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
@@ -71,15 +79,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Records of the backlog topics in one batch.",
 )
-@click.option(
-    "--kafka-config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Settings of Kafka's client, as Java properties (TLS, SASL). With secrets in it: chmod 0400.",
-)
-@click.option(
-    "--kafka-option", "kafka_options", multiple=True, metavar="KEY=VALUE", help="One such setting; no secrets."
-)
+@kafka_config_option
+@kafka_option
 @json_option
 def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     bootstrap: str,
@@ -103,9 +104,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     process, not to its group: Spark's JVM in it would die in the middle of a batch (systemd: KillMode=mixed).
     """
     options = kafka_settings(kafka_options, kafka_config)
-    reason = unreachable(bootstrap)
-    if reason is not None:
-        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
+    expect_kafka(bootstrap)
     spark = session("sluice-ingest")
     from spark.ingest_job import IngestSettings, run_ingest  # noqa: PLC0415
     from spark.kafka_options import check_options  # noqa: PLC0415

@@ -12,7 +12,7 @@ from spark.codec_declarations import USUAL_TIMES, Times
 from spark.log_table import is_implausible
 from spark.payload_decode import READING_TYPE
 from spark.time_corrections import known_corrections, retimed
-from spark.warehouse_version import folder_of, open_version
+from spark.warehouse_version import open_version, tables_of
 
 
 @built_once
@@ -70,7 +70,7 @@ def open_readings(spark: SparkSession, warehouse: str) -> DataFrame:
     Times are put right by the corrections that there are now: opened anew, it has those that came since.
     """
     version = open_version(spark, warehouse)
-    view = readings_of(spark, folder_of(warehouse, version.number), version.streams.times)
+    view = readings_of(spark, tables_of(warehouse, version), version.streams.times)
     view.createOrReplaceTempView("readings")
     return view
 

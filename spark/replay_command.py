@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.cli_options import kafka_settings, opened, session, streams_option, warehouse_option
-from spark.kafka_reach import unreachable
+from spark.cli_options import (
+    expect_kafka,
+    kafka_config_option,
+    kafka_option,
+    kafka_settings,
+    opened,
+    session,
+    streams_option,
+    warehouse_option,
+)
 from spark.warehouse_folder import only_writer
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from spark.codec_declarations import Streams
     from spark.replay_job import FromKafka, ReplayProgress
@@ -30,10 +38,8 @@ if TYPE_CHECKING:
     help="With --bootstrap: from where on; a time such as 2026-03-14T12:00:00Z, by Kafka's clock, or offsets as "
     '{"device-thermo": {"0": 1200}}. What lies before comes from `log`.',
 )
-@click.option(
-    "--kafka-config", type=click.Path(path_type=Path), metavar="FILE", help="Settings of Kafka's client, as of ingest."
-)
-@click.option("--kafka-option", "kafka_options", multiple=True, metavar="KEY=VALUE", help="One such setting.")
+@kafka_config_option
+@kafka_option
 def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     warehouse: str,
     streams: "Streams | None",
@@ -52,8 +58,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     if (bootstrap is None) != (since is None):
         raise click.UsageError("--bootstrap and --since go together: which Kafka, and from where on")
     options = kafka_settings(kafka_options, kafka_config)
-    if bootstrap is not None and (reason := unreachable(bootstrap)) is not None:
-        raise click.ClickException(f"Kafka cannot be reached ({reason}): is --bootstrap right, and is the broker up?")
+    if bootstrap is not None:
+        expect_kafka(bootstrap)
     spark = session("sluice-replay")
     from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.replay_job import replay as make_anew  # noqa: PLC0415
@@ -70,13 +76,12 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
             click.echo(line)
         told = line
 
-    def made(spark: "SparkSession", warehouse: str) -> "DataFrame":
+    def made(spark: "SparkSession", warehouse: str) -> None:
         kafka = None
         if bootstrap is not None and since is not None:
             kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
         version = make_anew(spark, warehouse, streams, kafka, only_writer, report)
         click.echo(f"readers see v{version.number} now, by declarations {version.streams.version}")
-        return spark.range(0)
 
     try:
         opened(spark, warehouse, made)

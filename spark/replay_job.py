@@ -31,12 +31,9 @@ from spark.windows_table import KEY, folded, read_parts
 if TYPE_CHECKING:
     from spark.codec_declarations import Streams
 
-PROGRESS = "sluice-replay"
-"""The application under which a new version's `log` says up to which batch of the old one it goes."""
 ROWS_MAX = 500_000
 """Records that are made anew at once."""
 WAIT_S = 1.0
-
 TEXT_CHARS_MAX = 2**31 - 1
 Offsets = Mapping[str, Mapping[int, int]]
 Portion = tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]
@@ -113,7 +110,6 @@ class _Replay:
     ) -> None:
         self._spark = spark
         self._warehouse = warehouse
-        self._before = before
         self._after = after
         self._report = report
         self._old = tables_of(warehouse, before)
@@ -136,10 +132,8 @@ class _Replay:
         new = rows.where(F.col("ordinal").between(self._taken + 1, last))
         counts = {row.ordinal: row["count"] for row in new.groupBy("ordinal").count().collect()}
         for first, end in self._spans(counts, last):
-            taken = {PROGRESS: end}
-            if end == last:
-                # What the old version has taken, the new one has: `ingest` goes on with it where it was.
-                taken |= {name: number for name, number in numbers.items() if name != ORDINAL}
+            # What the old version has taken, the new one has in the end: `ingest` goes on with it where it was.
+            taken = {name: number for name, number in numbers.items() if name != ORDINAL} if end == last else {}
             self._begin_starts(first)
             records = made_again(rows.where(F.col("ordinal").between(first, end)))
             self._take(decoded(records, self._after.streams), BatchIds(taken))

@@ -169,23 +169,19 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
     spark = session("sluice-quarantine")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.quarantine_retry import retry as read_again  # noqa: PLC0415
-    from spark.warehouse_version import current_version, open_version  # noqa: PLC0415
+    from spark.warehouse_version import open_version  # noqa: PLC0415
     from spark.windows_table import WindowLengthError  # noqa: PLC0415
 
-    def job(spark: "SparkSession", warehouse: str) -> "DataFrame":
-        open_version(spark, warehouse)
-        return spark.range(0)
-
-    opened(spark, warehouse, job)
+    opened(spark, warehouse, open_version)
     try:
         with only_writer(warehouse):
-            counts = read_again(BatchJob(spark, warehouse, streams))
+            job = BatchJob(spark, warehouse, streams)
+            counts = read_again(job)
     except WarehouseInUseError as error:
         raise click.ClickException(str(error)) from error
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
-    version = current_version(spark, warehouse)
-    declared = "none" if version is None else version.streams.version
+    declared = job.streams.version
     click.echo(f"{counts.rejects} rejects read again by declarations {declared}: {counts.read} can be read now")
 
 

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.evidence import read_evidence
-from spark.warehouse_version import folder_of, open_version
+from spark.warehouse_version import open_version, tables_of
 from spark.window_status import with_status
 from spark.windows_table import DAY_S, folded, read_parts, shown, window_seconds
 
@@ -20,7 +20,7 @@ def open_windows(spark: SparkSession, warehouse: str, size_s: int | None = None)
     WindowSizeError.
     """
     version = open_version(spark, warehouse)
-    tables = folder_of(warehouse, version.number)
+    tables = tables_of(warehouse, version)
     base_s = window_seconds(spark, tables)
     chosen_s = base_s if size_s is None else size_s
     if chosen_s % base_s or DAY_S % chosen_s:

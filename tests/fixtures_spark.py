@@ -34,3 +34,12 @@ def empty_warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactor
 def new_warehouse(empty_warehouse: Path, tmp_path: Path) -> str:
     """The path of an empty warehouse of the test's own."""
     return str(shutil.copytree(empty_warehouse, tmp_path / "warehouse"))
+
+
+@pytest.fixture
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """For tests of a few rows: compiling views takes longer than reading what little is in them."""
+    from spark.batch_job import interpreted_if
+
+    with interpreted_if(spark, small=True):
+        yield

@@ -1,6 +1,6 @@
 """What is declared of streams, and what becomes of records that do not keep to it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.batch_job import BatchJob, interpreted_if
+from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.codec_declarations import Streams
 from spark.log_table import BatchId, open_log
@@ -24,14 +24,7 @@ from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import NOON, kafka_frame, reading, reading_headers
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Compiling the views takes longer than reading what little is in them."""
-    with interpreted_if(spark, small=True):
-        yield
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 STRICT = """

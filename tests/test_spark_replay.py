@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.batch_job import BatchJob, interpreted_if
+from spark.batch_job import BatchJob
 from spark.codec_declarations import Streams
 from spark.log_table import BatchId
 from spark.reading_starts import append_start, first_start, read_starts, start_after
@@ -25,14 +25,7 @@ from spark.windows_view import open_windows
 from tests import spark_oracle
 from tests.spark_records import drawn_batches, drawn_records, kafka_frame
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Compiling the views takes longer than reading what little is in them."""
-    with interpreted_if(spark, small=True):
-        yield
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 DECLARED = """

@@ -1,7 +1,7 @@
 """How final the job's own windows are: through batches, a restart, losses and what Kafka has lost."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from spark.batch_job import BatchJob, interpreted_if
+from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.evidence import open_gaps
 from spark.gateways_view import open_gateways
@@ -23,14 +23,7 @@ from spark.windows_view import open_windows
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import EPOCH, LANE, NOON, kafka_frame, reading, reading_headers, rfc3339
 
-pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(autouse=True)
-def interpreted(spark: SparkSession) -> Iterator[None]:
-    """Compiling the views takes longer than reading what little is in them."""
-    with interpreted_if(spark, small=True):
-        yield
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 EVENTS_LANE = LANE[::-1]
