@@ -69,6 +69,13 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false",
+        # Without a page to show them on, Spark still keeps the plans of the last 1,000 queries, and all jobs' tasks.
+        "spark.sql.ui.retainedExecutions": "5",
+        "spark.ui.retainedJobs": "20",
+        "spark.ui.retainedStages": "20",
+        "spark.ui.retainedTasks": "200",
+        "spark.sql.ui.explainMode": "simple",
+        "spark.sql.maxPlanStringLength": "4096",
         "spark.ui.showConsoleProgress": "false",
         # Else each call that builds a query looks up where in Python it was made: a tenth of a small batch's time.
         "spark.python.sql.dataFrameDebugging.enabled": "false",

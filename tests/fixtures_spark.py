@@ -15,6 +15,8 @@ def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
+        # All tests in one: what Spark compiled and cached for the first is still there at the last.
+        environment.setenv("SPARK_DRIVER_MEMORY", "2g")
         session = open_session("sluice-tests", master="local[2]")
     yield session
     session.stop()
