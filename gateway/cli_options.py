@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from gateway import config_file
-from gateway.config_file import ConfigError
 from gateway.settings import Settings
 from gateway.terminal_text import hanging
+from gateway.toml_mistakes import ConfigError
 
 DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 FINDING = 1

@@ -6,7 +6,6 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -31,12 +30,8 @@ from gateway.routes import (
     compile_routes,
 )
 from gateway.settings import BrokerSettings, KafkaSettings, ListenerSettings, RouteSettings, Settings
+from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
 
-_PART = r"""(?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*')"""
-_DOTTED = rf"({_PART}(?:\s*\.\s*{_PART})*)"
-_HEADER = re.compile(rf"^\s*(\[\[?)\s*{_DOTTED}\s*\]\]?\s*(?:#.*)?$")
-_KEY = re.compile(rf"^\s*{_DOTTED}\s*=")
-_BARE = re.compile(r"[A-Za-z0-9_\-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:]+)\]|([^\s:@\[\]]+)):([0-9]{1,5})")
@@ -133,73 +128,9 @@ _LINGER_SHARE = 1 / 4
 _BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
 """Below these the gateway's own words to Kafka do not get through: connecting, heartbeats, acknowledgements."""
 _TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
-_BACKSLASH = "a backslash means something else in double quotes; write the text in single quotes"
-_NO_CHARACTER = "a character that cannot be seen stands here; remove it"
-_TWICE = (
-    "this section stands in the file already; write its settings together, or, where there may be several, each with "
-    "two brackets, as in [[routes]]"
-)
-_SYNTAX = (
-    (
-        "Invalid value",
-        'no value stands behind the =; write a text in double quotes, as in id = "barn-1", and what is no text without',
-    ),
-    ("Cannot overwrite", "this name was given a value before; remove one of the two"),
-    ("Cannot declare", _TWICE),
-    ("Cannot mutate", "this section was written out in another way before; write its settings together"),
-    ("Duplicate", "this name stands in the braces twice; remove one of the two"),
-    ("Expected '='", 'a setting is written name = value, as in id = "barn-1"'),
-    ("Expected newline", "something follows the value; write each setting on a line of its own, and notes behind a #"),
-    ("Expected ']'", "a section's name stands in brackets, as in [kafka]; close them"),
-    ("Expected ']]'", "a name that begins with [[ ends with ]], as in [[routes]]; close them"),
-    ("Expected \"'", "a text that begins with a single quote ends in none; write one at its end, as in id = 'barn-1'"),
-    ("Invalid statement", 'write [section] or name = value, as in id = "barn-1"'),
-    ("Invalid initial character", "a name stands here that is none; write letters, digits, '_' or '-'"),
-    ("Illegal character '\\n'", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
-    ("Unterminated string", 'a text ends in no double quote; write one at its end, as in id = "barn-1"'),
-    ("Unclosed", "a list or what stands in braces is not closed; write ] or } at its end"),
-    ("Unescaped '\\'", _BACKSLASH),
-    ("Invalid hex value", _BACKSLASH),
-    ("Escaped character", _BACKSLASH),
-    ("Found invalid character '\\n'", "a text ends in no single quote; write one at its end, as in id = 'barn-1'"),
-    ("Found invalid character", _NO_CHARACTER),
-    ("Illegal character", _NO_CHARACTER),
-    ("Cannot redefine", "this section was written out in another way before; write its settings together"),
-    ("Invalid date", "this is no date; write a text in double quotes"),
-)
-"""What tomllib calls a mistake, and what to do."""
-_WENT_ON = ("Expected newline", "Unclosed")
-"""What tomllib calls a value that it took for a number, and that goes on: 127.0.0.1."""
-_ONE_LINE = (
-    "what is in { } must stand on one line; where that is too long, write each of its settings on a line of its own, "
-    "in a section"
-)
-_IN_BRACES = ("Invalid initial character", "Unclosed", "Invalid value", "Expected '='")
-"""What tomllib says of a line that ends within them."""
-_QUOTED = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
-_ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
-_NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
-_NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
 """Below these nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
 _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Mistake:
-    """One thing that is wrong with the file. Line 0: it is not about one line."""
-
-    line: int
-    message: str
-
-
-class ConfigError(Exception):
-    """The file cannot be used; every mistake that was found, in the order of their lines."""
-
-    def __init__(self, path: Path, mistakes: list[Mistake]) -> None:
-        self.path = path
-        self.mistakes = sorted(mistakes)
-        super().__init__("\n".join(f"{path}:{mistake.line}: {mistake.message}" for mistake in self.mistakes))
 
 
 def load(path: Path) -> Settings:
@@ -228,7 +159,7 @@ def parse(text: str, path: Path) -> Settings:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [_syntax_mistake(error, text)]) from error
+        raise ConfigError(path, [syntax_mistake(error, text)]) from error
     except RecursionError as error:
         raise ConfigError(path, [Mistake(0, _TOO_DEEP)]) from error
     except ValueError as error:
@@ -236,16 +167,16 @@ def parse(text: str, path: Path) -> Settings:
         raise ConfigError(
             path, [Mistake(0, "holds a number that is too long to be read; write a shorter one")]
         ) from error
-    lines = _lines(text)
+    lines = lines_of(text)
     mistakes = [
-        Mistake(_line_of(lines, place), f"{_spell(place)}: {message}" if place else message)
+        Mistake(line_of(lines, place), f"{_spell(place)}: {message}" if place else message)
         for place, message in _struct_mistakes(Settings, document, ())
     ]
     if mistakes:
         raise ConfigError(path, mistakes)
     settings = msgspec.convert(document, Settings, dec_hook=_decode_path)
     mistakes = [
-        Mistake(_line_of(lines, place), f"{_spell(place)}: {message}") for place, message in _meaning_mistakes(settings)
+        Mistake(line_of(lines, place), f"{_spell(place)}: {message}") for place, message in _meaning_mistakes(settings)
     ]
     if mistakes:
         raise ConfigError(path, mistakes)
@@ -727,94 +658,8 @@ def _can_be_looked_up(host: str) -> bool:
 # -- lines and words ----------------------------------------------------------------------------
 
 
-def _syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
-    told, _, place = str(error).partition(" (at ")
-    found = re.match(r"line (\d+), column (\d+)", place)
-    if found is None and told.startswith("Invalid value") and not text.rstrip().endswith("="):
-        # What the end of the file cut off is a list.
-        told = "Unclosed"
-    words = next((words for beginning, words in _SYNTAX if told.startswith(beginning)), told)
-    if found is not None:
-        line, column = int(found[1]), int(found[2])
-        written = text.split("\n")[line - 1]
-        around = written[max(column - 2, 0) : column]
-        if told.startswith(_WENT_ON) and len(around) == len("..") and not _ENDS_A_VALUE.intersection(around):
-            words = _NO_QUOTES
-        elif told.startswith("Cannot overwrite") and _HEADER.match(written):
-            words = _TWICE
-        elif told.startswith(_IN_BRACES) and _goes_on_within_braces(written, column):
-            words = _ONE_LINE
-        return Mistake(line, f"is not TOML at column {column}: {words}")
-    if told.startswith("Invalid initial character"):
-        words = _NAME_MISSING
-    end = text.rstrip()
-    if told.startswith('Expected "'):
-        # Behind the quotes that nothing closes, there are none.
-        end = text[: text.rfind(told.split('"')[1])]
-    return Mistake(end.count("\n") + 1, f"is not TOML: {words}")
-
-
-def _goes_on_within_braces(line: str, column: int) -> bool:
-    """Whether nothing but a note stands from a column on, and what is open before it is { rather than [."""
-    before = _QUOTED.sub("", line[: column - 1])
-    after = line[column - 1 :].strip()
-    return (not after or after.startswith("#")) and before.count("{") > before.count("}")
-
-
-def _lines(text: str) -> dict[Place, int]:
-    """The line on which each table and key begins. tomllib keeps no positions: this scan finds plain ones."""
-    places: dict[Place, int] = {}
-    counts: dict[Place, int] = {}
-    around: dict[Place, int] = {}
-    table: Place = ()
-    for number, line in enumerate(text.split("\n"), start=1):
-        header = _HEADER.match(line)
-        if header is not None:
-            *outer, name = _split(header[2])
-            table = ()
-            for part in outer:
-                table = (*table, part)
-                around.setdefault(table, number)
-                # A table inside an array's belongs to the element that was begun last.
-                table = (*table, counts[table]) if table in counts else table
-            table = (*table, name)
-            if header[1] == "[[":
-                counts[table] = counts.get(table, -1) + 1
-                places.setdefault(table, number)
-                table = (*table, counts[table])
-            places.setdefault(table, number)
-            continue
-        key = _KEY.match(line)
-        if key is not None:
-            parts = _split(key[1])
-            for count in range(1, len(parts) + 1):
-                places.setdefault((*table, *parts[:count]), number)
-    # Sections that only those inside them name.
-    return around | places
-
-
-def _split(dotted: str) -> Place:
-    return tuple(part.strip("\"'") for part in re.findall(_PART, dotted))
-
-
-def _line_of(lines: Mapping[Place, int], place: Place) -> int:
-    """The line of a setting, or of the nearest thing around it that stands in the file."""
-    while place and place not in lines:
-        place = place[:-1]
-    return lines.get(place, 0)
-
-
 def _spell(place: Place) -> str:
-    if place[:2] in _SECRETS:
-        place = place[:2]
-    text = ""
-    for part in place:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            shown = part if _BARE.fullmatch(part) else _show(part)
-            text += f".{shown}" if text else shown
-    return text
+    return spell(place[:2] if place[:2] in _SECRETS else place)
 
 
 def _may_be_secret(place: Place) -> bool:

@@ -2,19 +2,20 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gateway.config_file import ConfigError
 from gateway.terminal_text import hanging, terminal_width
+from gateway.toml_mistakes import ConfigError
 from spark.kafka_reach import unreachable
 from spark.session import JarsMissingError, open_session
 from spark.streams_file import load_streams
 from spark.table_text import cell_text, columns_left_out, rfc3339, table_lines
-from spark.warehouse_folder import absolute
+from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,6 +99,16 @@ def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSessio
     try:
         return opener(spark, warehouse)
     except NoWarehouseError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextmanager
+def writing_alone(warehouse: str) -> Iterator[None]:
+    """Keep others from writing a warehouse, or say that somebody does."""
+    try:
+        with only_writer(warehouse):
+            yield
+    except WarehouseInUseError as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -108,6 +108,18 @@ class Times:
         return datetime.combine(self.plausible_from, datetime.min.time(), UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How many days tables keep what is in them; None: for ever."""
+
+    log_days: int | None = None
+    """Since Kafka took a record in."""
+    windows_days: int | None = None
+    """Since the window's date."""
+    window_changes_days: int | None = None
+    """Since the change was made."""
+
+
 USUAL_TIMES = Times()
 
 
@@ -120,6 +132,7 @@ class Streams:
     unknown: Unknown = "quarantine"
     windows: Windows = Windows()
     times: Times = Times()
+    retention: Retention = Retention()
     registry: str | None = None
     """Address of the registry that Avro's schemas come from."""
     version: str = NO_VERSION
@@ -152,6 +165,7 @@ class Streams:
                 tuple(Decimal(number) for number in document["windows"]["percentiles"]),
             ),
             times=Times(date.fromisoformat(document["times"]["plausible_from"]), document["times"]["ahead_max_s"]),
+            retention=Retention(**document.get("retention", {})),
             registry=document["registry"],
             version=document["version"],
         )

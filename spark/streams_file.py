@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
-from gateway.config_file import ConfigError, Mistake, _line_of, _lines, _spell, _syntax_mistake
 from gateway.config_words import Place, show
+from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
 from spark.codec_binary import SIZES
 from spark.codec_declarations import (
     DAY_S,
@@ -30,6 +30,7 @@ from spark.codec_declarations import (
     FieldType,
     LayoutField,
     Metric,
+    Retention,
     Stream,
     Streams,
     Times,
@@ -49,6 +50,9 @@ PERCENTILES_MAX = 20
 NAME_CHARS_MAX = 100
 PATH_MAX = 16
 AHEAD_MAX_S = 366 * DAY_S
+KEPT_DAYS_MIN = 7
+"""A gateway's outage may be as long: what comes after it is to be kept."""
+KEPT_DAYS_MAX = 36_500
 MULTIPLES_MAX = 100_000
 """Of a window's base: more parts than that, no window is folded from."""
 
@@ -109,6 +113,17 @@ class _Times(Struct, forbid_unknown_fields=True):
     ] = Times().ahead_max_s
 
 
+_Days = Annotated[
+    int, Meta(ge=KEPT_DAYS_MIN, le=KEPT_DAYS_MAX, description=f"whole days, from {KEPT_DAYS_MIN} to {KEPT_DAYS_MAX}")
+]
+
+
+class _Retention(Struct, forbid_unknown_fields=True):
+    log_days: _Days | None = None
+    windows_days: _Days | None = None
+    window_changes_days: _Days | None = None
+
+
 class _Avro(Struct, forbid_unknown_fields=True):
     registry: Annotated[str, Meta(description='the registry\'s address, such as "http://registry.example:8081"')]
 
@@ -118,6 +133,7 @@ class _File(Struct, forbid_unknown_fields=True):
     unknown: Unknown = "quarantine"
     windows: _Windows = field(default_factory=_Windows)
     times: _Times = field(default_factory=_Times)
+    retention: _Retention = field(default_factory=_Retention)
     avro: _Avro | None = None
 
 
@@ -144,15 +160,15 @@ def parse_streams(text: str, path: Path) -> Streams:
     try:
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(path, [_syntax_mistake(error, text)]) from error
+        raise ConfigError(path, [syntax_mistake(error, text)]) from error
     except (ValueError, RecursionError, ArithmeticError) as error:
         words = "holds something that stands too deep, or a number that is too long, to be read"
         raise ConfigError(path, [Mistake(0, words)]) from error
-    lines = _lines(text)
+    lines = lines_of(text)
 
     def told(mistakes: Iterator[tuple[Place, str]]) -> list[Mistake]:
         return [
-            Mistake(_line_of(lines, place), f"{_spell(place)}: {message}" if place else message)
+            Mistake(line_of(lines, place), f"{spell(place)}: {message}" if place else message)
             for place, message in mistakes
         ]
 
@@ -168,6 +184,7 @@ def parse_streams(text: str, path: Path) -> Streams:
             tuple(file.windows.sizes), tuple(sorted({plain(Decimal(number)) for number in file.windows.percentiles}))
         ),
         times=Times(file.times.plausible_from, file.times.ahead_max_s),
+        retention=Retention(*msgspec.structs.astuple(file.retention)),
         registry=None if file.avro is None else file.avro.registry,
     ).with_version()
 
@@ -253,7 +270,7 @@ def _section_mistakes(struct: type[Struct], value: object, place: Place) -> Iter
     if isinstance(value, dict):
         yield from _mistakes(struct, value, place)
     else:
-        wanted = '{ name = "...", type = "i16" }' if struct is _Field else f"a section, [{_spell(place)}]"
+        wanted = '{ name = "...", type = "i16" }' if struct is _Field else f"a section, [{spell(place)}]"
         yield place, f"{_shown(value)} will not do; write {wanted}"
 
 

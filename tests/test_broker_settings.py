@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from gateway import mqtt_filters
-from gateway.config_file import ConfigError, parse
+from gateway.config_file import parse
 from gateway.settings import BrokerSettings, BrokerTlsSettings
+from gateway.toml_mistakes import ConfigError
 
 PATH = Path("gateway.toml")
 GOOD = """\
