@@ -49,16 +49,18 @@ def connector_jars() -> list[Path]:
 def open_session(application: str, master: str | None = None) -> "SparkSession":
     """Start Spark, or return the session that is running.
 
-    `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine.
+    `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine. What
+    `spark-submit` was told, master and settings, comes before all that is said here.
     `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. Raises JarsMissingError.
     """
-    jars = connector_jars()
+    given = _submitted()
+    # Whoever submits names the jars himself, or has them in his cluster.
+    jars = [] if given else connector_jars()
     # Imported late: a second and 50 MB, which `--help` need not cost.
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     log_settings = (Path(__file__).parent / "log4j2.properties").as_uri()
     settings = {
-        "spark.jars": ",".join(str(jar) for jar in jars),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Event times are UTC; a session time zone would move readings to other days.
@@ -68,6 +70,8 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         # The defaults of 50 and 200 are for clusters: on two cores a count took 22 s with them.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.shuffle.partitions": "2",
+        # Delta's vacuum lists a table's folders in so many tasks, however few they are: by default 10,000.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
         "spark.ui.enabled": "false",
         # Without a page to show them on, Spark still keeps the plans of the last 1,000 queries, and all jobs' tasks.
         "spark.sql.ui.retainedExecutions": "5",
@@ -75,7 +79,7 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
         "spark.sql.ui.explainMode": "simple",
-        "spark.sql.maxPlanStringLength": "4096",
+        "spark.sql.maxPlanStringLength": "65536",
         "spark.ui.showConsoleProgress": "false",
         # Else each call that builds a query looks up where in Python it was made: a tenth of a small batch's time.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -84,11 +88,30 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         ).strip(),
         "spark.executor.extraJavaOptions": COMPILE_ALL,
     }
-    master = master or os.environ.get("SLUICE_SPARK_MASTER") or MASTER_DEFAULT
-    if master.startswith("local"):
+    if jars:
+        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
+    master = given.get("spark.master") or master or os.environ.get("SLUICE_SPARK_MASTER") or MASTER_DEFAULT
+    if is_on_this_machine(master):
         # Nobody else joins a local session: it need not depend on this machine's name or address.
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     builder = SparkSession.builder.appName(application).master(master)
     for name, value in settings.items():
-        builder = builder.config(name, value)
+        if name not in given:
+            builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def is_on_this_machine(master: str) -> bool:
+    """Whether a session's work is all done in its own process."""
+    return master == "local" or master.startswith("local[")
+
+
+def _submitted() -> dict[str, str]:
+    """What `spark-submit` was told; nothing where this process starts Spark by itself."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
+
+    # It is the JVM that knows; it runs already.
+    SparkContext._ensure_initialized()  # noqa: SLF001
+    return dict(SparkConf().getAll())
