@@ -32,11 +32,15 @@ SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those that share no server run side by side. A failure does not stop the rest.
+# Most tests wait more than they compute: those that share no server run side by side, and Spark's beside those of the
+# gateway with its servers, which are the first to get a core. A failure does not stop the rest.
 test: build/apt-test install jars
 	@failed=0; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
-	$(BIN)/pytest -m "$(WITH_SERVERS)" || failed=1; \
+	nice $(BIN)/pytest -m spark > build/test-spark.log 2>&1 & spark=$$!; \
+	$(BIN)/pytest -m "($(WITH_SERVERS)) and not spark" || failed=1; \
+	wait $$spark || failed=1; \
+	cat build/test-spark.log; \
 	exit $$failed
 
 test-fast: build/apt-test install

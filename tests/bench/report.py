@@ -49,7 +49,7 @@ class Report:
 def commit() -> str:
     """The commit that is measured; with a digest of the sources that a bench runs where these were changed since."""
     head = _git("rev-parse", "--short=12", "HEAD").strip()
-    if not _git("status", "--porcelain", "--", "gateway", "firmware-sim"):
+    if not _git("status", "--porcelain", "--", "gateway", "firmware-sim", "spark"):
         return head
     digest = hashlib.sha256()
     for path in sorted(
@@ -57,6 +57,7 @@ def commit() -> str:
             *(ROOT / "gateway").glob("*.py"),
             *(ROOT / "firmware-sim").rglob("*.[ch]"),
             *(ROOT / "firmware-sim").rglob("*.py"),
+            *(ROOT / "spark").glob("*.py"),
         ]
     ):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
