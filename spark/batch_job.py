@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -25,13 +26,25 @@ from spark.amendments import (
 from spark.census import Census, take_census
 from spark.codec_declarations import Streams
 from spark.copies import Suspects, conflicts_kept, judged, suspected, with_verdicts
+from spark.deletions import read_deletions, was_deleted, without_deleted
 from spark.delta_staging import AppendTable, table_bytes
 from spark.job_state import JobState
 from spark.kafka_records import typed_records
-from spark.log_table import ORDINAL, BatchId, BatchIds, Log, LogAppend, create_log, log_path, with_topic_ids
+from spark.log_table import (
+    ORDINAL,
+    BatchId,
+    BatchIds,
+    Log,
+    LogAppend,
+    create_log,
+    expect_same,
+    log_path,
+    with_topic_ids,
+)
 from spark.loss_table import append_losses, create_losses, losses_path, losses_schema
 from spark.payload_decode import decoded
 from spark.readings_view import is_reading, readings
+from spark.retention import read_horizons, without_expired
 from spark.time_corrections import (
     BatchCorrections,
     Corrections,
@@ -64,6 +77,7 @@ from spark.windows_table import (
     parts,
     read_parts,
     replace_area,
+    still_open,
     unwindowed,
     windowed,
     windows_path,
@@ -91,6 +105,8 @@ class BatchCounts:
     """Windows that they fell into."""
     unwindowed: int
     """Good readings that are in no window, because their time is implausible or unknown."""
+    deleted: int
+    """Records of devices whose data was deleted."""
     corrections: int
     """Time corrections, by which gateways put right what they told of their clocks."""
     seconds: float
@@ -119,7 +135,7 @@ class BatchJob:
         version that readers do not see yet, and `window_changes` is not told of them.
         """
         self.spark = spark
-        self._warehouse = warehouse
+        self.warehouse = warehouse
         # Small tables, some ten of them.
         with interpreted_if(spark, small=True):
             version = self._open(streams) if into is None else self._made(into)
@@ -128,6 +144,8 @@ class BatchJob:
         self.streams = version.streams
         self._window_s = version.streams.windows.sizes[0]
         self._times = version.streams.times
+        self._deletions = read_deletions(spark, warehouse)
+        self.horizons = read_horizons(spark, warehouse)
         self.tables = folder_of(warehouse, version.number)
         self._log = Log(spark, self.tables)
         self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
@@ -156,10 +174,18 @@ class BatchJob:
     ) -> BatchCounts:
         """Take one batch of what Spark's Kafka source yields with `includeHeaders`. Doing it again changes nothing.
 
+        Raises CheckpointError where it comes again with other records.
+
         What `before_commit` raises leaves `log` as it was: `topic_ids` can be asked for once more when all was read.
         """
-        read = decoded(with_topic_ids(typed_records(records), topic_ids), self.streams)
-        return self.take_decoded(read, batch, before_commit)
+        return self.take_typed(with_topic_ids(typed_records(records), topic_ids), batch, before_commit)
+
+    def take_typed(
+        self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
+    ) -> BatchCounts:
+        """Take a batch of what `typed_records` yields, with `topic_id`."""
+        read = without_expired(decoded(typed, self.streams), self.streams)
+        return self.take_decoded(without_deleted(read, self._deletions), batch, before_commit)
 
     def take_decoded(
         self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
@@ -178,7 +204,8 @@ class BatchJob:
     def _take(self, records: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None]) -> BatchCounts:
         begun = time.monotonic()
         done = self._log.ordinal_of(batch) if isinstance(batch, BatchId) else None
-        if done is not None:
+        if done is not None and isinstance(batch, BatchId):
+            expect_same(self._log, batch, done, records)
             rows = self._log.rows_of(done)
             return self._counts(rows, take_census(rows, done), done, begun)
         append = LogAppend(self._log, batch)
@@ -253,7 +280,7 @@ class BatchJob:
 
     def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:
         """Compute windows from all of their readings: those of `touched`, and a few around them."""
-        area = area_of(touched, self._window_s)
+        area = area_of(still_open(touched, self.horizons.closed_before), self._window_s)
         if area is None:
             return
         from_us = area.spans[0].start_us
@@ -298,7 +325,7 @@ class BatchJob:
             row = _first(
                 retimed(rows, self._corrections.current, self._times).agg(
                     F.count_if("duplicate").alias("duplicates"),
-                    F.count_if(F.col("reject_reason").isNotNull()).alias("rejected"),
+                    F.count_if(F.col("reject_reason").isNotNull() & ~was_deleted()).alias("rejected"),
                     F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
                 )
             )
@@ -311,6 +338,7 @@ class BatchJob:
             late=fell.late,
             revised=fell.revised,
             unwindowed=figures[2],
+            deleted=census.deleted,
             corrections=census.corrections,
             seconds=time.monotonic() - begun,
             newest_us=dict(census.newest_us),
@@ -318,28 +346,28 @@ class BatchJob:
         )
 
     def _windows_of(self, ordinal: int) -> "WindowsAppend":
-        return WindowsAppend(self._parts, ordinal, self.streams)
+        return WindowsAppend(self._parts, ordinal, self.streams, self.horizons.closed_before)
 
     def _open(self, streams: Streams | None) -> Version:
         """Make the tables that are missing; return the version that is written."""
-        before = current_version(self.spark, self._warehouse)
+        before = current_version(self.spark, self.warehouse)
         version = before or Version(1)
         if streams is not None:
             version = replace(version, streams=streams)
         self._made(version)
         if version != before:
-            make_current(self.spark, self._warehouse, version)
+            make_current(self.spark, self.warehouse, version)
         return version
 
     def _made(self, version: Version) -> Version:
         """Make the tables that are missing. Raises WindowLengthError."""
-        tables = folder_of(self._warehouse, version.number)
+        tables = folder_of(self.warehouse, version.number)
         # Of what may be refused, first: then nothing is made.
         create_windows(self.spark, tables, version.streams.windows.sizes[0])
         create_log(self.spark, tables)
         create_amendments(self.spark, tables)
         create_corrections(self.spark, tables)
-        create_changes(self.spark, self._warehouse)
+        create_changes(self.spark, self.warehouse)
         create_losses(self.spark, tables)
         return version
 
@@ -347,17 +375,21 @@ class BatchJob:
 class WindowsAppend:
     """What one batch adds to the windows, on its way into their table."""
 
-    def __init__(self, table: AppendTable, ordinal: int, streams: Streams) -> None:
+    def __init__(
+        self, table: AppendTable, ordinal: int, streams: Streams, closed_before: datetime | None = None
+    ) -> None:
         self.ordinal = ordinal
         self._table = table
         self._append = table.begin()
         self._window_s = streams.windows.sizes[0]
         self._times = streams.times
+        self._closed_before = closed_before
 
     def write(self, rows: DataFrame, corrections: Corrections) -> None:
         """Write the parts of a batch's rows of `log`."""
         of_windows = windowed(readings(rows, corrections.current, self._times), self._window_s)
-        self._append.write(parts(of_windows, self.ordinal, self._window_s))
+        counting = still_open(of_windows, self._closed_before)
+        self._append.write(parts(counting, self.ordinal, self._window_s))
 
     def rows(self) -> DataFrame:
         return self._append.rows()

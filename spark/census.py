@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.built_once import recorded
 from spark.copies import may_be_copy
 from spark.correction_records import CORRECTION_TYPE
+from spark.deletions import was_deleted
 from spark.log_table import from_kafka
 from spark.loss_records import LOSS_TYPE
 from spark.payload_decode import READING_TYPE
@@ -27,6 +28,8 @@ class Census:
 
     rows: int = 0
     rejected: int = 0
+    deleted: int = 0
+    """Records of devices whose data was deleted; they are no rejects."""
     corrections: int = 0
     """Time corrections among the records."""
     events: int = 0
@@ -78,6 +81,7 @@ def _take(census: Census, row: Row) -> None:
     if row.rows is not None:
         census.rows += row.rows
         census.rejected += row.rejected
+        census.deleted += row.deleted
         census.corrections += row.corrections
         census.events += row.events
         census.losses += row.losses
@@ -105,7 +109,8 @@ def _topics(rows: DataFrame) -> DataFrame:
         (F.max(F.when(from_kafka(), F.col("offset"))) + 1).alias("next_offset"),
         F.max("topic_id").alias("topic_id"),
         F.count("*").alias("rows"),
-        F.count_if(~good).alias("rejected"),
+        F.count_if(~good & ~was_deleted()).alias("rejected"),
+        F.count_if(was_deleted()).alias("deleted"),
         F.count_if(good & (F.col("ce_type") == CORRECTION_TYPE)).alias("corrections"),
         F.count_if(good & (F.col("ce_type") != READING_TYPE)).alias("events"),
         F.count_if(good & (F.col("ce_type") == LOSS_TYPE)).alias("losses"),

@@ -84,11 +84,11 @@ class StagedAppend:
 
 def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:
     """The number of the last commit of each application that ever committed to a table."""
-    snapshot = _snapshot(spark, path)
+    now = snapshot(spark, path)
     # They stand in the checksum file of each commit. Where they do not, a job reads the log: a second for each table.
-    checksum = snapshot.checksumOpt()
+    checksum = now.checksumOpt()
     known = checksum.get().setTransactions() if checksum.isDefined() else _no_option()
-    iterator = (known.get() if known.isDefined() else snapshot.setTransactions()).iterator()
+    iterator = (known.get() if known.isDefined() else now.setTransactions()).iterator()
     numbers: dict[str, int] = {}
     while iterator.hasNext():
         transaction = iterator.next()
@@ -103,9 +103,9 @@ def is_empty(spark: SparkSession, path: str) -> bool:
 
 def table_bytes(spark: SparkSession, path: str) -> int:
     """The size of a table's files, without a job where Delta has noted it."""
-    snapshot = _snapshot(spark, path)
-    checksum = snapshot.checksumOpt()
-    return int(checksum.get().tableSizeBytes() if checksum.isDefined() else snapshot.sizeInBytes())
+    now = snapshot(spark, path)
+    checksum = now.checksumOpt()
+    return int(checksum.get().tableSizeBytes() if checksum.isDefined() else now.sizeInBytes())
 
 
 def delta_log(spark: SparkSession, path: str) -> Any:
@@ -114,16 +114,17 @@ def delta_log(spark: SparkSession, path: str) -> Any:
     return jvm_of(spark).org.apache.spark.sql.delta.DeltaLog.forTable(session, path)
 
 
+def snapshot(spark: SparkSession, path: str) -> Any:
+    """A table as it stands, as Delta itself has it."""
+    return delta_log(spark, path).update(False, _no_option(), _no_option())
+
+
 def jvm_of(spark: SparkSession) -> Any:
     return cast("Any", spark)._jvm  # noqa: SLF001
 
 
 def java_frame(frame: DataFrame) -> Any:
     return cast("Any", frame)._jdf  # noqa: SLF001
-
-
-def _snapshot(spark: SparkSession, path: str) -> Any:
-    return delta_log(spark, path).update(False, _no_option(), _no_option())
 
 
 @built_once

@@ -158,12 +158,15 @@ def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
     from spark.ingest_job import QueryIdError, TopicTroubleError  # noqa: PLC0415
     from spark.kafka_failures import explain_failure  # noqa: PLC0415
     from spark.kafka_options import KafkaOptionError, without  # noqa: PLC0415
+    from spark.log_table import CheckpointError  # noqa: PLC0415
     from spark.topic_watch import TopicWatchError  # noqa: PLC0415
     from spark.windows_table import WindowLengthError  # noqa: PLC0415
 
     try:
         yield
-    except (WarehouseInUseError, KafkaOptionError, TopicTroubleError, TopicWatchError, QueryIdError) as error:
+    except (KafkaOptionError, TopicTroubleError, TopicWatchError) as error:
+        raise click.ClickException(str(error)) from error
+    except (WarehouseInUseError, QueryIdError, CheckpointError) as error:
         raise click.ClickException(str(error)) from error
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
@@ -185,6 +188,7 @@ def batch_members(batch: "BatchReport") -> dict[str, object]:
         "late": counts.late,
         "revised": counts.revised,
         "unwindowed": counts.unwindowed,
+        "deleted": counts.deleted,
         "corrections": counts.corrections,
         "undeclared": {stream: sorted(names) for stream, names in sorted(counts.undeclared.items())},
         "lag": batch.lag,
@@ -209,6 +213,7 @@ def batch_line(batch: "BatchReport") -> str:
         (counts.rejected, "rejected (`sluice-cloud quarantine list` says why)"),
         (counts.late, f"came more than a minute after the end of their windows ({counts.revised} of them)"),
         (counts.unwindowed, "in no window (their time is unknown or cannot be)"),
+        (counts.deleted, "of devices whose data was deleted (nothing of them is kept)"),
         (counts.corrections, "put earlier times right"),
     )
     return "; ".join([line, *(f"{count} {meaning}" for count, meaning in asides if count)])

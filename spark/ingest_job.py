@@ -15,8 +15,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark.batch_job import BatchCounts, BatchJob
 from spark.codec_declarations import Streams
 from spark.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
-from spark.log_table import BatchId
+from spark.log_table import BatchId, CheckpointError
 from spark.reading_starts import ReadingStart, append_start, first_start, start_after
+from spark.table_upkeep import Upkeep
 from spark.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
 from spark.topic_watch import TopicWatch, TopicWatchError
 
@@ -86,6 +87,7 @@ def run_ingest(
     had records; both on this thread.
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
     Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
+    Raises CheckpointError where Spark's checkpoint is older than the tables.
     Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
     source = settings.source
@@ -100,6 +102,7 @@ def run_ingest(
         try:
             ready(() if start is before else start.losses)
             _wait(running, query, report)
+            query.tidy()
         except StreamingQueryException:
             if query.trouble is not None:
                 raise query.trouble from None
@@ -120,6 +123,8 @@ class _Query:
         self.finished: dict[int, BatchCounts] = {}
         self.trouble: Exception | None = None
         self._watch = watch
+        self._upkeep = Upkeep(job)
+        self._newest_us: int | None = None
         # Kafka is asked from Spark's thread, and from the waiting one.
         self._asking = threading.Lock()
         self._looked_s = time.monotonic()
@@ -131,11 +136,20 @@ class _Query:
         try:
             batch = BatchId(running_query_id(records.sparkSession), number)
             topic_ids = {topic: found.topic_id for topic, found in self._look().items()}
-            self.finished[number] = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids))
-        except (TopicTroubleError, TopicWatchError, QueryIdError) as error:
+            # Only now does Spark's checkpoint hold the batch before, so that it does not come again.
+            self.tidy()
+            counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids))
+            self._newest_us = max(counts.newest_us.values(), default=None)
+            self.finished[number] = counts
+        except (TopicTroubleError, TopicWatchError, QueryIdError, CheckpointError) as error:
             # Spark tells of it as text alone.
             self.trouble = error
             raise
+
+    def tidy(self) -> None:
+        """Keep the tables in order after the last batch."""
+        self._upkeep.after_batch(self._newest_us)
+        self._newest_us = None
 
     def look_if_due(self) -> None:
         """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""

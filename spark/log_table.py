@@ -33,7 +33,7 @@ event time the earliest value of a pack was taken, null where there is one time 
 PARTITION = "event_date"
 SKIPPING_COLUMNS = (
     "event_time,ordinal,device,ce_type,topic,partition,offset,lane,lane_sequence,reject_reason,"
-    "gateway_boot,boot_time_us,boot_time_error_us,pack_span_us"
+    "gateway_boot,boot_time_us,boot_time_error_us,pack_span_us,kafka_timestamp,ingest"
 )
 """Whose least and greatest value, and count of nulls, each file keeps: what queries, the search for copies and for what
 a time correction mends are pruned by."""
@@ -55,6 +55,10 @@ class BatchId:
     ingest: str
     """The streaming query's id. A new checkpoint has a new one, for its batches count from 0 again."""
     number: int
+
+
+class CheckpointError(Exception):
+    """Spark counts batches as it did before; the message says what to do."""
 
 
 RETRY = "retry-"
@@ -121,9 +125,6 @@ class Log:
         """The ordinal of a batch that was committed; None where it was not."""
         if self.table.last(query_of(batch)) < batch.number:
             return None
-        if self.table.last(query_of(batch)) == batch.number:
-            # The last batch of its query is the last one of all: there is one writer.
-            return self.last
         of_batch = (F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number)
         row = read_log(self._spark, self._tables).where(of_batch).agg(F.min("ordinal").alias("ordinal")).first()
         return self.last if row is None or row.ordinal is None else int(row.ordinal)
@@ -131,6 +132,25 @@ class Log:
     def rows_of(self, ordinal: int) -> DataFrame:
         """The rows of a batch that was committed."""
         return read_log(self._spark, self._tables).where(F.col("ordinal") == ordinal)
+
+
+def expect_same(log: "Log", batch: BatchId, ordinal: int, records: DataFrame) -> None:
+    """Make sure that a batch which comes again is the one that was committed. Raises CheckpointError."""
+    of_batch = (F.col("ordinal") == ordinal) & (F.col("ingest") == batch.ingest) & (F.col("batch") == batch.number)
+    stands = _extent(log.rows_of(ordinal).where(of_batch))
+    # Where a replay read it from Kafka, it stands there under another name.
+    if stands and _extent(records) != stands:
+        raise CheckpointError(
+            f"batch {batch.number} comes again with other records than it was committed with: the checkpoint is not as "
+            "it was left (put back from a copy, or cut short with the power), and what came between would be passed "
+            "over. Remove the checkpoint's folder: all is then read again, which changes nothing in the tables."
+        )
+
+
+def _extent(rows: DataFrame) -> set[tuple[str, int, int, int]]:
+    """Of each partition, how many records there are, and the last."""
+    found = rows.groupBy("topic", "partition").agg(F.count("*").alias("rows"), F.max("offset").alias("last")).collect()
+    return {(row.topic, row.partition, row.rows, row["last"]) for row in found}
 
 
 class LogAppend:

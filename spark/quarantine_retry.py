@@ -11,6 +11,7 @@ from spark.batch_job import BatchJob
 from spark.log_table import RETRY, BatchId
 from spark.payload_decode import decoded
 from spark.quarantine_view import kind, still_rejected
+from spark.retention import without_expired
 
 KINDS = ("undeclared-stream", "undecodable", "out-of-range", "unknown-type", "correction")
 """What another declaration, or another version of the program, may read after all. Headers are the gateway's, and a
@@ -42,7 +43,9 @@ def retry(job: BatchJob) -> RetryCounts:
     read = 0
     for number, (first, last) in enumerate(_spans(by_batch)):
         records = typed_again(pending.where(F.col("ordinal").between(first, last)))
-        readable = decoded(records, job.streams).where(F.col("reject_reason").isNull()).persist()
+        readable = (
+            without_expired(decoded(records, job.streams), job.streams).where(F.col("reject_reason").isNull()).persist()
+        )
         try:
             if not readable.isEmpty():
                 read += job.take_decoded(readable, BatchId(query, number)).rows

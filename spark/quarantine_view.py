@@ -4,6 +4,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import effective_log
+from spark.deletions import was_deleted
 from spark.log_table import IMPLAUSIBLE_DATE, from_kafka, is_implausible
 from spark.readings_view import is_reading
 from spark.time_corrections import known_corrections, retimed
@@ -31,7 +32,7 @@ def open_quarantine(spark: SparkSession, warehouse: str) -> DataFrame:
     may_be_implausible = no_date | corrections.may_move() if corrections.told_us else no_date
     timed = retimed(log.where(is_reading() & may_be_implausible), corrections.current, version.streams.times)
     implausible = timed.where(is_implausible()).withColumn("reject_reason", F.lit(IMPLAUSIBLE))
-    rejects = log.where(F.col("reject_reason").isNotNull()).unionByName(implausible.select(*log.columns))
+    rejects = log.where(_is_reject()).unionByName(implausible.select(*log.columns))
     view = with_retried(rejects, log).withColumns({"kind": kind(), "reason": F.col("reject_reason")}).select(*COLUMNS)
     view.createOrReplaceTempView("quarantine")
     return view
@@ -42,9 +43,13 @@ def kind() -> Column:
     return F.substring_index("reject_reason", ":", 1)
 
 
+def _is_reject() -> Column:
+    return F.col("reject_reason").isNotNull() & ~was_deleted()
+
+
 def still_rejected(log: DataFrame) -> DataFrame:
     """Rows of `log` that are rejects by now."""
-    return with_retried(log.where(F.col("reject_reason").isNotNull()), log).where(~F.col("retried")).drop("retried")
+    return with_retried(log.where(_is_reject()), log).where(~F.col("retried")).drop("retried")
 
 
 def with_retried(rejects: DataFrame, log: DataFrame) -> DataFrame:

@@ -41,7 +41,7 @@ def load(path: Path, warehouse: str) -> None:
 
 @click.group()
 def devices() -> None:
-    """The devices of the registry."""
+    """The devices of the registry, and what they sent."""
 
 
 @devices.command("list")

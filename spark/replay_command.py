@@ -64,6 +64,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.replay_job import replay as make_anew  # noqa: PLC0415
     from spark.topic_watch import TopicWatchError  # noqa: PLC0415
+    from spark.windows_table import WindowLengthError  # noqa: PLC0415
 
     told = ""
 
@@ -85,7 +86,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
 
     try:
         opened(spark, warehouse, made)
-    except (TopicWatchError, KafkaOptionError) as error:
+    except (TopicWatchError, KafkaOptionError, WindowLengthError) as error:
         raise click.ClickException(str(error)) from error
 
 

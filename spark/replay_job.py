@@ -16,17 +16,21 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
+from spark.deletions import read_deletions
 from spark.delta_staging import AppendTable, commit_numbers
+from spark.delta_upkeep import delete_rows
+from spark.device_deletion import delete_from_version
 from spark.kafka_records import typed_records
 from spark.kafka_source import KafkaSource, kafka_range
 from spark.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
-from spark.payload_decode import HEADER, decoded
+from spark.payload_decode import HEADER
 from spark.quarantine_retry import typed_again
 from spark.reading_starts import append_start, read_starts
+from spark.retention import expire_log, read_horizons
 from spark.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder
 from spark.warehouse_version import Version, folder_of, make_current, open_version, tables_of
 from spark.window_changes import FIGURES, REPLAY, append_changes, changes_path, changes_schema, differences
-from spark.windows_table import KEY, folded, read_parts
+from spark.windows_table import KEY, WindowLengthError, folded, read_parts, windows_path, windows_schema
 
 if TYPE_CHECKING:
     from spark.codec_declarations import Streams
@@ -72,11 +76,13 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
     """Make a new version of all tables and have readers see it; return it.
 
     `streams` are the declarations that it is made by; None: those of the present version. `only_writer` yields where
-    nobody else writes the warehouse, and raises WarehouseInUseError where somebody does: it is tried again.
+    nobody else writes the warehouse, and raises WarehouseInUseError where somebody does: it is tried again. Raises
+    WindowLengthError where windows that `log` no longer has the readings of cannot become windows of the new length.
     """
     before = open_version(spark, warehouse)
     source = f"v{before.number}" if kafka is None else f"v{before.number} and kafka"
     after = replace(before, number=before.number + 1, streams=streams or before.streams, source=source)
+    _expect_length(spark, warehouse, before, after)
     # What another replay left unfinished was made by other declarations, or another program.
     if folder_exists(spark, folder_of(warehouse, after.number)):
         remove_folder(spark, folder_of(warehouse, after.number))
@@ -113,6 +119,7 @@ class _Replay:
         self._after = after
         self._report = report
         self._old = tables_of(warehouse, before)
+        self._deletions = read_deletions(spark, warehouse)
         self._job = BatchJob(spark, warehouse, into=after)
         self._taken = -1
         self._old_starts = read_starts(spark, self._old)
@@ -130,13 +137,13 @@ class _Replay:
         rows = read_log(self._spark, self._old).where(from_kafka())
         rows = rows if where is None else rows.where(where)
         new = rows.where(F.col("ordinal").between(self._taken + 1, last))
-        counts = {row.ordinal: row["count"] for row in new.groupBy("ordinal").count().collect()}
-        for first, end in self._spans(counts, last):
+        of_batch = new.groupBy("ordinal").agg(F.count("*").alias("rows"), F.min("ingest").alias("ingest")).collect()
+        for first, end in self._spans({row.ordinal: (row.rows, row.ingest) for row in of_batch}, last):
             # What the old version has taken, the new one has in the end: `ingest` goes on with it where it was.
             taken = {name: number for name, number in numbers.items() if name != ORDINAL} if end == last else {}
             self._begin_starts(first)
             records = made_again(rows.where(F.col("ordinal").between(first, end)))
-            self._take(decoded(records, self._after.streams), BatchIds(taken))
+            self._take(records, BatchIds(taken))
             self._taken = end
 
     def take_from_kafka(self, kafka: FromKafka) -> None:
@@ -147,32 +154,61 @@ class _Replay:
         for number, (starting, ending) in enumerate(_portions(kafka.starting, read)):
             records = kafka_range(self._spark, kafka.source, starting, ending)
             typed = with_topic_ids(typed_records(records), kafka.topic_ids)
-            self._take(decoded(typed, self._after.streams), BatchId(query, number))
+            self._take(typed, BatchId(query, number))
 
     def publish(self) -> None:
         """Have readers see the new version, after `window_changes` has told what is different in it."""
         self._begin_starts(self._taken + 1)
         self._job.save()
+        self._delete_what_was_deleted()
+        self._carry_closed_windows()
         old, new = (folded(read_parts(self._spark, folder)) for folder in (self._old, self._job.tables))
         changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
         told = differences(old.select(*KEY, *FIGURES), new.select(*KEY, *FIGURES))
         append_changes(changes, told, self._after.number, self._job.next_ordinal - 1, REPLAY)
         make_current(self._spark, self._warehouse, self._after)
 
-    def _take(self, records: DataFrame, batch: BatchId | BatchIds) -> None:
-        self._rows += self._job.take_decoded(records, batch).rows
+    def _delete_what_was_deleted(self) -> None:
+        """Delete the data of devices that were deleted while this version was made."""
+        for device, at_us in read_deletions(self._spark, self._warehouse).items():
+            if self._deletions.get(device) != at_us:
+                delete_from_version(self._spark, self._job.tables, *device)
+
+    def _carry_closed_windows(self) -> None:
+        """Take over windows of before what `log` still holds: nothing else knows of them."""
+        horizons = read_horizons(self._spark, self._warehouse)
+        if horizons.log is not None:
+            # What expired while this version was made.
+            expire_log(self._spark, self._job.tables, horizons.log, self._after.streams)
+        closed_before = horizons.closed_before
+        if closed_before is None:
+            return
+        is_closed = F.col("window_start") < F.lit(closed_before)
+        delete_rows(self._spark, windows_path(self._job.tables), is_closed)
+        parts = folded(read_parts(self._spark, self._old).where(is_closed), self._after.streams.windows.sizes[0])
+        columns = [field.name for field in windows_schema()]
+        # They are of no batch of this version.
+        parts = parts.withColumn("ordinal", F.lit(-1).cast("bigint"))
+        parts.select(*columns).write.format("delta").mode("append").save(windows_path(self._job.tables))
+
+    def _take(self, typed: DataFrame, batch: BatchId | BatchIds) -> None:
+        self._rows += self._job.take_typed(typed, batch).rows
         self._report(self.progress())
 
-    def _spans(self, counts: Mapping[int, int], last: int) -> Iterator[tuple[int, int]]:
-        """Batches, first and last, that are made anew at once; where reading began anew, one ends."""
+    def _spans(self, batches: Mapping[int, tuple[int, str]], last: int) -> Iterator[tuple[int, int]]:
+        """Batches, first and last, that are made anew at once; where reading began anew, one ends.
+
+        `batches` have rows, and the query that read them. Two queries may have read one place in Kafka: in one batch
+        nothing would tell these rows apart.
+        """
         borders = {start.ordinal for start in self._old_starts}
-        first, rows = self._taken + 1, 0
+        first, rows, query = self._taken + 1, 0, ""
         for ordinal in range(self._taken + 1, last + 1):
-            count = counts.get(ordinal, 0)
-            if ordinal > first and (rows + count > ROWS_MAX or ordinal in borders):
+            count, ingest = batches.get(ordinal, (0, query))
+            if ordinal > first and (rows + count > ROWS_MAX or ordinal in borders or query not in {"", ingest}):
                 yield first, ordinal - 1
                 first, rows = ordinal, 0
-            rows += count
+            rows, query = rows + count, ingest
         if first <= last:
             yield first, last
 
@@ -183,6 +219,17 @@ class _Replay:
                 moved = replace(start, ordinal=self._job.next_ordinal)
                 append_start(self._spark, self._job.tables, moved)
                 self._job.state.begin(moved)
+
+
+def _expect_length(spark: SparkSession, warehouse: str, before: Version, after: Version) -> None:
+    """Make sure that windows which cannot be computed anew can be taken over. Raises WindowLengthError."""
+    was_s, will_be_s = before.streams.windows.sizes[0], after.streams.windows.sizes[0]
+    closed_before = read_horizons(spark, warehouse).closed_before
+    if closed_before is not None and will_be_s % was_s:
+        raise WindowLengthError(
+            f"`log` no longer holds the readings of windows before {closed_before:%Y-%m-%d}, and of these windows of "
+            f"{was_s} s none of {will_be_s} s can be made: take a multiple of {was_s} s as the first of the sizes"
+        )
 
 
 def topics_in_log(spark: SparkSession, warehouse: str, version: Version) -> dict[str, str]:

@@ -13,8 +13,8 @@ from spark.cli_options import (
     session,
     streams_option,
     warehouse_option,
+    writing_alone,
 )
-from spark.warehouse_folder import WarehouseInUseError, only_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,11 +174,9 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
 
     opened(spark, warehouse, open_version)
     try:
-        with only_writer(warehouse):
+        with writing_alone(warehouse):
             job = BatchJob(spark, warehouse, streams)
             counts = read_again(job)
-    except WarehouseInUseError as error:
-        raise click.ClickException(str(error)) from error
     except WindowLengthError as error:
         raise click.BadParameter(str(error), param_hint="--streams") from error
     declared = job.streams.version

@@ -2,19 +2,21 @@
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark.deletions import open_deletions
 from spark.evidence import open_gaps
 from spark.gateways_view import open_gateways
 from spark.log_table import open_log
 from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
 from spark.registry_table import open_calibrations, open_devices, open_gateway_registry
+from spark.retention import open_upkeep
 from spark.warehouse_version import versions_path
 from spark.window_changes import read_changes
 from spark.windows_view import open_windows
 
 VIEWS = (
     *("log", "readings", "windows", "window_changes", "gaps", "gateways", "quarantine"),
-    *("devices", "calibrations", "gateway_registry", "versions"),
+    *("devices", "calibrations", "gateway_registry", "versions", "deletions", "upkeep"),
 )
 
 
@@ -36,6 +38,8 @@ def open_all(spark: SparkSession, warehouse: str) -> dict[str, DataFrame]:
         "devices": open_devices(spark, warehouse),
         "calibrations": open_calibrations(spark, warehouse),
         "gateway_registry": open_gateway_registry(spark, warehouse),
+        "deletions": open_deletions(spark, warehouse),
+        "upkeep": open_upkeep(spark, warehouse),
     }
     for name in ("window_changes", "versions"):
         found[name].createOrReplaceTempView(name)

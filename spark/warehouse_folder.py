@@ -48,6 +48,14 @@ def folder_exists(spark: "SparkSession", path: str) -> bool:
     return bool(system.exists(folder))
 
 
+def folders_in(spark: "SparkSession", path: str) -> list[str]:
+    """The paths of all folders in a folder; of none where there is no such folder."""
+    system, folder = _hadoop(spark, path)
+    if not system.exists(folder):
+        return []
+    return [f"{path}/{status.getPath().getName()}" for status in system.listStatus(folder) if status.isDirectory()]
+
+
 def remove_folder(spark: "SparkSession", path: str) -> None:
     """Remove a folder with all that is in it."""
     system, folder = _hadoop(spark, path)

@@ -6,8 +6,9 @@ another registry, it stands there once more.
 """
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from importlib.metadata import version as package_version
+from typing import cast
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -63,6 +64,18 @@ def current_version(spark: SparkSession, warehouse: str) -> Version | None:
     last = row["last"]
     streams = Streams.from_json(last.streams) if last.streams else NO_STREAMS
     return Version(last.number, streams, last.registry, last.source)
+
+
+def versions_of(spark: SparkSession, warehouse: str) -> list[int]:
+    """The numbers of all versions that there ever were; folders of old ones may be gone."""
+    numbers = spark.read.format("delta").load(versions_path(warehouse)).select("number").distinct().collect()
+    return sorted(row.number for row in numbers)
+
+
+def first_made(spark: SparkSession, warehouse: str) -> date:
+    """The day on which the warehouse was made."""
+    at = spark.read.format("delta").load(versions_path(warehouse)).agg(F.to_date(F.min("at")).alias("day"))
+    return cast("date", at.collect()[0].day)
 
 
 def open_version(spark: SparkSession, warehouse: str) -> Version:

@@ -8,7 +8,7 @@ it is whole numbers, decimals and sorted values: any order and any split gives t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import reduce
 from itertools import pairwise, zip_longest
@@ -141,6 +141,11 @@ def windowed(readings: DataFrame, window_s: int = WINDOW_S) -> DataFrame:
     `window_s` must divide a day: a window lies within one date.
     """
     return readings.where(~unwindowed()).withColumn("window_start", start_of(F.col("event_time"), window_s))
+
+
+def still_open(windows: DataFrame, closed_before: datetime | None) -> DataFrame:
+    """Leave out windows of so long ago that they no longer change, for not all of their readings are in `log`."""
+    return windows if closed_before is None else windows.where(F.col("window_start") >= F.lit(closed_before))
 
 
 def start_of(event_time: Column, window_s: int) -> Column:
@@ -308,12 +313,12 @@ def replace_area(tables: str, area: Area, fresh: DataFrame) -> None:
     )
 
 
-def fold_date(spark: SparkSession, tables: str, day: date) -> None:
-    """Put one row for each window of a date in the place of its parts, in one commit."""
+def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> None:
+    """Put one row for each window of a date in the place of its parts, in one commit of so many files."""
     of_day = f"{PARTITION} = DATE'{day.isoformat()}'"
     whole = folded(read_parts(spark, tables).where(of_day)).select(*(field.name for field in windows_schema()))
     (
-        whole.repartitionByRange(1, "namespace", "device", "stream", "metric", "window_start")
+        whole.repartitionByRange(files, "namespace", "device", "stream", "metric", "window_start")
         .sortWithinPartitions("namespace", "device", "stream", "metric", "window_start")
         .write.format("delta")
         .mode("overwrite")

@@ -106,8 +106,8 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
         asyncio.run(send(kafka, {"device-ingest-b"}, second))
         (batch, *_) = read_until(told, {"device-ingest-b": {"0": 2, "1": 2}})
         assert set(batch) == {
-            *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "corrections"),
-            *("undeclared", "lag", "behind_s", "end_offsets", "seconds"),
+            *("batch", "rows", "duplicates", "rejected", "late", "revised", "unwindowed", "deleted"),
+            *("corrections", "undeclared", "lag", "behind_s", "end_offsets", "seconds"),
         }
         assert not others & set(batch["end_offsets"])
         process.send_signal(signal.SIGTERM)
@@ -223,13 +223,16 @@ def test_missing_jars_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_batch_says_what_became_of_its_records() -> None:
-    counts = BatchCounts(rows=9, duplicates=1, rejected=2, late=4, revised=3, unwindowed=5, corrections=1, seconds=1.25)
+    counts = BatchCounts(
+        rows=9, duplicates=1, rejected=2, late=4, revised=3, unwindowed=5, deleted=7, corrections=1, seconds=1.25
+    )
     assert batch_line(BatchReport(7, counts, 11, 90.0, {})).split("; ") == [
         "batch 7: 9 records in 1.2 s (7/s), 11 behind, 90 s after Kafka",
         "1 seen before",
         "2 rejected (`sluice-cloud quarantine list` says why)",
         "4 came more than a minute after the end of their windows (3 of them)",
         "5 in no window (their time is unknown or cannot be)",
+        "7 of devices whose data was deleted (nothing of them is kept)",
         "1 put earlier times right",
     ]
 

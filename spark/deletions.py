@@ -1,0 +1,105 @@
+"""`deletions`: devices whose data was deleted, and up to when; what comes of it later is refused, but accounted for.
+
+Kafka may still hold such records, a gateway may bring them after an outage, a replay reads them again. They then stand
+in `log` by their place in Kafka and their number alone: nothing is missing, and nothing is told of the device.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from spark.codec_decimals import constant
+from spark.payload_decode import GATEWAY_TYPES
+
+SCHEMA = "namespace string, device string, deleted_at timestamp"
+"""Gone is what Kafka took in before `deleted_at`, and what was taken before it, as far as that is known."""
+DELETED = "deleted: the data of this device was deleted"
+EMPTIED = (
+    *("key", "value", "headers", "subject", "event_time", "time_error_us", "time_quality", "received_time"),
+    *("gateway_boot", "boot_time_us", "boot_time_error_us", "content_type", "device_boot", "device_sequence", "doubt"),
+    *("metrics", "undeclared", "pack_span_us"),
+)
+"""Columns of `log` that say something of what the device measured, and when."""
+
+Deletions = Mapping[tuple[str, str], int]
+"""By namespace and device: when it was deleted last, in microseconds since 1970."""
+
+
+def deletions_path(warehouse: str) -> str:
+    """Return where the table lies: beside the versions, for it holds for all of them."""
+    return f"{warehouse.rstrip('/')}/deletions"
+
+
+def open_deletions(spark: SparkSession, warehouse: str) -> DataFrame:
+    """Return the table, which SQL then finds as the temporary view `deletions`; without rows where there is none."""
+    path = deletions_path(warehouse)
+    is_there = DeltaTable.isDeltaTable(spark, path)
+    view = spark.read.format("delta").load(path) if is_there else spark.createDataFrame([], _schema())
+    view.createOrReplaceTempView("deletions")
+    return view
+
+
+def read_deletions(spark: SparkSession, warehouse: str) -> Deletions:
+    """Return what was deleted."""
+    if not DeltaTable.isDeltaTable(spark, deletions_path(warehouse)):
+        return {}
+    at_us = F.unix_micros(F.max("deleted_at")).alias("at_us")
+    last = open_deletions(spark, warehouse).groupBy("namespace", "device").agg(at_us)
+    return {(row.namespace, row.device): row.at_us for row in last.collect()}
+
+
+def append_deletion(spark: SparkSession, warehouse: str, namespace: str, device: str, at: datetime) -> None:
+    """Record that a device's data is deleted; the job that opens the warehouse next goes by it."""
+    rows = spark.createDataFrame([(namespace, device, at)], _schema()).coalesce(1)
+    rows.write.format("delta").mode("append").save(deletions_path(warehouse))
+
+
+def without_deleted(decoded: DataFrame, deletions: Deletions) -> DataFrame:
+    """Empty those of decoded records that belong to what was deleted.
+
+    One that was certainly taken after the deletion stays: a device may go on, or its name be given to another.
+    """
+    if not deletions:
+        return decoded
+    by_namespace: dict[str, dict[str, int]] = {}
+    for (namespace, device), deleted_us in deletions.items():
+        by_namespace.setdefault(namespace, {})[device] = deleted_us
+    known = constant(by_namespace, "map<string,map<string,bigint>>")
+    by_key = constant({"/".join(name): deleted_us for name, deleted_us in deletions.items()}, "map<string,bigint>")
+    # Where headers cannot be read, the record's key is all that is known.
+    at_us = F.when(F.col("namespace").isNull(), F.try_element_at(by_key, F.col("device"))).otherwise(
+        F.try_element_at(F.try_element_at(known, F.col("namespace")), F.col("device"))
+    )
+    earliest_us = F.try_subtract(F.unix_micros("event_time"), F.col("time_error_us"))
+    is_later = (F.unix_micros("kafka_timestamp") >= at_us) & (earliest_us >= at_us)
+    is_deleted = is_of_device() & at_us.isNotNull() & ~F.coalesce(is_later, F.lit(False))
+    return emptied(decoded, F.coalesce(is_deleted, F.lit(False)))
+
+
+def emptied(records: DataFrame, which: Column) -> DataFrame:
+    """Empty some rows of `log`, or of decoded records, of all that the device sent."""
+    types = dict(records.dtypes)
+    values = {name: F.lit(None).cast(types[name]) for name in EMPTIED if name in types} | {
+        "reject_reason": F.lit(DELETED)
+    }
+    chosen = {name: F.when(which, value).otherwise(F.col(name)) for name, value in values.items()}
+    return records.withColumns(chosen)
+
+
+def is_of_device() -> Column:
+    """Tell which rows of `log` a device sent, as far as is known: all but what gateways say of themselves."""
+    return ~F.coalesce(F.col("ce_type").startswith(GATEWAY_TYPES), F.lit(False))
+
+
+def was_deleted() -> Column:
+    """Tell which rows of `log` are nothing but the place of a deleted record."""
+    return F.coalesce(F.col("reject_reason") == DELETED, F.lit(False))
+
+
+def _schema() -> StructType:
+    return cast("StructType", StructType.fromDDL(SCHEMA))

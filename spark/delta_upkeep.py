@@ -1,0 +1,127 @@
+"""What keeps a Delta table in order: rows deleted, small files made one, and files removed that nothing needs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.delta_staging import snapshot
+
+APPEND_ONLY = "delta.appendOnly"
+FILE_BYTES = 128 * 2**20
+"""Files become as great as this; those of half of it are left as they are."""
+FILES_MIN = 16
+"""Of fewer small files none are made one."""
+FILES_MAX = 256
+"""So many are, even where the greatest of them outweighs the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of one partition that could become fewer."""
+
+    partition: str | None
+    """Its value; None for a table without partitions."""
+    count: int
+    bytes: int
+    bytes_of_greatest: int
+    """Of these."""
+    bytes_of_great: int = 0
+    """Of all others, which are left as they are."""
+
+    @property
+    def are_due(self) -> bool:
+        """Whether they are worth it: each byte is then written again as often as their size doubles, not each time."""
+        return self.count >= FILES_MIN and (self.bytes >= 2 * self.bytes_of_greatest or self.count >= FILES_MAX)
+
+
+def file_count(spark: SparkSession, path: str) -> int:
+    """How many files a table has, without a job where Delta has noted it."""
+    now = snapshot(spark, path)
+    checksum = now.checksumOpt()
+    return int(checksum.get().numFiles() if checksum.isDefined() else now.numOfFiles())
+
+
+def files_by_partition(spark: SparkSession, path: str, partition: str | None) -> list[Files]:
+    """Count the small files of each partition; `partition` is the column that the table is partitioned by."""
+    java: Any = snapshot(spark, path).allFiles().toDF()
+    # What was written as several files has such of nearly this size.
+    small = F.col("size") < FILE_BYTES // 2
+    value = F.lit(None).cast("string") if partition is None else F.col("partitionValues")[partition]
+    of_small, of_great = F.when(small, F.col("size")).otherwise(0), F.when(~small, F.col("size")).otherwise(0)
+    counted = (
+        DataFrame(java, spark)
+        .groupBy(value.alias("partition"))
+        .agg(
+            F.count_if(small).alias("files"),
+            F.sum(of_small).alias("bytes"),
+            F.max(of_small).alias("greatest"),
+            F.sum(of_great).alias("great"),
+        )
+    )
+    return [Files(row.partition, row.files, row.bytes, row.greatest, row.great) for row in counted.collect()]
+
+
+def compact(spark: SparkSession, path: str, where: str | None = None) -> None:
+    """Make the small files of a table one, or of those partitions `where` a condition holds. No row changes."""
+    sizes = {"minFileSize": FILE_BYTES // 2, "maxFileSize": FILE_BYTES}
+    with _settings(spark, {f"spark.databricks.delta.optimize.{name}": str(size) for name, size in sizes.items()}):
+        optimize = DeltaTable.forPath(spark, path).optimize()
+        (optimize if where is None else optimize.where(where)).executeCompaction()
+
+
+def delete_rows(spark: SparkSession, path: str, condition: Column) -> None:
+    """Delete rows from a table, which may be one that is otherwise only appended to."""
+    with _changeable(spark, path):
+        DeltaTable.forPath(spark, path).delete(condition)
+
+
+def update_rows(spark: SparkSession, path: str, condition: Column, values: dict[str, str | Column]) -> None:
+    """Change rows of a table, which may be one that is otherwise only appended to."""
+    with _changeable(spark, path):
+        DeltaTable.forPath(spark, path).update(condition, values)
+
+
+def vacuum(spark: SparkSession, path: str, keep_hours: float) -> None:
+    """Remove files that no version of the last `keep_hours` needs. A reader of an older one fails then."""
+    # Delta refuses less than a week, lest files go that a writer has not committed yet: nobody else writes here.
+    with _settings(spark, {"spark.databricks.delta.retentionDurationCheck.enabled": "false"}):
+        DeltaTable.forPath(spark, path).vacuum(keep_hours)
+
+
+@contextmanager
+def _changeable(spark: SparkSession, path: str) -> Iterator[None]:
+    """Let an append-only table be changed meanwhile. One that a broken-off run left changeable is closed again too."""
+    properties = snapshot(spark, path).metadata().configuration()
+    if not properties.contains(APPEND_ONLY):
+        yield
+        return
+    _set_property(spark, path, APPEND_ONLY, "false")
+    try:
+        yield
+    finally:
+        _set_property(spark, path, APPEND_ONLY, "true")
+
+
+def _set_property(spark: SparkSession, path: str, name: str, value: str) -> None:
+    quoted = path.replace("`", "``")
+    spark.sql(f"ALTER TABLE delta.`{quoted}` SET TBLPROPERTIES ('{name}' = '{value}')")
+
+
+@contextmanager
+def _settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            if was is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, was)

@@ -1,0 +1,96 @@
+"""Deletes all that one device ever sent, from every table and every version of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.amendments import amendments_path
+from spark.batch_job import BatchJob
+from spark.deletions import DELETED, EMPTIED, append_deletion, is_of_device, was_deleted
+from spark.delta_upkeep import delete_rows, update_rows
+from spark.devices_heard import PATH as HEARD_PATH
+from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, read_log
+from spark.seen_table import runs_path
+from spark.warehouse_folder import folder_exists
+from spark.warehouse_version import current_tables, folder_of, versions_of
+from spark.window_changes import changes_path
+from spark.windows_table import windows_path
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionCounts:
+    """What was deleted."""
+
+    records: int
+    """Rows of `log` of the version that readers see."""
+    at: datetime
+
+
+def rows_of_device(spark: SparkSession, warehouse: str, namespace: str, device: str) -> int:
+    """Count the rows of `log` that hold something of a device. Raises NoWarehouseError."""
+    log = read_log(spark, current_tables(spark, warehouse))
+    return log.where(_is_of(namespace, device) & _is_told()).count()
+
+
+def delete_device(
+    spark: SparkSession, warehouse: str, namespace: str, device: str, report: Callable[[str], None] = lambda _: None
+) -> DeletionCounts:
+    """Delete a device's data; nobody else may write the warehouse meanwhile. Doing it again finishes what broke off.
+
+    `report` is told of each table. What older versions of the tables hold stays on disk until a vacuum.
+    """
+    # What an earlier run left undone is finished first, and all that is in memory is in the tables.
+    job = BatchJob(spark, warehouse)
+    job.save()
+    counted = read_log(spark, job.tables).where(_is_of(namespace, device) & _is_told())
+    found = counted.agg(F.count("*").alias("rows"), F.unix_micros(F.max("kafka_timestamp")).alias("newest_us")).first()
+    at, records = datetime.now(UTC), 0
+    if found is not None and found.rows:
+        # Kafka's clock may be ahead of this one.
+        at = max(at, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=found.newest_us + 1))
+        records = found.rows
+    # First: whatever breaks off below, nothing comes back.
+    append_deletion(spark, warehouse, namespace, device, at)
+    report("window_changes")
+    delete_rows(spark, changes_path(warehouse), _is_of(namespace, device))
+    for number in versions_of(spark, warehouse):
+        if not folder_exists(spark, folder_of(warehouse, number)):
+            continue
+        report(f"v{number}")
+        delete_from_version(spark, folder_of(warehouse, number), namespace, device)
+    return DeletionCounts(records, at)
+
+
+def delete_from_version(spark: SparkSession, tables: str, namespace: str, device: str) -> None:
+    """Delete a device's data from the tables of one version."""
+    is_device = _is_of(namespace, device)
+    for path in (amendments_path(tables), windows_path(tables), runs_path(tables), f"{tables}/{HEARD_PATH}"):
+        delete_rows(spark, path, is_device)
+    # Last: while it holds something of the device, the rest may be unfinished.
+    update_rows(spark, log_path(tables), is_device & _is_told(), _nothing())
+
+
+def _is_of(namespace: str, device: str) -> Column:
+    is_named = (F.col("namespace") == namespace) & (F.col("device") == device)
+    # Where headers could not be read, the record's key is all that is known.
+    return F.coalesce(
+        is_named | (F.col("namespace").isNull() & (F.col("device") == f"{namespace}/{device}")), F.lit(False)
+    )
+
+
+def _is_told() -> Column:
+    """Tell which rows of `log` hold what a device sent. What gateways told of its losses are counts, and stay."""
+    return is_of_device() & ~was_deleted()
+
+
+def _nothing() -> dict[str, str | Column]:
+    """What stands in `log` for a record that was deleted: the same as for one that comes later."""
+    values: dict[str, str | Column] = {name: F.lit(None) for name in EMPTIED}
+    return values | {
+        "reject_reason": F.lit(DELETED),
+        "duplicate": F.lit(False),
+        PARTITION: F.lit(IMPLAUSIBLE_DATE).cast("date"),
+    }

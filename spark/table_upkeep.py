@@ -1,0 +1,149 @@
+"""What `ingest` does for its tables as it goes: small files made one, old rows and files removed once a day."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.amendments import amendments_path
+from spark.batch_job import BatchJob
+from spark.delta_upkeep import FILE_BYTES, compact, file_count, files_by_partition, vacuum
+from spark.log_table import PARTITION as LOG_PARTITION
+from spark.log_table import log_path, read_log
+from spark.retention import FILES, expire, last_day, note_upkeep, read_horizons
+from spark.warehouse_folder import folder_exists, folders_in, remove_folder
+from spark.warehouse_version import first_made, folder_of, open_version, versions_of
+from spark.window_changes import changes_path
+from spark.windows_table import PARTITION as WINDOW_PARTITION
+from spark.windows_table import fold_date, windows_path
+
+LOOK_BATCHES = 8
+"""After so many batches tables are looked at."""
+FILES_NEW_MIN = 16
+"""So many files must have come to a table before its partitions are looked at."""
+KEEP_DAYS = 7
+"""How long files stay that no table needs any more: a reader that began before is not disturbed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A table whose small files become one."""
+
+    path: str
+    partition: str | None = None
+    is_folded: bool = False
+    """Whether its rows are folded with it."""
+
+
+class Upkeep:
+    """The tables of a job, and what was done for them so far."""
+
+    def __init__(self, job: BatchJob) -> None:
+        self._job = job
+        tables = job.tables
+        self._kept: tuple[_Kept, ...] = (
+            _Kept(log_path(tables), LOG_PARTITION),
+            _Kept(windows_path(tables), WINDOW_PARTITION, is_folded=True),
+            _Kept(changes_path(job.warehouse), "at_date"),
+            _Kept(amendments_path(tables), LOG_PARTITION),
+        )
+        others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._kept}
+        self._kept += tuple(_Kept(path) for path in sorted(others))
+        self._looked_at = dict.fromkeys((kept.path for kept in self._kept), 0)
+        self._day: date | None = None
+        self._batches = 0
+
+    def after_batch(self, newest_us: int | None) -> None:
+        """Do what is due; `newest_us` is when Kafka took in the newest record of the batch, None where none came."""
+        if newest_us is None:
+            return
+        self._batches += 1
+        for kept in self._kept if self._batches % LOOK_BATCHES == 0 else ():
+            files = file_count(self._job.spark, kept.path)
+            if files >= self._looked_at[kept.path] + FILES_NEW_MIN:
+                self._tidy(kept)
+                self._looked_at[kept.path] = file_count(self._job.spark, kept.path)
+        self._daily(_today(newest_us))
+
+    def _tidy(self, kept: _Kept) -> None:
+        for files in files_by_partition(self._job.spark, kept.path, kept.partition):
+            # Folding writes all of a date anew, its great files too.
+            if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
+                continue
+            if kept.is_folded and files.partition is not None:
+                day = date.fromisoformat(files.partition)
+                pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
+                fold_date(self._job.spark, self._job.tables, day, pieces)
+            else:
+                where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
+                compact(self._job.spark, kept.path, where)
+
+    def _daily(self, today: date) -> None:
+        spark = self._job.spark
+        if self._day is None:
+            # A new warehouse has nothing that is old.
+            self._day = last_day(spark, self._job.warehouse) or first_made(spark, self._job.warehouse)
+        if today > self._day:
+            maintain(self._job, today)
+            self._day = today
+
+
+def maintain(
+    job: BatchJob,
+    today: date,
+    *,
+    keep_days: float = KEEP_DAYS,
+    report: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Remove what is older than `streams.toml` says it is kept, and files that nothing has needed for `keep_days`.
+
+    Nobody else may write the warehouse meanwhile.
+    """
+    spark, warehouse = job.spark, job.warehouse
+    # What was expired is never derived from again.
+    job.save()
+    for what, before in expire(spark, warehouse, job.tables, job.streams, today).items():
+        report(f"{what}: nothing from before {before} is left")
+    job.horizons = read_horizons(spark, warehouse)
+    for path in delta_tables(spark, warehouse):
+        vacuum(spark, path, keep_days * 24)
+    report(f"files that nothing has needed for {keep_days:g} days are removed")
+    note_upkeep(spark, warehouse, {FILES: today - timedelta(days=keep_days)})
+
+
+def newest_day(job: BatchJob) -> date:
+    """The day that everything goes by which is removed for its age: that of the newest record, or today's."""
+    newest = read_log(job.spark, job.tables).agg(F.unix_micros(F.max("kafka_timestamp")).alias("us")).collect()[0].us
+    return datetime.now(UTC).date() if newest is None else _today(newest)
+
+
+def remove_old_versions(spark: SparkSession, warehouse: str) -> list[int]:
+    """Remove the tables of all versions but the one that readers see, and return their numbers.
+
+    Those of a replay that died among them; one that runs fails, and is begun again.
+    """
+    current = open_version(spark, warehouse).number
+    old = [number for number in {*versions_of(spark, warehouse), current + 1} if number != current]
+    there = [number for number in sorted(old) if folder_exists(spark, folder_of(warehouse, number))]
+    for number in there:
+        remove_folder(spark, folder_of(warehouse, number))
+    return there
+
+
+def delta_tables(spark: SparkSession, warehouse: str) -> list[str]:
+    """The paths of all tables in a warehouse, of every version."""
+    warehouse = warehouse.rstrip("/")
+    folders = [warehouse, *(folder_of(warehouse, number) for number in versions_of(spark, warehouse))]
+    return [path for folder in folders for path in _tables_in(spark, folder)]
+
+
+def _tables_in(spark: SparkSession, folder: str) -> list[str]:
+    return [path for path in folders_in(spark, folder) if f"{path}/_delta_log" in folders_in(spark, path)]
+
+
+def _today(newest_us: int) -> date:
+    """The day as Kafka's clock and this one agree on: a clock that is ahead would have everything removed as old."""
+    now = datetime.now(UTC)
+    return min(now, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=newest_us)).date()

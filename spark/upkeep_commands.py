@@ -1,0 +1,74 @@
+"""`sluice-cloud maintain` and `devices delete`: what is removed from the tables, and what for."""
+
+from datetime import UTC
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.cli_options import opened, session, warehouse_option, writing_alone
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@click.command()
+@warehouse_option
+@click.option(
+    "--keep-days",
+    type=click.FloatRange(0, 36_500),
+    default=7.0,
+    show_default=True,
+    help="Days for which files stay that no table needs any more. With fewer than what the longest query takes, that "
+    "query may fail.",
+)
+@click.option("--old-versions", is_flag=True, help="Remove what replays left: the tables of all earlier versions.")
+def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # noqa: FBT001 - a flag
+    """Remove what is older than streams.toml keeps it, and files that no table needs any more.
+
+    `ingest` does this by itself once a day, and makes small files one as it goes. It must not run meanwhile.
+    """
+    spark = session("sluice-maintain")
+    from spark.batch_job import BatchJob  # noqa: PLC0415
+    from spark.table_upkeep import maintain as do_all  # noqa: PLC0415
+    from spark.table_upkeep import newest_day, remove_old_versions  # noqa: PLC0415
+    from spark.warehouse_version import open_version  # noqa: PLC0415
+
+    opened(spark, warehouse, open_version)
+    with writing_alone(warehouse):
+        if old_versions:
+            for number in remove_old_versions(spark, warehouse):
+                click.echo(f"v{number} is removed")
+        job = BatchJob(spark, warehouse)
+        do_all(job, newest_day(job), keep_days=keep_days, report=click.echo)
+
+
+@click.command("delete")
+@warehouse_option
+@click.option("--namespace", required=True, help="The namespace that the device is in.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.argument("device")
+def delete_device(warehouse: str, namespace: str, yes: bool, device: str) -> None:  # noqa: FBT001 - a flag
+    """Delete all that a device ever sent, from every table; nobody can bring it back.
+
+    What Kafka or a gateway still holds of it is refused when it comes, and so it is by a replay. What the device
+    measures from now on is taken. `ingest` must not run meanwhile. Files that hold its data are removed from the disk
+    when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
+    """
+    spark = session("sluice-devices")
+    from spark.device_deletion import delete_device as delete  # noqa: PLC0415
+    from spark.device_deletion import rows_of_device  # noqa: PLC0415
+
+    def counted(spark: "SparkSession", warehouse: str) -> int:
+        return rows_of_device(spark, warehouse, namespace, device)
+
+    rows = opened(spark, warehouse, counted)
+    whose = f"{device} in namespace {namespace}"
+    if not yes:
+        what = (
+            f"delete {rows} records of {whose} for good" if rows else f"there is nothing of {whose}: refuse all of it"
+        )
+        click.confirm(f"{what}, and what comes later of before now?", abort=True)
+    with writing_alone(warehouse):
+        done = delete(spark, warehouse, namespace, device, report=lambda table: click.echo(f"deleted from {table}"))
+    until = f"{done.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    click.echo(f"{done.records} records of {whose} are deleted; what it measured before {until} is refused from now on")

@@ -1,0 +1,146 @@
+"""What is kept for so long, and no longer: what of the tables can still change then, and what stays as it is."""
+
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark import table_upkeep
+from spark.batch_job import BatchJob
+from spark.cli import main
+from spark.codec_declarations import Streams
+from spark.log_table import BatchId, open_log
+from spark.quarantine_view import open_quarantine
+from spark.readings_view import open_readings
+from spark.replay_job import replay
+from spark.retention import open_upkeep
+from spark.streams_file import parse_streams
+from spark.table_upkeep import maintain
+from spark.warehouse_folder import only_writer
+from spark.warehouse_version import current_tables
+from spark.window_changes import read_changes
+from spark.windows_table import WindowLengthError, read_parts
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import NOON, correction, kafka_frame, reading, reading_headers
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+DECLARED = """
+unknown = "accept"
+[retention]
+log_days = 30
+"""
+TODAY = NOON + timedelta(days=100)
+
+
+def declared(text: str = DECLARED) -> Streams:
+    return parse_streams(text, Path("streams.toml"))
+
+
+def sent(sequence: int, *, days: float = 0, late_days: float = 0) -> KafkaRecord:
+    """A reading of so many days after the first, which Kafka took in so much later."""
+    time = NOON + timedelta(days=days)
+    headers = reading_headers(sequence, time=time, boot_error_us=5)
+    record = reading(b'{"t": %d}' % sequence, headers, offset=sequence)
+    return replace(record, timestamp=time + timedelta(days=late_days))
+
+
+def take(job: BatchJob, number: int, records: list[KafkaRecord]) -> None:
+    job.take(kafka_frame(job.spark, records), BatchId("query", number), {"device-thermo": "id-1"})
+
+
+def windows(spark: SparkSession, warehouse: str) -> dict[date, int]:
+    """By date, how many values there are in windows."""
+    rows = read_parts(spark, current_tables(spark, warehouse)).groupBy("window_date").agg(F.sum("n").alias("n"))
+    return {row.window_date: row.n for row in rows.collect()}
+
+
+def sequences(spark: SparkSession, warehouse: str) -> list[int]:
+    return sorted(row.lane_sequence for row in open_readings(spark, warehouse).select("lane_sequence").collect())
+
+
+def test_windows_outlive_log_and_count_nothing_twice(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    job = BatchJob(spark, warehouse, declared())
+    take(job, 0, [sent(1), sent(2, days=60), sent(3, days=99), sent(4, days=71, late_days=28)])
+    day = {sequence: (NOON + timedelta(days=days)).date() for sequence, days in ((1, 0), (2, 60), (3, 99), (4, 71))}
+    before = dict.fromkeys(day.values(), 1)
+    assert windows(spark, warehouse) == before
+
+    # 30 days before the 100th: the windows of the first two are closed.
+    maintain(job, TODAY.date())
+
+    assert {row.lane_sequence for row in open_log(spark, warehouse).collect()} == {3, 4}
+    assert sequences(spark, warehouse) == [3, 4]
+    assert windows(spark, warehouse) == before
+    assert {row.what: row.before for row in open_upkeep(spark, warehouse).collect()} == {
+        "log": (TODAY - timedelta(days=30)).date(),
+        "files": (TODAY - timedelta(days=7)).date(),
+    }
+
+    # A copy of what is gone; a reading that waited for longer than log keeps any; one that came in time.
+    take(
+        job,
+        1,
+        [
+            replace(sent(2, days=60, late_days=40.1), offset=12),
+            sent(5, days=60, late_days=40.2),
+            sent(6, days=75, late_days=25),
+        ],
+    )
+    after = before | {(NOON + timedelta(days=75)).date(): 1}
+    assert windows(spark, warehouse) == after
+    assert sequences(spark, warehouse) == [3, 4, 6]
+    expired = open_quarantine(spark, warehouse).where("kind = 'expired'").collect()
+    assert sorted(row.offset for row in expired) == [5, 12]
+
+    # The gateway knows better when this boot was: 30 s before. Of what is closed nothing changes.
+    told = correction(7, {"boottime_us": 123_456_789, "error_us": 1, "supersedes": True}, told=TODAY, offset=7)
+    take(job, 2, [replace(told, timestamp=TODAY)])
+    job.save()
+    assert windows(spark, warehouse)[day[1]] == windows(spark, warehouse)[day[2]] == 1
+
+    # A replay knows nothing of closed windows but what they hold.
+    shown = windows(spark, warehouse)
+    changes = read_changes(spark, warehouse).count()
+    replay(spark, warehouse, None, None, only_writer, lambda _: None)
+    assert (windows(spark, warehouse), read_changes(spark, warehouse).count()) == (shown, changes)
+    assert sequences(spark, warehouse) == [3, 4, 6]
+    assert open_quarantine(spark, warehouse).where("kind = 'expired'").count() == 2
+
+    with pytest.raises(WindowLengthError, match="of 60 s none of 30 s can be made"):
+        replay(spark, warehouse, declared(DECLARED + "[windows]\nsizes = [30]"), None, only_writer, lambda _: None)
+
+
+def test_windows_and_their_history_go_when_they_are_old(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    streams = declared('unknown = "accept"\n[retention]\nwindows_days = 20\nwindow_changes_days = 7')
+    job = BatchJob(spark, warehouse, streams)
+    take(job, 0, [sent(1, days=79), sent(2, days=80), sent(3, days=100)])
+
+    shown = CliRunner().invoke(main, ["maintain", "--warehouse", warehouse])
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines() == [
+        f"windows: nothing from before {(TODAY - timedelta(days=20)).date()} is left",
+        f"window_changes: nothing from before {(TODAY - timedelta(days=7)).date()} is left",
+        "files that nothing has needed for 7 days are removed",
+    ]
+    kept = {(NOON + timedelta(days=days)).date(): 1 for days in (80, 100)}
+    assert windows(spark, warehouse) == kept
+    # The changes were made today, whatever they are of.
+    assert read_changes(spark, warehouse).count() == 3
+    # One that comes after its window is gone is a reading, and its window stays gone.
+    take(BatchJob(spark, warehouse), 1, [sent(4, days=79, late_days=21)])
+    assert windows(spark, warehouse) == kept
+    assert sequences(spark, warehouse) == [1, 2, 3, 4]
+
+
+def test_a_clock_that_is_ahead_has_nothing_removed() -> None:
+    noon_us = round(NOON.timestamp() * 1e6)
+    assert table_upkeep._today(noon_us) == NOON.date()
+    assert table_upkeep._today(noon_us + 10**15) < date(2050, 1, 1)

@@ -1,0 +1,102 @@
+"""`ingest` keeps its tables in order: few files however many batches, and the same rows as without."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from unittest.mock import patch
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark import delta_upkeep, table_upkeep
+from spark.batch_job import BatchJob
+from spark.delta_upkeep import Files, file_count
+from spark.log_table import BatchId, log_path
+from spark.readings_view import open_readings
+from spark.replay_job import replay
+from spark.seen_table import seen_path
+from spark.table_upkeep import Upkeep, delta_tables, remove_old_versions
+from spark.warehouse_folder import only_writer
+from spark.window_changes import changes_path, read_changes
+from spark.windows_table import read_parts, windows_path
+from spark.windows_view import open_windows
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+BATCHES = 4
+
+
+def sent(sequence: int) -> KafkaRecord:
+    time = NOON + timedelta(seconds=sequence)
+    record = reading(b'{"t": %d}' % sequence, reading_headers(sequence, time=time), offset=sequence)
+    return replace(record, timestamp=time)
+
+
+def contents(spark: SparkSession, warehouse: str) -> list[list[str]]:
+    views = (open_readings, open_windows, read_changes)
+    return [sorted(map(repr, view(spark, warehouse).collect())) for view in views]
+
+
+def test_files_become_few_and_rows_stay(
+    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with sixteen times as many batches, which take minutes.
+    monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
+    monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", BATCHES)
+    monkeypatch.setattr(delta_upkeep, "FILES_MIN", BATCHES)
+    warehouse = new_warehouse
+    job = BatchJob(spark, warehouse)
+    upkeep = Upkeep(job)
+    paths = [log_path(job.tables), windows_path(job.tables), changes_path(warehouse), seen_path(job.tables)]
+    for number in range(BATCHES + 1):
+        job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
+        job.save()
+        before = contents(spark, warehouse) if number == BATCHES - 1 else []
+        upkeep.after_batch(round(sent(number).timestamp.timestamp() * 1e6))
+        if before:
+            assert [file_count(spark, path) for path in paths] == [1] * len(paths)
+            assert contents(spark, warehouse) == before
+            # What is folded is one row a window: all of them are of one minute.
+            assert read_parts(spark, job.tables).count() == 1
+
+    assert [file_count(spark, path) for path in paths] == [2] * len(paths)
+    # A job that goes on knows what came.
+    counts = BatchJob(spark, warehouse).take(kafka_frame(spark, [sent(3), sent(99)]), BatchId("query", 99), {})
+    assert (counts.rows, counts.duplicates) == (2, 1)
+
+
+def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_warehouse: str) -> None:
+    job = BatchJob(spark, new_warehouse)
+    upkeep = Upkeep(job)
+    today = datetime.now(UTC)
+    with patch.object(table_upkeep, "maintain", wraps=table_upkeep.maintain) as maintain:
+        # The warehouse is of today; a record of tomorrow is one of a clock that is ahead.
+        for time in (today, today + timedelta(days=1), today + timedelta(days=400)):
+            upkeep.after_batch(round(time.timestamp() * 1e6))
+        assert maintain.call_count == 0
+        with patch.object(table_upkeep, "first_made", return_value=today.date() - timedelta(days=1)):
+            for _ in range(2):
+                later = Upkeep(job)
+                later.after_batch(round(today.timestamp() * 1e6))
+                later.after_batch(round(today.timestamp() * 1e6))
+    assert maintain.call_count == 1
+
+
+def test_tables_of_old_versions_are_removed_when_asked(spark: SparkSession, new_warehouse: str) -> None:
+    job = BatchJob(spark, new_warehouse)
+    job.take(kafka_frame(spark, [sent(1)]), BatchId("query", 0), {"device-thermo": "id-1"})
+    replay(spark, new_warehouse, None, None, only_writer, lambda _: None)
+    before = contents(spark, new_warehouse)
+    assert remove_old_versions(spark, new_warehouse) == [1]
+    assert remove_old_versions(spark, new_warehouse) == []
+    assert contents(spark, new_warehouse) == before
+    assert not any("/v1/" in path for path in delta_tables(spark, new_warehouse))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "due"),
+    [([1] * 15, False), ([1] * 16, True), ([*[1] * 20, 21], False), ([*[1] * 21, 21], True), ([*[1] * 255, 999], True)],
+)
+def test_a_byte_is_written_again_only_when_as_many_came(sizes: list[int], due: bool) -> None:  # noqa: FBT001
+    assert Files("2026-03-14", len(sizes), sum(sizes), max(sizes)).are_due is due
