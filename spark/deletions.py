@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.codec_decimals import constant
+from spark.delta_staging import open_or_empty
 from spark.payload_decode import GATEWAY_TYPES
 
 SCHEMA = "namespace string, device string, deleted_at timestamp"
@@ -37,11 +38,7 @@ def deletions_path(warehouse: str) -> str:
 
 def open_deletions(spark: SparkSession, warehouse: str) -> DataFrame:
     """Return the table, which SQL then finds as the temporary view `deletions`; without rows where there is none."""
-    path = deletions_path(warehouse)
-    is_there = DeltaTable.isDeltaTable(spark, path)
-    view = spark.read.format("delta").load(path) if is_there else spark.createDataFrame([], _schema())
-    view.createOrReplaceTempView("deletions")
-    return view
+    return open_or_empty(spark, deletions_path(warehouse), "deletions", SCHEMA)
 
 
 def read_deletions(spark: SparkSession, warehouse: str) -> Deletions:

@@ -6,6 +6,7 @@ Delta's own transaction does it: PySpark's writers can only do both at once.
 import time
 from typing import Any, cast
 
+from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
@@ -106,6 +107,16 @@ def table_bytes(spark: SparkSession, path: str) -> int:
     now = snapshot(spark, path)
     checksum = now.checksumOpt()
     return int(checksum.get().tableSizeBytes() if checksum.isDefined() else now.sizeInBytes())
+
+
+def open_or_empty(spark: SparkSession, path: str, name: str, schema: str) -> DataFrame:
+    """Return a table, which SQL then finds as the temporary view `name`; without rows where there is none yet."""
+    if DeltaTable.isDeltaTable(spark, path):
+        view = spark.read.format("delta").load(path)
+    else:
+        view = spark.createDataFrame([], cast("StructType", StructType.fromDDL(schema)))
+    view.createOrReplaceTempView(name)
+    return view
 
 
 def delta_log(spark: SparkSession, path: str) -> Any:

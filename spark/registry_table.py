@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark.delta_staging import open_or_empty
 from spark.registry import Registry
 from spark.warehouse_folder import absolute
 
@@ -121,13 +121,7 @@ def retired_gateways(gateway_registry: DataFrame) -> DataFrame:
 
 
 def _opened(spark: SparkSession, warehouse: str, table: str) -> DataFrame:
-    path = table_path(absolute(warehouse), table)
-    if DeltaTable.isDeltaTable(spark, path):
-        view = spark.read.format("delta").load(path)
-    else:
-        view = _frame(spark, [], SCHEMAS[table])
-    view.createOrReplaceTempView(table)
-    return view
+    return open_or_empty(spark, table_path(absolute(warehouse), table), table, SCHEMAS[table])
 
 
 @contextmanager

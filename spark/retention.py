@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from spark.amendments import amendments_path
 from spark.codec_declarations import Streams
+from spark.delta_staging import open_or_empty
 from spark.delta_upkeep import delete_rows
 from spark.log_table import IMPLAUSIBLE_DATE, date_of, log_path
 from spark.payload_decode import READING_TYPE
@@ -51,11 +52,7 @@ def upkeep_path(warehouse: str) -> str:
 
 def open_upkeep(spark: SparkSession, warehouse: str) -> DataFrame:
     """Return the table, which SQL then finds as the temporary view `upkeep`; without rows where there is none."""
-    path = upkeep_path(warehouse)
-    is_there = DeltaTable.isDeltaTable(spark, path)
-    view = spark.read.format("delta").load(path) if is_there else spark.createDataFrame([], _schema())
-    view.createOrReplaceTempView("upkeep")
-    return view
+    return open_or_empty(spark, upkeep_path(warehouse), "upkeep", SCHEMA)
 
 
 def last_upkeep(spark: SparkSession, warehouse: str) -> Mapping[str, date]:
