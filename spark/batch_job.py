@@ -89,7 +89,9 @@ INTERPRETED_ROWS_MAX = 10_000
 INTERPRETED_BYTES_MAX = 10_000_000
 """The same of a start that finds no more than this in `log`."""
 STATE_S = 30.0
-"""How often what the driver keeps in memory is written to its tables."""
+"""How often what the driver keeps in memory is written to its tables, at the most."""
+STATE_SHARE = 0.04
+"""Of the time, that writing it may take: it spares a start some work, and nothing depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,7 @@ class BatchJob:
                 self._finish(last)
         self.state.begin_at(last + 1)
         self._saved_s = time.monotonic()
+        self._saving_s = 0.0
         self._last_rows = 0
         self._in_batch = False
 
@@ -197,7 +200,7 @@ class BatchJob:
             counts = self._take(records, batch, before_commit)
         self._in_batch = False
         self._last_rows = counts.rows
-        if time.monotonic() - self._saved_s > STATE_S:
+        if time.monotonic() - self._saved_s > max(STATE_S, self._saving_s / STATE_SHARE):
             self.save()
         return counts
 
@@ -235,8 +238,10 @@ class BatchJob:
         """Write what is in memory alone: the next start is quicker for it. Not of a batch that was broken off."""
         if self._in_batch or self._log.last == self.state.saved:
             return
+        begun = time.monotonic()
         self.state.save(self._log.last)
         self._saved_s = time.monotonic()
+        self._saving_s = self._saved_s - begun
 
     def _finish(self, last: int) -> None:
         """Derive from the last batch what a run that died may have left out."""

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.built_once import recorded
-from spark.codec_decimals import METRICS_TYPE, constant
+from spark.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.delta_staging import AppendTable
 from spark.warehouse_version import current_tables
@@ -164,10 +164,10 @@ class LogAppend:
     def write(self, decoded: DataFrame, streams: Streams) -> DataFrame:
         """Write decoded records, none of them as a duplicate yet, and return them as they were written."""
         if isinstance(self._batch, BatchId):
-            numbers = {"ingest": F.lit(self._batch.ingest), "batch": F.lit(self._batch.number)}
+            numbers = {"ingest": F.lit(self._batch.ingest), "batch": of_batch(self._batch.number, "topic")}
             decoded = decoded.withColumns(numbers)
         rows = log_rows(decoded.withColumn("duplicate", F.lit(False)), streams)
-        return self.rewrite(rows.withColumn("ordinal", F.lit(self.ordinal)))
+        return self.rewrite(rows.withColumn("ordinal", of_batch(self.ordinal, "topic")))
 
     def rewrite(self, rows: DataFrame) -> DataFrame:
         """Write rows of the table's columns in the place of those that were written before."""

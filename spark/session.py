@@ -18,9 +18,14 @@ JARS_NEEDED = (
     "delta-storage",
 )
 MASTER_DEFAULT = "local[*]"
+MEMORY_DEFAULT = "2g"
+"""Of a session in which one process does all: with Spark's own default of 1 GB it collects garbage half of its time."""
 COMPILE_ALL = "-XX:-DontCompileHugeMethods"
 """HotSpot compiles no method of more than 8,000 bytes, and Spark makes a method of a whole chain of columns: those of
 the headers and payloads are longer, and ran five times as slowly, interpreted for ever."""
+COLLECT_IN_PAUSES = "-XX:+UseParallelGC"
+"""G1 collects beside the work, for short pauses, which nobody needs here: on two cores it took a fifth of them."""
+JAVA_OPTIONS = (COMPILE_ALL, COLLECT_IN_PAUSES)
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
 batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
@@ -81,12 +86,21 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         "spark.sql.ui.explainMode": "simple",
         "spark.sql.maxPlanStringLength": "65536",
         "spark.ui.showConsoleProgress": "false",
+        # Code that a query was compiled to is kept for the next batch. Of the default, 100, a batch alone needs more:
+        # each had all of its code compiled anew, half of what it took.
+        "spark.sql.codegen.cache.maxEntries": "1000",
+        # Above 128 groups Spark sorts all rows by their group, to collect what is in it; a batch has thousands.
+        "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
         # Else each call that builds a query looks up where in Python it was made: a tenth of a small batch's time.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.driver.extraJavaOptions": " ".join(
-            [f"-Dlog4j2.configurationFile={log_settings}", COMPILE_ALL, os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", "")]
+            [
+                f"-Dlog4j2.configurationFile={log_settings}",
+                *JAVA_OPTIONS,
+                os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", ""),
+            ]
         ).strip(),
-        "spark.executor.extraJavaOptions": COMPILE_ALL,
+        "spark.executor.extraJavaOptions": " ".join(JAVA_OPTIONS),
     }
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
@@ -94,6 +108,8 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
     if is_on_this_machine(master):
         # Nobody else joins a local session: it need not depend on this machine's name or address.
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        if "SPARK_DRIVER_MEMORY" not in os.environ:
+            settings["spark.driver.memory"] = MEMORY_DEFAULT
     builder = SparkSession.builder.appName(application).master(master)
     for name, value in settings.items():
         if name not in given:

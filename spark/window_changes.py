@@ -6,7 +6,7 @@ are its history, the first one when it was first shown, each other one a revisio
 reads the table as a stream.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from delta.tables import DeltaTable
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.codec_decimals import VALUE_TYPE
+from spark.codec_decimals import VALUE_TYPE, of_batch
 from spark.delta_staging import AppendTable
 from spark.log_table import ORDINAL
 from spark.windows_table import KEY, SUM_TYPE
@@ -24,6 +24,7 @@ SCHEMA = f"""
     n bigint, min {VALUE_TYPE}, max {VALUE_TYPE}, sum {SUM_TYPE}, first {VALUE_TYPE}, last {VALUE_TYPE}, late bigint,
     ordinal bigint, version int, at timestamp, at_date date
 """
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 READINGS = "readings"
 CORRECTION = "correction"
 COPY = "copy"
@@ -59,10 +60,11 @@ def append_changes(table: AppendTable, changes: DataFrame, version: int, ordinal
 
     `changes` has the windows' keys and FIGURES.
     """
-    at = F.lit(datetime.now(UTC))
+    at_us = (datetime.now(UTC) - EPOCH) // timedelta(microseconds=1)
+    at = F.timestamp_micros(of_batch(at_us, "metric"))
     said = {
         "cause": F.lit(cause),
-        "ordinal": F.lit(ordinal),
+        "ordinal": of_batch(ordinal, "metric"),
         "version": F.lit(version),
         "at": at,
         "at_date": F.to_date(at),

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.built_once import recorded
-from spark.codec_decimals import VALUE_TYPE
+from spark.codec_decimals import VALUE_TYPE, of_batch
 from spark.codec_declarations import Windows
 from spark.log_table import IMPLAUSIBLE_DATE
 
@@ -164,7 +164,7 @@ def parts(windowed_readings: DataFrame, ordinal: int, window_s: int = WINDOW_S) 
 
     `first` and `last` go by event time; at the same time by buffer, lane and lane sequence.
     """
-    return _parts(windowed_readings, window_s).withColumn("ordinal", F.lit(ordinal).cast("bigint"))
+    return _parts(windowed_readings, window_s).withColumn("ordinal", of_batch(ordinal, "metric"))
 
 
 @recorded
