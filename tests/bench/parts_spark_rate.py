@@ -20,8 +20,9 @@ from tests.bench.spark_scenario import Scenario
 from tests.bench.spark_stock import WATERMARKS, Stock
 
 BATCH, BATCH_QUICK = 100_000, 2_000
-ROUNDS, ROUNDS_QUICK = 7, 1
-WARM, WARM_QUICK = 3, 1
+ROUNDS, ROUNDS_QUICK = 9, 1
+WARM, WARM_QUICK = 12, 1
+"""So many batches until the compiler of Java code has little left to do: after three, the job ran at half its rate."""
 STREAM_BATCHES = 6
 STREAM_BATCH_QUICK = 4_000
 STREAM_ROUNDS = 3
