@@ -13,6 +13,10 @@ from pyspark.sql.types import StructType
 
 from spark.built_once import Projection, built_once
 
+CHECKPOINT_INTERVAL = ("delta.checkpointInterval", "50")
+"""Property of tables that each batch appends to: after so many commits Delta writes down which files the table has, all
+of them. With its default, 10, that is a second and more of every tenth batch, and ever more with the history."""
+
 
 class AppendTable:
     """A Delta table that this process alone appends to: who committed what is asked of it once, and then remembered."""

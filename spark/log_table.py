@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from spark.built_once import recorded
 from spark.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.codec_declarations import USUAL_TIMES, Streams, Times
-from spark.delta_staging import AppendTable
+from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
 from spark.warehouse_version import current_tables
 
 SCHEMA = f"""
@@ -92,6 +92,7 @@ def create_log(spark: SparkSession, tables: str) -> None:
         .partitionedBy(PARTITION)
         .property("delta.appendOnly", "true")
         .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
+        .property(*CHECKPOINT_INTERVAL)
         .execute()
     )
 

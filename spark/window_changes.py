@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark.codec_decimals import VALUE_TYPE, of_batch
-from spark.delta_staging import AppendTable
+from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
 from spark.log_table import ORDINAL
 from spark.windows_table import KEY, SUM_TYPE
 
@@ -45,6 +45,7 @@ def create_changes(spark: SparkSession, warehouse: str) -> None:
         .partitionedBy("at_date")
         .property("delta.appendOnly", "true")
         .property("delta.dataSkippingStatsColumns", "window_start,device,metric,stream,ordinal,at")
+        .property(*CHECKPOINT_INTERVAL)
         .execute()
     )
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from spark.built_once import recorded
 from spark.codec_decimals import VALUE_TYPE, of_batch
 from spark.codec_declarations import Windows
+from spark.delta_staging import CHECKPOINT_INTERVAL
 from spark.log_table import IMPLAUSIBLE_DATE
 
 WINDOW_S = 60
@@ -118,6 +119,7 @@ def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -
         .addColumns(windows_schema())
         .partitionedBy(PARTITION)
         .property("delta.dataSkippingStatsColumns", SKIPPING_COLUMNS)
+        .property(*CHECKPOINT_INTERVAL)
         .property(WINDOW_PROPERTY, str(window_s))
         .execute()
     )

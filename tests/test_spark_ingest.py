@@ -60,6 +60,13 @@ def lines(process: subprocess.Popen[str]) -> Iterator[Line]:
         yield json.loads(line)
 
 
+def begin_checkpoint(warehouse: Path) -> None:
+    """Leave what a job leaves that is killed while it notes what its first batch is to read."""
+    offsets = warehouse / "_checkpoint" / "0" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / ".0.5ebb4032-5bc7-4b30-97ad-9579a98653bb.tmp").write_text("v1\n")
+
+
 async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> None:
     """Make the topics that are new, and send the records in order."""
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
@@ -95,10 +102,7 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     others = {"x-device-ingest-a", "x-gateway-events-ingest", "gateway-events-ingest-x"}
     resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(25, "device-ingest-a")]
 
-    # What is left by a job killed while its checkpoint was begun.
-    begun = warehouse / "_checkpoint" / "0" / "offsets"
-    begun.mkdir(parents=True)
-    (begun / ".0.5ebb4032-5bc7-4b30-97ad-9579a98653bb.tmp").write_text("v1\n")
+    begin_checkpoint(warehouse)
     with ingest(kafka, warehouse, "--interval-s", "2") as process:
         told = lines(process)
         assert next(told) == {"state": "ready"}

@@ -13,7 +13,7 @@ from tests.bench import spark_kafka, spark_rounds
 from tests.bench.context import Bench, say
 from tests.bench.report import Result
 from tests.bench.spark_feed import Feed, fill, topics
-from tests.bench.spark_job import Job, session
+from tests.bench.spark_job import Job, declared, session
 from tests.bench.spark_kafka import Tables
 from tests.bench.spark_ledger import Verdict
 from tests.bench.spark_scenario import Scenario
@@ -49,29 +49,28 @@ async def append(bench: Bench) -> list[Result]:
             feed = await fill(bench.kafka.bootstrap, fed, with_ledger=False)
             say(f"append{suffix}: {feed.records:,} records are in Kafka, {feed.resent:,} of them a second time")
             with session() as spark:
-                results += _shares(bench, spark, feed, suffix, warm + rounds)
+                results += _shares(bench, spark, feed, suffix, warm)
     return results
 
 
-def _shares(bench: Bench, spark: SparkSession, feed: Feed, suffix: str, batches: int) -> list[Result]:
+def _shares(bench: Bench, spark: SparkSession, feed: Feed, suffix: str, warm: int) -> list[Result]:
     folder = bench.directory / "append" / f"tables{suffix}"
-    parts = spark_kafka.slices(feed.ends, batches)
-    job = Job(spark, folder / "job")
+    job = Job(spark, folder / "job", declared(feed.scenario))
+    rounds = spark_rounds.Rounds(warm)
 
-    def plainly(number: int) -> None:
-        records = spark_kafka.batch(spark, bench.kafka.bootstrap, *parts[number])
-        records.write.format("delta").mode("append").save(str(folder / "append"))
+    def both(records: DataFrame, number: int) -> None:
+        append = records.write.format("delta").mode("append")
+        rounds.take({"append": lambda: append.save(str(folder / "append")), "job": lambda: job.take(records, number)})
 
-    def by_job(number: int) -> None:
-        job.take(spark_kafka.batch(spark, bench.kafka.bootstrap, *parts[number]), number)
-
-    warm = bench.pick(WARM, WARM_QUICK)
-    seconds = spark_rounds.interleaved({"append": plainly, "job": by_job}, range(batches), warm)
-    records = feed.records / batches
-    rates = {name: records / median(each) for name, each in seconds.items()}
+    # So that something is left over for a last batch, which is smaller, and does not count.
+    size = feed.records // (feed.records // bench.pick(BATCH, BATCH_QUICK)) - 1
+    stream = spark_kafka.stream(spark, bench.kafka.bootstrap, feed.scenario.partitions_of, size)
+    spark_kafka.drain(stream.writeStream.foreachBatch(both), folder / "checkpoint")
+    seconds = {name: each[:-1] for name, each in rounds.seconds.items()}
+    rates = {name: size / median(each) for name, each in seconds.items()}
     share = spark_rounds.ratio(seconds["append"], seconds["job"])
     say(f"append{suffix}: plain {rates['append']:,.0f}/s, the job {rates['job']:,.0f}/s, a share of {share:.2f}")
-    note = f"median of {batches - warm} batches of {records:,.0f} records"
+    note = f"median of {len(seconds['job'])} batches of {size:,} records"
     aim = "aim: 0.6" if not suffix else "1 % of the records come twice, in every batch"
     return [
         Result(f"append_rows_per_s{suffix}", rates["append"], "1/s", None, note),
@@ -105,7 +104,7 @@ def _beside_stock(bench: Bench, spark: SparkSession, feed: Feed) -> list[Result]
             records = spark_kafka.stream(
                 spark, bench.kafka.bootstrap, feed.scenario.partitions_of, bench.pick(BATCH, STREAM_BATCH_QUICK)
             )
-            spark_kafka.drain(tables[name], records, folder / name / "checkpoint")
+            spark_kafka.drain(tables[name].writer(records), folder / name / "checkpoint")
 
         return run
 

@@ -111,7 +111,7 @@ def _results(  # noqa: PLR0913, PLR0917 - what is run, on what, and under which 
     records = spark_kafka.stream(
         spark, bench.kafka.bootstrap, feed.scenario.partitions_of, bench.pick(BATCH, BATCH_QUICK)
     )
-    spark_kafka.drain(tables, records, folder / "checkpoint")
+    spark_kafka.drain(tables.writer(records), folder / "checkpoint")
     verdict = judged(feed, tables.windows())
     expected = plain_group_sums((feed.ledger or Ledger(())).rows(), levels)
     found = collected(group_sums(tables.windows(), levels))

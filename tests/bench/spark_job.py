@@ -16,11 +16,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from demo.child_process import log_tail
 from spark.batch_job import BatchJob
+from spark.codec_declarations import Metric, Stream, Streams
 from spark.log_table import BatchId
 from spark.session import open_session
 from spark.windows_view import open_windows
 from tests.bench.processes import Measured, NotMeasuredError, spawn, stop
 from tests.bench.spark_feed import Place
+from tests.bench.spark_scenario import Scenario
 
 SLUICE_CLOUD = Path(sys.executable).with_name("sluice-cloud")
 INGEST = "bench"
@@ -47,13 +49,19 @@ def session() -> Iterator[SparkSession]:
         spark.stop()
 
 
+def declared(scenario: Scenario) -> Streams:
+    """What `streams.toml` would say of a feed's readings."""
+    metrics = tuple(Metric(name, (name,), decimals=2) for name in sorted(scenario.metrics))
+    return Streams((Stream(scenario.topic, "json", metrics=metrics),))
+
+
 class Job:
     """The job on one warehouse, batch by batch."""
 
-    def __init__(self, spark: SparkSession, warehouse: Path) -> None:
+    def __init__(self, spark: SparkSession, warehouse: Path, streams: Streams | None = None) -> None:
         self._spark = spark
         self._warehouse = str(warehouse)
-        self._job = BatchJob(spark, self._warehouse)
+        self._job = BatchJob(spark, self._warehouse, streams)
 
     def take(self, records: DataFrame, number: int) -> None:
         """Take a batch of what Spark's Kafka source yields with `includeHeaders` into all tables."""

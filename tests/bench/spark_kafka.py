@@ -57,10 +57,9 @@ class Tables(Protocol):
     def windows(self) -> DataFrame: ...
 
 
-def drain(tables: Tables, records: DataFrame, checkpoint: Path) -> None:
+def drain(writer: DataStreamWriter, checkpoint: Path) -> None:
     """Have all that a stream has now taken, batch by batch."""
-    writer = tables.writer(records).option("checkpointLocation", str(checkpoint))
-    writer.trigger(availableNow=True).start().awaitTermination()
+    writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
 
 def counted(windows: DataFrame) -> Iterator[Counted]:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 
 Way = Callable[[int], None]
@@ -11,16 +12,30 @@ Way = Callable[[int], None]
 
 def interleaved(ways: Mapping[str, Way], rounds: Sequence[int], warm: int) -> dict[str, list[float]]:
     """The seconds of each way in each round but the first `warm` ones. Who is first changes from round to round."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for place, number in enumerate(rounds):
+    timed = Rounds(warm)
+    for number in rounds:
+        timed.take({name: partial(way, number) for name, way in ways.items()})
+    return timed.seconds
+
+
+class Rounds:
+    """The same for rounds that come by themselves, as a stream's batches do."""
+
+    def __init__(self, warm: int) -> None:
+        self.seconds: dict[str, list[float]] = {}
+        self._warm = warm
+        self._rounds = 0
+
+    def take(self, ways: Mapping[str, Callable[[], object]]) -> None:
+        """Do one round in each way."""
         names = list(ways)
-        first = place % len(names)
+        first = self._rounds % len(names)
         for name in names[first:] + names[:first]:
             begun = time.monotonic()
-            ways[name](number)
-            if place >= warm:
-                seconds[name].append(time.monotonic() - begun)
-    return seconds
+            ways[name]()
+            if self._rounds >= self._warm:
+                self.seconds.setdefault(name, []).append(time.monotonic() - begun)
+        self._rounds += 1
 
 
 def ratio(of: Sequence[float], to: Sequence[float]) -> float:
