@@ -13,6 +13,8 @@ from spark.deletions import DELETED, EMPTIED, append_deletion, is_of_device, was
 from spark.delta_upkeep import delete_rows, update_rows
 from spark.devices_heard import PATH as HEARD_PATH
 from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, read_log
+from spark.loss_records import REJECTED
+from spark.loss_table import losses_path
 from spark.seen_table import runs_path
 from spark.warehouse_folder import folder_exists
 from spark.warehouse_version import current_tables, folder_of, versions_of
@@ -69,6 +71,7 @@ def delete_from_version(spark: SparkSession, tables: str, namespace: str, device
     is_device = _is_of(namespace, device)
     for path in (amendments_path(tables), windows_path(tables), runs_path(tables), f"{tables}/{HEARD_PATH}"):
         delete_rows(spark, path, is_device)
+    delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))
     # Last: while it holds something of the device, the rest may be unfinished.
     update_rows(spark, log_path(tables), is_device & _is_told(), _nothing())
 

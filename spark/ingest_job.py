@@ -20,6 +20,7 @@ from spark.reading_starts import ReadingStart, append_start, first_start, start_
 from spark.table_upkeep import Upkeep
 from spark.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
 from spark.topic_watch import TopicWatch, TopicWatchError
+from spark.warehouse_folder import files_in
 
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0
@@ -98,7 +99,9 @@ def run_ingest(
         start = _begun(job, settings, watch.look())
         query = _Query(job, watch, stop)
         records = kafka_stream(spark, replace(source, starting=start.starting or "earliest"))
-        running = _start(records, settings, f"{settings.checkpoint.rstrip('/')}/{start.number}", query.take)
+        checkpoint = f"{settings.checkpoint.rstrip('/')}/{start.number}"
+        _expect_whole(spark, checkpoint)
+        running = _start(records, settings, checkpoint, query.take)
         try:
             ready(() if start is before else start.losses)
             _wait(running, query, report)
@@ -198,6 +201,18 @@ def _begun(job: BatchJob, settings: IngestSettings, now: Mapping[str, TopicNow])
         append_start(spark, job.tables, start)
         state.begin(start)
     return start
+
+
+def _expect_whole(spark: SparkSession, checkpoint: str) -> None:
+    """Make sure that a checkpoint which knows of batches still knows what they read. Raises CheckpointError."""
+    offsets, commits = (
+        [name for name in files_in(spark, f"{checkpoint}/{part}") if name.isdigit()] for part in ("offsets", "commits")
+    )
+    if commits and not offsets:
+        raise CheckpointError(
+            f"{checkpoint} has `commits` but no `offsets`: it is not as it was left, and batches would be counted from "
+            "0 again. Remove this folder: all is then read again, which changes nothing in the tables."
+        )
 
 
 def _reads(spark: SparkSession, pattern: str) -> Callable[[str], bool]:

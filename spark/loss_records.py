@@ -105,7 +105,7 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
     firsts = F.filter("numbers", lambda number, place: _is_beyond(number, F.get("numbers", place - 1)))
     spans = F.arrays_zip(firsts.alias("first_sequence"), lasts.alias("last_sequence"))
     each = numbers.select("*", F.inline(spans))
-    unknown = F.lit(None).cast("string")
+    identity = F.concat_ws("/", F.lit("rejected"), *RUN, "gateway", "gateway_boot", "first_sequence", "last_sequence")
     return each.select(
         "namespace",
         "gateway",
@@ -122,7 +122,7 @@ def rejects_as_losses(log: DataFrame) -> DataFrame:
         F.coalesce("told.time_error_us", F.lit(TIME_ERROR_UNKNOWN_US)).alias("told_error_us"),
         F.col("gateway_boot").alias("told_boot"),
         F.col("told.boot_time_us").alias("told_boottime_us"),
-        unknown.alias("ce_id"),
+        identity.alias("ce_id"),
     )
 
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,6 +24,7 @@ from spark.device_deletion import delete_from_version
 from spark.kafka_records import typed_records
 from spark.kafka_source import KafkaSource, kafka_range
 from spark.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
+from spark.loss_table import take_over_losses
 from spark.payload_decode import HEADER
 from spark.quarantine_retry import typed_again
 from spark.reading_starts import append_start, read_starts
@@ -160,8 +162,8 @@ class _Replay:
         """Have readers see the new version, after `window_changes` has told what is different in it."""
         self._begin_starts(self._taken + 1)
         self._job.save()
+        self._take_over_what_expired()
         self._delete_what_was_deleted()
-        self._carry_closed_windows()
         old, new = (folded(read_parts(self._spark, folder)) for folder in (self._old, self._job.tables))
         changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
         told = differences(old.select(*KEY, *FIGURES), new.select(*KEY, *FIGURES))
@@ -174,15 +176,17 @@ class _Replay:
             if self._deletions.get(device) != at_us:
                 delete_from_version(self._spark, self._job.tables, *device)
 
-    def _carry_closed_windows(self) -> None:
-        """Take over windows of before what `log` still holds: nothing else knows of them."""
+    def _take_over_what_expired(self) -> None:
+        """Take over what the old tables tell of records that `log` no longer holds: nothing else knows of them."""
         horizons = read_horizons(self._spark, self._warehouse)
         if horizons.log is not None:
             # What expired while this version was made.
             expire_log(self._spark, self._job.tables, horizons.log, self._after.streams)
-        closed_before = horizons.closed_before
-        if closed_before is None:
-            return
+            take_over_losses(self._spark, self._old, self._job.tables)
+        if horizons.closed_before is not None:
+            self._take_over_windows(horizons.closed_before)
+
+    def _take_over_windows(self, closed_before: datetime) -> None:
         is_closed = F.col("window_start") < F.lit(closed_before)
         delete_rows(self._spark, windows_path(self._job.tables), is_closed)
         parts = folded(read_parts(self._spark, self._old).where(is_closed), self._after.streams.windows.sizes[0])

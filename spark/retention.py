@@ -12,16 +12,19 @@ from datetime import UTC, date, datetime, timedelta
 from typing import cast
 
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.amendments import amendments_path
+from spark.amendments import amendments_path, effective_log
 from spark.codec_declarations import Streams
 from spark.delta_staging import open_or_empty
 from spark.delta_upkeep import delete_rows
 from spark.log_table import IMPLAUSIBLE_DATE, date_of, log_path
+from spark.loss_records import rejects_as_losses
+from spark.loss_table import append_expired
 from spark.payload_decode import READING_TYPE
+from spark.quarantine_view import still_rejected
 from spark.window_changes import changes_path
 from spark.windows_table import PARTITION as WINDOW_DATE
 from spark.windows_table import windows_path
@@ -103,7 +106,11 @@ def expire(spark: SparkSession, warehouse: str, tables: str, streams: Streams, t
     # First: who opens the tables from now on computes nothing anew from what is being removed.
     note_upkeep(spark, warehouse, befores)
     if LOG in befores:
+        is_expired = _is_expired(befores[LOG], streams)
+        rejects = rejects_as_losses(still_rejected(effective_log(spark, tables)).where(is_expired)).collect()
         expire_log(spark, tables, befores[LOG], streams)
+        # Afterwards: what dies in between leaves holes unexplained, and none explained by one reject twice.
+        append_expired(spark, tables, rejects)
     if WINDOWS in befores:
         delete_rows(spark, windows_path(tables), F.col(WINDOW_DATE) < F.lit(befores[WINDOWS]))
     if CHANGES in befores:
@@ -113,9 +120,13 @@ def expire(spark: SparkSession, warehouse: str, tables: str, streams: Streams, t
 
 def expire_log(spark: SparkSession, tables: str, before: date, streams: Streams) -> None:
     """Remove from `log` what Kafka took in so long before a date that no reading of it may be of the date or later."""
-    taken_in_before = datetime.combine(before, datetime.min.time(), UTC) - timedelta(seconds=streams.times.ahead_max_s)
     for path in (log_path(tables), amendments_path(tables)):
-        delete_rows(spark, path, F.col("kafka_timestamp") < F.lit(taken_in_before))
+        delete_rows(spark, path, _is_expired(before, streams))
+
+
+def _is_expired(before: date, streams: Streams) -> Column:
+    taken_in_before = datetime.combine(before, datetime.min.time(), UTC) - timedelta(seconds=streams.times.ahead_max_s)
+    return F.col("kafka_timestamp") < F.lit(taken_in_before)
 
 
 def without_expired(decoded: DataFrame, streams: Streams) -> DataFrame:

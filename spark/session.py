@@ -92,7 +92,7 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         # Above 128 groups Spark sorts all rows by their group, to collect what is in it; a batch has thousands.
         "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
         # A job killed while it wrote what its first batch is to read leaves a part of that file: Spark then refused the
-        # checkpoint for ever, for the sake of state that no query of ours keeps there.
+        # checkpoint for ever. What else it looks for there, `ingest` does (and no query of ours keeps state).
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
         # Else each call that builds a query looks up where in Python it was made: a tenth of a small batch's time.
         "spark.python.sql.dataFrameDebugging.enabled": "false",

@@ -56,6 +56,14 @@ def folders_in(spark: "SparkSession", path: str) -> list[str]:
     return [f"{path}/{status.getPath().getName()}" for status in system.listStatus(folder) if status.isDirectory()]
 
 
+def files_in(spark: "SparkSession", path: str) -> list[str]:
+    """The names of all files in a folder; of none where there is no such folder."""
+    system, folder = _hadoop(spark, path)
+    if not system.exists(folder):
+        return []
+    return [status.getPath().getName() for status in system.listStatus(folder) if status.isFile()]
+
+
 def remove_folder(spark: "SparkSession", path: str) -> None:
     """Remove a folder with all that is in it."""
     system, folder = _hadoop(spark, path)

@@ -14,15 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
 from spark.log_table import open_log
 from spark.session import SHORT_LIVED
 from tests import spark_oracle
-from tests.spark_oracle import KafkaRecord
+from tests.spark_kafka_feed import send
 from tests.spark_records import drawn_records
 from tests.spark_warehouse import Warehouse
 
@@ -73,27 +71,3 @@ def ingest(broker: Broker, warehouse: str, *options: str) -> Iterator[subprocess
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-
-
-async def send(broker: Broker, records: list[KafkaRecord]) -> None:
-    """Make the topics, and have each record stand at its offset with its time."""
-    # The records are of long ago: Kafka would delete them at once, and have another time of its own for them.
-    settings = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
-        topics = sorted({record.topic for record in records})
-        await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings) for name in topics])
-    finally:
-        await admin.close()
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
-        for record in records:
-            sent = await producer.send_and_wait(
-                record.topic,
-                record.value,
-                key=record.key,
-                partition=record.partition,
-                headers=record.headers,
-                timestamp_ms=round(record.timestamp.timestamp() * 1_000),
-            )
-            assert sent.offset == record.offset

@@ -12,13 +12,20 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
+from spark.device_deletion import delete_device
 from spark.evidence import open_gaps
 from spark.gateways_view import open_gateways
-from spark.log_table import BatchId
+from spark.log_table import BatchId, open_log
+from spark.loss_records import REJECTED
+from spark.loss_table import read_losses
 from spark.quarantine_retry import RetryCounts, retry
 from spark.reading_starts import append_start, first_start, start_after
+from spark.replay_job import replay
 from spark.streams_file import parse_streams
+from spark.table_upkeep import maintain
 from spark.topic_changes import GoingOn, Loss, TopicNow, TopicRead
+from spark.warehouse_folder import only_writer
+from spark.warehouse_version import folder_of
 from spark.windows_view import open_windows
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import EPOCH, LANE, NOON, kafka_frame, reading, reading_headers, rfc3339
@@ -207,3 +214,41 @@ def test_what_kafka_lost_before_it_was_read_is_a_loss_of_each_gateway(spark: Spa
         (60, "complete_with_loss", "watermark"),
     ]
     assert BatchJob(spark, warehouse).state.topics()["device-thermo"].next_offsets == {0: 131}
+
+
+def test_what_was_said_of_windows_stays_when_log_keeps_nothing_of_them(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    job = BatchJob(spark, warehouse, parse_streams('unknown = "accept"\n[retention]\nlog_days = 30\n', Path("s.toml")))
+    # 70 to 74 were lost by the sensor, 125 cannot be read, and one topic fell silent.
+    (bad,) = counted(125)
+    (idle,) = counted(1, boot=None)
+    early = [
+        *counted(*range(70), *range(75, 125), *range(126, 190)),
+        replace(bad, value=b"{"),
+        replace(idle, topic="device-idle", offset=4),
+        loss(191, 70, 74, 0),
+    ]
+    take(job, 0, early)
+    days_100 = timedelta(days=100)
+    offsets = {"device-thermo": {"0": 190}, "device-idle": {"0": 5}}
+    take(job, 1, [heartbeat(days_100.total_seconds(), 0, 1, offsets=offsets)])
+    job.save()
+    before = said(spark, warehouse), open_gaps(spark, warehouse).count()
+    assert [status for _, status, _ in before[0]].count("complete_with_loss") == 2
+    assert before[1] == 2
+
+    maintain(job, (NOON + days_100).date())
+    job.save()
+    assert open_log(spark, warehouse).count() == 1
+    assert (said(spark, warehouse), open_gaps(spark, warehouse).count()) == before
+
+    # A replay knows less of what it cannot read any more; what is lost it does not forget.
+    losses = {(row.reason, row["count"]) for row in read_losses(spark, job.tables).collect()}
+    assert losses == {("sensor-ring-overflow", 5), (REJECTED, 1)}
+    version = replay(spark, warehouse, None, None, only_writer, lambda _: None)
+    tables = folder_of(warehouse, version.number)
+    assert {(row.reason, row["count"]) for row in read_losses(spark, tables).collect()} == losses
+    assert "complete" not in {status for _, status, _ in said(spark, warehouse)}
+
+    delete_device(spark, warehouse, "plant", "42")
+    assert [row.reason for row in read_losses(spark, tables).collect()] == ["sensor-ring-overflow"]

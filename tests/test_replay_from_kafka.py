@@ -1,0 +1,116 @@
+"""A replay that reads Kafka once more, instead of `log`: by offsets and by time, and `ingest` after it."""
+
+import asyncio
+import json
+import random
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+from demo.kafka_broker import Broker
+from spark.cli import main
+from spark.ingest_job import IngestSettings, run_ingest
+from spark.kafka_source import KafkaSource
+from spark.log_table import open_log
+from spark.warehouse_version import current_version
+from tests import spark_oracle
+from tests.spark_kafka_feed import send
+from tests.spark_records import drawn_records
+from tests.spark_warehouse import Warehouse
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.kafka,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("interpreted"),
+]
+
+BATCH_RECORDS = 200
+
+
+def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    drawn = drawn_records(random.Random(11), 200)  # noqa: S311 - the same draw every time
+    records = [
+        replace(record, topic=f"{record.topic}-again", timestamp=record.timestamp + timedelta(seconds=place))
+        for place, record in enumerate(drawn)
+    ]
+    first = records[:150]
+    asyncio.run(send(kafka, first))
+    ingest(spark, kafka, warehouse)
+    before = spark_oracle.tables(first)
+    assert tables(spark, warehouse) == before
+
+    # Of one topic, from the middle of each partition on; all else comes from `log`.
+    ends = {record.partition: record.offset + 1 for record in first if record.topic == "device-thermo-again"}
+    middles = {"device-thermo-again": {partition: end // 2 for partition, end in ends.items()}}
+    assert any(offset > 0 for offset in middles["device-thermo-again"].values())
+    shown = replayed(kafka, warehouse, json.dumps(middles))
+    assert shown.exit_code == 0, shown.output
+    assert "readers see v2 now" in shown.output
+    again = [
+        record
+        for record in first
+        if record.topic in middles and record.offset >= middles[record.topic][record.partition]
+    ]
+    assert read_again(spark, warehouse) == sorted((r.topic, r.partition, r.offset) for r in again)
+    assert tables(spark, warehouse) == before
+
+    # Of all topics, from a time on by Kafka's clock.
+    since = sorted(record.timestamp for record in first)[len(first) // 3]
+    shown = replayed(kafka, warehouse, since.isoformat())
+    assert shown.exit_code == 0, shown.output
+    later = {(r.topic, r.partition, r.offset) for r in first if r.timestamp >= since}
+    assert 0 < len(later) < len(first)
+    assert set(read_again(spark, warehouse)) == later
+    assert tables(spark, warehouse) == before
+    version = current_version(spark, warehouse)
+    assert version is not None
+    assert (version.number, version.source) == (3, "v2 and kafka")
+
+    asyncio.run(send(kafka, records[150:]))
+    ingest(spark, kafka, warehouse)
+    assert tables(spark, warehouse) == spark_oracle.tables(records)
+
+    # What cannot be read is told, and leaves the tables as they are.
+    for wrong, words in (
+        ('{"device-none": {"0": 0}}', "Kafka's topic device-none is none that `log` was last read from"),
+        ('{"device-thermo-again": {"7": 0}}', "partition 7 of device-thermo-again"),
+        ("2026-03-14T12:00:00", "says no time zone"),
+        ("yesterday", "is neither a time"),
+    ):
+        shown = replayed(kafka, warehouse, wrong)
+        assert shown.exit_code != 0
+        assert words in " ".join(shown.output.split()), shown.output
+    assert current_version(spark, warehouse) == version
+
+
+def ingest(spark: SparkSession, kafka: Broker, warehouse: str) -> None:
+    """Take all that is in Kafka now."""
+    source = KafkaSource(kafka.bootstrap, "(device|gateway)-.*-again", batch_records_max=BATCH_RECORDS)
+    settings = IngestSettings(source, warehouse, f"{warehouse}/_checkpoint", once=True)
+    run_ingest(spark, settings, threading.Event(), lambda _: None, lambda _: None)
+
+
+def replayed(kafka: Broker, warehouse: str, since: str) -> Result:
+    command = ["replay", "--warehouse", warehouse, "--bootstrap", kafka.bootstrap, "--since", since]
+    return CliRunner().invoke(main, command)
+
+
+def read_again(spark: SparkSession, warehouse: str) -> list[tuple[str, int, int]]:
+    """The places of what the last replay read from Kafka. Whatever was read how, it stands there once."""
+    log = open_log(spark, warehouse).select("topic", "partition", "offset", "ingest", "ordinal").collect()
+    places = [(row.topic, row.partition, row.offset) for row in log]
+    assert len(places) == len(set(places))
+    last = max(log, key=lambda row: row.ordinal).ingest
+    assert last.startswith("replay-")
+    return sorted((row.topic, row.partition, row.offset) for row in log if row.ingest == last)
+
+
+def tables(spark: SparkSession, warehouse: str) -> spark_oracle.Tables:
+    return Warehouse(spark, Path(warehouse)).tables()
