@@ -88,7 +88,7 @@ def run_ingest(
     had records; both on this thread.
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
     Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
-    Raises CheckpointError where Spark's checkpoint is older than the tables.
+    Raises CheckpointError where Spark's checkpoint is older than the tables, or a part of it is gone.
     Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
     source = settings.source

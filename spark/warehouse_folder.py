@@ -50,24 +50,23 @@ def folder_exists(spark: "SparkSession", path: str) -> bool:
 
 def folders_in(spark: "SparkSession", path: str) -> list[str]:
     """The paths of all folders in a folder; of none where there is no such folder."""
-    system, folder = _hadoop(spark, path)
-    if not system.exists(folder):
-        return []
-    return [f"{path}/{status.getPath().getName()}" for status in system.listStatus(folder) if status.isDirectory()]
+    return [f"{path}/{status.getPath().getName()}" for status in _listed(spark, path) if status.isDirectory()]
 
 
 def files_in(spark: "SparkSession", path: str) -> list[str]:
     """The names of all files in a folder; of none where there is no such folder."""
-    system, folder = _hadoop(spark, path)
-    if not system.exists(folder):
-        return []
-    return [status.getPath().getName() for status in system.listStatus(folder) if status.isFile()]
+    return [status.getPath().getName() for status in _listed(spark, path) if status.isFile()]
 
 
 def remove_folder(spark: "SparkSession", path: str) -> None:
     """Remove a folder with all that is in it."""
     system, folder = _hadoop(spark, path)
     system.delete(folder, True)
+
+
+def _listed(spark: "SparkSession", path: str) -> list[Any]:
+    system, folder = _hadoop(spark, path)
+    return list(system.listStatus(folder)) if system.exists(folder) else []
 
 
 def _hadoop(spark: "SparkSession", path: str) -> tuple[Any, Any]:

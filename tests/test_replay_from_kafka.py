@@ -30,8 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("interpreted"),
 ]
 
-BATCH_RECORDS = 200
-
 
 def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
@@ -92,7 +90,7 @@ def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: Spark
 
 def ingest(spark: SparkSession, kafka: Broker, warehouse: str) -> None:
     """Take all that is in Kafka now."""
-    source = KafkaSource(kafka.bootstrap, "(device|gateway)-.*-again", batch_records_max=BATCH_RECORDS)
+    source = KafkaSource(kafka.bootstrap, "(device|gateway)-.*-again")
     settings = IngestSettings(source, warehouse, f"{warehouse}/_checkpoint", once=True)
     run_ingest(spark, settings, threading.Event(), lambda _: None, lambda _: None)
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +26,9 @@ from demo.kafka_broker import Broker
 from spark.batch_job import BatchCounts
 from spark.cli import main
 from spark.ingest_command import batch_line
-from spark.ingest_job import BatchReport
-from spark.log_table import open_log
+from spark.ingest_job import BatchReport, IngestSettings, run_ingest
+from spark.kafka_source import KafkaSource
+from spark.log_table import CheckpointError, open_log
 from spark.readings_view import open_readings
 from spark.session import SHORT_LIVED
 from spark.warehouse_version import folder_of
@@ -218,6 +220,20 @@ def read_until(told: Iterator[Line], offsets: dict[str, dict[str, int]]) -> list
         if offsets.items() <= line["end_offsets"].items():
             return batches
     raise AssertionError(f"ingest ended before {offsets}: {batches}")
+
+
+def test_a_checkpoint_whose_offsets_are_gone_is_refused(
+    kafka: Broker, spark: SparkSession, new_warehouse: str, tmp_path: Path
+) -> None:
+    # Put back in part: Spark would count its batches from 0 again, and what was read in them would be passed over.
+    commits = tmp_path / "checkpoint" / "0" / "commits"
+    commits.mkdir(parents=True)
+    (commits / "0").write_text("v1\n{}")
+    settings = IngestSettings(
+        KafkaSource(kafka.bootstrap, "device-none"), new_warehouse, str(tmp_path / "checkpoint"), once=True
+    )
+    with pytest.raises(CheckpointError, match="has `commits` but no `offsets`"):
+        run_ingest(spark, settings, threading.Event(), lambda _: None, lambda _: None)
 
 
 def test_a_warehouse_that_is_none_is_named(spark: SparkSession, tmp_path: Path) -> None:
