@@ -9,6 +9,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
+from spark.codec_decimals import of_batch
 from spark.delta_staging import AppendTable, is_empty
 from spark.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
@@ -37,7 +38,7 @@ def create_amendments(spark: SparkSession, tables: str) -> None:
 
 def append_amendments(table: AppendTable, rows: DataFrame, ordinal: int) -> None:
     """Append what a batch found out; nothing happens if it was appended before."""
-    table.append(rows.withColumn(AMENDED, F.lit(ordinal)), {ORDINAL: ordinal})
+    table.append(rows.withColumn(AMENDED, of_batch(ordinal, "topic")), {ORDINAL: ordinal})
 
 
 def amendments_schema() -> StructType:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import (
@@ -42,7 +42,7 @@ from spark.log_table import (
     with_topic_ids,
 )
 from spark.loss_table import append_losses, create_losses, losses_path, losses_schema
-from spark.payload_decode import decoded
+from spark.payload_decode import READING_TYPE, decoded
 from spark.readings_view import is_reading, readings
 from spark.retention import read_horizons, without_expired
 from spark.time_corrections import (
@@ -118,6 +118,22 @@ class BatchCounts:
     """By stream, members of payloads that its declaration does not name."""
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came out of telling a batch's copies apart."""
+
+    amended: int
+    """Records of earlier batches of which something else counts now."""
+    duplicates: int
+    """Records of this batch; and so the others."""
+    conflicts: int
+    unwindowed: int
+    """Of both, those that would be in no window."""
+
+
+NONE_FOUND = Found(0, 0, 0, 0)
+
+
 class BatchJob:
     """The tables of one warehouse, and what must be known to add to them."""
 
@@ -166,6 +182,7 @@ class BatchJob:
         self._saved_s = time.monotonic()
         self._saving_s = 0.0
         self._last_rows = 0
+        self._had_copies = False
         self._in_batch = False
 
     def take(
@@ -215,19 +232,28 @@ class BatchJob:
         rows = append.write(records, self.streams)
         windows = self._windows_of(append.ordinal)
         with ThreadPoolExecutor(1) as beside:
-            writing = beside.submit(windows.write, rows, self._corrections)
+            # Copies often come in batch after batch, and windows that do not know of them would be written in vain.
+            writing = None if self._had_copies else beside.submit(windows.write, rows, self._corrections)
             census = take_census(rows, append.ordinal)
-            writing.result()
-        with self._copies(rows, census, append.ordinal) as copies:
-            if copies is not None:
-                rows = append.rewrite(with_verdicts(rows, copies.of_batch()))
-                windows.write(rows, self._corrections)
-            before_commit()
-            append.commit()
-            self._derive(rows, census, copies, windows)
-        # Where nothing came again and no time was put right, the census knows all.
-        as_counted = copies is None and not self._corrections.told_us
-        return self._counts(rows, census, append.ordinal, begun, windows.rows() if as_counted else None)
+            with self._copies(rows, census, append.ordinal) as copies:
+                self._had_copies = copies is not None
+                if writing is not None:
+                    writing.result()
+                if copies is not None:
+                    rows = with_verdicts(rows, copies.of_batch())
+                if copies is not None or writing is None:
+                    writing = beside.submit(windows.write, rows, self._corrections)
+                if copies is not None:
+                    rows = append.rewrite(rows)
+                writing.result()
+                before_commit()
+                append.commit()
+                self._derive(rows, census, copies, windows)
+        # Where nothing of before changed and no time was put right, the census and the verdicts know all.
+        found = NONE_FOUND if copies is None else copies.found
+        if found.amended or self._corrections.told_us:
+            return self._counts(rows, census, append.ordinal, begun)
+        return self._counts(rows, census, append.ordinal, begun, windows.rows(), found)
 
     @property
     def next_ordinal(self) -> int:
@@ -313,10 +339,16 @@ class BatchJob:
         finally:
             copies.close()
 
-    def _counts(
-        self, rows: DataFrame, census: Census, ordinal: int, begun: float, added: DataFrame | None = None
+    def _counts(  # noqa: PLR0913, PLR0917 - what is known, from where
+        self,
+        rows: DataFrame,
+        census: Census,
+        ordinal: int,
+        begun: float,
+        added: DataFrame | None = None,
+        found: Found = NONE_FOUND,
     ) -> BatchCounts:
-        """`added` is what the batch added to its windows, if nothing of it was computed anew and the census knows all.
+        """`added`: what the batch added to its windows, if nothing was computed anew and `found` completes the census.
 
         The table knows it too, but only after Spark has read the table's log again.
         """
@@ -325,7 +357,7 @@ class BatchJob:
             F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
         )
         if added is not None:
-            figures = (0, census.rejected, census.unwindowed)
+            figures = (found.duplicates, census.rejected + found.conflicts, census.unwindowed - found.unwindowed)
         else:
             row = _first(
                 retimed(rows, self._corrections.current, self._times).agg(
@@ -417,15 +449,32 @@ class Copies:
         was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
         self._judged = judged(was, conflicts_kept(job.streams)).persist()
         self._ordinal = ordinal
+        self.found = self._count()
 
     def of_batch(self) -> DataFrame:
         return self._judged.where(F.col("ordinal") == self._ordinal)
 
     def of_earlier_batches(self) -> DataFrame | None:
         """Those of which something else counts now; None where there are none."""
+        return self._judged.where(self._is_amended()).drop("was") if self.found.amended else None
+
+    def _is_amended(self) -> Column:
         changed = ~F.struct("duplicate", "reject_reason").eqNullSafe(F.col("was"))
-        amended = self._judged.where((F.col("ordinal") < self._ordinal) & changed).drop("was")
-        return None if amended.isEmpty() else amended
+        return (F.col("ordinal") < self._ordinal) & changed
+
+    def _count(self) -> Found:
+        of_batch = F.col("ordinal") == self._ordinal
+        is_conflict = F.col("reject_reason").isNotNull()
+        no_reading = (F.col("ce_type") == READING_TYPE) & (F.col("duplicate") | is_conflict)
+        row = _first(
+            self._judged.agg(
+                F.count_if(self._is_amended()).alias("amended"),
+                F.count_if(of_batch & F.col("duplicate")).alias("duplicates"),
+                F.count_if(of_batch & is_conflict).alias("conflicts"),
+                F.count_if(of_batch & no_reading & unwindowed()).alias("unwindowed"),
+            )
+        )
+        return Found(**row.asDict())
 
     def close(self) -> None:
         self._judged.unpersist()

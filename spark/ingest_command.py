@@ -106,7 +106,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     options = kafka_settings(kafka_options, kafka_config)
     expect_kafka(bootstrap)
     spark = session("sluice-ingest")
-    from spark.ingest_job import IngestSettings, run_ingest  # noqa: PLC0415
+    from spark.ingest_job import IngestSettings, Listener, run_ingest  # noqa: PLC0415
     from spark.kafka_options import check_options  # noqa: PLC0415
     from spark.kafka_source import KafkaSource  # noqa: PLC0415
 
@@ -143,10 +143,13 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
         lines = [json.dumps(batch_members(batch))] if as_json else [batch_line(batch), *undeclared_lines(batch, told)]
         click.echo("\n".join(lines))
 
+    def warn(words: str) -> None:
+        click.echo(f"warning: {words}", err=True)
+
     try:
         with _failures_in_words(options), only_writer(warehouse):
             check_options(spark, bootstrap, options)
-            run_ingest(spark, settings, stop, ready, report)
+            run_ingest(spark, settings, stop, Listener(ready, report, warn))
     finally:
         spark.stop()
 

@@ -60,6 +60,18 @@ class BatchReport:
     """The next offset to be read, by topic and partition."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who is told how a run goes on."""
+
+    ready: Callable[[Sequence[Loss]], None] = lambda _: None
+    """When the query runs, with what was found to be lost in Kafka."""
+    report: Callable[[BatchReport], None] = lambda _: None
+    """After every batch that had records."""
+    warn: Callable[[str], None] = lambda _: None
+    """Of upkeep that failed, which holds up no reading. On any thread; the others on the caller's."""
+
+
 class QueryIdError(Exception):
     """Spark does not say which query a batch belongs to; the message says what to do."""
 
@@ -75,17 +87,9 @@ class Interrupted(Exception):  # noqa: N818 - a request, not an error
     """A batch that must not begin, because the job was asked to stop. It is read again by the next run."""
 
 
-def run_ingest(
-    spark: SparkSession,
-    settings: IngestSettings,
-    stop: threading.Event,
-    ready: Callable[[Sequence[Loss]], None],
-    report: Callable[[BatchReport], None],
-) -> None:
+def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Event, listener: Listener) -> None:
     """Run until everything is read (`once`), or until `stop` is set: the running batch is then finished first.
 
-    `ready` is called when the query runs, with what was found to be lost in Kafka, and `report` after every batch that
-    had records; both on this thread.
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
     Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
     Raises CheckpointError where Spark's checkpoint is older than the tables, or a part of it is gone.
@@ -97,14 +101,14 @@ def run_ingest(
     with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
         before = job.state.start
         start = _begun(job, settings, watch.look())
-        query = _Query(job, watch, stop)
+        query = _Query(job, watch, stop, listener.warn)
         records = kafka_stream(spark, replace(source, starting=start.starting or "earliest"))
         checkpoint = f"{settings.checkpoint.rstrip('/')}/{start.number}"
         _expect_whole(spark, checkpoint)
         running = _start(records, settings, checkpoint, query.take)
         try:
-            ready(() if start is before else start.losses)
-            _wait(running, query, report)
+            listener.ready(() if start is before else start.losses)
+            _wait(running, query, listener.report)
             query.tidy()
         except StreamingQueryException:
             if query.trouble is not None:
@@ -114,19 +118,19 @@ def run_ingest(
         finally:
             running.stop()
             job.save()
-        _report_rest(running, query.finished, report)
+        _report_rest(running, query.finished, listener.report)
 
 
 class _Query:
     """What Spark calls for each batch, and what is known of them."""
 
-    def __init__(self, job: BatchJob, watch: TopicWatch, stop: threading.Event) -> None:
+    def __init__(self, job: BatchJob, watch: TopicWatch, stop: threading.Event, warn: Callable[[str], None]) -> None:
         self.job = job
         self.stop = stop
         self.finished: dict[int, BatchCounts] = {}
         self.trouble: Exception | None = None
         self._watch = watch
-        self._upkeep = Upkeep(job)
+        self._upkeep = Upkeep(job, warn)
         self._newest_us: int | None = None
         # Kafka is asked from Spark's thread, and from the waiting one.
         self._asking = threading.Lock()

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -40,8 +43,10 @@ class _Kept:
 class Upkeep:
     """The tables of a job, and what was done for them so far."""
 
-    def __init__(self, job: BatchJob) -> None:
+    def __init__(self, job: BatchJob, warn: Callable[[str], None]) -> None:
+        """`warn` is told of what could not be done; readings are taken all the same."""
         self._job = job
+        self._warn = warn
         tables = job.tables
         self._kept: tuple[_Kept, ...] = (
             _Kept(log_path(tables), LOG_PARTITION),
@@ -63,7 +68,10 @@ class Upkeep:
         for kept in self._kept if self._batches % LOOK_BATCHES == 0 else ():
             files = file_count(self._job.spark, kept.path)
             if files >= self._looked_at[kept.path] + FILES_NEW_MIN:
-                self._tidy(kept)
+                failure = _failure(partial(self._tidy, kept))
+                if failure is not None:
+                    again = f"tried again after {FILES_NEW_MIN} more"
+                    self._warn(f"{kept.path}: its small files could not be made one, {again}: {failure}")
                 self._looked_at[kept.path] = file_count(self._job.spark, kept.path)
         self._daily(_today(newest_us))
 
@@ -86,7 +94,8 @@ class Upkeep:
             # A new warehouse has nothing that is old.
             self._day = last_day(spark, self._job.warehouse) or first_made(spark, self._job.warehouse)
         if today > self._day:
-            maintain(self._job, today)
+            for words in maintain(self._job, today):
+                self._warn(words)
             self._day = today
 
 
@@ -96,10 +105,10 @@ def maintain(
     *,
     keep_days: float = KEEP_DAYS,
     report: Callable[[str], None] = lambda _: None,
-) -> None:
+) -> list[str]:
     """Remove what is older than `streams.toml` says it is kept, and files that nothing has needed for `keep_days`.
 
-    Nobody else may write the warehouse meanwhile.
+    Nobody else may write the warehouse meanwhile. Returns of which tables files could not be removed, and why.
     """
     spark, warehouse = job.spark, job.warehouse
     # What was expired is never derived from again.
@@ -107,10 +116,12 @@ def maintain(
     for what, before in expire(spark, warehouse, job.tables, job.streams, today).items():
         report(f"{what}: nothing from before {before} is left")
     job.horizons = read_horizons(spark, warehouse)
-    for path in delta_tables(spark, warehouse):
-        vacuum(spark, path, keep_days * 24)
-    report(f"files that nothing has needed for {keep_days:g} days are removed")
-    note_upkeep(spark, warehouse, {FILES: today - timedelta(days=keep_days)})
+    tried = {path: _failure(partial(vacuum, spark, path, keep_days * 24)) for path in delta_tables(spark, warehouse)}
+    failed = [f"{path}: its old files could not be removed: {words}" for path, words in tried.items() if words]
+    if not failed:
+        report(f"files that nothing has needed for {keep_days:g} days are removed")
+        note_upkeep(spark, warehouse, {FILES: today - timedelta(days=keep_days)})
+    return failed
 
 
 def newest_day(job: BatchJob) -> date:
@@ -141,6 +152,15 @@ def delta_tables(spark: SparkSession, warehouse: str) -> list[str]:
 
 def _tables_in(spark: SparkSession, folder: str) -> list[str]:
     return [path for path in folders_in(spark, folder) if f"{path}/_delta_log" in folders_in(spark, path)]
+
+
+def _failure(do: Callable[[], None]) -> str | None:
+    """Do what the tables are right without, and say why it failed if it did: no reading waits for it."""
+    try:
+        do()
+    except (PySparkException, Py4JError) as error:
+        return next((line for line in str(error).splitlines() if line), type(error).__name__)
+    return None
 
 
 def _today(newest_us: int) -> date:

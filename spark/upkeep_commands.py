@@ -39,7 +39,9 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
             for number in remove_old_versions(spark, warehouse):
                 click.echo(f"v{number} is removed")
         job = BatchJob(spark, warehouse)
-        do_all(job, newest_day(job), keep_days=keep_days, report=click.echo)
+        failed = do_all(job, newest_day(job), keep_days=keep_days, report=click.echo)
+        if failed:
+            raise click.ClickException("\n".join([*failed, "the other tables are done"]))
 
 
 @click.command("delete")

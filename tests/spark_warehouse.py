@@ -3,8 +3,9 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.testing import assertDataFrameEqual
 
 from spark.amendments import effective_log
 from spark.batch_job import BatchCounts, BatchJob, interpreted_if
@@ -14,6 +15,12 @@ from spark.windows_view import open_windows
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord, Reading, WindowKey, WindowRow
 from tests.spark_records import EPOCH, kafka_frame
+
+
+def expect_rows(frame: DataFrame, rows: DataFrame | list[Row]) -> None:
+    """Fail, and show which rows differ, unless a frame has just these rows, in any order."""
+    # Sums are exact here: nothing is nearly the same.
+    assertDataFrameEqual(frame, rows, rtol=0, atol=0, showOnlyDiff=True)
 
 
 class Warehouse:

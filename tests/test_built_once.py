@@ -7,6 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.built_once import built_once, recorded
 from spark.kafka_records import typed_records
 from tests.spark_records import kafka_frame, reading, reading_headers
+from tests.spark_warehouse import expect_rows
 
 pytestmark = pytest.mark.spark
 
@@ -28,10 +29,11 @@ def test_a_recorded_function_runs_once_for_each_schema_and_argument(spark: Spark
     others = spark.createDataFrame([("c", 9)], "device string, n int")
     wider = spark.createDataFrame([("a", 1, 100)], "device string, n int, extra int")
 
-    assert sorted(by_device(some, 2).collect()) == [("A", 1, 4, 2), ("B", 1, 6, 2)]
+    totals = "name string, rows bigint, twice bigint, least bigint"
+    expect_rows(by_device(some, 2), spark.createDataFrame([("A", 1, 4, 2), ("B", 1, 6, 2)], totals))
     assert by_device(others, 2).collect() == [("C", 1, 18, 2)]
     assert runs == [2]
-    assert sorted(by_device(some, 1).collect()) == [("A", 2, 6, 2), ("B", 1, 6, 1)]
+    expect_rows(by_device(some, 1), spark.createDataFrame([("A", 2, 6, 2), ("B", 1, 6, 1)], totals))
     assert by_device(wider, 1).collect() == [("A", 1, 100, 2, 1)]
     assert runs == [2, 1, 1]
 

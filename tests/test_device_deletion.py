@@ -137,7 +137,7 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     assert old.count() == 0
     assert told_on_disk(spark, warehouse) == {"42", "43", "plant/42"}
     assert remove_old_versions(spark, warehouse) == [1]
-    maintain(BatchJob(spark, warehouse), NOON.date(), keep_days=0)
+    assert maintain(BatchJob(spark, warehouse), NOON.date(), keep_days=0) == []
     assert told_on_disk(spark, warehouse) == {"43"}
     assert seen(spark, warehouse) == {"43": other}
 

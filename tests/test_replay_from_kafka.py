@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
 from spark.cli import main
-from spark.ingest_job import IngestSettings, run_ingest
+from spark.ingest_job import IngestSettings, Listener, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import open_log
 from spark.warehouse_version import current_version
@@ -92,7 +92,7 @@ def ingest(spark: SparkSession, kafka: Broker, warehouse: str) -> None:
     """Take all that is in Kafka now."""
     source = KafkaSource(kafka.bootstrap, "(device|gateway)-.*-again")
     settings = IngestSettings(source, warehouse, f"{warehouse}/_checkpoint", once=True)
-    run_ingest(spark, settings, threading.Event(), lambda _: None, lambda _: None)
+    run_ingest(spark, settings, threading.Event(), Listener(warn=pytest.fail))
 
 
 def replayed(kafka: Broker, warehouse: str, since: str) -> Result:

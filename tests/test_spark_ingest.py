@@ -26,7 +26,7 @@ from demo.kafka_broker import Broker
 from spark.batch_job import BatchCounts
 from spark.cli import main
 from spark.ingest_command import batch_line
-from spark.ingest_job import BatchReport, IngestSettings, run_ingest
+from spark.ingest_job import BatchReport, IngestSettings, Listener, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import CheckpointError, open_log
 from spark.readings_view import open_readings
@@ -233,7 +233,7 @@ def test_a_checkpoint_whose_offsets_are_gone_is_refused(
         KafkaSource(kafka.bootstrap, "device-none"), new_warehouse, str(tmp_path / "checkpoint"), once=True
     )
     with pytest.raises(CheckpointError, match="has `commits` but no `offsets`"):
-        run_ingest(spark, settings, threading.Event(), lambda _: None, lambda _: None)
+        run_ingest(spark, settings, threading.Event(), Listener(warn=pytest.fail))
 
 
 def test_a_warehouse_that_is_none_is_named(spark: SparkSession, tmp_path: Path) -> None:

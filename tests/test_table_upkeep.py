@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark import delta_upkeep, table_upkeep
 from spark.batch_job import BatchJob
@@ -13,14 +14,16 @@ from spark.delta_upkeep import Files, file_count
 from spark.log_table import BatchId, log_path
 from spark.readings_view import open_readings
 from spark.replay_job import replay
+from spark.retention import last_day
 from spark.seen_table import seen_path
-from spark.table_upkeep import Upkeep, delta_tables, remove_old_versions
+from spark.table_upkeep import Upkeep, delta_tables, maintain, remove_old_versions
 from spark.warehouse_folder import only_writer
 from spark.window_changes import changes_path, read_changes
 from spark.windows_table import read_parts, windows_path
 from spark.windows_view import open_windows
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+from tests.spark_warehouse import expect_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -33,9 +36,17 @@ def sent(sequence: int) -> KafkaRecord:
     return replace(record, timestamp=time)
 
 
-def contents(spark: SparkSession, warehouse: str) -> list[list[str]]:
-    views = (open_readings, open_windows, read_changes)
-    return [sorted(map(repr, view(spark, warehouse).collect())) for view in views]
+def views(spark: SparkSession, warehouse: str) -> list[DataFrame]:
+    return [view(spark, warehouse) for view in (open_readings, open_windows, read_changes)]
+
+
+def contents(spark: SparkSession, warehouse: str) -> list[list[Row]]:
+    return [view.collect() for view in views(spark, warehouse)]
+
+
+def expect_contents(spark: SparkSession, warehouse: str, before: list[list[Row]]) -> None:
+    for view, rows in zip(views(spark, warehouse), before, strict=True):
+        expect_rows(view, rows)
 
 
 def test_files_become_few_and_rows_stay(
@@ -47,7 +58,7 @@ def test_files_become_few_and_rows_stay(
     monkeypatch.setattr(delta_upkeep, "FILES_MIN", BATCHES)
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
-    upkeep = Upkeep(job)
+    upkeep = Upkeep(job, pytest.fail)
     paths = [log_path(job.tables), windows_path(job.tables), changes_path(warehouse), seen_path(job.tables)]
     for number in range(BATCHES + 1):
         job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
@@ -56,7 +67,7 @@ def test_files_become_few_and_rows_stay(
         upkeep.after_batch(round(sent(number).timestamp.timestamp() * 1e6))
         if before:
             assert [file_count(spark, path) for path in paths] == [1] * len(paths)
-            assert contents(spark, warehouse) == before
+            expect_contents(spark, warehouse, before)
             # What is folded is one row a window: all of them are of one minute.
             assert read_parts(spark, job.tables).count() == 1
 
@@ -68,19 +79,50 @@ def test_files_become_few_and_rows_stay(
 
 def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_warehouse: str) -> None:
     job = BatchJob(spark, new_warehouse)
-    upkeep = Upkeep(job)
+    upkeep = Upkeep(job, pytest.fail)
     today = datetime.now(UTC)
-    with patch.object(table_upkeep, "maintain", wraps=table_upkeep.maintain) as maintain:
+    with patch.object(table_upkeep, "maintain", wraps=table_upkeep.maintain) as maintaining:
         # The warehouse is of today; a record of tomorrow is one of a clock that is ahead.
         for time in (today, today + timedelta(days=1), today + timedelta(days=400)):
             upkeep.after_batch(round(time.timestamp() * 1e6))
-        assert maintain.call_count == 0
+        assert maintaining.call_count == 0
         with patch.object(table_upkeep, "first_made", return_value=today.date() - timedelta(days=1)):
             for _ in range(2):
-                later = Upkeep(job)
+                later = Upkeep(job, pytest.fail)
                 later.after_batch(round(today.timestamp() * 1e6))
                 later.after_batch(round(today.timestamp() * 1e6))
-    assert maintain.call_count == 1
+    assert maintaining.call_count == 1
+
+
+def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
+    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
+    monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", 2)
+    monkeypatch.setattr(delta_upkeep, "FILES_MIN", 2)
+    job = BatchJob(spark, new_warehouse)
+    warnings: list[str] = []
+    upkeep = Upkeep(job, warnings.append)
+    changes = Path(changes_path(new_warehouse))
+    for number in range(2):
+        job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
+    # As a disk loses it, or somebody who makes room by hand.
+    next(changes.glob("*/*.parquet")).unlink()
+    upkeep.after_batch(round(sent(1).timestamp.timestamp() * 1e6))
+    (warning,) = warnings
+    assert warning.startswith(f"{changes}: its small files could not be made one")
+    assert file_count(spark, log_path(job.tables)) == 1
+    assert job.take(kafka_frame(spark, [sent(2)]), BatchId("query", 2), {}).rows == 1
+
+    # As a removal that broke off leaves a table.
+    broken = Path(new_warehouse) / "broken"
+    (broken / "_delta_log").mkdir(parents=True)
+    (failed,) = maintain(job, NOON.date())
+    assert failed.startswith(f"{broken}: its old files could not be removed")
+    assert last_day(spark, new_warehouse) is None
+    broken.joinpath("_delta_log").rmdir()
+    assert maintain(job, NOON.date()) == []
+    assert last_day(spark, new_warehouse) is not None
 
 
 def test_tables_of_old_versions_are_removed_when_asked(spark: SparkSession, new_warehouse: str) -> None:
@@ -90,7 +132,7 @@ def test_tables_of_old_versions_are_removed_when_asked(spark: SparkSession, new_
     before = contents(spark, new_warehouse)
     assert remove_old_versions(spark, new_warehouse) == [1]
     assert remove_old_versions(spark, new_warehouse) == []
-    assert contents(spark, new_warehouse) == before
+    expect_contents(spark, new_warehouse, before)
     assert not any("/v1/" in path for path in delta_tables(spark, new_warehouse))
 
 

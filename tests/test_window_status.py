@@ -24,6 +24,7 @@ from spark.window_status import Evidence, with_status
 from tests import oracle_status
 from tests.oracle_status import UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
 from tests.spark_records import EPOCH, NOON
+from tests.spark_warehouse import expect_rows
 
 if TYPE_CHECKING:
     from spark.gateway_rows import GatewayRow
@@ -435,7 +436,7 @@ def test_windows_of_a_span_need_no_older_history(spark: SparkSession) -> None:
         spark, [Window("s", "42", THERMO, at(120), at(160)), Window("s", "42", THERMO, at(60), at(99))]
     )
     between = with_status(windows, evidence, (at(60), at(160)))
-    assert sorted(between.collect()) == sorted(with_status(windows, evidence).collect())
+    expect_rows(between, with_status(windows, evidence))
 
 
 def test_one_devices_windows_need_only_what_is_known_of_it(spark: SparkSession, tmp_path: Path) -> None:

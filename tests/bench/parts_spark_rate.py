@@ -108,7 +108,7 @@ def _beside_stock(bench: Bench, spark: SparkSession, feed: Feed) -> list[Result]
 
         return run
 
-    ways = {"job": way("job", lambda path: Job(spark, path))}
+    ways = {"job": way("job", lambda path: Job(spark, path, declared(feed.scenario)))}
     ways |= {watermark: way(watermark, partial(Stock, spark, watermark)) for watermark in WATERMARKS}
     rounds = range(bench.pick(STREAM_ROUNDS + 1, 1))
     seconds = spark_rounds.interleaved(ways, rounds, bench.pick(1, 0))
