@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import (
@@ -23,9 +23,10 @@ from spark.amendments import (
     create_amendments,
     effective_log,
 )
+from spark.batch_copies import NONE_FOUND, Copies, Found
 from spark.census import Census, take_census
 from spark.codec_declarations import Streams
-from spark.copies import Suspects, conflicts_kept, judged, suspected, with_verdicts
+from spark.copies import conflicts_kept, with_verdicts
 from spark.deletions import read_deletions, was_deleted, without_deleted
 from spark.delta_staging import AppendTable, table_bytes
 from spark.job_state import JobState
@@ -42,7 +43,7 @@ from spark.log_table import (
     with_topic_ids,
 )
 from spark.loss_table import append_losses, create_losses, losses_path, losses_schema
-from spark.payload_decode import READING_TYPE, decoded
+from spark.payload_decode import decoded
 from spark.readings_view import is_reading, readings
 from spark.retention import read_horizons, without_expired
 from spark.time_corrections import (
@@ -116,22 +117,6 @@ class BatchCounts:
     """By topic, Kafka's timestamp of the newest record."""
     undeclared: Mapping[str, set[str]] = field(default_factory=dict)
     """By stream, members of payloads that its declaration does not name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What came out of telling a batch's copies apart."""
-
-    amended: int
-    """Records of earlier batches of which something else counts now."""
-    duplicates: int
-    """Records of this batch; and so the others."""
-    conflicts: int
-    unwindowed: int
-    """Of both, those that would be in no window."""
-
-
-NONE_FOUND = Found(0, 0, 0, 0)
 
 
 class BatchJob:
@@ -333,7 +318,8 @@ class BatchJob:
         if not suspects:
             yield None
             return
-        copies = Copies(self, rows, suspects, ordinal)
+        earlier = effective_log(self.spark, self.tables, before=ordinal)
+        copies = Copies(rows, earlier, suspects, conflicts_kept(self.streams), ordinal)
         try:
             yield copies
         finally:
@@ -435,49 +421,6 @@ class WindowsAppend:
         """Nothing happens if an earlier attempt committed them."""
         if self._table.last(ORDINAL) < self.ordinal:
             self._append.commit({ORDINAL: self.ordinal})
-
-
-class Copies:
-    """The records of a batch that came again, what they are copies of in earlier ones, and what is said of them."""
-
-    def __init__(self, job: BatchJob, rows: DataFrame, suspects: Suspects, ordinal: int) -> None:
-        earlier = effective_log(job.spark, job.tables, before=ordinal)
-        in_batches = F.lit(False)
-        for first, last in suspects.batches:
-            in_batches |= F.col("ordinal").between(first, last)
-        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects.in_batch()))
-        was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
-        self._judged = judged(was, conflicts_kept(job.streams)).persist()
-        self._ordinal = ordinal
-        self.found = self._count()
-
-    def of_batch(self) -> DataFrame:
-        return self._judged.where(F.col("ordinal") == self._ordinal)
-
-    def of_earlier_batches(self) -> DataFrame | None:
-        """Those of which something else counts now; None where there are none."""
-        return self._judged.where(self._is_amended()).drop("was") if self.found.amended else None
-
-    def _is_amended(self) -> Column:
-        changed = ~F.struct("duplicate", "reject_reason").eqNullSafe(F.col("was"))
-        return (F.col("ordinal") < self._ordinal) & changed
-
-    def _count(self) -> Found:
-        of_batch = F.col("ordinal") == self._ordinal
-        is_conflict = F.col("reject_reason").isNotNull()
-        no_reading = (F.col("ce_type") == READING_TYPE) & (F.col("duplicate") | is_conflict)
-        row = _first(
-            self._judged.agg(
-                F.count_if(self._is_amended()).alias("amended"),
-                F.count_if(of_batch & F.col("duplicate")).alias("duplicates"),
-                F.count_if(of_batch & is_conflict).alias("conflicts"),
-                F.count_if(of_batch & no_reading & unwindowed()).alias("unwindowed"),
-            )
-        )
-        return Found(**row.asDict())
-
-    def close(self) -> None:
-        self._judged.unpersist()
 
 
 def _first(frame: DataFrame) -> Row:

@@ -538,7 +538,7 @@ def area_of(keys: Iterable[WindowKey]) -> Area | None:
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """`batch_job.Copies`: what is said of records that came again, and of what they are copies of."""
+    """`batch_copies.Copies`: what is said of records that came again, and of what they are copies of."""
 
     of_batch: list[LogRow]
     of_earlier_batches: list[LogRow]

@@ -1,0 +1,67 @@
+"""What came again in one batch: the copies of its records, in it and before it, and what is said of each now."""
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark.copies import Suspects, judged, suspected
+from spark.payload_decode import READING_TYPE
+from spark.windows_table import unwindowed
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came out of telling a batch's copies apart."""
+
+    amended: int
+    """Records of earlier batches of which something else counts now."""
+    duplicates: int
+    """Records of this batch; and so the others."""
+    conflicts: int
+    unwindowed: int
+    """Of both, those that would be in no window."""
+
+
+NONE_FOUND = Found(0, 0, 0, 0)
+
+
+class Copies:
+    """The records of a batch that came again, what they are copies of in earlier ones, and what is said of them."""
+
+    def __init__(self, rows: DataFrame, earlier: DataFrame, suspects: Suspects, kept: Column, ordinal: int) -> None:
+        """`rows` are the batch's of `log`, `earlier` those before it as they count; `kept` as `judged` takes it."""
+        in_batches = F.lit(False)
+        for first, last in suspects.batches:
+            in_batches |= F.col("ordinal").between(first, last)
+        found = suspected(earlier.where(in_batches), suspects).unionByName(suspected(rows, suspects.in_batch()))
+        was = found.withColumn("was", F.struct("duplicate", "reject_reason"))
+        self._judged = judged(was, kept).persist()
+        self._ordinal = ordinal
+        self.found = self._count()
+
+    def of_batch(self) -> DataFrame:
+        return self._judged.where(F.col("ordinal") == self._ordinal)
+
+    def of_earlier_batches(self) -> DataFrame | None:
+        """Those of which something else counts now; None where there are none."""
+        return self._judged.where(self._is_amended()).drop("was") if self.found.amended else None
+
+    def _is_amended(self) -> Column:
+        changed = ~F.struct("duplicate", "reject_reason").eqNullSafe(F.col("was"))
+        return (F.col("ordinal") < self._ordinal) & changed
+
+    def _count(self) -> Found:
+        of_batch = F.col("ordinal") == self._ordinal
+        is_conflict = F.col("reject_reason").isNotNull()
+        no_reading = (F.col("ce_type") == READING_TYPE) & (F.col("duplicate") | is_conflict)
+        (row,) = self._judged.agg(
+            F.count_if(self._is_amended()).alias("amended"),
+            F.count_if(of_batch & F.col("duplicate")).alias("duplicates"),
+            F.count_if(of_batch & is_conflict).alias("conflicts"),
+            F.count_if(of_batch & no_reading & unwindowed()).alias("unwindowed"),
+        ).collect()
+        return Found(**row.asDict())
+
+    def close(self) -> None:
+        self._judged.unpersist()
