@@ -87,9 +87,15 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
 def session(application: str) -> "SparkSession":
     """Start Spark, or say what is missing."""
     try:
-        return open_session(application)
+        spark = open_session(application)
     except JarsMissingError as error:
         raise click.ClickException(str(error)) from error
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415
+
+    # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+    return spark
 
 
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:

@@ -45,3 +45,13 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
     assert by_table["versions"][0].declarations == "none"
     assert shown.exit_code == 0, shown.output
     assert "window_start" in shown.output
+
+
+def test_a_misspelt_column_is_told_in_a_line(spark: SparkSession, new_warehouse: str) -> None:
+    BatchJob(spark, new_warehouse)
+    wrong = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, "SELECT statuss FROM windows"])
+    assert wrong.exit_code == 1
+    # PySpark would log the whole plan besides, and a trace of Java's calls: fifty thousand characters.
+    assert len(wrong.output.splitlines()) == 1
+    assert wrong.output.startswith("Error: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
+    assert "Did you mean one of the following? [`status`" in wrong.output
