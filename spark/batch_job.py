@@ -226,11 +226,11 @@ class BatchJob:
                     writing.result()
                 if copies is not None:
                     rows = with_verdicts(rows, copies.of_batch())
-                if copies is not None or writing is None:
                     writing = beside.submit(windows.write, rows, self._corrections)
-                if copies is not None:
                     rows = append.rewrite(rows)
-                writing.result()
+                    writing.result()
+                elif writing is None:
+                    windows.write(rows, self._corrections)
                 before_commit()
                 append.commit()
                 self._derive(rows, census, copies, windows)

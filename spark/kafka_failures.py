@@ -116,7 +116,7 @@ def told_by(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> str:
-    """The line that the innermost cause in the JVM says."""
-    told = told_by(error).splitlines()
+    """The line that the innermost cause in the JVM says; without one, the error's own first line."""
+    told = [line for line in told_by(error).splitlines() if line.strip()]
     causes = [line.partition(": ")[2] for line in told if re.match(r"Caused by: |: \S", line.strip())]
-    return (causes or told or [type(error).__name__])[-1].strip()
+    return (causes[-1:] or told or [type(error).__name__])[0].strip()

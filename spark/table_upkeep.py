@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.amendments import amendments_path
 from spark.batch_job import BatchJob
 from spark.delta_upkeep import FILE_BYTES, compact, file_count, files_by_partition, vacuum
+from spark.kafka_failures import innermost
 from spark.log_table import PARTITION as LOG_PARTITION
 from spark.log_table import log_path, read_log
 from spark.retention import FILES, expire, last_day, note_upkeep, read_horizons
@@ -159,7 +160,7 @@ def _failure(do: Callable[[], None]) -> str | None:
     try:
         do()
     except (PySparkException, Py4JError) as error:
-        return next((line for line in str(error).splitlines() if line), type(error).__name__)
+        return innermost(error)
     return None
 
 
