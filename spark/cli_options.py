@@ -130,6 +130,8 @@ def print_rows(rows: "DataFrame", columns: Sequence[str], *, as_json: bool, spar
     left_out = columns_left_out(columns, cells, spare, terminal_width())
     for line in table_lines([name for name in columns if name not in left_out], cells, terminal_width()):
         click.echo(line)
+    if not cells:
+        click.echo("(none)", err=True)
     if left_out:
         words = f"no room here for {', '.join(left_out)}: --json shows all, and so does a wider terminal"
         click.echo(hanging(words, 0, sys.stderr), err=True)

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
         "spark.sql.shuffle.partitions": "2",
         # Delta's vacuum lists a table's folders in so many tasks, however few they are: by default 10,000.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",
+        # Nothing is kept there; Spark makes the folder all the same, by default wherever a command is called.
+        "spark.sql.warehouse.dir": Path(gettempdir()).as_uri(),
         "spark.ui.enabled": "false",
         # Without a page to show them on, Spark still keeps the plans of the last 1,000 queries, and all jobs' tasks.
         "spark.sql.ui.retainedExecutions": "5",

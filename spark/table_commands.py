@@ -120,19 +120,20 @@ def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
 def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Ask the tables in Spark's SQL: log, readings, windows, gaps and all others of docs/tables.md."""
     spark = session("sluice-sql")
-    from pyspark.errors import AnalysisException  # noqa: PLC0415
+    from pyspark.errors import PySparkException  # noqa: PLC0415
 
     from spark.views import open_all  # noqa: PLC0415
 
-    def asked(spark: "SparkSession", warehouse: str) -> "DataFrame":
-        open_all(spark, warehouse)
-        try:
-            return spark.sql(query)
-        except AnalysisException as error:
-            raise click.ClickException(str(error).partition(";\n")[0]) from error
-
-    found = opened(spark, warehouse, asked)
-    print_rows(found.limit(limit), found.columns, as_json=as_json)
+    tables = opened(spark, warehouse, open_all)
+    try:
+        found = spark.sql(query)
+        print_rows(found.limit(limit), found.columns, as_json=as_json)
+    except PySparkException as error:
+        # What follows is the plan.
+        words = str(error).partition(";\n")[0].strip()
+        if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
+            words = f"{words.splitlines()[0]} There are: {', '.join(tables)}."
+        raise click.ClickException(words) from error
 
 
 @click.group()

@@ -55,3 +55,23 @@ def test_a_misspelt_column_is_told_in_a_line(spark: SparkSession, new_warehouse:
     assert len(wrong.output.splitlines()) == 1
     assert wrong.output.startswith("Error: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
     assert "Did you mean one of the following? [`status`" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SELECT * FROM reading", "[TABLE_OR_VIEW_NOT_FOUND] The table or view `reading` cannot be found"),
+        ("SELEC 1", "[PARSE_SYNTAX_ERROR] Syntax error at or near 'SELEC'"),
+        ("SELECT 1 / count(*) FROM readings", "[DIVIDE_BY_ZERO] Division by zero"),
+    ],
+)
+def test_a_query_that_cannot_be_answered_is_told_why(
+    spark: SparkSession, new_warehouse: str, query: str, told: str
+) -> None:
+    BatchJob(spark, new_warehouse)
+    wrong = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, query])
+    assert wrong.exit_code == 1
+    assert isinstance(wrong.exception, SystemExit), wrong.exception
+    assert wrong.output.startswith(f"Error: {told}")
+    if "TABLE" in told:
+        assert "There are: log, readings, windows, window_changes," in wrong.output
