@@ -194,11 +194,14 @@ def properties(text: str) -> Iterator[tuple[str, str]]:
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Lines without comments and blank ones, joined where a backslash stands at the end; with their numbers."""
     waiting: tuple[int, str] | None = None
-    for number, physical in enumerate(re.split(r"\r\n|\r|\n", text), start=1):
+    ended = re.sub(r"(?:\r\n|\r|\n)\Z", "", text)
+    for number, physical in enumerate(re.split(r"\r\n|\r|\n", ended), start=1):
         line = physical.lstrip(" \t\f")
-        if waiting is None and (not line or line[0] in "#!"):
-            continue
         begun, before = waiting or (number, "")
+        if not before and (not line or line[0] in "#!"):
+            # To Java a backslash alone on its line has begun nothing.
+            waiting = None
+            continue
         if (len(line) - len(line.rstrip("\\"))) % 2:
             waiting = (begun, before + line[:-1])
         else:

@@ -15,11 +15,21 @@ def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
-        # All tests in one: what Spark compiled and cached for the first is still there at the last.
-        environment.setenv("SPARK_DRIVER_MEMORY", "2g")
+        # All tests in one: what Spark compiled for the first is still there at the last.
+        environment.setenv("SPARK_DRIVER_MEMORY", "3g")
         session = open_session("sluice-tests", master="local[2]")
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def forgotten_tables(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Delta keeps the tables of all tests in memory for an hour, and no other test reads them."""
+    yield
+    if "spark" in request.fixturenames:
+        from spark.delta_staging import jvm_of
+
+        jvm_of(request.getfixturevalue("spark")).org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyspark.errors import StreamingQueryException
@@ -108,6 +108,10 @@ def test_a_file_with_a_secret_is_its_owners_alone(tmp_path: Path) -> None:
 @pytest.mark.spark
 @hypothesis_settings(deadline=None, max_examples=150)
 @given(st.text("ab=: \t\f\\\n\r#!u0041tän", max_size=30))
+@example("\\\r#a")
+@example("\\\n\na=b")
+@example("\\\n")
+@example("\\\n ")
 def test_a_file_is_read_as_java_reads_it(spark: SparkSession, text: str) -> None:
     jvm: Any = spark._jvm
     expected = jvm.java.util.Properties()
