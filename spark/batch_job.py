@@ -57,13 +57,15 @@ from spark.time_corrections import (
     retimed,
     take_corrections,
 )
-from spark.warehouse_version import Version, current_version, folder_of, make_current
+from spark.warehouse_folder import folder_exists
+from spark.warehouse_version import Version, change_version, current_version, folder_of
 from spark.window_changes import (
     COPY,
     CORRECTION,
     FIGURES,
     READINGS,
     append_changes,
+    append_replayed,
     changes_path,
     changes_schema,
     create_changes,
@@ -160,6 +162,8 @@ class BatchJob:
         with interpreted_if(spark, small=table_bytes(spark, log_path(self.tables)) <= INTERPRETED_BYTES_MAX):
             self.state = JobState(spark, self._log, self.tables, reads)
             self._corrections = known_corrections(spark, self.tables)
+            if self._is_seen and version.number > 1:
+                self._tell_of_replay(version.number, last)
             # What is saved was derived from whole.
             if last > self.state.saved:
                 self._finish(last)
@@ -262,6 +266,12 @@ class BatchJob:
         windows.write(rows, self._corrections)
         with self._copies(rows, census, last) as copies:
             self._derive(rows, census, copies, windows)
+
+    def _tell_of_replay(self, version: int, last: int) -> None:
+        """Tell what a replay changed that died right after it had readers see it."""
+        before = folder_of(self.warehouse, version - 1)
+        if folder_exists(self.spark, before):
+            append_replayed(self._changes, before, self.tables, version, last)
 
     def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:
         """Bring all other tables to where `log` is."""
@@ -379,7 +389,8 @@ class BatchJob:
             version = replace(version, streams=streams)
         self._made(version)
         if version != before:
-            make_current(self.spark, self.warehouse, version)
+            # A registry may be loaded meanwhile.
+            change_version(self.spark, self.warehouse, lambda now: replace(now or version, streams=version.streams))
         return version
 
     def _made(self, version: Version) -> Version:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.calibration import CALIBRATED_TYPE, by_span, site_columns, with_calibrations, with_sites
 from spark.codec_decimals import VALUE_TYPE
 from spark.registry_spans import borders, last_border, next_border, span_at
-from spark.windows_table import SUM_TYPE, time_spans, unwindowed
+from spark.windows_table import SUM_TYPE, deviation, time_spans, unwindowed
 
 METRIC = ("namespace", "device", "stream", "metric")
 KEY = (*METRIC, "window_start", "window_end")
@@ -118,7 +118,7 @@ def _cut_parts(cut: DataFrame, readings: DataFrame) -> DataFrame:
             F.max(ordered)["value"].alias("last"),
             F.sort_array(F.collect_list("value")).alias("values"),
         )
-        .withColumn("deviation", _deviation())
+        .withColumn("deviation", deviation())
     )
     figures = [name for name in own.columns if name not in KEY]
     joined = cut.join(own.withColumnsRenamed({name: f"_own_{name}" for name in figures}), list(KEY))
@@ -126,13 +126,6 @@ def _cut_parts(cut: DataFrame, readings: DataFrame) -> DataFrame:
         *(F.col(f"_own_{name}" if name in figures else name).alias(name) for name in cut.columns),
         *(F.col(f"_own_{name}").alias(name) for name in ("span_from", "span_to")),
     )
-
-
-def _deviation() -> Column:
-    """The deviation as `windows` has it."""
-    total, n = F.col("sum").cast("double"), F.col("n")
-    spread = F.col("sum_of_squares").cast("double") - total * total / n
-    return F.when(n > 1, F.sqrt(F.greatest(spread, F.lit(0.0)) / (n - 1)))
 
 
 # -- figures of calibrated values -------------------------------------------------------------------------------------

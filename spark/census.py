@@ -47,7 +47,7 @@ class Census:
     undeclared: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     """By stream, members of payloads that its declaration does not name."""
     lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
-    """By buffer and lane, the numbers of good records, sorted, with repetitions."""
+    """By buffer and lane, the numbers of records, sorted, with repetitions."""
     runs: list[BatchRun] = field(default_factory=list)
     """Devices' own numbers, as islands."""
     repeated: list[RunKey] = field(default_factory=list)
@@ -135,8 +135,9 @@ def _lanes(rows: DataFrame) -> DataFrame:
     numbers = F.sort_array(F.collect_list("lane_sequence"))
     first, last, size = F.element_at("sorted", 1), F.element_at("sorted", -1), F.size("sorted")
     dense = (last - first + 1 == size) & (F.size(F.array_distinct("sorted")) == size)
+    # Rejects too, though nothing is their copy: each would leave a hole in its lane for ever.
     return (
-        rows.where(may_be_copy())
+        rows.where(F.col("ce_id").isNotNull())
         .groupBy(*LANE)
         .agg(numbers.alias("sorted"))
         .select(*LANE, first.alias("first"), last.alias("last"), F.when(~dense, F.col("sorted")).alias("numbers"))

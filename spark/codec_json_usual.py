@@ -48,11 +48,12 @@ def read_usual(parsed: DataFrame, streams: Streams) -> DataFrame:
     # stands there once. Lengths in bytes: Spark counts characters one by one.
     present = " + ".join(f"CAST(quick_values.{name} IS NOT NULL AS INT)" for name in _places(width))
     colons = "OCTET_LENGTH(usual) - OCTET_LENGTH(REPLACE(usual, ':', ''))"
-    # It comes first wherever it is needed, and so is computed once.
+    # It comes first wherever it is needed, and so is computed once. What it decides on stands in an IF: of two sides of
+    # an AND, Spark computes what comes twice in one of them beforehand, needed or not.
     surprises = f"COALESCE({colons} != {present}, TRUE)"
     return parsed.select("*", F.expr(f"IF(usual IS NULL, NULL, {values})").alias("quick_values")).select(
         *parsed.columns,
-        F.expr(f"{surprises} AND usual IS NOT NULL AND {some_twice}").alias("quick_twice"),
+        F.expr(f"IF({surprises} AND usual IS NOT NULL, {some_twice}, FALSE)").alias("quick_twice"),
         F.expr(f"IF(usual IS NULL, NULL, COALESCE({metrics}, {every}))").alias("quick"),
         F.expr(f"IF(quick_values IS NULL, NULL, {bad})").alias("quick_bad"),
         F.expr(f"IF({surprises} AND quick_values IS NOT NULL, {undeclared}, NULL)").alias("quick_undeclared"),

@@ -17,7 +17,7 @@ from spark.loss_records import REJECTED
 from spark.loss_table import losses_path
 from spark.seen_table import runs_path
 from spark.warehouse_folder import folder_exists
-from spark.warehouse_version import current_tables, folder_of, versions_of
+from spark.warehouse_version import folder_of, seen_tables, versions_of
 from spark.window_changes import changes_path
 from spark.windows_table import windows_path
 
@@ -33,7 +33,7 @@ class DeletionCounts:
 
 def rows_of_device(spark: SparkSession, warehouse: str, namespace: str, device: str) -> int:
     """Count the rows of `log` that hold something of a device. Raises NoWarehouseError."""
-    log = read_log(spark, current_tables(spark, warehouse))
+    log = read_log(spark, seen_tables(spark, warehouse))
     return log.where(_is_of(namespace, device) & _is_told()).count()
 
 

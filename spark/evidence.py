@@ -20,16 +20,16 @@ from spark.seen_table import runs_path
 from spark.sequence_runs import RUN as RUN_COLUMNS
 from spark.state_table import read_states
 from spark.time_corrections import read_corrections
-from spark.warehouse_version import open_version, tables_of
+from spark.warehouse_version import Version, seen_tables
 from spark.window_status import Evidence
 from spark.window_status import gaps as gaps_by
 
 LOST_IN_KAFKA = "deleted in Kafka before it was read"
 
 
-def read_evidence(spark: SparkSession, warehouse: str) -> Evidence:
+def read_evidence(spark: SparkSession, warehouse: str, version: Version | None = None) -> Evidence:
     """Read what is known. To be read before the windows that it is to judge: then they hold all that it speaks of."""
-    tables = tables_of(warehouse, open_version(spark, warehouse))
+    tables = seen_tables(spark, warehouse, version)
     runs = read_states(spark, runs_path(tables), RUN_COLUMNS)
     heard = read_states(spark, f"{tables}/{HEARD_PATH}", ("namespace", "device", "stream"))
     gateways = read_gateways(spark, tables)
@@ -49,9 +49,9 @@ def read_evidence(spark: SparkSession, warehouse: str) -> Evidence:
     return replace(evidence, losses=told.unionByName(lost_in_kafka(evidence.services, starts))) if starts else evidence
 
 
-def open_gaps(spark: SparkSession, warehouse: str) -> DataFrame:
+def open_gaps(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
     """Return `gaps`, which SQL then finds as the temporary view of that name."""
-    view = gaps_by(read_evidence(spark, warehouse))
+    view = gaps_by(read_evidence(spark, warehouse, version))
     view.createOrReplaceTempView("gaps")
     return view
 

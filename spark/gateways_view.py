@@ -9,7 +9,7 @@ from spark.gateway_rows import GatewayRow
 from spark.gateway_table import read_gateways
 from spark.registry_table import open_gateway_registry
 from spark.time_corrections import read_corrections
-from spark.warehouse_version import open_version, tables_of
+from spark.warehouse_version import Version, seen_tables
 
 SCHEMA = """
     namespace string, gateway string, site string, buffer string, is_present boolean, gateway_boot string,
@@ -22,9 +22,9 @@ that have not been read yet."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def open_gateways(spark: SparkSession, warehouse: str) -> DataFrame:
+def open_gateways(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
     """Return the gateways, which SQL then finds as the temporary view `gateways`."""
-    tables = tables_of(warehouse, open_version(spark, warehouse))
+    tables = seen_tables(spark, warehouse, version)
     states = read_gateways(spark, tables)
     corrections = [Correction(*row) for row in read_corrections(spark, tables).collect()]
     known = clocks(corrections, states.boots())

@@ -1,15 +1,19 @@
-"""Which sequence numbers of each lane stand in `log`: exact, small, and without Spark.
+"""Which sequence numbers of each lane may stand in `log`: small whatever comes, and without Spark.
 
 A lane's numbers are dense, so what was seen of it is all numbers below one, and a few bits above. A copy that comes
-again is found by its number alone, whatever its partition, its topic or its place in the order.
+again is found by its number alone, whatever its partition, its topic or its place in the order. Where a number never
+comes (it was dropped at the edge, or its topic is not read), the bits do not grow with what follows: they move on, and
+from then on each number below them counts as one that may have been seen. `log` itself tells whether it was.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-AHEAD_MAX = 1 << 24
-"""How far above the first number that is missing others are held as bits: two megabytes at the most."""
+AHEAD_MAX = 1 << 20
+"""How far above the first number that is missing others are held as bits: 128 kB at the most."""
+FAR_MAX = 1 << 12
+"""So many numbers above that make the bits move on; fewer may be damaged or forged ones."""
 SPANS_MAX = 64
 """Spans that say in which batches a lane's numbers came; of more, neighbours are joined."""
 
@@ -32,7 +36,7 @@ class SeenLane:
     """What was seen of one lane."""
 
     below: int = 0
-    """All numbers below this one were seen."""
+    """All numbers below this one were seen, or may have been."""
     above: int = 0
     """Bit n: the number `below` + n."""
     spans: list[BatchSpan] = field(default_factory=list)
@@ -41,7 +45,7 @@ class SeenLane:
     """Numbers `AHEAD_MAX` and more above `below`: a damaged or forged one must not cost the memory of all between."""
 
     def add(self, numbers: Sequence[int], batch: int) -> list[tuple[int, int]]:
-        """Take up a batch's numbers, sorted; return those that were seen before, or twice in it, as ranges."""
+        """Take up a batch's numbers, sorted; return those that may have been seen before, or twice in it, as ranges."""
         self._note(numbers[0], numbers[-1], batch)
         near = numbers[: bisect_left(numbers, self.below + AHEAD_MAX)]
         again = self._add_near(near) if near else []
@@ -49,12 +53,26 @@ class SeenLane:
             far = numbers[len(near) :]
             again += ranges(number for number in far if number in self.far) + ranges(_repeated(far))
             self.far.update(far)
-            # What has come near since.
-            nearer = sorted(number for number in self.far if number < self.below + AHEAD_MAX)
-            if nearer:
-                self.far.difference_update(nearer)
-                again += self._add_near(nearer)
+            again += self._take_near()
+            while len(self.far) > FAR_MAX:
+                # By the middle one: no single number can move the bits away from the others.
+                self._move_on(sorted(self.far)[len(self.far) // 2] - AHEAD_MAX // 2)
+                again += self._take_near()
         return joined(again)
+
+    def _take_near(self) -> list[tuple[int, int]]:
+        """Hold as bits what has come near, and what comes near by that."""
+        again: list[tuple[int, int]] = []
+        while nearer := sorted(number for number in self.far if number < self.below + AHEAD_MAX):
+            self.far.difference_update(nearer)
+            held = nearer[bisect_left(nearer, self.below) :]
+            again += self._add_near(held) if held else []
+        return again
+
+    def _move_on(self, below: int) -> None:
+        self.above >>= below - self.below
+        self.below = below
+        self._collapse()
 
     def _add_near(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
         first, last = numbers[0], numbers[-1]
@@ -70,11 +88,14 @@ class SeenLane:
             bits = bits_of((number - self.below for number in numbers if number >= self.below), last - self.below + 1)
         again += [(low + self.below, high + self.below) for low, high in ranges(set_bits(bits & self.above))]
         self.above |= bits
+        self._collapse()
+        return again
+
+    def _collapse(self) -> None:
         # Trailing ones: what is seen without a hole from `below` on.
         dense = ((self.above + 1) & ~self.above).bit_length() - 1
         self.above >>= dense
         self.below += dense
-        return again
 
     def batches(self, first: int, last: int) -> list[tuple[int, int]]:
         """Which batches these numbers may have come in."""

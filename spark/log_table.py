@@ -14,7 +14,7 @@ from spark.built_once import recorded
 from spark.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.codec_declarations import USUAL_TIMES, Streams, Times
 from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
-from spark.warehouse_version import current_tables
+from spark.warehouse_version import Version, seen_tables
 
 SCHEMA = f"""
     topic_id string, topic string, partition int, offset bigint, kafka_timestamp timestamp,
@@ -102,9 +102,9 @@ def read_log(spark: SparkSession, tables: str) -> DataFrame:
     return spark.read.format("delta").load(log_path(tables))
 
 
-def open_log(spark: SparkSession, warehouse: str) -> DataFrame:
+def open_log(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
     """Return the warehouse's `log`, which SQL then finds as the temporary view `log`."""
-    log = read_log(spark, current_tables(spark, warehouse))
+    log = read_log(spark, seen_tables(spark, warehouse, version))
     log.createOrReplaceTempView("log")
     return log
 
@@ -200,7 +200,7 @@ def with_topic_ids(records: DataFrame, topic_ids: Mapping[str, str]) -> DataFram
 def log_rows(judged: DataFrame, streams: Streams) -> DataFrame:
     """Bring decoded records, with topic ids and batch, into the table's columns, but for `ordinal`."""
     numbering = {"ordinal"}
-    ago_us = F.array_max(F.transform("metrics", lambda metric: metric["ago_us"]))
+    ago_us = F.array_max("metrics.ago_us")
     complete = judged.withColumns(
         {
             "pack_span_us": ago_us,

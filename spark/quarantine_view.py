@@ -8,7 +8,7 @@ from spark.deletions import was_deleted
 from spark.log_table import IMPLAUSIBLE_DATE, from_kafka, is_implausible
 from spark.readings_view import is_reading
 from spark.time_corrections import known_corrections, retimed
-from spark.warehouse_version import open_version, tables_of
+from spark.warehouse_version import Version, open_version, tables_of
 
 PLACE = ("topic_id", "topic", "partition", "offset")
 IMPLAUSIBLE = "implausible-time: too long before or after Kafka took the record in"
@@ -19,12 +19,12 @@ COLUMNS = (
 )
 
 
-def open_quarantine(spark: SparkSession, warehouse: str) -> DataFrame:
+def open_quarantine(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
     """Return the warehouse's `quarantine`, which SQL then finds as the temporary view of that name.
 
     One row for each record that is a reject, or was one before it was read again (`retried`).
     """
-    version = open_version(spark, warehouse)
+    version = version or open_version(spark, warehouse)
     tables = tables_of(warehouse, version)
     log = effective_log(spark, tables)
     corrections = known_corrections(spark, tables)

@@ -12,7 +12,7 @@ from spark.codec_declarations import USUAL_TIMES, Times
 from spark.log_table import is_implausible
 from spark.payload_decode import READING_TYPE
 from spark.time_corrections import known_corrections, retimed
-from spark.warehouse_version import open_version, tables_of
+from spark.warehouse_version import Version, open_version, tables_of
 
 
 @built_once
@@ -64,12 +64,12 @@ def _each_metric(retimed: DataFrame) -> DataFrame:
     )
 
 
-def open_readings(spark: SparkSession, warehouse: str) -> DataFrame:
+def open_readings(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:
     """Return the warehouse's `readings`, which SQL then finds as the temporary view `readings`.
 
     Times are put right by the corrections that there are now: opened anew, it has those that came since.
     """
-    version = open_version(spark, warehouse)
+    version = version or open_version(spark, warehouse)
     view = readings_of(spark, tables_of(warehouse, version), version.streams.times)
     view.createOrReplaceTempView("readings")
     return view

@@ -4,10 +4,7 @@ All that goes by them is computed on read, so that what is loaded here shows at 
 writes them: a registry may be loaded while an ingest runs.
 """
 
-import fcntl
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import cast
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from spark.delta_staging import open_or_empty
 from spark.registry import Registry
-from spark.warehouse_folder import absolute
+from spark.warehouse_folder import absolute, locked
 
 FACTOR_TYPE = "decimal(12,6)"
 """Of `scale` and `offset`: six digits before the point and six behind it."""
@@ -52,7 +49,7 @@ def load_registry(spark: SparkSession, warehouse: str, registry: Registry) -> st
         CALIBRATIONS: calibrations_frame(spark, registry),
         GATEWAYS: gateways_frame(spark, registry),
     }
-    with _one_at_a_time(absolute(warehouse)):
+    with locked(absolute(warehouse), LOCK):
         for table, frame in frames.items():
             (
                 frame.coalesce(1)
@@ -122,15 +119,3 @@ def retired_gateways(gateway_registry: DataFrame) -> DataFrame:
 
 def _opened(spark: SparkSession, warehouse: str, table: str) -> DataFrame:
     return open_or_empty(spark, table_path(absolute(warehouse), table), table, SCHEMAS[table])
-
-
-@contextmanager
-def _one_at_a_time(warehouse: str) -> Iterator[None]:
-    if "://" in warehouse:
-        yield
-        return
-    folder = Path(warehouse)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

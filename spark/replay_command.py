@@ -17,7 +17,7 @@ from spark.cli_options import (
     streams_option,
     warehouse_option,
 )
-from spark.warehouse_folder import only_writer
+from spark.warehouse_folder import WarehouseInUseError, only_replay, only_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,12 +81,13 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
         kafka = None
         if bootstrap is not None and since is not None:
             kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
-        version = make_anew(spark, warehouse, streams, kafka, only_writer, report)
+        with only_replay(warehouse):
+            version = make_anew(spark, warehouse, streams, kafka, only_writer, report)
         click.echo(f"readers see v{version.number} now, by declarations {version.streams.version}")
 
     try:
         opened(spark, warehouse, made)
-    except (TopicWatchError, KafkaOptionError, WindowLengthError) as error:
+    except (TopicWatchError, KafkaOptionError, WindowLengthError, WarehouseInUseError) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -3,6 +3,7 @@
 What is made anew is a version of its own. While it is made, `ingest` may go on writing the other one; what comes
 meanwhile is caught up on. Then, for a moment, nobody writes, and the new version takes the old one's place in a single
 commit: readers see the one or the other, never half of either. `ingest` then goes on with the new one, where it was.
+After that commit `window_changes` is told what is different; of a replay that died in between, the next writer tells.
 """
 
 import time
@@ -30,9 +31,9 @@ from spark.quarantine_retry import typed_again
 from spark.reading_starts import append_start, read_starts
 from spark.retention import expire_log, read_horizons
 from spark.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder
-from spark.warehouse_version import Version, folder_of, make_current, open_version, tables_of
-from spark.window_changes import FIGURES, REPLAY, append_changes, changes_path, changes_schema, differences
-from spark.windows_table import KEY, WindowLengthError, folded, read_parts, windows_path, windows_schema
+from spark.warehouse_version import Version, change_version, folder_of, open_version, tables_of
+from spark.window_changes import append_replayed, changes_path, changes_schema
+from spark.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
 
 if TYPE_CHECKING:
     from spark.codec_declarations import Streams
@@ -75,10 +76,11 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
     only_writer: Callable[[str], AbstractContextManager[None]],
     report: Callable[[ReplayProgress], None],
 ) -> Version:
-    """Make a new version of all tables and have readers see it; return it.
+    """Make a new version of all tables and have readers see it; return it. No other replay must run meanwhile.
 
-    `streams` are the declarations that it is made by; None: those of the present version. `only_writer` yields where
-    nobody else writes the warehouse, and raises WarehouseInUseError where somebody does: it is tried again. Raises
+    `streams` are the declarations that it is made by; None: those of the present version, and where these change
+    meanwhile, all is made once more. `only_writer` yields where nobody else writes the warehouse, and raises
+    WarehouseInUseError where somebody does: it is tried again. Raises
     WindowLengthError where windows that `log` no longer has the readings of cannot become windows of the new length.
     """
     before = open_version(spark, warehouse)
@@ -96,9 +98,10 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
     while True:
         try:
             with only_writer(warehouse):
-                making.catch_up()
-                making.publish()
-                return after
+                if streams is not None or open_version(spark, warehouse).streams == before.streams:
+                    making.catch_up()
+                    return making.publish()
+            return replay(spark, warehouse, None, kafka, only_writer, report)
         except WarehouseInUseError:
             report(making.progress(is_waiting=True))
             time.sleep(WAIT_S)
@@ -158,17 +161,22 @@ class _Replay:
             typed = with_topic_ids(typed_records(records), kafka.topic_ids)
             self._take(typed, BatchId(query, number))
 
-    def publish(self) -> None:
-        """Have readers see the new version, after `window_changes` has told what is different in it."""
+    def publish(self) -> Version:
+        """Have readers see the new version, and tell `window_changes` what is different in it. Return that version."""
         self._begin_starts(self._taken + 1)
         self._job.save()
         self._take_over_what_expired()
         self._delete_what_was_deleted()
-        old, new = (folded(read_parts(self._spark, folder)) for folder in (self._old, self._job.tables))
+
+        def published(now: Version | None) -> Version:
+            # A registry may have been loaded since.
+            return self._after if now is None else replace(self._after, registry=now.registry)
+
+        change_version(self._spark, self._warehouse, published)
         changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
-        told = differences(old.select(*KEY, *FIGURES), new.select(*KEY, *FIGURES))
-        append_changes(changes, told, self._after.number, self._job.next_ordinal - 1, REPLAY)
-        make_current(self._spark, self._warehouse, self._after)
+        last = self._job.next_ordinal - 1
+        append_replayed(changes, self._old, self._job.tables, self._after.number, last)
+        return open_version(self._spark, self._warehouse)
 
     def _delete_what_was_deleted(self) -> None:
         """Delete the data of devices that were deleted while this version was made."""

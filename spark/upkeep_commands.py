@@ -35,10 +35,11 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
 
     opened(spark, warehouse, open_version)
     with writing_alone(warehouse):
+        # First: what a replay that died has not told yet is told by comparing the versions.
+        job = BatchJob(spark, warehouse)
         if old_versions:
             for number in remove_old_versions(spark, warehouse):
                 click.echo(f"v{number} is removed")
-        job = BatchJob(spark, warehouse)
         failed = do_all(job, newest_day(job), keep_days=keep_days, report=click.echo)
         if failed:
             raise click.ClickException("\n".join([*failed, "the other tables are done"]))

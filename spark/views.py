@@ -10,7 +10,7 @@ from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
 from spark.registry_table import open_calibrations, open_devices, open_gateway_registry
 from spark.retention import open_upkeep
-from spark.warehouse_version import versions_path
+from spark.warehouse_version import open_version, versions_path
 from spark.window_changes import read_changes
 from spark.windows_view import open_windows
 
@@ -25,14 +25,16 @@ def open_all(spark: SparkSession, warehouse: str) -> dict[str, DataFrame]:
 
     As of now: opened anew, they have what came since. Raises NoWarehouseError.
     """
+    # One for all: a replay may have another take its place meanwhile.
+    version = open_version(spark, warehouse)
     # Windows before what tells of single records, so that these hold all that windows speak of.
     found = {
-        "windows": open_windows(spark, warehouse),
-        "gaps": open_gaps(spark, warehouse),
-        "gateways": open_gateways(spark, warehouse),
-        "readings": open_readings(spark, warehouse),
-        "quarantine": open_quarantine(spark, warehouse),
-        "log": open_log(spark, warehouse),
+        "windows": open_windows(spark, warehouse, version=version),
+        "gaps": open_gaps(spark, warehouse, version),
+        "gateways": open_gateways(spark, warehouse, version),
+        "readings": open_readings(spark, warehouse, version),
+        "quarantine": open_quarantine(spark, warehouse, version),
+        "log": open_log(spark, warehouse, version),
         "window_changes": read_changes(spark, warehouse),
         "versions": spark.read.format("delta").load(versions_path(warehouse)),
         "devices": open_devices(spark, warehouse),

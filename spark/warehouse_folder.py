@@ -1,6 +1,7 @@
 """The folder of the tables: its name made absolute, one writer at a time, and folders in it on any file system."""
 
 import fcntl
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCK = "_ingest.lock"
+INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
+# A local file as a URI, as Hadoop takes it: `file:/data`, `file:///data`.
+_LOCAL = re.compile(r"file:(?://)?(/.*)")
 
 
 class WarehouseInUseError(Exception):
-    """Another `ingest` writes this warehouse; the message says what to do."""
+    """Another `ingest` writes this warehouse, or another replay; the message says what to do."""
 
 
 def absolute(warehouse: str) -> str:
-    """A local path made absolute, for Spark would take a relative one for a table's name; a URI as it is."""
+    """A local path made absolute, for Spark would take a relative one for a table's name; another URI as it is."""
+    local = _LOCAL.fullmatch(warehouse)
+    if local is not None:
+        return local[1]
     return warehouse if "://" in warehouse else str(Path(warehouse).absolute())
 
 
@@ -27,18 +33,31 @@ def only_writer(warehouse: str) -> Iterator[None]:
 
     On an object store nothing can be locked here: whoever runs the job sees to it.
     """
+    in_use = f"another ingest writes {warehouse}: let it, or stop it first; two would spoil each other's batches"
+    with locked(warehouse, INGEST_LOCK, in_use):
+        yield
+
+
+@contextmanager
+def only_replay(warehouse: str) -> Iterator[None]:
+    """The same of a second replay: it would remove what the first one makes."""
+    with locked(warehouse, REPLAY_LOCK, f"another replay of {warehouse} is at work: let it, or stop it first"):
+        yield
+
+
+@contextmanager
+def locked(warehouse: str, name: str, in_use: str | None = None) -> Iterator[None]:
+    """Hold a lock of a local warehouse. Who holds it is waited for, or WarehouseInUseError says that it is `in_use`."""
     if "://" in warehouse:
         yield
         return
     folder = Path(warehouse)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock:
+    with (folder / name).open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX if in_use is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise WarehouseInUseError(
-                f"another ingest writes {warehouse}: let it, or stop it first; two would spoil each other's batches"
-            ) from error
+            raise WarehouseInUseError(in_use) from error
         yield
 
 

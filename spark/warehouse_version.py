@@ -1,12 +1,13 @@
 """Versions of a warehouse's tables, and which one readers see.
 
 All tables of a version lie in a folder of their own, `vN`. `versions` says what each was made by, and which one counts:
-its last row, so that a version takes another's place in one commit. Where a version goes on with other declarations or
-another registry, it stands there once more.
+the last row of the greatest number, so that a version takes another's place in one commit. Where a version goes on with
+other declarations or another registry, it stands there once more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from importlib.metadata import version as package_version
 from typing import cast
 
@@ -15,11 +16,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.codec_declarations import NO_STREAMS, NO_VERSION, Streams
+from spark.warehouse_folder import locked
 
 SCHEMA = """
     number int, at timestamp, code_version string, declarations string, streams string, registry string, source string
 """
 FROM_KAFKA = "kafka"
+LOCK = "_versions.lock"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class NoWarehouseError(Exception):
@@ -55,15 +59,21 @@ def tables_of(warehouse: str, version: Version) -> str:
 
 def current_version(spark: SparkSession, warehouse: str) -> Version | None:
     """The version that readers see; None where there is no warehouse yet."""
+    return _last(spark, warehouse)[0]
+
+
+def _last(spark: SparkSession, warehouse: str) -> tuple[Version | None, datetime | None]:
+    """The version that readers see, and since when."""
     path = versions_path(warehouse)
     if not DeltaTable.isDeltaTable(spark, path):
-        return None
-    row = spark.read.format("delta").load(path).agg(F.max_by(F.struct("*"), "at").alias("last")).first()
-    if row is None or row["last"] is None:
-        return None
-    last = row["last"]
-    streams = Streams.from_json(last.streams) if last.streams else NO_STREAMS
-    return Version(last.number, streams, last.registry, last.source)
+        return None, None
+    at_us = F.unix_micros("at").alias("at_us")
+    last = F.max_by(F.struct("*", at_us), F.struct("number", "at")).alias("last")
+    row = spark.read.format("delta").load(path).agg(last).collect()[0]["last"]
+    if row is None:
+        return None, None
+    streams = Streams.from_json(row.streams) if row.streams else NO_STREAMS
+    return Version(row.number, streams, row.registry, row.source), EPOCH + timedelta(microseconds=row.at_us)
 
 
 def versions_of(spark: SparkSession, warehouse: str) -> list[int]:
@@ -88,24 +98,38 @@ def open_version(spark: SparkSession, warehouse: str) -> Version:
     return version
 
 
-def current_tables(spark: SparkSession, warehouse: str) -> str:
-    """Return the folder of the tables that readers see. Raises NoWarehouseError."""
-    return folder_of(warehouse, open_version(spark, warehouse).number)
+def seen_tables(spark: SparkSession, warehouse: str, version: Version | None = None) -> str:
+    """Return the folder of a version's tables; without one, of those that readers see. Raises NoWarehouseError."""
+    return tables_of(warehouse, version or open_version(spark, warehouse))
 
 
-def make_current(spark: SparkSession, warehouse: str, version: Version) -> None:
-    """Have readers see a version from now on."""
-    declared = version.streams
-    row = (
-        *(version.number, datetime.now(UTC), package_version("sluice"), declared.version, declared.to_json()),
-        *(version.registry, version.source),
-    )
-    frame = spark.createDataFrame([row], SCHEMA)
-    frame.coalesce(1).write.format("delta").mode("append").save(versions_path(warehouse))
+def change_version(
+    spark: SparkSession, warehouse: str, change: Callable[[Version | None], Version | None]
+) -> Version | None:
+    """Have readers see what `change` makes of the version that they see, from now on; return that version.
+
+    Nobody else changes it meanwhile, on a local file system.
+    """
+    with locked(warehouse, LOCK):
+        before, since = _last(spark, warehouse)
+        after = change(before)
+        if after is not None and after != before:
+            # In their order, whatever became of this machine's clock.
+            now = datetime.now(UTC)
+            _append(spark, warehouse, after, now if since is None else max(now, since + timedelta(microseconds=1)))
+        return after
 
 
 def note_registry(spark: SparkSession, warehouse: str, registry: str) -> None:
     """Record another registry for the version that readers see, where there is one."""
-    version = current_version(spark, warehouse)
-    if version is not None and version.registry != registry:
-        make_current(spark, warehouse, replace(version, registry=registry))
+    change_version(spark, warehouse, lambda now: None if now is None else replace(now, registry=registry))
+
+
+def _append(spark: SparkSession, warehouse: str, version: Version, at: datetime) -> None:
+    declared = version.streams
+    row = (
+        *(version.number, at, package_version("sluice"), declared.version, declared.to_json()),
+        *(version.registry, version.source),
+    )
+    frame = spark.createDataFrame([row], SCHEMA)
+    frame.coalesce(1).write.format("delta").mode("append").save(versions_path(warehouse))

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from spark.codec_decimals import VALUE_TYPE, of_batch
 from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
 from spark.log_table import ORDINAL
-from spark.windows_table import KEY, SUM_TYPE
+from spark.windows_table import KEY, SUM_TYPE, folded, read_parts
 
 SCHEMA = f"""
     namespace string, device string, stream string, metric string, window_start timestamp, cause string,
@@ -69,6 +69,17 @@ def append_changes(table: AppendTable, changes: DataFrame, version: int, ordinal
         "at_date": F.to_date(at),
     }
     table.append(changes.withColumns(said), {f"{ORDINAL}-v{version}-{cause}": ordinal})
+
+
+def append_replayed(table: AppendTable, old_tables: str, new_tables: str, version: int, ordinal: int) -> None:
+    """Tell what is different in the tables of a version that took another's place; nothing happens if that was told.
+
+    `ordinal` is of its last batch.
+    """
+    if table.last(f"{ORDINAL}-v{version}-{REPLAY}") >= 0:
+        return
+    old, new = (folded(read_parts(table.spark, tables)).select(*KEY, *FIGURES) for tables in (old_tables, new_tables))
+    append_changes(table, differences(old, new), version, ordinal, REPLAY)
 
 
 def differences(before: DataFrame, after: DataFrame) -> DataFrame:

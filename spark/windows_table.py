@@ -248,20 +248,28 @@ def shown(windows: DataFrame, size_s: int, percentiles: Sequence[Decimal] = PERC
     """Give folded windows the columns that analysts read: mean, deviation and percentiles beside the figures."""
     n = F.col("n")
     mean = (F.col("sum") / n).cast("decimal(38,12)")
-    # From exact sums: the difference is exact too, and is never below 0 by rounding.
-    spread = F.col("sum_of_squares").cast("double") - F.col("sum").cast("double") * F.col("sum").cast("double") / n
-    deviation = F.when(n > 1, F.sqrt(F.greatest(spread, F.lit(0.0)) / (n - 1)))
     end = F.col("window_start") + F.expr(f"interval {size_s} seconds")
     return windows.select(
         *KEY,
         end.alias("window_end"),
         *("n", "min", "max", "sum", "sum_of_squares"),
         mean.alias("mean"),
-        deviation.alias("deviation"),
+        deviation().alias("deviation"),
         *("first", "last"),
         *(nearest_rank(percentile).alias(percentile_name(percentile)) for percentile in percentiles),
         *("values", "late", "ordinal", "window_date"),
     )
+
+
+def deviation() -> Column:
+    """The deviation of a sample: from each value's distance to the mean, in the order of `values`.
+
+    Of the sums, which hold it too, a double has too few digits where values lie close together and far from zero.
+    """
+    mean = (F.col("sum") / F.col("n")).cast("decimal(38,12)")
+    squares = F.transform("values", lambda value: F.pow((value - mean).cast("double"), F.lit(2.0)))
+    spread = F.aggregate(squares, F.lit(0.0), lambda total, square: total + square)
+    return F.when(F.col("n") > 1, F.sqrt(spread / (F.col("n") - 1)))
 
 
 def nearest_rank(percentile: Decimal) -> Column:

@@ -3,7 +3,7 @@
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.evidence import read_evidence
-from spark.warehouse_version import open_version, tables_of
+from spark.warehouse_version import Version, open_version, tables_of
 from spark.window_status import with_status
 from spark.windows_table import DAY_S, folded, read_parts, shown, window_seconds
 
@@ -12,14 +12,16 @@ class WindowSizeError(Exception):
     """Windows of this size cannot be had; the message says which can."""
 
 
-def open_windows(spark: SparkSession, warehouse: str, size_s: int | None = None) -> DataFrame:
+def open_windows(
+    spark: SparkSession, warehouse: str, size_s: int | None = None, version: Version | None = None
+) -> DataFrame:
     """Return the warehouse's windows, which SQL then finds as the temporary view `windows`.
 
     `size_s` is their length; without it, that of the table. `status` says whether one is final, `basis` what stands
     behind that, and `why` what it waits for, as of now: opened anew, the view knows what came since. Raises
     WindowSizeError.
     """
-    version = open_version(spark, warehouse)
+    version = version or open_version(spark, warehouse)
     tables = tables_of(warehouse, version)
     base_s = window_seconds(spark, tables)
     chosen_s = base_s if size_s is None else size_s
@@ -28,7 +30,7 @@ def open_windows(spark: SparkSession, warehouse: str, size_s: int | None = None)
             f"windows of {chosen_s} s cannot be had from windows of {base_s} s: take a multiple that divides a day"
         )
     # Before the windows: so they hold all that it speaks of.
-    evidence = read_evidence(spark, warehouse)
+    evidence = read_evidence(spark, warehouse, version)
     view = shown(folded(read_parts(spark, tables), chosen_s), chosen_s, version.streams.windows.percentiles)
     view = with_status(view, evidence)
     view.createOrReplaceTempView("windows")

@@ -126,9 +126,13 @@ def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> No
     assert {(row.site, row.labels["floor"]) for row in rows} == {("hall-1", "2")}
 
 
-def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentiles(spark: SparkSession) -> None:
+@pytest.mark.parametrize(("base", "step"), [("0", "1"), ("1234567.8", "0.01")])
+def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentiles(
+    spark: SparkSession, base: str, step: str
+) -> None:
     registry = Registry(calibrations=(calibration(None, 75, "-1.5", "7"), calibration(75, None, "3")))
-    readings = [reading(second, (second * 37) % 50, second) for second in range(0, 120, 5)]
+    values = {second: Decimal(base) + Decimal(step) * ((second * 37) % 50) for second in range(0, 120, 5)}
+    readings = [reading(second, str(value), second) for second, value in values.items()]
     frame = readings_frame(spark, readings).withColumn("kafka_timestamp", F.col("event_time"))
     windows = shown(folded(parts(windowed(frame), ordinal=0)), WINDOW_S)
 
@@ -139,13 +143,13 @@ def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentile
     expected = oracle_joins.calibrated_windows(readings, registry, MINUTE_US)
     assert found.keys() == expected.keys()
     for key, part in expected.items():
-        row, values = found[key], part.figures.values
+        row, ranked = found[key], part.figures.values
         assert (row["values"], row["min"], row["max"], row["sum"], row.mean) == (
-            *(list(values), values[0], values[-1], part.figures.sum, part.figures.mean),
+            *(list(ranked), ranked[0], ranked[-1], part.figures.sum, part.figures.mean),
         )
         assert (row["first"], row["last"], row.p50) == (part.figures.first, part.figures.last, part.figures.p50)
-        assert (row.p95, row.p99) == (values[math.ceil(len(values) * 0.95) - 1], values[-1])
-        assert row.deviation == pytest.approx(float(statistics.stdev(values)))
+        assert (row.p95, row.p99) == (ranked[math.ceil(len(ranked) * 0.95) - 1], ranked[-1])
+        assert row.deviation == pytest.approx(float(statistics.stdev(ranked)))
 
 
 def test_ends_of_the_calendar_may_stand_for_open_ends(spark: SparkSession) -> None:

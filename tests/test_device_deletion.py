@@ -25,7 +25,7 @@ from spark.replay_job import replay
 from spark.seen_table import runs_path
 from spark.table_upkeep import delta_tables, maintain, remove_old_versions
 from spark.warehouse_folder import only_writer
-from spark.warehouse_version import current_tables, folder_of
+from spark.warehouse_version import folder_of, seen_tables
 from spark.window_changes import changes_path, read_changes
 from spark.windows_table import read_parts
 from tests.spark_oracle import KafkaRecord
@@ -60,7 +60,7 @@ def take(job: BatchJob, number: int, records: list[KafkaRecord]) -> None:
 
 def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
     """By device, in how many rows of which tables it is."""
-    tables = current_tables(spark, warehouse)
+    tables = seen_tables(spark, warehouse)
     frames = {
         "readings": open_readings(spark, warehouse),
         "quarantine": open_quarantine(spark, warehouse),

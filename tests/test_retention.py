@@ -21,7 +21,7 @@ from spark.retention import open_upkeep
 from spark.streams_file import parse_streams
 from spark.table_upkeep import maintain
 from spark.warehouse_folder import only_writer
-from spark.warehouse_version import current_tables
+from spark.warehouse_version import seen_tables
 from spark.window_changes import read_changes
 from spark.windows_table import WindowLengthError, read_parts
 from tests.spark_oracle import KafkaRecord
@@ -55,7 +55,7 @@ def take(job: BatchJob, number: int, records: list[KafkaRecord]) -> None:
 
 def windows(spark: SparkSession, warehouse: str) -> dict[date, int]:
     """By date, how many values there are in windows."""
-    rows = read_parts(spark, current_tables(spark, warehouse)).groupBy("window_date").agg(F.sum("n").alias("n"))
+    rows = read_parts(spark, seen_tables(spark, warehouse)).groupBy("window_date").agg(F.sum("n").alias("n"))
     return {row.window_date: row.n for row in rows.collect()}
 
 

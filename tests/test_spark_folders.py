@@ -17,6 +17,8 @@ def test_a_relative_folder_is_made_absolute_and_a_uri_is_left_alone(
     monkeypatch.chdir(tmp_path)
     assert absolute("wh") == str(tmp_path / "wh")
     assert absolute("s3a://bucket/wh") == "s3a://bucket/wh"
+    # This file system has locks, however it is named.
+    assert absolute("file:///data/wh") == absolute("file:/data/wh") == "/data/wh"
 
 
 def test_a_warehouse_has_one_writer_at_a_time(tmp_path: Path) -> None:

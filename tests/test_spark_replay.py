@@ -2,16 +2,22 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark import replay_job, warehouse_version
+from spark import views as views_module
 from spark.batch_job import BatchJob
 from spark.codec_declarations import Streams
+from spark.evidence import open_gaps
 from spark.log_table import BatchId
 from spark.reading_starts import append_start, first_start, read_starts, start_after
 from spark.readings_view import open_readings
@@ -19,7 +25,14 @@ from spark.replay_job import ReplayProgress, replay
 from spark.streams_file import parse_streams
 from spark.topic_changes import GoingOn, TopicNow
 from spark.warehouse_folder import WarehouseInUseError, only_writer
-from spark.warehouse_version import current_version, folder_of
+from spark.warehouse_version import (
+    Version,
+    change_version,
+    current_version,
+    folder_of,
+    note_registry,
+    open_version,
+)
 from spark.window_changes import read_changes
 from spark.windows_view import open_windows
 from tests import spark_oracle
@@ -156,6 +169,84 @@ def test_what_another_replay_left_unfinished_is_begun_anew(spark: SparkSession, 
     expected = spark_oracle.tables(records)
     assert open_readings(spark, warehouse).count() == len(expected.readings)
     assert replace(version, number=1, source="kafka").streams.unknown == "accept"
+
+
+def test_what_a_replay_changed_is_told_though_it_died_before_it_could(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    records = drawn_records(random.Random(8), 40)  # noqa: S311
+    BatchJob(spark, warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    declared = parse_streams(DECLARED, Path("streams.toml"))
+
+    with patch.object(replay_job, "append_replayed", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        replay(spark, warehouse, declared, None, only_writer, no_report)
+
+    told = read_changes(spark, warehouse).where("cause = 'replay'")
+    assert (open_version(spark, warehouse).number, told.count()) == (2, 0)
+    for _ in range(2):
+        BatchJob(spark, warehouse)
+        told = read_changes(spark, warehouse).where("cause = 'replay'")
+        assert told.where("n > 0 AND metric = 'celsius'").count() == len(
+            [key for key in spark_oracle.tables(records, declared).windows if key[3] == "celsius"]
+        )
+
+
+def test_declarations_and_a_registry_that_change_meanwhile_count(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    records = drawn_records(random.Random(9), 40)  # noqa: S311
+    BatchJob(spark, warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    declared = replace(
+        parse_streams(DECLARED, Path("streams.toml")), windows=open_version(spark, warehouse).streams.windows
+    )
+
+    @contextmanager
+    def writer(_: str) -> Iterator[None]:
+        # All is made anew; now `ingest` is started by other declarations, and a registry is loaded.
+        if open_version(spark, warehouse).streams != declared:
+            BatchJob(spark, warehouse, declared)
+            note_registry(spark, warehouse, "registry-2")
+        yield
+
+    version = replay(spark, warehouse, None, None, writer, no_report)
+
+    assert (version.number, version.streams, version.registry) == (2, declared, "registry-2")
+    found = open_readings(spark, warehouse).select("metric").distinct().collect()
+    assert "celsius" in {row.metric for row in found}
+
+
+def test_the_version_that_readers_see_does_not_depend_on_clocks(spark: SparkSession, new_warehouse: str) -> None:
+    def at(moment: datetime, change: Callable[[Version], Version]) -> None:
+        with patch.object(warehouse_version, "datetime", Mock(now=lambda _: moment)):
+            change_version(spark, new_warehouse, lambda now: change(now or Version(1)))
+
+    ahead = datetime.now(UTC) + timedelta(days=1)
+    at(ahead, lambda now: replace(now, number=2))
+    at(ahead - timedelta(days=2), lambda now: replace(now, registry="registry-3"))
+    at(ahead - timedelta(days=3), lambda now: replace(now, number=3))
+
+    now = open_version(spark, new_warehouse)
+    assert (now.number, now.registry) == (3, "registry-3")
+    # What read v1 before, and notes something of it now, takes nobody back.
+    change_version(spark, new_warehouse, lambda _: Version(1, registry="registry-4"))
+    assert open_version(spark, new_warehouse).number == 3
+
+
+def test_a_reader_sees_all_tables_of_one_version(spark: SparkSession, new_warehouse: str) -> None:
+    records = drawn_records(random.Random(10), 40)  # noqa: S311
+    BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    declared = parse_streams(DECLARED, Path("streams.toml"))
+
+    def in_between(*opening: Any) -> DataFrame:
+        # Windows are opened; all else is not yet.
+        replay(spark, new_warehouse, declared, None, only_writer, no_report)
+        return open_gaps(*opening)
+
+    with patch.object(views_module, "open_gaps", in_between):
+        tables = views_module.open_all(spark, new_warehouse)
+
+    assert open_version(spark, new_warehouse).number == 2
+    assert {row.metric for row in tables["readings"].select("metric").distinct().collect()} == {
+        row.metric for row in tables["windows"].select("metric").distinct().collect()
+    }
 
 
 def folder_exists_on_disk(warehouse: str) -> bool:

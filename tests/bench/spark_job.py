@@ -19,7 +19,9 @@ from spark.batch_job import BatchJob
 from spark.codec_declarations import Metric, Stream, Streams
 from spark.log_table import BatchId
 from spark.session import open_session
+from spark.table_upkeep import Upkeep
 from spark.windows_view import open_windows
+from tests.bench.context import say
 from tests.bench.processes import Measured, NotMeasuredError, spawn, stop
 from tests.bench.spark_feed import Place
 from tests.bench.spark_scenario import Scenario
@@ -62,10 +64,12 @@ class Job:
         self._spark = spark
         self._warehouse = str(warehouse)
         self._job = BatchJob(spark, self._warehouse, streams)
+        self._upkeep = Upkeep(self._job, say)
 
     def take(self, records: DataFrame, number: int) -> None:
-        """Take a batch of what Spark's Kafka source yields with `includeHeaders` into all tables."""
-        self._job.take(records, BatchId(INGEST, number), {})
+        """Take a batch of what Spark's Kafka source yields with `includeHeaders` into all tables, and tidy these."""
+        counts = self._job.take(records, BatchId(INGEST, number), {})
+        self._upkeep.after_batch(max(counts.newest_us.values(), default=None))
 
     def writer(self, records: DataFrame) -> DataStreamWriter:
         return records.writeStream.foreachBatch(self.take)
