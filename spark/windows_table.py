@@ -266,7 +266,8 @@ def deviation() -> Column:
 
     Of the sums, which hold it too, a double has too few digits where values lie close together and far from zero.
     """
-    mean = (F.col("sum") / F.col("n")).cast("decimal(38,12)")
+    # With twelve decimals: of a sum with six, Spark makes a mean with six.
+    mean = F.col("sum").try_cast("decimal(38,12)") / F.col("n")
     squares = F.transform("values", lambda value: F.pow((value - mean).cast("double"), F.lit(2.0)))
     spread = F.aggregate(squares, F.lit(0.0), lambda total, square: total + square)
     return F.when(F.col("n") > 1, F.sqrt(spread / (F.col("n") - 1)))

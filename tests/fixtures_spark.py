@@ -16,7 +16,7 @@ def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
         # All tests in one: what Spark compiled for the first is still there at the last.
-        environment.setenv("SPARK_DRIVER_MEMORY", "3g")
+        environment.setenv("SPARK_DRIVER_MEMORY", "4g")
         session = open_session("sluice-tests", master="local[2]")
     yield session
     session.stop()

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -26,7 +26,7 @@ from demo.kafka_broker import Broker
 from spark.batch_job import BatchCounts
 from spark.cli import main
 from spark.ingest_command import batch_line
-from spark.ingest_job import BatchReport, IngestSettings, Listener, run_ingest
+from spark.ingest_job import BatchReport, IngestSettings, Listener, TopicTroubleError, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import CheckpointError, open_log
 from spark.readings_view import open_readings
@@ -37,6 +37,9 @@ from spark.windows_view import open_windows
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import reading, reading_headers
+
+if TYPE_CHECKING:
+    from spark.topic_changes import Loss
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -199,6 +202,64 @@ def test_a_topic_made_anew_stops_the_job_with_words_and_go_on_reads_the_new_one(
     assert run().stdout.count("\n") == 1
     values = open_readings(spark, str(tmp_path)).select("value").collect()
     assert sorted(int(row.value) for row in values) == [1, 2, 3, 4, 11, 12, 13]
+
+
+def test_what_kafka_deleted_unread_stops_the_job_and_a_partition_that_is_added_is_read(
+    kafka: Broker, spark: SparkSession, new_warehouse: str, tmp_path: Path
+) -> None:
+    topic = "device-ingest-overtaken"
+
+    def sent(sequence: int, partition: int = 0) -> KafkaRecord:
+        headers = reading_headers(sequence, time=datetime.now(UTC))
+        return replace(reading(f'{{"t": {sequence}}}'.encode(), headers), topic=topic, partition=partition)
+
+    lost: list[Loss] = []
+
+    def run(*, go_on: bool = False) -> None:
+        settings = IngestSettings(
+            KafkaSource(kafka.bootstrap, topic), new_warehouse, str(tmp_path / "checkpoint"), once=True, go_on=go_on
+        )
+        run_ingest(spark, settings, threading.Event(), Listener(ready=lost.extend, warn=pytest.fail))
+
+    def values() -> list[int]:
+        return sorted(int(row.value) for row in open_readings(spark, new_warehouse).select("value").collect())
+
+    asyncio.run(send(kafka, {topic}, [sent(1), sent(2)]))
+    run()
+    unread = [sent(sequence) for sequence in (3, 4, 5)]
+    asyncio.run(send(kafka, set(), unread))
+    asyncio.run(delete_before(kafka, topic, 4))
+    with pytest.raises(TopicTroubleError, match=rf"(?s){topic}.*--go-on"):
+        run()
+    assert (values(), lost) == ([1, 2], [])
+    run(go_on=True)
+    assert values() == [1, 2, 5]
+    assert [(loss.topic, loss.partition, loss.first, loss.end) for loss in lost] == [(topic, 0, 2, 4)]
+
+    # With more partitions a key is in another one: what is sent again comes there, and counts once.
+    asyncio.run(add_partition(kafka, topic))
+    asyncio.run(send(kafka, set(), [sent(6, 2), replace(unread[-1], partition=2), sent(7)]))
+    run()
+    assert values() == [1, 2, 5, 6, 7]
+
+
+async def delete_before(broker: Broker, topic: str, offset: int) -> None:
+    """Have Kafka delete what a retention would."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=offset)})
+    finally:
+        await admin.close()
+
+
+async def add_partition(broker: Broker, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    await admin.start()
+    try:
+        await admin.create_partitions({topic: NewPartitions(total_count=3)})
+    finally:
+        await admin.close()
 
 
 async def delete(broker: Broker, topic: str) -> None:

@@ -2,22 +2,32 @@
 
 import random
 import shutil
+import statistics
+from collections import defaultdict
+from dataclasses import replace
+from datetime import timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from math import ceil
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark.codec_declarations import NO_STREAMS, Windows
+from spark.windows_view import open_windows
 from tests import spark_oracle
-from tests.spark_oracle import KafkaRecord
+from tests.spark_oracle import EPOCH, TIME_ERROR_UNKNOWN_US, KafkaRecord, WindowKey
 from tests.spark_scenarios import batches_of, sites
-from tests.spark_warehouse import Warehouse
+from tests.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
 
 SITES = 16
-BATCHES = 2
+BATCHES_MAX = 3
+HOUR_S = 3_600
 
 
 # Without shrinking: each try takes half a minute. The blob that is printed brings back one that failed.
@@ -38,6 +48,30 @@ def test_many_sites_at_once_are_what_the_oracle_says(
 ) -> None:
     records = [record for site in found for record in site]
     warehouse = Warehouse(spark, shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("sites") / "warehouse"))
-    for number, batch in enumerate(batches_of(rng, records, BATCHES)):
+    for number, batch in enumerate(batches_of(rng, records, rng.randint(1, BATCHES_MAX))):
         warehouse.take(number, batch)
     assert warehouse.tables() == spark_oracle.tables(records)
+    check_hours(warehouse, records)
+
+
+def check_hours(warehouse: Warehouse, records: list[KafkaRecord]) -> None:
+    """What is derived from windows' figures, of windows that others add up to."""
+    expected = spark_oracle.tables(records, replace(NO_STREAMS, windows=Windows(sizes=(HOUR_S,))))
+    values: dict[WindowKey, list[Decimal]] = defaultdict(list)
+    for namespace, device, stream, metric, time, value, _, error_us, _, _ in expected.readings:
+        if error_us != TIME_ERROR_UNKNOWN_US:
+            start = time - (time - EPOCH) % timedelta(seconds=HOUR_S)
+            values[namespace, device, stream, metric, start].append(value)
+    view = open_windows(warehouse.spark, warehouse.path, HOUR_S)
+    rows = view.withColumn("start_us", F.unix_micros("window_start")).drop("window_start", "window_end").collect()
+    assert len(rows) == len(expected.windows)
+    for row in rows:
+        key = (row.namespace, row.device, row.stream, row.metric, at(row.start_us))
+        ranked = sorted(values[key])
+        assert expected.windows[key] == spark_oracle.WindowRow(
+            row.n, row["min"], row["max"], row["sum"], row["first"], row["last"]
+        )
+        assert [row.p50, row.p99] == [ranked[ceil(len(ranked) * share) - 1] for share in (0.5, 0.99)]
+        assert row.mean == (row["sum"] / row.n).quantize(Decimal("1e-6"), ROUND_HALF_UP)
+        deviation = statistics.stdev(ranked) if len(ranked) > 1 else None
+        assert row.deviation == (None if deviation is None else pytest.approx(float(deviation)))
