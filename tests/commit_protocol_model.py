@@ -362,13 +362,13 @@ def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
     numbers: dict[RunKey, list[int]] = defaultdict(list)
     corrections = 0
     for row in rows:
-        if row.may_be_copy:
-            buffer, lane, number = row.event.identity
-            lanes[buffer, lane].append(number)
-            # Conflicts too: a start that finishes a batch knows them, the batch itself did not when it was counted.
-            if row.event.run is not None:
-                *run, number = row.event.run
-                numbers[run[0], run[1], run[2], run[3]].append(number)
+        buffer, lane, number = row.event.identity
+        # Rejects too: they would leave holes.
+        lanes[buffer, lane].append(number)
+        # Conflicts too: a start that finishes a batch knows them, the batch itself did not when it was counted.
+        if row.may_be_copy and row.event.run is not None:
+            *run, number = row.event.run
+            numbers[run[0], run[1], run[2], run[3]].append(number)
         corrections += row.reject is None and row.copy[2] is not None
     runs = [
         BatchRun(

@@ -296,8 +296,9 @@ def expected(kafka: Sequence[Sequence[Sent]]) -> Tables:
     timed = [(spark_oracle.retimed(e, told), metrics) for e, metrics, _ in kept if e.type == "sluice.reading"]
     lanes: dict[tuple[str, str], set[int]] = defaultdict(set)
     runs: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for sent in all_sent:
+        lanes[sent.event.identity[:2]].add(sent.event.identity[2])
     for event, _, _ in good:
-        lanes[event.identity[:2]].add(event.identity[2])
         if event.run is not None:
             runs[event.run[:4]].add(event.run[4])
     damaged = {sent.event.record.place for sent in all_sent if sent.damaged}

@@ -54,6 +54,13 @@ def test_a_warehouse_may_be_copied_to_another_place(empty_warehouse: Path) -> No
     assert [file for file in files if str(empty_warehouse).encode() in file.read_bytes()] == []
 
 
+def test_a_reject_leaves_no_hole_in_its_lane(warehouse: Warehouse) -> None:
+    payloads = [b'{"t": 1}', b"{", b'{"t": 3}']
+    warehouse.take(0, [reading(payload, reading_headers(n), offset=n) for n, payload in enumerate(payloads)])
+    (lane,) = warehouse.job.state._seen._lanes.states.values()
+    assert (lane.below, lane.above) == (3, 0)
+
+
 class CrashError(Exception):
     """The process died here."""
 
