@@ -15,21 +15,11 @@ def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
-        # All tests in one: what Spark compiled for the first is still there at the last.
+        # All tests in one: what Spark keeps of plans adds up, to half a gigabyte after a third of them.
         environment.setenv("SPARK_DRIVER_MEMORY", "4g")
         session = open_session("sluice-tests", master="local[2]")
     yield session
     session.stop()
-
-
-@pytest.fixture(autouse=True)
-def forgotten_tables(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Delta keeps the tables of all tests in memory for an hour, and no other test reads them."""
-    yield
-    if "spark" in request.fixturenames:
-        from spark.delta_staging import jvm_of
-
-        jvm_of(request.getfixturevalue("spark")).org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
 @pytest.fixture(scope="session")
