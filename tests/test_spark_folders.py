@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from spark.cli import main
 from spark.kafka_reach import unreachable
-from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
+from spark.warehouse_folder import WarehouseInUseError, absolute, only_replay, only_writer
 
 
 def test_a_relative_folder_is_made_absolute_and_a_uri_is_left_alone(
@@ -26,6 +26,15 @@ def test_a_warehouse_has_one_writer_at_a_time(tmp_path: Path) -> None:
     with only_writer(warehouse), pytest.raises(WarehouseInUseError, match="stop it first"), only_writer(warehouse):
         pass
     with only_writer(warehouse):
+        pass
+
+
+def test_a_warehouse_has_one_replay_at_a_time_beside_its_writer(tmp_path: Path) -> None:
+    warehouse = str(tmp_path)
+    refused = pytest.raises(WarehouseInUseError, match="another replay")
+    with only_writer(warehouse), only_replay(warehouse), refused, only_replay(warehouse):
+        pass
+    with only_replay(warehouse):
         pass
 
 
