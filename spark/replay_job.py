@@ -172,11 +172,10 @@ class _Replay:
             # A registry may have been loaded since.
             return self._after if now is None else replace(self._after, registry=now.registry)
 
-        change_version(self._spark, self._warehouse, published)
+        after = change_version(self._spark, self._warehouse, published)
         changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
-        last = self._job.next_ordinal - 1
-        append_replayed(changes, self._old, self._job.tables, self._after.number, last)
-        return open_version(self._spark, self._warehouse)
+        append_replayed(changes, self._old, self._job.tables, after.number, self._job.next_ordinal - 1)
+        return after
 
     def _delete_what_was_deleted(self) -> None:
         """Delete the data of devices that were deleted while this version was made."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from importlib.metadata import version as package_version
-from typing import cast
+from typing import TypeVar, cast
 
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -24,6 +24,7 @@ SCHEMA = """
 FROM_KAFKA = "kafka"
 LOCK = "_versions.lock"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Changed = TypeVar("Changed", bound="Version | None")
 
 
 class NoWarehouseError(Exception):
@@ -103,9 +104,7 @@ def seen_tables(spark: SparkSession, warehouse: str, version: Version | None = N
     return tables_of(warehouse, version or open_version(spark, warehouse))
 
 
-def change_version(
-    spark: SparkSession, warehouse: str, change: Callable[[Version | None], Version | None]
-) -> Version | None:
+def change_version(spark: SparkSession, warehouse: str, change: Callable[[Version | None], Changed]) -> Changed:
     """Have readers see what `change` makes of the version that they see, from now on; return that version.
 
     Nobody else changes it meanwhile, on a local file system.

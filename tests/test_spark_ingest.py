@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
+from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -35,6 +35,7 @@ from spark.warehouse_version import folder_of
 from spark.windows_table import create_windows
 from spark.windows_view import open_windows
 from tests import spark_oracle
+from tests.kafka_admin import administered
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import reading, reading_headers
 
@@ -81,14 +82,10 @@ def forget_last_commit(warehouse: Path) -> None:
 
 async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> None:
     """Make the topics that are new, and send the records in order."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
+    async with administered(broker.bootstrap) as admin:
         # As the gateway makes them: brokers delete by their own clock, not by a sensor's.
         settings = {"message.timestamp.type": "LogAppendTime"}
         await admin.create_topics([NewTopic(name, 2, 1, topic_configs=settings) for name in sorted(topics)])
-    finally:
-        await admin.close()
     async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all") as producer:
         for record in records:
             await producer.send_and_wait(
@@ -245,32 +242,20 @@ def test_what_kafka_deleted_unread_stops_the_job_and_a_partition_that_is_added_i
 
 async def delete_before(broker: Broker, topic: str, offset: int) -> None:
     """Have Kafka delete what a retention would."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
+    async with administered(broker.bootstrap) as admin:
         await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=offset)})
-    finally:
-        await admin.close()
 
 
 async def add_partition(broker: Broker, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
+    async with administered(broker.bootstrap) as admin:
         await admin.create_partitions({topic: NewPartitions(total_count=3)})
-    finally:
-        await admin.close()
 
 
 async def delete(broker: Broker, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap)
-    await admin.start()
-    try:
+    async with administered(broker.bootstrap) as admin:
         await admin.delete_topics([topic])
         while topic in await admin.list_topics():
             await asyncio.sleep(0.1)
-    finally:
-        await admin.close()
 
 
 def read_until(told: Iterator[Line], offsets: dict[str, dict[str, int]]) -> list[Line]:
