@@ -48,6 +48,9 @@ class Census:
     """By stream, members of payloads that its declaration does not name."""
     lanes: dict[tuple[str, str], Numbers] = field(default_factory=dict)
     """By buffer and lane, the numbers of records, sorted, with repetitions."""
+    nobodys_copies: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    """Those of them of which only rejects came. Nothing is looked for by them: what a reject names may have copies by
+    its sensor's own number, which a reject does not tell, and would be taken for the only one."""
     runs: list[BatchRun] = field(default_factory=list)
     """Devices' own numbers, as islands."""
     repeated: list[RunKey] = field(default_factory=list)
@@ -95,6 +98,8 @@ def _take(census: Census, row: Row) -> None:
             census.undeclared[row.topic].update(row.undeclared)
     else:
         census.lanes[row.buffer, row.lane] = _numbers(row)
+        if row.nobodys_copies:
+            census.nobodys_copies[row.buffer, row.lane] = row.nobodys_copies
 
 
 def _numbers(row: Row) -> Numbers:
@@ -132,13 +137,23 @@ def _heard(rows: DataFrame) -> DataFrame:
 @recorded
 def _lanes(rows: DataFrame) -> DataFrame:
     """First and last number, and all of them where there are holes or repetitions: most lists need not travel."""
-    numbers = F.sort_array(F.collect_list("lane_sequence"))
+    number = F.col("lane_sequence")
     first, last, size = F.element_at("sorted", 1), F.element_at("sorted", -1), F.size("sorted")
     dense = (last - first + 1 == size) & (F.size(F.array_distinct("sorted")) == size)
     # Rejects too, though nothing is their copy: each would leave a hole in its lane for ever.
     return (
         rows.where(F.col("ce_id").isNotNull())
         .groupBy(*LANE)
-        .agg(numbers.alias("sorted"))
-        .select(*LANE, first.alias("first"), last.alias("last"), F.when(~dense, F.col("sorted")).alias("numbers"))
+        .agg(
+            F.collect_list(F.when(may_be_copy(), number)).alias("good"),
+            F.collect_list(F.when(~may_be_copy(), number)).alias("rejects"),
+        )
+        .withColumn("sorted", F.sort_array(F.concat("good", "rejects")))
+        .select(
+            *LANE,
+            first.alias("first"),
+            last.alias("last"),
+            F.when(~dense, F.col("sorted")).alias("numbers"),
+            F.when(F.size("rejects") > 0, F.array_except("rejects", "good")).alias("nobodys_copies"),
+        )
     )

@@ -6,7 +6,7 @@ comes (it was dropped at the edge, or its topic is not read), the bits do not gr
 from then on each number below them counts as one that may have been seen. `log` itself tells whether it was.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -153,6 +153,21 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
             found[-1] = (found[-1][0], max(found[-1][1], last))
         else:
             found.append((first, last))
+    return found
+
+
+def without(spans: Iterable[tuple[int, int]], numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Ranges in order that do not touch, with none of these numbers in them."""
+    holes = sorted(numbers)
+    found: list[tuple[int, int]] = []
+    for first, last in spans:
+        begin = first
+        for hole in holes[bisect_left(holes, first) : bisect_right(holes, last)]:
+            if begin < hole:
+                found.append((begin, hole - 1))
+            begin = hole + 1
+        if begin <= last:
+            found.append((begin, last))
     return found
 
 

@@ -4,7 +4,7 @@ from pyspark.sql import Row, SparkSession
 
 from spark.census import Census
 from spark.copies import Suspects
-from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined
+from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
 from spark.sequence_runs import EDGE_TYPE, Edge, Island, RunKey, merge
 from spark.sequence_runs import RUN as RUN_COLUMNS
 from spark.state_table import StateTable
@@ -63,7 +63,7 @@ class Seen:
         for lane, numbers in census.lanes.items():
             state = self._lanes.states.setdefault(lane, SeenLane())
             self._lanes.changed(lane)
-            for first, last in state.add(numbers, ordinal):
+            for first, last in without(state.add(numbers, ordinal), census.nobodys_copies.get(lane, ())):
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
         for run in census.runs:

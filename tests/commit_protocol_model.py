@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 from spark.codec_declarations import NO_STREAMS
 from spark.copies import Suspects
-from spark.lane_sequences import Lane, SeenLane, joined, ranges
+from spark.lane_sequences import Lane, SeenLane, joined, ranges, without
 from spark.sequence_runs import BatchRun, Edge, Island, RunKey, merge
 from spark.windows_table import TimeSpan, time_spans
 from tests.spark_oracle import (
@@ -353,18 +353,22 @@ def suspected(rows: Iterable[LogRow], suspects: Suspects) -> list[LogRow]:
 class Census:
     corrections: int
     lanes: Mapping[Lane, list[int]]
+    nobodys_copies: Mapping[Lane, set[int]]
     runs: list[BatchRun]
     repeated: list[RunKey]
 
 
 def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
     lanes: dict[Lane, list[int]] = defaultdict(list)
+    good: dict[Lane, set[int]] = defaultdict(set)
     numbers: dict[RunKey, list[int]] = defaultdict(list)
     corrections = 0
     for row in rows:
         buffer, lane, number = row.event.identity
         # Rejects too: they would leave holes.
         lanes[buffer, lane].append(number)
+        if row.may_be_copy:
+            good[buffer, lane].add(number)
         # Conflicts too: a start that finishes a batch knows them, the batch itself did not when it was counted.
         if row.may_be_copy and row.event.run is not None:
             *run, number = row.event.run
@@ -377,7 +381,13 @@ def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
         for key, of_run in numbers.items()
     ]
     repeated = [key for key, of_run in numbers.items() if len(of_run) > len(set(of_run))]
-    return Census(corrections, {lane: sorted(of_lane) for lane, of_lane in lanes.items()}, runs, repeated)
+    return Census(
+        corrections,
+        {lane: sorted(of_lane) for lane, of_lane in lanes.items()},
+        {lane: set(of_lane) - good[lane] for lane, of_lane in lanes.items()},
+        runs,
+        repeated,
+    )
 
 
 # -- what is in memory, and saved now and then --------------------------------------------------------
@@ -444,7 +454,7 @@ class Seen:
         for lane, numbers in census.lanes.items():
             state = self.lanes.states.setdefault(lane, SeenLane())
             self.lanes.changed.add(lane)
-            for first, last in state.add(numbers, ordinal):
+            for first, last in without(state.add(numbers, ordinal), census.nobodys_copies.get(lane, ())):
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
         for run in census.runs:
@@ -583,7 +593,7 @@ class Job:
     def take_new(self, sent: Sequence[Sent], query: int, number: int) -> None:
         ordinal = self.last + 1
         rows = [row_of(each, ordinal) for each in sent]
-        census = take_census(rows, ordinal)
+        census = self.census_of(rows, ordinal)
         copies = self.copies(rows, self.seen.note(census, ordinal), ordinal)
         rows = with_verdicts(rows, copies)
         self.commit_log_and_derive(rows, census, copies, query, number)
@@ -609,7 +619,7 @@ class Job:
         self.derive(rows, census, self.copies(rows, self.seen.note(census, last), last), added, last)
 
     def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
-        """Of a batch that stands in `log`, with what was said of its rows then."""
+        """Of a new batch, or of one that stands in `log`, with what was said of its rows then."""
         return take_census(rows, ordinal)
 
     def derive(

@@ -536,6 +536,13 @@ class PassesOverConflictsInLog(Job):
         return replace(take_census(rows, ordinal), runs=good.runs, repeated=good.repeated)
 
 
+class LooksForWhatRejectsName(Job):
+    """What a reject names is found by it, and its copies by its sensor's number are not: they would both count."""
+
+    def census_of(self, rows: list[LogRow], ordinal: int) -> Census:
+        return replace(take_census(rows, ordinal), nobodys_copies={})
+
+
 class LooksForRepeatedNumbersEverywhere(Job):
     """Of a run that repeats a number all others are looked for in some batches, and only some of their copies found."""
 
@@ -619,6 +626,10 @@ REPEATED_BESIDE_A_COPY = Plan(
     [],
     [],
 )
+# Of a sensor's number one copy counts. A damaged record names the other one, and says nothing of the number.
+DAMAGED_COPY_OF_A_COPY = Plan(
+    [sent_by(number=0), copy_of(0, roamed=True), replace(copy_of(1), damaged=True)], [(2, 0, 0), (1, 0, 0)], [], []
+)
 COMMITS = 30
 """More than these plans take."""
 
@@ -629,6 +640,7 @@ COMMITS = 30
         (CHANGING_PLACES, TakesCorrectionsBeforeWindows),
         (LEARNT_AND_SENT_AGAIN, MovesWhatCountsAlone),
         (REPEATED_BESIDE_A_COPY, LooksForRepeatedNumbersEverywhere),
+        (DAMAGED_COPY_OF_A_COPY, LooksForWhatRejectsName),
     ],
 )
 def test_what_is_rarely_drawn_is_right_wherever_the_process_dies(plan: Plan, mistaken: type[Job]) -> None:

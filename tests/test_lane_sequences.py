@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark import lane_sequences
-from spark.lane_sequences import SPANS_MAX, SeenLane, joined, ranges
+from spark.lane_sequences import SPANS_MAX, SeenLane, joined, ranges, without
 
 BATCHES = st.lists(
     st.one_of(
@@ -95,3 +95,8 @@ def test_a_number_that_cannot_be_costs_no_memory() -> None:
 @given(st.lists(st.integers(0, 50)))
 def test_ranges_hold_the_numbers_that_made_them(numbers: list[int]) -> None:
     assert numbers_in(ranges(sorted(numbers))) == set(numbers)
+
+
+@given(st.lists(st.integers(0, 50)), st.sets(st.integers(0, 50)))
+def test_ranges_without_numbers_hold_all_others(numbers: list[int], holes: set[int]) -> None:
+    assert numbers_in(without(ranges(sorted(numbers)), holes)) == set(numbers) - holes

@@ -412,6 +412,15 @@ def test_a_device_that_changes_over_to_another_gateway_counts_once(warehouse: Wa
     assert warehouse.tables() == spark_oracle.tables([*first, *second])
 
 
+def test_a_damaged_copy_of_a_duplicate_does_not_make_it_count(warehouse: Warehouse) -> None:
+    both = [through("a", 0, 7, offset=0), through("b", 0, 7, offset=1)]
+    damaged = replace(both[1], offset=2, value=b"{")
+    other = through("b", 1, 8, offset=3)
+    warehouse.take(0, both)
+    warehouse.take(1, [damaged, other])
+    assert warehouse.tables() == spark_oracle.tables([*both, damaged, other])
+
+
 def test_of_copies_the_one_with_the_best_known_time_counts(warehouse: Warehouse) -> None:
     minute = timedelta(minutes=1)
     vague = [through("a", n, n, offset=n, error_us=90_000_000, payload=f'{{"t": {n}}}') for n in range(3)]
