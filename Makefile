@@ -32,12 +32,12 @@ SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those that share no server run side by side, and Spark's beside those of the
-# gateway with its servers, which are the first to get a core. A failure does not stop the rest.
+# Most tests wait more than they compute: those that share no server run side by side, and Spark's, in two sessions,
+# beside those of the gateway with its servers, which are the first to get a core. A failure does not stop the rest.
 test: build/apt-test install jars
 	@failed=0; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
-	nice $(BIN)/pytest -m spark > build/test-spark.log 2>&1 & spark=$$!; \
+	nice $(BIN)/pytest --numprocesses 2 --dist loadfile -m spark > build/test-spark.log 2>&1 & spark=$$!; \
 	$(BIN)/pytest -m "($(WITH_SERVERS)) and not spark" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
