@@ -1,6 +1,9 @@
 """How fast the whole job is beside plain Kafka → Delta, and beside the stock recipe, which loses what comes late."""
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -72,11 +75,27 @@ def _shares(bench: Bench, spark: SparkSession, feed: Feed, suffix: str, warm: in
     say(f"append{suffix}: plain {rates['append']:,.0f}/s, the job {rates['job']:,.0f}/s, a share of {share:.2f}")
     note = f"median of {len(seconds['job'])} batches of {size:,} records"
     aim = "aim: 0.6" if not suffix else "1 % of the records come twice, in every batch"
-    return [
+    results = [
         Result(f"append_rows_per_s{suffix}", rates["append"], "1/s", None, note),
         Result(f"job_rows_per_s{suffix}", rates["job"], "1/s", None, note),
         Result(f"job_share_of_append{suffix}", share, "of append", None if suffix else ">= 0.4", aim),
     ]
+    if not suffix:
+        rate = size / median(_as_delivered(bench, feed, folder / "as_delivered", size)[warm:-1])
+        say(f"append: plain {rate:,.0f}/s in a Spark as it is delivered, alone")
+        note = "the same plain append without the job's settings of Spark, in a process of its own, afterwards"
+        results.append(Result("append_rows_per_s_as_delivered", rate, "1/s", None, note))
+    return results
+
+
+def _as_delivered(bench: Bench, feed: Feed, folder: Path, size: int) -> list[float]:
+    """The seconds that plain appends take, batch by batch, in a process of their own."""
+    command = [sys.executable, "-m", "tests.bench.spark_plain", "--bootstrap", bench.kafka.bootstrap]
+    command += ["--size", str(size), "--folder", str(folder)]
+    command += [f"--topic={topic}" for topic in feed.scenario.partitions_of]
+    run = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    seconds: list[float] = json.loads(run.stdout)
+    return seconds
 
 
 async def stock(bench: Bench) -> list[Result]:
