@@ -15,7 +15,7 @@ from spark.devices_heard import PATH as HEARD_PATH
 from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, read_log
 from spark.loss_records import REJECTED
 from spark.loss_table import losses_path
-from spark.seen_table import runs_path
+from spark.seen_table import runs_path, settled_path
 from spark.warehouse_folder import folder_exists
 from spark.warehouse_version import folder_of, seen_tables, versions_of
 from spark.window_changes import changes_path
@@ -69,7 +69,13 @@ def delete_device(
 def delete_from_version(spark: SparkSession, tables: str, namespace: str, device: str) -> None:
     """Delete a device's data from the tables of one version."""
     is_device = _is_of(namespace, device)
-    for path in (amendments_path(tables), windows_path(tables), runs_path(tables), f"{tables}/{HEARD_PATH}"):
+    for path in (
+        amendments_path(tables),
+        windows_path(tables),
+        runs_path(tables),
+        settled_path(tables),
+        f"{tables}/{HEARD_PATH}",
+    ):
         delete_rows(spark, path, is_device)
     delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))
     # Last: while it holds something of the device, the rest may be unfinished.

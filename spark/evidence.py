@@ -16,8 +16,7 @@ from spark.loss_table import read_losses
 from spark.quarantine_view import still_rejected
 from spark.reading_starts import ReadingStart, read_starts
 from spark.registry_table import open_gateway_registry, retired_gateways
-from spark.seen_table import runs_path
-from spark.sequence_runs import RUN as RUN_COLUMNS
+from spark.seen_table import read_islands
 from spark.state_table import read_states
 from spark.time_corrections import read_corrections
 from spark.warehouse_version import Version, seen_tables
@@ -30,13 +29,12 @@ LOST_IN_KAFKA = "deleted in Kafka before it was read"
 def read_evidence(spark: SparkSession, warehouse: str, version: Version | None = None) -> Evidence:
     """Read what is known. To be read before the windows that it is to judge: then they hold all that it speaks of."""
     tables = seen_tables(spark, warehouse, version)
-    runs = read_states(spark, runs_path(tables), RUN_COLUMNS)
     heard = read_states(spark, f"{tables}/{HEARD_PATH}", ("namespace", "device", "stream"))
     gateways = read_gateways(spark, tables)
     retired = retired_gateways(open_gateway_registry(spark, warehouse)).collect()
     told = read_losses(spark, tables).unionByName(rejects_as_losses(still_rejected(effective_log(spark, tables))))
     evidence = Evidence(
-        islands=runs.select(*RUN_COLUMNS, F.inline("islands")),
+        islands=read_islands(spark, tables),
         losses=told,
         services=heard.select("namespace", "device", F.explode("gateways").alias("gateway")).distinct(),
         heard=heard.where(F.col("last_us").isNotNull()).select("namespace", "device", "stream", "last_us"),

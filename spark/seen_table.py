@@ -1,21 +1,28 @@
-"""`seen` and `device_runs`: which numbers of each lane, and of each device's own, stand in `log`."""
+"""`seen`, `device_runs` and `settled_islands`: which numbers of each lane, and of each device's own, stand in `log`."""
 
-from pyspark.sql import Row, SparkSession
+from typing import cast
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
 
 from spark.census import Census
 from spark.copies import Suspects
 from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
-from spark.sequence_runs import EDGE_TYPE, Edge, Island, RunKey, merge
+from spark.sequence_runs import EDGE_TYPE, Island, RunKey, SeenRun, SettledSpan, add, edge_of, islands_as_rows, settle
 from spark.sequence_runs import RUN as RUN_COLUMNS
-from spark.state_table import StateTable
+from spark.sequence_runs import SCHEMA as ISLANDS_SCHEMA
+from spark.state_table import StateTable, read_states
 
 LANE_COLUMNS = """
     below bigint, above binary, far array<bigint>,
     spans array<struct<first: bigint, last: bigint, batch_first: bigint, batch_last: bigint>>
 """
-ISLANDS_COLUMNS = f"""
+RUN_STATE_COLUMNS = f"""
     islands array<struct<first: bigint, last: bigint, first_edge: {EDGE_TYPE}, last_edge: {EDGE_TYPE},
-        batch_first: bigint, batch_last: bigint>>
+        batch_first: bigint, batch_last: bigint>>,
+    settled array<struct<first: bigint, last: bigint, batch_first: bigint, batch_last: bigint>>
 """
 
 
@@ -29,10 +36,26 @@ def runs_path(tables: str) -> str:
     return f"{tables}/device_runs"
 
 
+def settled_path(tables: str) -> str:
+    """Return where the table of devices' islands lies that are no longer in memory. It is appended to alone."""
+    return f"{tables}/settled_islands"
+
+
+def read_islands(spark: SparkSession, tables: str) -> DataFrame:
+    """Return the islands of all runs as they were last saved, as `sequence_runs.SCHEMA`.
+
+    Some may overlap: what came again of settled numbers is an island of its own, and a job that was killed as it saved
+    settles the same again.
+    """
+    in_memory = read_states(spark, runs_path(tables), RUN_COLUMNS).select(*RUN_COLUMNS, F.inline("islands"))
+    return in_memory.unionByName(spark.read.format("delta").load(settled_path(tables)))
+
+
 class Seen:
-    """What tells that a record came before: in the driver's memory, and now and then in two tables."""
+    """What tells that a record came before: in the driver's memory, and now and then in tables."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
+        self._spark = spark
         self._lanes: StateTable[Lane, SeenLane] = StateTable(
             spark,
             seen_path(tables),
@@ -41,14 +64,17 @@ class Seen:
             decode=_lane_of,
             encode=_lane_row,
         )
-        self._runs: StateTable[RunKey, tuple[Island, ...]] = StateTable(
+        self._runs: StateTable[RunKey, SeenRun] = StateTable(
             spark,
             runs_path(tables),
             key=RUN_COLUMNS,
-            columns=ISLANDS_COLUMNS,
-            decode=_islands_of,
-            encode=lambda islands: (list(islands),),
+            columns=RUN_STATE_COLUMNS,
+            decode=_run_of,
+            encode=lambda run: (list(run.islands), list(run.settled)),
         )
+        self._settled_schema = cast("StructType", StructType.fromDDL(ISLANDS_SCHEMA))
+        self._settled_path = settled_path(tables)
+        DeltaTable.createIfNotExists(spark).location(self._settled_path).addColumns(self._settled_schema).execute()
 
     @property
     def saved(self) -> int:
@@ -67,24 +93,31 @@ class Seen:
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
         for run in census.runs:
-            before = self._runs.states.get(run.key, ())
-            merged = merge(before, run.islands)
-            self._runs.states[run.key] = merged.islands
+            added = add(self._runs.states.get(run.key, SeenRun()), run.islands)
+            self._runs.states[run.key] = added.run
             self._runs.changed(run.key)
-            for first, last in merged.overlaps:
-                runs.append((*run.key, first, last))
-                batches.update(
-                    (island.batch_first, island.batch_last)
-                    for island in before
-                    if island.first <= last and first <= island.last
-                )
-        repeated = [(*key, island.first, island.last) for key in census.repeated for island in self._runs.states[key]]
+            runs += [(*run.key, first, last) for first, last in added.again]
+            batches |= added.batches
+        repeated = [
+            (*key, island.first, island.last) for key in census.repeated for island in self._runs.states[key].islands
+        ]
         return Suspects(lanes, runs, joined(batches), repeated)
 
     def save(self, ordinal: int) -> None:
         """Write what has changed; `ordinal` is of the last batch that was noted."""
         self._lanes.save(ordinal)
+        self._settle()
         self._runs.save(ordinal)
+
+    def _settle(self) -> None:
+        """Move islands of runs that have too many from memory into their table."""
+        settled = {key: settle(self._runs.states[key]) for key in self._runs.changed_keys}
+        rows = [row for key, (_, islands) in settled.items() for row in islands_as_rows(key, islands)]
+        if rows:
+            frame = self._spark.createDataFrame(rows, self._settled_schema).coalesce(1)
+            # Before they leave memory, and without the number of a batch: that they stand there twice does no harm.
+            frame.write.format("delta").mode("append").save(self._settled_path)
+            self._runs.states.update({key: run for key, (run, _) in settled.items()})
 
 
 def _lane_of(row: Row) -> SeenLane:
@@ -98,15 +131,16 @@ def _lane_row(seen: SeenLane) -> tuple[object, ...]:
     return seen.below, above, sorted(seen.far), spans
 
 
-def _islands_of(row: Row) -> tuple[Island, ...]:
-    return tuple(
+def _run_of(row: Row) -> SeenRun:
+    islands = (
         Island(
             island.first,
             island.last,
-            Edge(*island.first_edge),
-            Edge(*island.last_edge),
+            edge_of(island.first_edge),
+            edge_of(island.last_edge),
             island.batch_first,
             island.batch_last,
         )
         for island in row.islands
     )
+    return SeenRun(tuple(islands), tuple(SettledSpan(*span) for span in row.settled))

@@ -2,11 +2,13 @@
 
 A sensor that counts its readings shows by its numbers what is missing: between two islands of one boot something was
 taken that is not here. The times of an island's ends say when; they are kept with all that a later time correction
-needs. All but the functions on DataFrames is without Spark.
+needs. Of a sensor that loses a reading now and then there are ever more islands: in memory are those that grew last,
+and of the others only between which numbers they lie. All but the functions on DataFrames is without Spark.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from sys import intern
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row
@@ -31,6 +33,10 @@ RunKey = tuple[str, str, str, str]
 """Namespace, device, stream, device boot."""
 Numbers = tuple[int, int]
 """First and last, both included."""
+ISLANDS_MAX = 16
+"""A run with more islands has some of them settled: half of so many stay."""
+SETTLED_MAX = 16
+"""Spans of settled islands of a run; of more, the nearest neighbours are joined."""
 
 
 class Edge(NamedTuple):
@@ -71,6 +77,86 @@ class Merged(NamedTuple):
     islands: tuple[Island, ...]
     overlaps: list[Numbers]
     """What it had before."""
+
+
+class SettledSpan(NamedTuple):
+    """Numbers between which islands lie that are no longer in memory, and the batches that they came in."""
+
+    first: int
+    last: int
+    batch_first: int
+    batch_last: int
+
+
+class SeenRun(NamedTuple):
+    """What is kept of a run from batch to batch."""
+
+    islands: tuple[Island, ...] = ()
+    settled: tuple[SettledSpan, ...] = ()
+    """In order. A number within one was seen, or may have been: `log` itself tells."""
+
+
+class Added(NamedTuple):
+    """A run with what a batch brought, and what of that came before, or may have."""
+
+    run: SeenRun
+    again: list[Numbers]
+    batches: set[Numbers]
+    """All batches, from the first to the last, in which `again` may have come."""
+
+
+def add(run: SeenRun, new: Sequence[Island]) -> Added:
+    """Take up what a batch brought of a run; both in order, and in themselves without islands that touch."""
+    merged = merge(run.islands, new)
+    batches = {
+        (island.batch_first, island.batch_last)
+        for first, last in merged.overlaps
+        for island in run.islands
+        if island.first <= last and first <= island.last
+    }
+    settled = [
+        (max(span.first, came.first), min(span.last, came.last), span)
+        for span in run.settled
+        for came in new
+        if came.first <= span.last and span.first <= came.last
+    ]
+    return Added(
+        run._replace(islands=merged.islands),
+        merged.overlaps + [(first, last) for first, last, _ in settled],
+        batches | {(span.batch_first, span.batch_last) for *_, span in settled},
+    )
+
+
+def settle(run: SeenRun, islands_max: int | None = None) -> tuple[SeenRun, list[Island]]:
+    """Tell which islands are to leave memory, if there are too many, and what the run is without them.
+
+    It is those that grew longest ago: a backlog that is worked off makes an old one grow, and that one stays.
+    """
+    most = ISLANDS_MAX if islands_max is None else islands_max
+    if len(run.islands) <= most:
+        return run, []
+    by_age = sorted(run.islands, key=lambda island: (island.batch_last, island.first))
+    gone = sorted(by_age[: len(by_age) - most // 2])
+    kept = sorted(by_age[len(by_age) - most // 2 :])
+    spans = [SettledSpan(island.first, island.last, island.batch_first, island.batch_last) for island in gone]
+    return SeenRun(tuple(kept), _fewer([*run.settled, *spans])), gone
+
+
+def _fewer(spans: Iterable[SettledSpan]) -> tuple[SettledSpan, ...]:
+    found = sorted(spans)
+    while len(found) > SETTLED_MAX:
+        # Where least is missing in between: less is then taken for what may have been seen.
+        place = min(range(1, len(found)), key=lambda place: found[place].first - found[place - 1].last)
+        one, other = found[place - 1 : place + 1]
+        found[place - 1 : place + 1] = [
+            SettledSpan(
+                one.first,
+                max(one.last, other.last),
+                min(one.batch_first, other.batch_first),
+                max(one.batch_last, other.batch_last),
+            )
+        ]
+    return tuple(found)
 
 
 def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
@@ -155,7 +241,7 @@ def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[B
     wanted = [(*_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
     edges: dict[RunKey, dict[int, Edge]] = {}
     for row in inner_edges(rows, wanted).collect() if wanted else ():
-        edges.setdefault(_key(row), {})[row.device_sequence] = Edge(*row.edge)
+        edges.setdefault(_key(row), {})[row.device_sequence] = edge_of(row.edge)
     return [BatchRun(_key(run), islands_of(run, edges.get(_key(run), {}), batch)) for run in runs]
 
 
@@ -217,7 +303,7 @@ def edge() -> Column:
 
 def islands_of(run: Row, edges: dict[int, Edge], batch: int) -> list[Island]:
     """Make islands of a row of `batch_runs`; `edges` are those of its inner ends."""
-    first_edge, last_edge = Edge(*run.first_edge), Edge(*run.last_edge)
+    first_edge, last_edge = edge_of(run.first_edge), edge_of(run.last_edge)
     if run.numbers is None:
         return [Island(run.first, run.last, first_edge, last_edge, batch, batch)]
     edges = {**edges, run.first: first_edge, run.last: last_edge}
@@ -231,12 +317,21 @@ def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object
 
 def island_of_row(row: Row) -> tuple[RunKey, Island]:
     """What a row of `SCHEMA` says."""
-    ends = Edge(*row.first_edge), Edge(*row.last_edge)
+    ends = edge_of(row.first_edge), edge_of(row.last_edge)
     return _key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
 
 
+def edge_of(row: Row) -> Edge:
+    """What a row of `EDGE_TYPE` says."""
+    # Names that all have in common are kept once: they would be a third of the memory.
+    told = Edge(*row)
+    return told._replace(
+        time_quality=intern(told.time_quality), gateway=intern(told.gateway), gateway_boot=intern(told.gateway_boot)
+    )
+
+
 def _key(row: Row) -> RunKey:
-    return row.namespace, row.device, row.stream, row.device_boot
+    return intern(row.namespace), intern(row.device), intern(row.stream), row.device_boot
 
 
 def _inner_ends(numbers: Sequence[int]) -> set[int]:

@@ -41,7 +41,8 @@ class StateTable(Generic[Key, State]):
         schema = cast("StructType", StructType.fromDDL(f"{names}, {columns}, ordinal bigint"))
         DeltaTable.createIfNotExists(spark).location(path).addColumns(schema).execute()
         self._table = AppendTable(spark, path, schema)
-        self._changed: set[Key] = set()
+        self.changed_keys: set[Key] = set()
+        """Those whose state is another than at the last `save`."""
         self._rows = 0
         self.states: dict[Key, State] = {}
         if self.saved >= 0:
@@ -57,12 +58,12 @@ class StateTable(Generic[Key, State]):
 
     def changed(self, key: Key) -> None:
         """Note that a key's state is another than it was."""
-        self._changed.add(key)
+        self.changed_keys.add(key)
 
     def save(self, ordinal: int) -> None:
         """Write what has changed since the last time; `ordinal` is of the last batch that it holds."""
         whole = self._rows > REWRITE_FACTOR * len(self.states)
-        keys = self.states.keys() if whole else self._changed
+        keys = self.states.keys() if whole else self.changed_keys
         rows = self._spark.createDataFrame(
             [(*key, *self._encode(self.states[key]), ordinal) for key in keys], self._table.schema
         ).coalesce(1)
@@ -72,7 +73,7 @@ class StateTable(Generic[Key, State]):
             rows = rows.limit(0)
         self._table.append(rows, {ORDINAL: ordinal})
         self._rows = 0 if whole else self._rows + len(keys)
-        self._changed.clear()
+        self.changed_keys.clear()
 
 
 def read_states(spark: SparkSession, path: str, key: tuple[str, ...]) -> DataFrame:

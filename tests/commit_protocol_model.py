@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 from spark.codec_declarations import NO_STREAMS
 from spark.copies import Suspects
 from spark.lane_sequences import Lane, SeenLane, joined, ranges, without
-from spark.sequence_runs import BatchRun, Edge, Island, RunKey, merge
+from spark.sequence_runs import BatchRun, Edge, Island, RunKey, SeenRun, add, settle
 from spark.windows_table import TimeSpan, time_spans
 from tests.spark_oracle import (
     EPOCH,
@@ -46,6 +46,8 @@ UNDECODABLE = "undecodable"
 ORDINAL = "sluice-ordinal"
 READINGS, COPY, CORRECTION = "readings", "copy", "correction"
 REWRITE_FACTOR = 1
+# Few, for it is few that is drawn.
+ISLANDS_MAX = 1
 """Of the state's tables: here small, so that they are written anew now and then."""
 EDGE = Edge(0, 0, "", "", "", 0, None)
 
@@ -227,7 +229,8 @@ class Disk:
         self.parts: DeltaTable[Part] = DeltaTable("window_parts", self.power)
         self.changes: DeltaTable[Change] = DeltaTable("window_changes", self.power)
         self.lanes: DeltaTable[StateRow[Lane, SeenLane]] = DeltaTable("seen", self.power)
-        self.runs: DeltaTable[StateRow[RunKey, tuple[Island, ...]]] = DeltaTable("device_runs", self.power)
+        self.runs: DeltaTable[StateRow[RunKey, SeenRun]] = DeltaTable("device_runs", self.power)
+        self.settled: DeltaTable[tuple[RunKey, Island]] = DeltaTable("settled_islands", self.power)
         self._queries = count()
         self.checkpoint = Checkpoint(next(self._queries))
 
@@ -442,6 +445,7 @@ class Seen:
     def __init__(self, disk: Disk) -> None:
         self.lanes = StateTable(disk.lanes)
         self.runs = StateTable(disk.runs)
+        self.settled = disk.settled
 
     @property
     def saved(self) -> int:
@@ -458,24 +462,28 @@ class Seen:
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
         for run in census.runs:
-            before = self.runs.states.get(run.key, ())
-            merged = merge(before, run.islands)
-            self.runs.states[run.key] = merged.islands
+            added = add(self.runs.states.get(run.key, SeenRun()), run.islands)
+            self.runs.states[run.key] = added.run
             self.runs.changed.add(run.key)
-            for first, last in merged.overlaps:
-                runs.append((*run.key, first, last))
-                batches.update(
-                    (island.batch_first, island.batch_last)
-                    for island in before
-                    if island.first <= last and first <= island.last
-                )
+            runs += [(*run.key, first, last) for first, last in added.again]
+            batches |= added.batches
         before_it = Suspects(lanes, runs, joined(batches))
-        repeated = [(*key, island.first, island.last) for key in census.repeated for island in self.runs.states[key]]
+        repeated = [
+            (*key, island.first, island.last) for key in census.repeated for island in self.runs.states[key].islands
+        ]
         return CameAgain(before_it, replace(before_it, runs=runs + repeated))
 
     def save(self, ordinal: int) -> None:
         self.lanes.save(ordinal)
+        self._settle()
         self.runs.save(ordinal)
+
+    def _settle(self) -> None:
+        settled = {key: settle(self.runs.states[key], ISLANDS_MAX) for key in self.runs.changed}
+        rows = [(key, island) for key, (_, islands) in settled.items() for island in islands]
+        if rows:
+            self.settled.commit(rows, {})
+            self.runs.states.update({key: run for key, (run, _) in settled.items()})
 
 
 # -- corrections --------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from tests.commit_protocol_model import (
     Offsets,
     Pace,
     Part,
+    Power,
     Sent,
     State,
     StateRow,
@@ -317,6 +318,10 @@ def found(disk: Disk, job: Job) -> Tables:
     """What the tables say, and the state that `job` read."""
     log = effective_log(disk)
     timed = readings(log, by_boot(disk.corrections.rows))
+    islands = [(key, island) for key, seen in job.seen.runs.states.items() for island in seen.islands]
+    runs: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for key, island in islands + disk.settled.rows:
+        runs[key].update(range(island.first, island.last + 1))
     return Tables(
         {row.event.record.place for row in log},
         _readings(timed),
@@ -327,10 +332,7 @@ def found(disk: Disk, job: Job) -> Tables:
             lane: {*range(seen.below), *(seen.below + bit for bit in set_bits(seen.above))}
             for lane, seen in job.seen.lanes.states.items()
         },
-        {
-            run: {n for island in islands for n in range(island.first, island.last + 1)}
-            for run, islands in job.seen.runs.states.items()
-        },
+        runs,
     )
 
 
@@ -431,6 +433,24 @@ class SavesTheNumberFirst(Job):
 
 def _rewrite(rows: DeltaTable[StateRow[Key, State]], state: StateTable[Key, State], ordinal: int) -> None:
     rows.overwrite([StateRow(key, deepcopy(each), ordinal) for key, each in state.states.items()], lambda _: True)
+
+
+class ForgetsWhatIsSettled(Job):
+    """Numbers that are no longer in memory are taken for new ones."""
+
+    def save(self) -> None:
+        super().save()
+        states = self.seen.runs.states
+        states.update({key: seen._replace(settled=()) for key, seen in states.items()})
+
+
+class SettlesAfterItForgets(Job):
+    def save(self) -> None:
+        settled, self.seen.settled = self.seen.settled, DeltaTable("settled_islands", Power())
+        super().save()
+        if self.seen.settled.rows:
+            settled.commit(self.seen.settled.rows, {})
+        self.seen.settled = settled
 
 
 class ForgetsTheNumberOfWindows(Job):
@@ -556,6 +576,8 @@ MISTAKES: list[type[Job]] = [
     CountsNothingAgain,
     SavesABrokenOffBatch,
     SavesTheNumberFirst,
+    ForgetsWhatIsSettled,
+    SettlesAfterItForgets,
     ForgetsTheNumberOfWindows,
     ForgetsTheNumberOfChanges,
     OneNumberForAllCauses,

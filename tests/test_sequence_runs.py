@@ -9,15 +9,20 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from spark.sequence_runs import (
+    ISLANDS_MAX,
     SCHEMA,
+    SETTLED_MAX,
     BatchRun,
     Edge,
     Island,
+    SeenRun,
+    add,
     collected_runs,
     island_of_row,
     islands_as_rows,
     merge,
     missing_between,
+    settle,
 )
 from tests.spark_records import EPOCH
 
@@ -95,6 +100,44 @@ def test_the_order_of_batches_changes_nothing(batches: list[set[int]]) -> None:
 
     order = list(range(len(batches)))
     assert merged(order) == merged(order[::-1])
+
+
+@given(
+    st.lists(st.tuples(st.sets(st.integers(0, 200), min_size=1, max_size=40), st.booleans()), max_size=12),
+    st.integers(0, 4),
+)
+def test_what_is_settled_is_still_known_to_have_come(batches: list[tuple[set[int], bool]], islands_max: int) -> None:
+    run, gone = SeenRun(), list[Island]()
+    came_in: dict[int, list[int]] = {}
+    for batch, (numbers, save) in enumerate(batches):
+        run, again, earlier = add(run, islands_in(numbers, batch))
+        told = {number for first, last in again for number in range(first, last + 1)}
+        # More may be told, but nothing that did not come now: of that not all copies would be looked for.
+        assert numbers & came_in.keys() <= told <= numbers
+        for number in told & came_in.keys():
+            assert all(any(low <= each <= high for low, high in earlier) for each in came_in[number])
+        for number in numbers:
+            came_in.setdefault(number, []).append(batch)
+        if save:
+            run, settled = settle(run, islands_max)
+            gone += settled
+            assert len(run.islands) <= islands_max
+            assert len(run.settled) <= SETTLED_MAX
+    known = {n for one in (*run.islands, *gone) for n in range(one.first, one.last + 1)}
+    assert known == came_in.keys()
+
+
+def test_a_backlog_that_is_worked_off_stays_in_memory_while_live_readings_get_lost() -> None:
+    run = SeenRun((island(0, 99, 0),))
+    for batch in range(1, 200):
+        # Of the live ones each tenth is missing.
+        live = range(100_000 + 20 * batch, 100_000 + 20 * batch + 20)
+        backlog = range(100 * batch, 100 * batch + 100)
+        run, again, _ = add(run, islands_in({*backlog, *(number for number in live if number % 10)}, batch))
+        assert again == []
+        run, _ = settle(run)
+        assert len(run.islands) <= ISLANDS_MAX
+    assert run.islands[0] == Island(0, 19_999, edge(0), edge(19_999), 0, 199)
 
 
 def test_a_batch_of_many_devices_is_merged_in_no_time() -> None:

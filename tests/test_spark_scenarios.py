@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark import sequence_runs
 from spark.codec_declarations import NO_STREAMS, Windows
 from spark.windows_view import open_windows
 from tests import spark_oracle
@@ -23,11 +24,18 @@ from tests.spark_oracle import EPOCH, TIME_ERROR_UNKNOWN_US, KafkaRecord, Window
 from tests.spark_scenarios import batches_of, sites
 from tests.spark_warehouse import Warehouse, at
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted", "few_islands")]
 
 SITES = 16
 BATCHES_MAX = 3
+SAVED_SHARE = 0.5
 HOUR_S = 3_600
+
+
+@pytest.fixture
+def few_islands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few are drawn."""
+    monkeypatch.setattr(sequence_runs, "ISLANDS_MAX", 1)
 
 
 # Without shrinking: each try takes half a minute. The blob that is printed brings back one that failed.
@@ -50,6 +58,9 @@ def test_many_sites_at_once_are_what_the_oracle_says(
     warehouse = Warehouse(spark, shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("sites") / "warehouse"))
     for number, batch in enumerate(batches_of(rng, records, rng.randint(1, BATCHES_MAX))):
         warehouse.take(number, batch)
+        # Most islands leave memory then.
+        if rng.random() < SAVED_SHARE:
+            warehouse.job.save()
     assert warehouse.tables() == spark_oracle.tables(records)
     check_hours(warehouse, records)
 

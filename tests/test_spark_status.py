@@ -20,7 +20,10 @@ from spark.loss_records import REJECTED
 from spark.loss_table import read_losses
 from spark.quarantine_retry import RetryCounts, retry
 from spark.reading_starts import append_start, first_start, start_after
+from spark.readings_view import open_readings
 from spark.replay_job import replay
+from spark.seen_table import runs_path, settled_path
+from spark.sequence_runs import ISLANDS_MAX, SETTLED_MAX
 from spark.streams_file import parse_streams
 from spark.table_upkeep import maintain
 from spark.topic_changes import GoingOn, Loss, TopicNow, TopicRead
@@ -34,6 +37,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 EVENTS_LANE = LANE[::-1]
+OTHER_LANE = "ba9876543210"
 BOOT = "7-1a2b3c4d"
 NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
 
@@ -42,13 +46,13 @@ def seconds(after: float) -> datetime:
     return NOON + timedelta(seconds=after)
 
 
-def counted(*numbers: int, boot: str | None = BOOT) -> list[KafkaRecord]:
+def counted(*numbers: int, boot: str | None = BOOT, lane: str = LANE) -> list[KafkaRecord]:
     """A reading a second after noon, numbered by its second; without a boot it is not numbered by its sensor."""
     return [
         replace(
             reading(
                 f'{{"t": {number}}}'.encode(),
-                reading_headers(number, time=seconds(number), boot_us=number * 1_000_000, device_boot=boot),
+                reading_headers(number, time=seconds(number), boot_us=number * 1_000_000, lane=lane, device_boot=boot),
                 offset=number,
             ),
             timestamp=seconds(number + 1),
@@ -144,6 +148,39 @@ def test_a_devices_numbers_tell_what_is_final_and_a_loss_record_explains_a_hole(
     shown = CliRunner().invoke(main, ["gaps", "--warehouse", warehouse, "--json"])
     (told,) = map(json.loads, shown.output.splitlines())
     assert (told["first"], told["last"], told["explained"], told["reasons"]) == (71, 73, True, ["sensor-ring-overflow"])
+
+
+def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    warehouse, lost = new_warehouse, range(4, 400, 5)
+    job = BatchJob(spark, warehouse)
+    for number in range(4):
+        first = 100 * number
+        take(job, number, counted(*(each for each in range(first, first + 100) if each not in lost)))
+        job.save()
+
+    (kept,) = spark.read.format("delta").load(runs_path(job.tables)).where("ordinal = 3").collect()
+    assert len(kept.islands) <= ISLANDS_MAX
+    assert len(kept.settled) == SETTLED_MAX
+    gaps = open_gaps(spark, warehouse).orderBy("first").collect()
+    assert [(gap.first, gap.last) for gap in gaps] == [(each, each) for each in lost[:-1]]
+
+    # Those of a minute come late, and again what was there: one as it was, the others by way of another gateway.
+    late = counted(*(each for each in lost if 59 <= each < 130))
+    again = [*counted(81), *counted(82, 64, 8, lane=OTHER_LANE)]
+    again = [replace(each, offset=1_000 + each.offset) for each in again]
+    job = BatchJob(spark, warehouse)
+    counts = job.take(kafka_frame(spark, [*late, *again]), BatchId("query", 4), {"device-thermo": "id-1"})
+    job.save()
+    assert (counts.duplicates, counts.rejected) == (4, 0)
+    assert (60, "complete", "sequence") in said(spark, warehouse)
+    still = [each for each in lost[:-1] if not 59 <= each < 130]
+    assert [gap.first for gap in open_gaps(spark, warehouse).orderBy("first").collect()] == still
+    assert open_readings(spark, warehouse).count() == 400 - len(lost) + len(late)
+
+    delete_device(spark, warehouse, "plant", "42")
+    assert spark.read.format("delta").load(settled_path(job.tables)).count() == 0
 
 
 def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSession, new_warehouse: str) -> None:
