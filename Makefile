@@ -25,6 +25,7 @@ MAVEN := mvn --quiet --batch-mode
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
 WITH_SERVERS := kafka or spark or avr
+TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
 .PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
@@ -34,7 +35,7 @@ demo: build/apt-demo install jars
 
 # Most tests wait more than they compute: those that share no server run side by side, and Spark's, in two sessions,
 # beside those of the gateway with its servers, which are the first to get a core. A failure does not stop the rest.
-test: build/apt-test install jars
+test: build/apt-test install jars $(TEST_JARS)
 	@failed=0; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
 	nice $(BIN)/pytest --numprocesses 2 --dist loadfile -m spark > build/test-spark.log 2>&1 & spark=$$!; \
@@ -82,6 +83,20 @@ build/jars/spark.done: spark/pom.xml | build/apt-demo
 	@echo "fetching Spark's Kafka and Delta connectors into build/jars/spark"
 	@rm -rf build/jars/spark
 	@$(MAVEN) --file spark/pom.xml dependency:copy-dependencies $(PLAIN)
+	@touch $@
+
+build/jars/registry.done: tests/registry_pom.xml | build/apt-demo
+	@echo "fetching the schema registry of the tests into build/jars/registry"
+	@rm -rf build/jars/registry
+	@$(MAVEN) --file tests/registry_pom.xml dependency:unpack-dependencies \
+		'-DoutputDirectory=$(CURDIR)/build/jars/registry' '-DmarkersDirectory=$(CURDIR)/build/jars/registry/unpacked' $(PLAIN)
+	@touch $@
+
+build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/%_pom.xml | build/apt-demo
+	@echo "fetching the jars of $* for the tests into build/jars/$*"
+	@rm -rf build/jars/$*
+	@$(MAVEN) --file $< dependency:copy-dependencies -DincludeScope=runtime \
+		'-DoutputDirectory=$(CURDIR)/build/jars/$*' $(PLAIN)
 	@touch $@
 
 # -- benches ---------------------------------------------------------------------------------------

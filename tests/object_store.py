@@ -1,0 +1,86 @@
+"""A real object store on loopback: S3Proxy, which speaks S3's protocol and keeps objects in memory."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from demo import child_process
+from demo.kafka_broker import HOST, free_ports
+
+JARS = Path(__file__).resolve().parent.parent / "build" / "jars"
+START_S_MAX = 60.0
+BUCKET = "bucket"
+PROPERTIES = """\
+s3proxy.endpoint=http://{host}:{port}
+s3proxy.authorization=none
+jclouds.provider=transient
+jclouds.identity=nobody
+jclouds.credential=none
+"""
+LOGGING = """\
+<configuration>
+  <appender name="terminal" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d %level %logger: %msg%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="terminal"/></root>
+</configuration>
+"""
+SPARK_DEFAULTS = """\
+spark.hadoop.fs.s3a.endpoint http://{host}:{port}
+spark.hadoop.fs.s3a.endpoint.region us-east-1
+spark.hadoop.fs.s3a.path.style.access true
+spark.hadoop.fs.s3a.access.key nobody
+spark.hadoop.fs.s3a.secret.key none
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStore:
+    """A started store with one bucket."""
+
+    url: str
+    """Of the bucket, as Hadoop takes it."""
+    spark_conf: Path
+    """A folder for `SPARK_CONF_DIR`: where the store is, and how to log in."""
+    jars: Path
+    """A folder for `SLUICE_SPARK_JARS`."""
+
+
+@contextmanager
+def object_store(directory: Path) -> Iterator[ObjectStore]:
+    """A store for the length of a `with`, up and answering."""
+    (port,) = free_ports(1)
+    spark_conf, jars = directory / "conf", directory / "jars"
+    spark_conf.mkdir(parents=True)
+    jars.mkdir()
+    properties, logging, log = (directory / name for name in ("s3proxy.properties", "logback.xml", "s3proxy.log"))
+    properties.write_text(PROPERTIES.format(host=HOST, port=port))
+    logging.write_text(LOGGING)
+    (spark_conf / "spark-defaults.conf").write_text(SPARK_DEFAULTS.format(host=HOST, port=port))
+    for jar in [*(JARS / "spark").glob("*.jar"), *(JARS / "s3").glob("*.jar")]:
+        (jars / jar.name).symlink_to(jar)
+    command: list[str | Path] = ["java", "-Xmx256m", "-XX:+UseSerialGC", f"-Dlogback.configurationFile={logging}"]
+    command += ["-cp", f"{JARS / 's3proxy'}/*", "org.gaul.s3proxy.Main", "--properties", properties]
+    process = child_process.spawn(command, log)
+    try:
+        deadline = time.monotonic() + START_S_MAX
+        while not _makes_bucket(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the object store did not start:\n{child_process.log_tail(log)}")
+            time.sleep(0.1)
+        yield ObjectStore(f"s3a://{BUCKET}", spark_conf, jars)
+    finally:
+        child_process.stop(process)
+
+
+def _makes_bucket(port: int) -> bool:
+    with closing(HTTPConnection(HOST, port, timeout=10)) as connection:
+        try:
+            connection.request("PUT", f"/{BUCKET}")
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False

@@ -1,0 +1,71 @@
+"""The whole job with its tables and its checkpoint on an object store, by S3's protocol."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from demo.kafka_broker import Broker
+from spark.session import SHORT_LIVED
+from tests.object_store import ObjectStore, object_store
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import reading, reading_headers
+from tests.test_spark_ingest import send
+
+# The time that all its starts of Spark take on a busy machine.
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600)]
+
+TOPIC = "device-on-s3"
+COUNTED = "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings"
+# One process for several commands: starting Java costs more than most of them.
+RUN = "import json, sys; from spark.cli import main; [main(c, standalone_mode=False) for c in json.loads(sys.argv[1])]"
+
+
+def run(store: ObjectStore, *commands: list[str]) -> list[str]:
+    """Run commands of `sluice-cloud` on the store's warehouse. Returns their lines."""
+    given = [[*command, "--warehouse", f"{store.url}/warehouse"] for command in commands]
+    environment = os.environ | {
+        "SPARK_CONF_DIR": str(store.spark_conf),
+        "SLUICE_SPARK_JARS": str(store.jars),
+        "SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(given)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
+    return done.stdout.splitlines()
+
+
+def test_a_warehouse_on_an_object_store_is_filled_replayed_and_emptied(kafka: Broker, tmp_path: Path) -> None:
+    noon = datetime.now(UTC) - timedelta(hours=1)
+
+    def sent(*sequences: int) -> list[KafkaRecord]:
+        return [
+            replace(
+                reading(f'{{"t": {each}}}'.encode(), reading_headers(each, time=noon + timedelta(seconds=each))),
+                topic=TOPIC,
+                partition=each % 2,
+            )
+            for each in sequences
+        ]
+
+    ingest = ["ingest", "--once", "--json", "--bootstrap", kafka.bootstrap, "--topics", TOPIC]
+    with object_store(tmp_path) as store:
+        asyncio.run(send(kafka, {TOPIC}, sent(*range(60), *range(50, 60))))
+        assert '"duplicates": 10' in run(store, ingest)[-1]
+
+        asyncio.run(send(kafka, set(), sent(*range(55, 70))))
+        lines = run(store, ingest, ["sql", COUNTED, "--json"], ["replay"], ingest, ["sql", COUNTED, "--json"])
+        assert '"duplicates": 5' in lines[1]
+        assert lines[-1] == lines[2]
+        assert json.loads(lines[-1]) == {"readings": 70, "values": 70}
+
+        gone = ["devices", "delete", "42", "--namespace", "plant", "--yes"]
+        lines = run(store, gone, ["maintain", "--keep-days", "0", "--old-versions"], ["sql", COUNTED, "--json"])
+        assert json.loads(lines[-1]) == {"readings": 0, "values": 0}
