@@ -35,6 +35,8 @@ spark.hadoop.fs.s3a.endpoint.region us-east-1
 spark.hadoop.fs.s3a.path.style.access true
 spark.hadoop.fs.s3a.access.key nobody
 spark.hadoop.fs.s3a.secret.key none
+# S3Proxy does not know the checksum that comes with many deletions at once.
+spark.hadoop.fs.s3a.multiobjectdelete.enable false
 """
 
 
