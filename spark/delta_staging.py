@@ -123,6 +123,11 @@ def open_or_empty(spark: SparkSession, path: str, name: str, schema: str) -> Dat
     return view
 
 
+def pinned(spark: SparkSession, path: str) -> DataFrame:
+    """Return a table as it stands now, whenever it is read: Delta would look for what came since as a query begins."""
+    return spark.read.format("delta").option("versionAsOf", int(snapshot(spark, path).version())).load(path)
+
+
 def delta_log(spark: SparkSession, path: str) -> Any:
     """Delta's own view of a table."""
     session = cast("Any", spark)._jsparkSession  # noqa: SLF001 - PySpark has no other way to its JVM

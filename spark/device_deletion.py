@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from delta.tables import DeltaTable
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -76,7 +77,9 @@ def delete_from_version(spark: SparkSession, tables: str, namespace: str, device
         settled_path(tables),
         f"{tables}/{HEARD_PATH}",
     ):
-        delete_rows(spark, path, is_device)
+        # One that an earlier program made has fewer.
+        if DeltaTable.isDeltaTable(spark, path):
+            delete_rows(spark, path, is_device)
     delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))
     # Last: while it holds something of the device, the rest may be unfinished.
     update_rows(spark, log_path(tables), is_device & _is_told(), _nothing())

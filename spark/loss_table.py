@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.delta_staging import AppendTable
+from spark.delta_staging import AppendTable, pinned
 from spark.log_table import ORDINAL
 from spark.loss_records import SCHEMA, losses_in
 
@@ -52,6 +52,6 @@ def take_over_losses(spark: SparkSession, before: str, tables: str) -> None:
 
 def read_losses(spark: SparkSession, tables: str) -> DataFrame:
     """Return each loss that was told of once. Of copies of a record the one with the surest time counts."""
-    table = spark.read.format("delta").load(losses_path(tables))
+    table = pinned(spark, losses_path(tables))
     surest_first = Window.partitionBy("ce_id").orderBy("told_error_us", "told_us")
     return table.withColumn("place", F.row_number().over(surest_first)).where("place = 1").drop("place")

@@ -7,8 +7,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from spark import sequence_runs
 from spark.census import Census
 from spark.copies import Suspects
+from spark.delta_staging import pinned
 from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
 from spark.sequence_runs import EDGE_TYPE, Island, RunKey, SeenRun, SettledSpan, add, edge_of, islands_as_rows, settle
 from spark.sequence_runs import RUN as RUN_COLUMNS
@@ -22,8 +24,10 @@ LANE_COLUMNS = """
 RUN_STATE_COLUMNS = f"""
     islands array<struct<first: bigint, last: bigint, first_edge: {EDGE_TYPE}, last_edge: {EDGE_TYPE},
         batch_first: bigint, batch_last: bigint>>,
-    settled array<struct<first: bigint, last: bigint, batch_first: bigint, batch_last: bigint>>
+    settled array<struct<first: bigint, last: bigint, missing: bigint, batch_first: bigint, batch_last: bigint>>
 """
+ENDED_SETTLED_MAX = 4
+"""Spans of a boot that another has followed."""
 
 
 def seen_path(tables: str) -> str:
@@ -37,7 +41,7 @@ def runs_path(tables: str) -> str:
 
 
 def settled_path(tables: str) -> str:
-    """Return where the table of devices' islands lies that are no longer in memory. It is appended to alone."""
+    """Return where the table of devices' islands lies that are no longer in memory."""
     return f"{tables}/settled_islands"
 
 
@@ -47,8 +51,10 @@ def read_islands(spark: SparkSession, tables: str) -> DataFrame:
     Some may overlap: what came again of settled numbers is an island of its own, and a job that was killed as it saved
     settles the same again.
     """
+    # In this order: islands are in the other table before they leave this one.
     in_memory = read_states(spark, runs_path(tables), RUN_COLUMNS).select(*RUN_COLUMNS, F.inline("islands"))
-    return in_memory.unionByName(spark.read.format("delta").load(settled_path(tables)))
+    path = settled_path(tables)
+    return in_memory.unionByName(pinned(spark, path)) if DeltaTable.isDeltaTable(spark, path) else in_memory
 
 
 class Seen:
@@ -72,6 +78,10 @@ class Seen:
             decode=_run_of,
             encode=lambda run: (list(run.islands), list(run.settled)),
         )
+        self._newest: dict[tuple[str, str, str], str] = {}
+        """Of each device and stream, the boot of which something came first last."""
+        for key, _ in sorted(self._runs.states.items(), key=lambda run: run[1].batch_last()):
+            self._newest[key[:3]] = key[3]
         self._settled_schema = cast("StructType", StructType.fromDDL(ISLANDS_SCHEMA))
         self._settled_path = settled_path(tables)
         DeltaTable.createIfNotExists(spark).location(self._settled_path).addColumns(self._settled_schema).execute()
@@ -93,6 +103,8 @@ class Seen:
                 lanes.append((*lane, first, last))
                 batches.update(state.batches(first, last))
         for run in census.runs:
+            if run.key not in self._runs.states:
+                self._begin(run.key)
             added = add(self._runs.states.get(run.key, SeenRun()), run.islands)
             self._runs.states[run.key] = added.run
             self._runs.changed(run.key)
@@ -109,15 +121,28 @@ class Seen:
         self._settle()
         self._runs.save(ordinal)
 
+    def _begin(self, run: RunKey) -> None:
+        """Note that a sensor has begun to count anew: of the boot before, little more will come."""
+        before = self._newest.get(run[:3])
+        self._newest[run[:3]] = run[3]
+        if before is not None:
+            self._runs.changed((*run[:3], before))
+
     def _settle(self) -> None:
-        """Move islands of runs that have too many from memory into their table."""
-        settled = {key: settle(self._runs.states[key]) for key in self._runs.changed_keys}
+        """Move islands from memory into their table: of runs that have too many, and all of boots that have ended."""
+        settled = {key: self._settled(key) for key in self._runs.changed_keys}
         rows = [row for key, (_, islands) in settled.items() for row in islands_as_rows(key, islands)]
         if rows:
             frame = self._spark.createDataFrame(rows, self._settled_schema).coalesce(1)
             # Before they leave memory, and without the number of a batch: that they stand there twice does no harm.
             frame.write.format("delta").mode("append").save(self._settled_path)
             self._runs.states.update({key: run for key, (run, _) in settled.items()})
+
+    def _settled(self, key: RunKey) -> tuple[SeenRun, list[Island]]:
+        run = self._runs.states[key]
+        if self._newest[key[:3]] == key[3]:
+            return settle(run, sequence_runs.ISLANDS_MAX)
+        return settle(run, 0, ENDED_SETTLED_MAX)
 
 
 def _lane_of(row: Row) -> SeenLane:
@@ -143,4 +168,5 @@ def _run_of(row: Row) -> SeenRun:
         )
         for island in row.islands
     )
-    return SeenRun(tuple(islands), tuple(SettledSpan(*span) for span in row.settled))
+    # A table that an earlier program made has no spans.
+    return SeenRun(tuple(islands), tuple(SettledSpan(*span) for span in row.settled or ()))

@@ -8,6 +8,8 @@ and of the others only between which numbers they lie. All but the functions on 
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from itertools import pairwise
 from sys import intern
 from typing import NamedTuple
 
@@ -15,6 +17,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.built_once import recorded
+from spark.lane_sequences import joined
 from spark.payload_decode import READING_TYPE
 
 RUN = ("namespace", "device", "stream", "device_boot")
@@ -36,7 +39,7 @@ Numbers = tuple[int, int]
 ISLANDS_MAX = 16
 """A run with more islands has some of them settled: half of so many stay."""
 SETTLED_MAX = 16
-"""Spans of settled islands of a run; of more, the nearest neighbours are joined."""
+"""Spans of settled islands of a run."""
 
 
 class Edge(NamedTuple):
@@ -84,6 +87,8 @@ class SettledSpan(NamedTuple):
 
     first: int
     last: int
+    missing: int
+    """How many of the numbers were not in those islands."""
     batch_first: int
     batch_last: int
 
@@ -94,6 +99,10 @@ class SeenRun(NamedTuple):
     islands: tuple[Island, ...] = ()
     settled: tuple[SettledSpan, ...] = ()
     """In order. A number within one was seen, or may have been: `log` itself tells."""
+
+    def batch_last(self) -> int:
+        """The last batch that something of it came in."""
+        return max([island.batch_last for island in self.islands] + [span.batch_last for span in self.settled])
 
 
 class Added(NamedTuple):
@@ -122,41 +131,65 @@ def add(run: SeenRun, new: Sequence[Island]) -> Added:
     ]
     return Added(
         run._replace(islands=merged.islands),
-        merged.overlaps + [(first, last) for first, last, _ in settled],
+        joined(merged.overlaps + [(first, last) for first, last, _ in settled]),
         batches | {(span.batch_first, span.batch_last) for *_, span in settled},
     )
 
 
-def settle(run: SeenRun, islands_max: int | None = None) -> tuple[SeenRun, list[Island]]:
+def settle(run: SeenRun, islands_max: int, settled_max: int | None = None) -> tuple[SeenRun, list[Island]]:
     """Tell which islands are to leave memory, if there are too many, and what the run is without them.
 
     It is those that grew longest ago: a backlog that is worked off makes an old one grow, and that one stays.
     """
-    most = ISLANDS_MAX if islands_max is None else islands_max
-    if len(run.islands) <= most:
+    if len(run.islands) <= islands_max:
         return run, []
     by_age = sorted(run.islands, key=lambda island: (island.batch_last, island.first))
-    gone = sorted(by_age[: len(by_age) - most // 2])
-    kept = sorted(by_age[len(by_age) - most // 2 :])
-    spans = [SettledSpan(island.first, island.last, island.batch_first, island.batch_last) for island in gone]
-    return SeenRun(tuple(kept), _fewer([*run.settled, *spans])), gone
+    gone = sorted(by_age[: len(by_age) - islands_max // 2])
+    kept = sorted(by_age[len(by_age) - islands_max // 2 :])
+    spans = [SettledSpan(island.first, island.last, 0, island.batch_first, island.batch_last) for island in gone]
+    return SeenRun(tuple(kept), _fewer([*run.settled, *spans], settled_max or SETTLED_MAX)), gone
 
 
-def _fewer(spans: Iterable[SettledSpan]) -> tuple[SettledSpan, ...]:
-    found = sorted(spans)
-    while len(found) > SETTLED_MAX:
-        # Where least is missing in between: less is then taken for what may have been seen.
-        place = min(range(1, len(found)), key=lambda place: found[place].first - found[place - 1].last)
-        one, other = found[place - 1 : place + 1]
-        found[place - 1 : place + 1] = [
-            SettledSpan(
-                one.first,
-                max(one.last, other.last),
-                min(one.batch_first, other.batch_first),
-                max(one.batch_last, other.batch_last),
-            )
-        ]
+def _fewer(spans: Iterable[SettledSpan], most: int) -> tuple[SettledSpan, ...]:
+    """Join spans where that costs least: what is missing within one is looked for, should it come, in its batches."""
+    found = _apart(sorted(spans), 4 * most)
+    newest = max(span.batch_last for span in found)
+
+    def cost(span: SettledSpan) -> float:
+        # What comes late mostly does so soon.
+        return span.missing * (span.batch_last - span.batch_first + 1) / (newest - span.batch_last + 1)
+
+    def more(place: int) -> float:
+        before, behind = found[place - 1], found[place]
+        return cost(_spanned(before, behind)) - cost(before) - cost(behind)
+
+    while len(found) > most:
+        place = min(range(1, len(found)), key=more)
+        found[place - 1 : place + 1] = [_spanned(found[place - 1], found[place])]
     return tuple(found)
+
+
+def _apart(spans: list[SettledSpan], most: int) -> list[SettledSpan]:
+    """Join spans, which are in order, but for where most is missing in between."""
+    if len(spans) <= most:
+        return spans
+    by_hole = sorted(range(1, len(spans)), key=lambda place: spans[place].first - spans[place - 1].last)
+    starts = [0, *sorted(by_hole[-most + 1 :]), len(spans)]
+    return [reduce(_spanned, spans[start:end]) for start, end in pairwise(starts)]
+
+
+def _spanned(one: SettledSpan, other: SettledSpan) -> SettledSpan:
+    """The span of two, of which the other begins no sooner."""
+    # Below zero where they do not overlap: so many are missing in between.
+    both = min(one.last, other.last) - other.first + 1
+    return SettledSpan(
+        one.first,
+        max(one.last, other.last),
+        # What the one misses where they overlap, the other may have.
+        max(one.missing + other.missing - both, 0),
+        min(one.batch_first, other.batch_first),
+        max(one.batch_last, other.batch_last),
+    )
 
 
 def merge(islands: tuple[Island, ...], new: Sequence[Island]) -> Merged:
@@ -323,11 +356,9 @@ def island_of_row(row: Row) -> tuple[RunKey, Island]:
 
 def edge_of(row: Row) -> Edge:
     """What a row of `EDGE_TYPE` says."""
+    event_us, error_us, quality, gateway, boot, boot_us, boot_error_us = row
     # Names that all have in common are kept once: they would be a third of the memory.
-    told = Edge(*row)
-    return told._replace(
-        time_quality=intern(told.time_quality), gateway=intern(told.gateway), gateway_boot=intern(told.gateway_boot)
-    )
+    return Edge(event_us, error_us, intern(quality), intern(gateway), intern(boot), boot_us, boot_error_us)
 
 
 def _key(row: Row) -> RunKey:

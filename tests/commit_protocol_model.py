@@ -46,9 +46,9 @@ UNDECODABLE = "undecodable"
 ORDINAL = "sluice-ordinal"
 READINGS, COPY, CORRECTION = "readings", "copy", "correction"
 REWRITE_FACTOR = 1
-# Few, for it is few that is drawn.
-ISLANDS_MAX = 1
 """Of the state's tables: here small, so that they are written anew now and then."""
+ISLANDS_MAX, SETTLED_MAX = 1, 1
+"""Of runs: here small, for it is few numbers that are drawn."""
 EDGE = Edge(0, 0, "", "", "", 0, None)
 
 Row_ = TypeVar("Row_")
@@ -479,7 +479,7 @@ class Seen:
         self.runs.save(ordinal)
 
     def _settle(self) -> None:
-        settled = {key: settle(self.runs.states[key], ISLANDS_MAX) for key in self.runs.changed}
+        settled = {key: settle(self.runs.states[key], ISLANDS_MAX, SETTLED_MAX) for key in self.runs.changed}
         rows = [(key, island) for key, (_, islands) in settled.items() for island in islands]
         if rows:
             self.settled.commit(rows, {})

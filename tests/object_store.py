@@ -55,6 +55,9 @@ class ObjectStore:
 @contextmanager
 def object_store(directory: Path) -> Iterator[ObjectStore]:
     """A store for the length of a `with`, up and answering."""
+    for needed in ("s3", "s3proxy"):
+        if not any((JARS / needed).glob("*.jar")):
+            raise RuntimeError(f"there are no jars in {JARS / needed}: `make test` fetches them")
     (port,) = free_ports(1)
     spark_conf, jars = directory / "conf", directory / "jars"
     spark_conf.mkdir(parents=True)
@@ -83,6 +86,7 @@ def _makes_bucket(port: int) -> bool:
     with closing(HTTPConnection(HOST, port, timeout=10)) as connection:
         try:
             connection.request("PUT", f"/{BUCKET}")
-            return connection.getresponse().status == HTTPStatus.OK
+            # A conflict: it was made, and the answer came too late.
+            return connection.getresponse().status in {HTTPStatus.OK, HTTPStatus.CONFLICT}
         except (OSError, HTTPException):
             return False

@@ -60,7 +60,9 @@ def schema_registry(directory: Path) -> Iterator[SchemaRegistry]:
     """A registry for the length of a `with`, up and answering."""
     (port,) = free_ports(1)
     command: list[str | Path] = ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-    (program,) = JARS.glob("*-runner.jar")
+    program = next(JARS.glob("*-runner.jar"), None)
+    if program is None:
+        raise RuntimeError(f"the schema registry is not in {JARS}: `make test` fetches it")
     command += [f"-Dquarkus.http.host={HOST}", f"-Dquarkus.http.port={port}", "-jar", program]
     log = directory / "registry.log"
     registry = SchemaRegistry(child_process.spawn(command, log), port)

@@ -22,7 +22,7 @@ from spark.log_table import BatchId, open_log, read_log
 from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
 from spark.replay_job import replay
-from spark.seen_table import runs_path
+from spark.seen_table import runs_path, settled_path
 from spark.table_upkeep import delta_tables, maintain, remove_old_versions
 from spark.warehouse_folder import only_writer
 from spark.warehouse_version import folder_of, seen_tables
@@ -68,6 +68,7 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
         "windows": read_parts(spark, tables),
         "amendments": read_amendments(spark, tables),
         "runs": spark.read.format("delta").load(runs_path(tables)),
+        "settled": spark.read.format("delta").load(settled_path(tables)),
         "heard": spark.read.format("delta").load(f"{tables}/{HEARD_PATH}"),
     }
     rows = [frame.select("device", F.lit(name).alias("table")) for name, frame in frames.items()]

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from click.testing import CliRunner
@@ -181,6 +182,24 @@ def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
 
     delete_device(spark, warehouse, "plant", "42")
     assert spark.read.format("delta").load(settled_path(job.tables)).count() == 0
+
+
+def test_a_warehouse_of_a_program_that_kept_all_islands_in_one_table_is_gone_on_with(
+    spark: SparkSession, new_warehouse: str
+) -> None:
+    job = BatchJob(spark, new_warehouse)
+    take(job, 0, counted(*range(10), *range(20, 30)))
+    job.save()
+    runs = spark.read.format("delta").load(runs_path(job.tables)).drop("settled")
+    runs.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(runs_path(job.tables))
+    rmtree(settled_path(job.tables))
+
+    assert [(gap.first, gap.last) for gap in open_gaps(spark, new_warehouse).collect()] == [(10, 19)]
+    job = BatchJob(spark, new_warehouse)
+    take(job, 1, counted(*range(10, 25)))
+    job.save()
+    assert open_gaps(spark, new_warehouse).collect() == []
+    assert open_readings(spark, new_warehouse).count() == 30
 
 
 def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSession, new_warehouse: str) -> None:
