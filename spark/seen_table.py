@@ -79,9 +79,11 @@ class Seen:
             encode=lambda run: (list(run.islands), list(run.settled)),
         )
         self._newest: dict[tuple[str, str, str], str] = {}
-        """Of each device and stream, the boot of which something came first last."""
+        """Of each device and stream, the boot that began last."""
+        self._ended: set[RunKey] = set()
+        """The boots before those, as long as their islands are in memory."""
         for key, _ in sorted(self._runs.states.items(), key=lambda run: run[1].batch_last()):
-            self._newest[key[:3]] = key[3]
+            self._begin(key)
         self._settled_schema = cast("StructType", StructType.fromDDL(ISLANDS_SCHEMA))
         self._settled_path = settled_path(tables)
         DeltaTable.createIfNotExists(spark).location(self._settled_path).addColumns(self._settled_schema).execute()
@@ -126,23 +128,28 @@ class Seen:
         before = self._newest.get(run[:3])
         self._newest[run[:3]] = run[3]
         if before is not None:
-            self._runs.changed((*run[:3], before))
+            self._ended.add((*run[:3], before))
 
     def _settle(self) -> None:
         """Move islands from memory into their table: of runs that have too many, and all of boots that have ended."""
-        settled = {key: self._settled(key) for key in self._runs.changed_keys}
+        # A backlog may bring the older of two boots last: it is the one that is silent that has ended.
+        silent = {key for key in self._ended if self._runs.states[key].batch_last() <= self._runs.saved}
+        settled = {
+            key: settle(self._runs.states[key], 0, ENDED_SETTLED_MAX)
+            if key in silent
+            else settle(self._runs.states[key], sequence_runs.ISLANDS_MAX)
+            for key in self._runs.changed_keys | silent
+        }
         rows = [row for key, (_, islands) in settled.items() for row in islands_as_rows(key, islands)]
         if rows:
             frame = self._spark.createDataFrame(rows, self._settled_schema).coalesce(1)
             # Before they leave memory, and without the number of a batch: that they stand there twice does no harm.
             frame.write.format("delta").mode("append").save(self._settled_path)
-            self._runs.states.update({key: run for key, (run, _) in settled.items()})
-
-    def _settled(self, key: RunKey) -> tuple[SeenRun, list[Island]]:
-        run = self._runs.states[key]
-        if self._newest[key[:3]] == key[3]:
-            return settle(run, sequence_runs.ISLANDS_MAX)
-        return settle(run, 0, ENDED_SETTLED_MAX)
+        for key, (run, islands) in settled.items():
+            if islands:
+                self._runs.states[key] = run
+                self._runs.changed(key)
+        self._ended -= silent
 
 
 def _lane_of(row: Row) -> SeenLane:

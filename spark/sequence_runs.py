@@ -40,6 +40,8 @@ ISLANDS_MAX = 16
 """A run with more islands has some of them settled: half of so many stay."""
 SETTLED_MAX = 16
 """Spans of settled islands of a run."""
+MISSING_MAX = 2**63 - 1
+"""What a column holds; more can be missing between numbers of 64 bits."""
 
 
 class Edge(NamedTuple):
@@ -186,7 +188,7 @@ def _spanned(one: SettledSpan, other: SettledSpan) -> SettledSpan:
         one.first,
         max(one.last, other.last),
         # What the one misses where they overlap, the other may have.
-        max(one.missing + other.missing - both, 0),
+        min(max(one.missing + other.missing - both, 0), MISSING_MAX),
         min(one.batch_first, other.batch_first),
         max(one.batch_last, other.batch_last),
     )

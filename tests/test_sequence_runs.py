@@ -155,6 +155,12 @@ def test_what_comes_late_is_looked_for_near_the_time_when_it_was_missing() -> No
     assert statistics.median(searched) < 200
 
 
+def test_what_is_missing_between_numbers_at_the_ends_of_their_range_still_is_a_number_of_64_bits() -> None:
+    far = SeenRun((island(-(2**63), -(2**63)), island(0, 0, 1), island(2**63 - 1, 2**63 - 1, 2)))
+    run, _ = settle(far, 0, 1)
+    assert [(span.first, span.last, span.missing) for span in run.settled] == [(-(2**63), 2**63 - 1, 2**63 - 1)]
+
+
 def test_a_run_in_many_pieces_is_settled_in_no_time() -> None:
     """Measured at 0.06 s; the limit leaves room for a machine with other work."""
     run = SeenRun(tuple(island(2 * number, 2 * number) for number in range(20_000)))

@@ -23,7 +23,7 @@ from spark.quarantine_retry import RetryCounts, retry
 from spark.reading_starts import append_start, first_start, start_after
 from spark.readings_view import open_readings
 from spark.replay_job import replay
-from spark.seen_table import runs_path, settled_path
+from spark.seen_table import ENDED_SETTLED_MAX, runs_path, settled_path
 from spark.sequence_runs import ISLANDS_MAX, SETTLED_MAX
 from spark.streams_file import parse_streams
 from spark.table_upkeep import maintain
@@ -179,6 +179,15 @@ def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
     still = [each for each in lost[:-1] if not 59 <= each < 130]
     assert [gap.first for gap in open_gaps(spark, warehouse).orderBy("first").collect()] == still
     assert open_readings(spark, warehouse).count() == 400 - len(lost) + len(late)
+
+    # It starts anew: of the boot before only spans stay in memory, and all that is missing is known.
+    for number, came in ((5, range(3)), (6, range(3, 6))):
+        new = counted(*came, boot="8-5e6f7a8b", lane=OTHER_LANE)
+        take(job, number, [replace(each, offset=2_000 + each.offset) for each in new])
+        job.save()
+    ended = spark.read.format("delta").load(runs_path(job.tables)).where(f"ordinal = 6 AND device_boot = '{BOOT}'")
+    assert [(len(row.islands), len(row.settled)) for row in ended.collect()] == [(0, ENDED_SETTLED_MAX)]
+    assert [gap.first for gap in open_gaps(spark, warehouse).orderBy("first").collect()] == still
 
     delete_device(spark, warehouse, "plant", "42")
     assert spark.read.format("delta").load(settled_path(job.tables)).count() == 0
