@@ -1,7 +1,5 @@
 """What `ingest` does for its tables as it goes: small files made one, old rows and files removed once a day."""
 
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -14,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import amendments_path
 from spark.batch_job import BatchJob
-from spark.delta_upkeep import FILE_BYTES, Files, compact, file_count, files_by_partition, vacuum
+from spark.delta_upkeep import FILE_BYTES, compact, file_count, files_by_partition, vacuum
 from spark.kafka_failures import innermost
 from spark.log_table import PARTITION as LOG_PARTITION
 from spark.log_table import log_path, read_log
@@ -29,8 +27,6 @@ LOOK_BATCHES = 8
 """After so many batches tables are looked at."""
 FILES_NEW_MIN = 16
 """So many files must have come to a table before its partitions are looked at."""
-TIDY_S = 2.0
-"""After each batch no more is begun once so long was spent: live readings wait meanwhile."""
 KEEP_DAYS = 7
 """How long files stay that no table needs any more: a reader that began before is not disturbed."""
 
@@ -62,8 +58,6 @@ class Upkeep:
         others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._kept}
         self._kept += tuple(_Kept(path) for path in sorted(others))
         self._looked_at = dict.fromkeys((kept.path for kept in self._kept), 0)
-        self._due: deque[tuple[_Kept, Files]] = deque()
-        """What is to be made fewer files, a partition each."""
         self._day: date | None = None
         self._batches = 0
 
@@ -72,43 +66,28 @@ class Upkeep:
         if newest_us is None:
             return
         self._batches += 1
-        if self._batches % LOOK_BATCHES == 0 and not self._due:
-            for kept in self._kept:
-                self._try(kept, partial(self._look, kept))
-        until_s = time.monotonic() + TIDY_S
-        while self._due:
-            kept, files = self._due.popleft()
-            self._try(kept, partial(self._tidy, kept, files))
-            if time.monotonic() >= until_s:
-                break
+        for kept in self._kept if self._batches % LOOK_BATCHES == 0 else ():
+            files = file_count(self._job.spark, kept.path)
+            if files >= self._looked_at[kept.path] + FILES_NEW_MIN:
+                failure = _failure(partial(self._tidy, kept))
+                if failure is not None:
+                    again = f"tried again after {FILES_NEW_MIN} more"
+                    self._warn(f"{kept.path}: its small files could not be made one, {again}: {failure}")
+                self._looked_at[kept.path] = file_count(self._job.spark, kept.path)
         self._daily(_today(newest_us))
 
-    def _try(self, kept: _Kept, what: Callable[[], None]) -> None:
-        failure = _failure(what)
-        if failure is not None:
-            again = f"tried again after {FILES_NEW_MIN} more"
-            self._warn(f"{kept.path}: its small files could not be made one, {again}: {failure}")
-
-    def _look(self, kept: _Kept) -> None:
-        """See what of a table is due."""
-        files = file_count(self._job.spark, kept.path)
-        if files < self._looked_at[kept.path] + FILES_NEW_MIN:
-            return
-        self._looked_at[kept.path] = files
-        for each in files_by_partition(self._job.spark, kept.path, kept.partition):
+    def _tidy(self, kept: _Kept) -> None:
+        for files in files_by_partition(self._job.spark, kept.path, kept.partition):
             # Folding writes all of a date anew, its great files too.
-            if each.are_due and not (kept.is_folded and each.bytes < each.bytes_of_great):
-                self._due.append((kept, each))
-
-    def _tidy(self, kept: _Kept, files: Files) -> None:
-        if kept.is_folded and files.partition is not None:
-            day = date.fromisoformat(files.partition)
-            pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
-            fold_date(self._job.spark, self._job.tables, day, pieces)
-        else:
-            where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
-            compact(self._job.spark, kept.path, where)
-        self._looked_at[kept.path] = file_count(self._job.spark, kept.path)
+            if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
+                continue
+            if kept.is_folded and files.partition is not None:
+                day = date.fromisoformat(files.partition)
+                pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
+                fold_date(self._job.spark, self._job.tables, day, pieces)
+            else:
+                where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
+                compact(self._job.spark, kept.path, where)
 
     def _daily(self, today: date) -> None:
         spark = self._job.spark

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from math import inf
 from pathlib import Path
 from unittest.mock import patch
 
@@ -56,7 +55,6 @@ def test_files_become_few_and_rows_stay(
     # As with sixteen times as many batches, which take minutes.
     monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
     monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", BATCHES)
-    monkeypatch.setattr(table_upkeep, "TIDY_S", inf)
     monkeypatch.setattr(delta_upkeep, "FILES_MIN", BATCHES)
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
@@ -77,27 +75,6 @@ def test_files_become_few_and_rows_stay(
     # A job that goes on knows what came.
     counts = BatchJob(spark, warehouse).take(kafka_frame(spark, [sent(3), sent(99)]), BatchId("query", 99), {})
     assert (counts.rows, counts.duplicates) == (2, 1)
-
-
-def test_tables_are_put_in_order_one_after_the_other_between_batches(
-    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
-    monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", 3)
-    monkeypatch.setattr(delta_upkeep, "FILES_MIN", 3)
-    job = BatchJob(spark, new_warehouse)
-    for number in range(3):
-        job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
-    upkeep = Upkeep(job, pytest.fail)
-    paths = [log_path(job.tables), windows_path(job.tables), changes_path(new_warehouse)]
-
-    # No time is left after the first.
-    monkeypatch.setattr(table_upkeep, "TIDY_S", 0)
-    counts = []
-    for _ in paths:
-        upkeep.after_batch(round(sent(3).timestamp.timestamp() * 1e6))
-        counts.append([file_count(spark, path) for path in paths])
-    assert counts == [[1, 3, 3], [1, 1, 3], [1, 1, 1]]
 
 
 def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_warehouse: str) -> None:
@@ -122,7 +99,6 @@ def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
 ) -> None:
     monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
     monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", 2)
-    monkeypatch.setattr(table_upkeep, "TIDY_S", inf)
     monkeypatch.setattr(delta_upkeep, "FILES_MIN", 2)
     job = BatchJob(spark, new_warehouse)
     warnings: list[str] = []
