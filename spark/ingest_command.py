@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 @click.option(
     "--backlog-records-max",
     type=click.IntRange(1),
-    default=60_000,
+    default=100_000,
     show_default=True,
     help="Records of the backlog topics in one batch.",
 )
