@@ -8,7 +8,7 @@
 # make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
 #
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
-# of Kafka and Spark's connectors into build/jars by Maven.
+# of Kafka and Spark's connectors into build/jars by Maven; for `make test` a schema registry and an object store too.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c

@@ -77,7 +77,7 @@ def delete_from_version(spark: SparkSession, tables: str, namespace: str, device
         settled_path(tables),
         f"{tables}/{HEARD_PATH}",
     ):
-        # One that an earlier program made has fewer.
+        # A version that an earlier program made lacks the table of settled islands.
         if DeltaTable.isDeltaTable(spark, path):
             delete_rows(spark, path, is_device)
     delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))

@@ -138,7 +138,7 @@ def add(run: SeenRun, new: Sequence[Island]) -> Added:
     )
 
 
-def settle(run: SeenRun, islands_max: int, settled_max: int | None = None) -> tuple[SeenRun, list[Island]]:
+def settle(run: SeenRun, islands_max: int, settled_max: int = SETTLED_MAX) -> tuple[SeenRun, list[Island]]:
     """Tell which islands are to leave memory, if there are too many, and what the run is without them.
 
     It is those that grew longest ago: a backlog that is worked off makes an old one grow, and that one stays.
@@ -149,7 +149,7 @@ def settle(run: SeenRun, islands_max: int, settled_max: int | None = None) -> tu
     gone = sorted(by_age[: len(by_age) - islands_max // 2])
     kept = sorted(by_age[len(by_age) - islands_max // 2 :])
     spans = [SettledSpan(island.first, island.last, 0, island.batch_first, island.batch_last) for island in gone]
-    return SeenRun(tuple(kept), _fewer([*run.settled, *spans], settled_max or SETTLED_MAX)), gone
+    return SeenRun(tuple(kept), _fewer([*run.settled, *spans], settled_max)), gone
 
 
 def _fewer(spans: Iterable[SettledSpan], most: int) -> tuple[SettledSpan, ...]:

@@ -1,6 +1,5 @@
 """A real object store on loopback: S3Proxy, which speaks S3's protocol and keeps objects in memory."""
 
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -8,11 +7,10 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from demo import child_process
 from demo.kafka_broker import HOST, free_ports
+from tests.java_server import java_server
 
 JARS = Path(__file__).resolve().parent.parent / "build" / "jars"
-START_S_MAX = 60.0
 BUCKET = "bucket"
 PROPERTIES = """\
 s3proxy.endpoint=http://{host}:{port}
@@ -68,18 +66,10 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
     (spark_conf / "spark-defaults.conf").write_text(SPARK_DEFAULTS.format(host=HOST, port=port))
     for jar in [*(JARS / "spark").glob("*.jar"), *(JARS / "s3").glob("*.jar")]:
         (jars / jar.name).symlink_to(jar)
-    command: list[str | Path] = ["java", "-Xmx256m", "-XX:+UseSerialGC", f"-Dlogback.configurationFile={logging}"]
-    command += ["-cp", f"{JARS / 's3proxy'}/*", "org.gaul.s3proxy.Main", "--properties", properties]
-    process = child_process.spawn(command, log)
-    try:
-        deadline = time.monotonic() + START_S_MAX
-        while not _makes_bucket(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the object store did not start:\n{child_process.log_tail(log)}")
-            time.sleep(0.1)
+    arguments = [f"-Dlogback.configurationFile={logging}", "-cp", f"{JARS / 's3proxy'}/*"]
+    arguments += ["org.gaul.s3proxy.Main", "--properties", str(properties)]
+    with java_server(arguments, log, lambda: _makes_bucket(port), "the object store"):
         yield ObjectStore(f"s3a://{BUCKET}", spark_conf, jars)
-    finally:
-        child_process.stop(process)
 
 
 def _makes_bucket(port: int) -> bool:

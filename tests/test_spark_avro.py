@@ -24,22 +24,12 @@ from tests.schema_registry import SchemaRegistry, schema_registry
 from tests.spark_kafka_feed import send
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import reading, reading_headers
+from tests.test_codecs import SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("interpreted")]
 
 TOPIC = "device-avro-climate"
-FIRST = {
-    "type": "record",
-    "name": "Climate",
-    "namespace": "example",
-    "fields": [
-        {"name": "celsius", "type": "float"},
-        {"name": "litres", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3}},
-        {"name": "room", "type": {"type": "record", "name": "Room", "fields": [{"name": "lux", "type": "double"}]}},
-        {"name": "names", "type": {"type": "map", "values": {"type": "array", "items": "string"}}},
-    ],
-}
-SECOND = FIRST | {"fields": [*FIRST["fields"], {"name": "pascal", "type": ["null", "long"], "default": None}]}
+GROWN = SCHEMA | {"fields": [*SCHEMA["fields"], {"name": "humidity", "type": ["null", "long"], "default": None}]}
 NO_RECORD = "string"
 
 
@@ -91,9 +81,10 @@ def test_avro_by_a_real_registry_while_its_schema_grows_and_it_stops_answering(
         return replace(record, timestamp=noon + timedelta(seconds=sequence))
 
     def climate(celsius: float, **more: object) -> dict[str, object]:
-        # Apache's writer takes bytes in JSON as Latin-1: -1500 thousandths.
-        room = {"lux": 300.25}
-        return {"celsius": celsius, "litres": "\u00fa\u0024", "room": room, "names": {"a": ["b", "c"]}} | more
+        # Apache's reader takes bytes in JSON as Latin-1: -1500 thousandths are fa 24.
+        room = {"room": {"lux": 300.25}, "other": {"lux": 0.5}}
+        rest = {"tags": ["x", "y"], "kind": "b", "more": {"k": 7}, "raw": "\u0001\u0002", "on": True}
+        return {"celsius": celsius, "pascal": {"long": 101_325}, "litres": "\u00fa\u0024"} | room | rest | more
 
     def run() -> None:
         source = KafkaSource(kafka.bootstrap, TOPIC)
@@ -105,15 +96,15 @@ def test_avro_by_a_real_registry_while_its_schema_grows_and_it_stops_answering(
         rows = open_readings(spark, new_warehouse).where(F.col("event_time") == event_time).collect()
         return {row.metric: row.value for row in rows}
 
-    one = registry.register(TOPIC, FIRST)
+    one = registry.register(TOPIC, SCHEMA)
     plain = registry.register("somebody-elses", NO_RECORD)
     unknown = 4_000_000
     asyncio.run(
         send(
             kafka,
             [
-                sent(0, framed(spark, one, FIRST, climate(21.53))),
-                sent(1, framed(spark, unknown, FIRST, climate(21.53))),
+                sent(0, framed(spark, one, SCHEMA, climate(21.53))),
+                sent(1, framed(spark, unknown, SCHEMA, climate(21.53))),
                 sent(2, framed(spark, plain, NO_RECORD, "21.53")),
             ],
         )
@@ -127,9 +118,9 @@ def test_avro_by_a_real_registry_while_its_schema_grows_and_it_stops_answering(
     assert "not one of a record" in rejects[1].reason
 
     # A writer that has a new field, of which nothing was ever asked, just as the registry hangs.
-    two = registry.register(TOPIC, SECOND)
+    two = registry.register(TOPIC, GROWN)
     assert two != one
-    asyncio.run(send(kafka, [sent(3, framed(spark, two, SECOND, climate(22.5, pascal={"long": 101_325})))]))
+    asyncio.run(send(kafka, [sent(3, framed(spark, two, GROWN, climate(22.5, humidity={"long": 45})))]))
     registry.process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(Exception, match=rf"schema registry {registry.url} does not give schema {two}: .*timed out"):
