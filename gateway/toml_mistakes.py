@@ -4,6 +4,8 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 
 from gateway.config_words import Place, show
@@ -59,6 +61,9 @@ _IN_BRACES = ("Invalid initial character", "Unclosed", "Invalid value", "Expecte
 _QUOTED = re.compile(r"""\"(?:\\.|[^"\\])*\"|'[^']*'""")
 _ENDS_A_VALUE = frozenset(" \t\r\n\"'[]{},#")
 _NO_QUOTES = 'this is no number; put texts in double quotes, as in host = "127.0.0.1"'
+_SHOWN_MAX = 20
+"""Elements of a list that a message repeats."""
+_DIGITS_SHOWN_MAX = 40
 _NAME_MISSING = "the file ends where a name should stand; write it, and close the brackets that are open"
 
 
@@ -76,7 +81,12 @@ class ConfigError(Exception):
     def __init__(self, path: Path, mistakes: list[Mistake]) -> None:
         self.path = path
         self.mistakes = sorted(mistakes)
-        super().__init__("\n".join(f"{path}:{mistake.line}: {mistake.message}" for mistake in self.mistakes))
+        super().__init__("\n".join(f"{where(path, mistake.line)}: {mistake.message}" for mistake in self.mistakes))
+
+
+def where(path: Path, line: int) -> str:
+    """PATH:LINE, as editors follow it; PATH alone for line 0, which is what is not about one line."""
+    return f"{path}:{line}" if line else str(path)
 
 
 def syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
@@ -167,3 +177,13 @@ def spell(place: Place) -> str:
             shown = part if _BARE.fullmatch(part) else show(part)
             text += f".{shown}" if text else shown
     return text
+
+
+def show_value(value: object) -> str:
+    """What `show` gives, also for decimals, dates and longer lists, which files of the cloud side have."""
+    if isinstance(value, list | tuple):
+        inner = ["a list" if isinstance(element, list) else show_value(element) for element in value[:_SHOWN_MAX]]
+        return f"[{', '.join(inner)}{', ...' if len(value) > len(inner) else ''}]"
+    if isinstance(value, Decimal):
+        return str(value) if len(str(value)) <= _DIGITS_SHOWN_MAX else "a number of this length"
+    return str(value) if isinstance(value, date | time) else show(value)

@@ -6,6 +6,7 @@ again, the copies are told apart and the rows written anew. Then `log` is commit
 each of which says up to which batch it goes: whatever dies in between is finished at the next start, from `log` alone.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,9 @@ from spark.windows_table import (
 
 INTERPRETED_ROWS_MAX = 10_000
 """Batches up to this size are not compiled to Java code."""
+SMALL_ROWS_MAX = 50_000
+"""Batches up to this size are read by as many tasks as there are cores, and not by one for each of Kafka's partitions:
+each task costs its beginning, and a file in every table, which upkeep has to make one again."""
 INTERPRETED_BYTES_MAX = 10_000_000
 """The same of a start that finds no more than this in `log`."""
 STATE_S = 30.0
@@ -144,6 +148,8 @@ class BatchJob:
         # Small tables, some ten of them.
         with interpreted_if(spark, small=True):
             version = self._open(streams) if into is None else self._made(into)
+        self.rewriting_windows = threading.Lock()
+        """Whoever replaces parts of windows holds it: the job itself, or upkeep beside it. To append needs none."""
         self._is_seen = into is None
         self._version = version.number
         self.streams = version.streams
@@ -187,6 +193,8 @@ class BatchJob:
 
         What `before_commit` raises leaves `log` as it was: `topic_ids` can be asked for once more when all was read.
         """
+        if self._last_rows <= SMALL_ROWS_MAX:
+            records = records.coalesce(self.spark.sparkContext.defaultParallelism)
         return self.take_typed(with_topic_ids(typed_records(records), topic_ids), batch, before_commit)
 
     def take_typed(
@@ -237,12 +245,15 @@ class BatchJob:
                     windows.write(rows, self._corrections)
                 before_commit()
                 append.commit()
+                found = NONE_FOUND if copies is None else copies.found
+                if found.amended or census.corrections:
+                    with self.rewriting_windows:
+                        self._derive(rows, census, copies, windows)
+                        return self._counts(rows, census, append.ordinal, begun)
                 self._derive(rows, census, copies, windows)
-        # Where nothing of before changed and no time was put right, the census and the verdicts know all.
-        found = NONE_FOUND if copies is None else copies.found
-        if found.amended or self._corrections.told_us:
-            return self._counts(rows, census, append.ordinal, begun)
-        return self._counts(rows, census, append.ordinal, begun, windows.rows(), found)
+        # Where no time was ever put right, the census and the verdicts know all.
+        known = None if self._corrections.told_us else found
+        return self._counts(rows, census, append.ordinal, begun, windows.rows(), known)
 
     @property
     def next_ordinal(self) -> int:
@@ -342,17 +353,17 @@ class BatchJob:
         ordinal: int,
         begun: float,
         added: DataFrame | None = None,
-        found: Found = NONE_FOUND,
+        found: Found | None = None,
     ) -> BatchCounts:
-        """`added`: what the batch added to its windows, if nothing was computed anew and `found` completes the census.
+        """`added`: what the batch added to its windows, if nothing was computed anew; `found` completes the census.
 
-        The table knows it too, but only after Spark has read the table's log again.
+        The tables know both too, but only after Spark has read their logs again.
         """
         of_batch = read_parts(self.spark, self.tables).where(F.col("ordinal") == ordinal) if added is None else added
         late = of_batch.agg(
             F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
         )
-        if added is not None:
+        if found is not None:
             figures = (found.duplicates, census.rejected + found.conflicts, census.unwindowed - found.unwindowed)
         else:
             row = _first(

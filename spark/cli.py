@@ -1,15 +1,32 @@
 """`sluice-cloud`: the commands of the cloud side."""
 
+from typing import Any
+
 import click
 
 from spark.ingest_command import ingest
 from spark.registry_commands import devices, registry
 from spark.replay_command import replay
+from spark.storage_failures import explain_storage
 from spark.table_commands import gaps, gateways, quarantine, readings, sql, windows
 from spark.upkeep_commands import delete_device, maintain
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands, any of which may find that the tables cannot be reached."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            words = explain_storage(error)
+            if words is None:
+                raise
+            raise click.ClickException(words) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sluice", message="sluice-cloud %(version)s")
 def main() -> None:
     """The cloud side of Sluice: Kafka's records made into Delta tables that can be trusted."""
 

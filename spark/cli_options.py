@@ -46,7 +46,11 @@ warehouse_option = click.option(
 )
 device_option = click.option("--device", help="Only this device's.")
 limit_option = click.option(
-    "--limit", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Rows at most."
+    "--limit",
+    type=click.IntRange(1, 1_000_000),
+    default=20,
+    show_default=True,
+    help="Rows at most; where there are more, it is said.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 streams_option = click.option(
@@ -86,6 +90,8 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
 
 def session(application: str) -> "SparkSession":
     """Start Spark, or say what is missing."""
+    if sys.stderr.isatty():
+        click.echo("starting Spark, which takes some seconds ...", err=True)
     try:
         spark = open_session(application)
     except JarsMissingError as error:
@@ -118,13 +124,22 @@ def writing_alone(warehouse: str) -> Iterator[None]:
         raise click.ClickException(str(error)) from error
 
 
-def print_rows(rows: "DataFrame", columns: Sequence[str], *, as_json: bool, spare: Sequence[str] = ()) -> None:
-    """Print rows; on a terminal those columns that it has room for, `spare` ones going first, from the left."""
-    found = _collected(rows, columns)
+def print_rows(
+    rows: "DataFrame", columns: Sequence[str], *, limit: int, as_json: bool, spare: Sequence[str] = ()
+) -> None:
+    """Print the first rows, and say so where there are more.
+
+    On a terminal those columns that it has room for, `spare` ones going first, from the left.
+    """
+    # One more tells whether there are more.
+    found = _collected(rows.limit(limit + 1), columns)
+    if len(found) > limit:
+        found.pop()
+        _say(f"there are more than these {limit} rows: --limit N shows N of them")
     if as_json:
         for row in found:
             # Decimals as text: a JSON number would be read as a binary fraction.
-            click.echo(json.dumps(row, default=_text_of))
+            click.echo(json.dumps({name: _plain(value) for name, value in row.items()}, default=_text_of))
         return
     cells = [{name: cell_text(name, value) for name, value in row.items()} for row in found]
     left_out = columns_left_out(columns, cells, spare, terminal_width())
@@ -133,8 +148,12 @@ def print_rows(rows: "DataFrame", columns: Sequence[str], *, as_json: bool, spar
     if not cells:
         click.echo("(none)", err=True)
     if left_out:
-        words = f"no room here for {', '.join(left_out)}: --json shows all, and so does a wider terminal"
-        click.echo(hanging(words, 0, sys.stderr), err=True)
+        _say(f"no room here for {', '.join(left_out)}: --json shows all, and so does a wider terminal")
+
+
+def _say(words: str) -> None:
+    """Tell a person of what is printed, beside it."""
+    click.echo(hanging(words, 0, sys.stderr), err=True)
 
 
 def _collected(rows: "DataFrame", columns: Sequence[str]) -> list[dict[str, object]]:
@@ -151,6 +170,15 @@ def _collected(rows: "DataFrame", columns: Sequence[str]) -> list[dict[str, obje
 
 def _time_of(us: int | None) -> str | None:
     return None if us is None else rfc3339(us)
+
+
+def _plain(value: object) -> object:
+    """A value with its structs as objects, which are tuples to JSON."""
+    if hasattr(value, "asDict"):
+        return {name: _plain(member) for name, member in value.asDict().items()}
+    if isinstance(value, list):
+        return [_plain(member) for member in value]
+    return value
 
 
 def _text_of(value: object) -> str:

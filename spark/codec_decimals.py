@@ -14,7 +14,7 @@ VALUE_TYPE = "decimal(18,6)"
 """Values are quantised to six decimals or fewer, half up, so that sums are the same in any order."""
 METRICS_TYPE = f"array<struct<name:string,value:{VALUE_TYPE},ago_us:bigint>>"
 """By name. `ago_us`: how long before the record's event time the value was taken; null where it was at that time."""
-SPEC_TYPE = f"struct<name:string,path:array<string>,decimals:int,min:{VALUE_TYPE},max:{VALUE_TYPE}>"
+SPEC_TYPE = f"struct<name:string,path:array<string>,decimals:int,min:{VALUE_TYPE},max:{VALUE_TYPE},out_of_range:string>"
 """What the declaration says of one metric."""
 MEMBERS_TYPE = "map<string,variant>"
 
@@ -43,6 +43,7 @@ def spec_literals(in_order: list[Stream]) -> Column:
                 "decimals": metric.decimals,
                 "min": None if metric.min is None else str(metric.min),
                 "max": None if metric.max is None else str(metric.max),
+                "out_of_range": metric.out_of_range,
             }
             for metric in stream.metrics
         ]
@@ -61,10 +62,9 @@ def known_members(in_order: list[Stream]) -> list[list[str] | None]:
 
 
 def number_struct(spec: Column, value: Column) -> Column:
-    """A number with its name and valid range."""
-    return F.struct(
-        spec["name"].alias("name"), value.alias("value"), spec["min"].alias("min"), spec["max"].alias("max")
-    )
+    """A number with its name, its valid range, and what is wrong where it is beyond that."""
+    declared = (spec[name].alias(name) for name in ("min", "max", "out_of_range"))
+    return F.struct(spec["name"].alias("name"), value.alias("value"), *declared)
 
 
 def exact_number(text: Column, decimals: Column, streams: Streams) -> Column:

@@ -44,6 +44,17 @@ class Metric:
     """The valid range, both ends included. A reading with a value beyond it is rejected whole."""
     doc: str = ""
 
+    @property
+    def out_of_range(self) -> str:
+        """What is wrong with a value beyond the valid range, or beyond what a table holds."""
+        if self.min is not None and self.max is not None:
+            return f"{self.name} is not between {self.min} and {self.max}"
+        if self.min is not None:
+            return f"{self.name} is below {self.min}"
+        if self.max is not None:
+            return f"{self.name} is above {self.max}"
+        return f"{self.name} is outside decimal(18,6)"
+
 
 @dataclass(frozen=True, slots=True)
 class LayoutField:

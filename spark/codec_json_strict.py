@@ -18,7 +18,7 @@ from spark.codec_decimals import (
     spec_literals,
 )
 from spark.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
-from spark.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
+from spark.codec_numbers import OUTSIDE, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 # What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
 # the stack on long texts.
@@ -118,7 +118,7 @@ def read_strictly(parsed: DataFrame, bare: Column, streams: Streams) -> DataFram
 
 def _with_value(spec: Column, members: Column, *, is_nested: bool) -> Column:
     return F.struct(
-        *(spec[name].alias(name) for name in ("name", "path", "decimals", "min", "max")),
+        *(spec[name].alias(name) for name in ("name", "path", "decimals", "min", "max", "out_of_range")),
         _at(members, spec["path"], is_nested=is_nested).alias("value"),
     )
 
@@ -142,7 +142,8 @@ def _any(name: Column, value: Column, text: Column | None = None) -> Column:
     if text is not None:
         exact = F.when(_is_double(value), exact_of(F.try_variant_get(text, "$", "string"), VALUE_TYPE)).otherwise(exact)
     bound = F.lit(None).cast(VALUE_TYPE)
-    return F.struct(name.alias("name"), exact.alias("value"), bound.alias("min"), bound.alias("max"))
+    nothing = (bound.alias("min"), bound.alias("max"), F.lit(OUTSIDE).alias("out_of_range"))
+    return F.struct(name.alias("name"), exact.alias("value"), *nothing)
 
 
 def _value(value: Column, text: Column, decimals: Column, streams: Streams) -> Column:

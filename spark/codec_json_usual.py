@@ -29,7 +29,7 @@ def is_usual(value: Column) -> Column:
 
 
 def read_usual(parsed: DataFrame, streams: Streams) -> DataFrame:
-    """Add of what is usual: `quick` metrics, and `quick_bad`, the one that is out of its range.
+    """Add of what is usual: `quick` metrics, and `quick_bad`, what is wrong with the first that is out of its range.
 
     And `quick_twice`, whether a name comes twice, and `quick_undeclared`.
 
@@ -101,7 +101,7 @@ def _quick_metrics(stream: Stream) -> str:
 
 def _quick_bad(stream: Stream) -> str:
     wrong = [
-        f"WHEN {' OR '.join(bounds)} THEN {_quoted(metric.name)}"
+        f"WHEN {' OR '.join(bounds)} THEN {_quoted(metric.out_of_range)}"
         for number, metric in enumerate(stream.metrics)
         if (
             bounds := [

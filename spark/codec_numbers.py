@@ -25,7 +25,7 @@ NO_METRIC = "undecodable: the payload has no number"
 NO_DECLARED = "undecodable: no declared metric"
 TOO_MANY = f"undecodable: the payload has more than {METRICS_MAX} metrics"
 RANGE = "out-of-range: "
-OUT_OF_RANGE = f"{RANGE}a value is outside decimal(18,6)"
+OUTSIDE = "a value is outside decimal(18,6)"
 
 _LIMIT = Decimal(10) ** 12
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
@@ -129,7 +129,7 @@ def judged(
         metric = by_name.get(name)
         value = quantised(number, metric.decimals if metric else DECIMALS_MAX)  # type: ignore[arg-type]
         if value is None or (metric is not None and not _is_within(value, metric)):
-            return rejected(OUT_OF_RANGE if metric is None else RANGE + name, undeclared)
+            return rejected(RANGE + (OUTSIDE if metric is None else metric.out_of_range), undeclared)
         values.append((name, value, ago_us))
     return Result(values, undeclared)
 

@@ -64,6 +64,11 @@ class StagedAppend:
         while iterator.hasNext():
             self._files.append(iterator.next())
 
+    @property
+    def version(self) -> int:
+        """The version of the table that this append began at."""
+        return int(self._transaction.snapshot().version())
+
     def rows(self) -> DataFrame:
         """Read what was written."""
         spark, path, schema = self._table.spark, self._table.path, self._table.schema
@@ -72,12 +77,19 @@ class StagedAppend:
             return spark.createDataFrame([], schema)
         return spark.read.schema(schema).option("basePath", path).parquet(*paths)
 
-    def commit(self, numbers: dict[str, int]) -> None:
-        """Commit what was written last, and the number of this commit for each of its applications."""
+    def commit(self, numbers: dict[str, int], *, instead_of: str | None = None) -> None:
+        """Commit what was written last, and the number of this commit for each of its applications.
+
+        `instead_of` names files of the version that it began at, by a condition on Delta's list of them: they are
+        removed by the same commit. What others append meanwhile stays; that they remove one of these raises.
+        """
         jvm = jvm_of(self._table.spark)
         actions = jvm.java.util.ArrayList()
         for file in self._files:
             actions.add(file)
+        if instead_of is not None:
+            for file in self._transaction.snapshot().allFiles().filter(instead_of).collectAsList():
+                actions.add(file.remove())
         now = jvm.scala.Some(round(time.time() * 1000))
         set_transaction = jvm.org.apache.spark.sql.delta.actions.SetTransaction
         for application, number in numbers.items():

@@ -14,8 +14,10 @@ from spark.delta_staging import snapshot
 APPEND_ONLY = "delta.appendOnly"
 FILE_BYTES = 128 * 2**20
 """Files become as great as this; those of half of it are left as they are."""
-FILES_MIN = 16
-"""Of fewer small files none are made one."""
+FILES_MIN = 32
+"""Of fewer small files none are made one: to write rows again costs about what a plain append of them does."""
+GROWTH_MIN = 4
+"""Nor before all of them are so many times as great as the greatest, which is what came of the time before."""
 FILES_MAX = 256
 """So many are, even where the greatest of them outweighs the others."""
 
@@ -35,8 +37,9 @@ class Files:
 
     @property
     def are_due(self) -> bool:
-        """Whether they are worth it: each byte is then written again as often as their size doubles, not each time."""
-        return self.count >= FILES_MIN and (self.bytes >= 2 * self.bytes_of_greatest or self.count >= FILES_MAX)
+        """Whether they are worth it: each byte is then written again only as often as they have grown so much."""
+        has_grown = self.bytes >= GROWTH_MIN * self.bytes_of_greatest
+        return self.count >= FILES_MIN and (has_grown or self.count >= FILES_MAX)
 
 
 def file_count(spark: SparkSession, path: str) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spark.topic_changes import Loss
 
 
-@click.command()
+@click.command(short_help="Read Kafka into the tables, until it is stopped.")
 @click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka brokers, several with commas between.")
 @click.option(
     "--warehouse",
@@ -75,9 +75,9 @@ if TYPE_CHECKING:
 @click.option(
     "--backlog-records-max",
     type=click.IntRange(1),
-    default=100_000,
+    default=50_000,
     show_default=True,
-    help="Records of the backlog topics in one batch.",
+    help="Records of the backlog topics in one batch: more of them hold up live readings for longer.",
 )
 @kafka_config_option
 @kafka_option

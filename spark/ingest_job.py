@@ -118,6 +118,7 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
         finally:
             running.stop()
             job.save()
+            query.finish()
         _report_rest(running, query.finished, listener.report)
 
 
@@ -157,6 +158,10 @@ class _Query:
         """Keep the tables in order after the last batch."""
         self._upkeep.after_batch(self._newest_us)
         self._newest_us = None
+
+    def finish(self) -> None:
+        """Wait for what is done beside the batches."""
+        self._upkeep.wait()
 
     def look_if_due(self) -> None:
         """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""

@@ -1,6 +1,7 @@
 """What the job knows of all batches so far: in the driver's memory, and now and then in tables beside `log`."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -72,8 +73,13 @@ class JobState:
 
     def save(self, ordinal: int) -> None:
         """Write what has changed; `ordinal` is of the last batch that was noted."""
-        for table in (self._seen, self._topics, self._heard, self._gateways):
-            table.save(ordinal)
+        # Side by side: they are small, and each waits for its commit more than it computes.
+        first = (self._seen, self._topics, self._heard)
+        with ThreadPoolExecutor(len(first)) as beside:
+            for saving in [beside.submit(table.save, ordinal) for table in first]:
+                saving.result()
+        # Last: whoever reads meanwhile must not know how far gateways have come without knowing whom they serve.
+        self._gateways.save(ordinal)
 
     def _begin(self, start: ReadingStart) -> None:
         if start.starting is not None:

@@ -11,7 +11,7 @@ def unreachable(bootstrap: str) -> str | None:
     for address in bootstrap.split(","):
         host, _, port = address.strip().rpartition(":")
         if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            reasons.append(f"{address.strip()!r} is no address: write host:port")
+            reasons.append(f"{address.strip()!r} is no address: write it with its port, as in kafka.example:9092")
             continue
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S_MAX).close()

@@ -48,7 +48,7 @@ class KafkaSource:
     """Where a new checkpoint begins; offsets must name every partition there is, as `topic_changes.going_on` does."""
     backlog_topics: str | None = None
     """A pattern of topics that are read beside the others, and not as some of them, even where both match."""
-    backlog_records_max: int = 100_000
+    backlog_records_max: int = 50_000
     """Records of those in one batch."""
 
     @property

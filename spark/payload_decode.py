@@ -14,7 +14,7 @@ from spark.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number
 from spark.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams
 from spark.codec_json_strict import read_strictly, with_members
 from spark.codec_json_usual import is_usual, read_usual
-from spark.codec_numbers import NO_DECLARED, NO_METRIC, OUT_OF_RANGE, RANGE, TOO_MANY
+from spark.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
 from spark.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
 
 READING_TYPE = "sluice.reading"
@@ -142,7 +142,7 @@ def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFra
     return parsed.select("*", *nothing, bare.alias("numbers"))
 
 
-_ANY_NUMBER = {"name": PLAIN_METRIC, "path": [], "decimals": DECIMALS_MAX}
+_ANY_NUMBER = {"name": PLAIN_METRIC, "path": [], "decimals": DECIMALS_MAX, "out_of_range": OUTSIDE}
 _OF_JSON = {
     "quick_twice": "boolean",
     "quick": METRICS_TYPE,
@@ -159,7 +159,7 @@ def _reasoned(numbered: DataFrame) -> DataFrame:
     is_json, is_number = F.col("format") == _JSON, F.col("format") == _NUMBER
     is_strict = is_json & F.col("usual").isNull()
     is_gateway = F.col("ce_type").startswith(GATEWAY_TYPES)
-    bad = F.coalesce("quick_bad", F.get(F.filter("numbers", _is_out_of_range), F.lit(0))["name"])
+    bad = F.coalesce("quick_bad", F.get(F.filter("numbers", _is_out_of_range), F.lit(0))["out_of_range"])
     count = F.coalesce(F.size("quick"), F.size("numbers"))
     by_python = "found" in numbered.columns
     reason = F.coalesce(
@@ -174,9 +174,7 @@ def _reasoned(numbered: DataFrame) -> DataFrame:
         F.when(F.col("too_many"), TOO_MANY),
         F.when(is_number & F.col("numbers").isNull(), NOT_NUMBER),
         F.when(count == 0, F.when(F.col("has_metrics"), NO_DECLARED).otherwise(NO_METRIC)),
-        F.when(
-            bad.isNotNull(), F.when(F.col("has_metrics"), F.concat(F.lit(RANGE), bad)).otherwise(F.lit(OUT_OF_RANGE))
-        ),
+        F.concat(F.lit(RANGE), bad),
         F.when(F.col("is_correction"), F.concat(F.lit(CORRECTION), correction_records.fault(F.col("members")))),
     )
     strict = F.transform(

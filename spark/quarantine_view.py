@@ -52,6 +52,12 @@ def still_rejected(log: DataFrame) -> DataFrame:
     return with_retried(log.where(_is_reject()), log).where(~F.col("retried")).drop("retried")
 
 
+def rejects_by_kind(spark: SparkSession, tables: str) -> dict[str, int]:
+    """How many records of a version are rejects by now, the most frequent kind first. Without implausible times."""
+    of_kind = still_rejected(effective_log(spark, tables)).groupBy(kind().alias("kind")).count()
+    return {row.kind: row["count"] for row in of_kind.orderBy(F.col("count").desc(), "kind").collect()}
+
+
 def with_retried(rejects: DataFrame, log: DataFrame) -> DataFrame:
     """One row for each rejected record, the last time it was read, and whether it could be read again since."""
     last = rejects.groupBy(*PLACE).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")

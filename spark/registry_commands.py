@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from spark.cli_options import json_option, limit_option, print_rows, session, warehouse_option
+from spark.cli_options import json_option, limit_option, opened, print_rows, session, warehouse_option
 from spark.registry import Registry
 from spark.registry_file import RegistryError, load_registry_file
 
@@ -13,7 +13,7 @@ _path = click.argument("path", type=click.Path(path_type=Path))
 
 @click.group()
 def registry() -> None:
-    """Sites, calibrations and retirements, from a registry.toml or a folder of CSV files."""
+    """Sites, calibrations, retirements: registry.toml or CSV files."""
 
 
 @registry.command()
@@ -24,7 +24,7 @@ def check(path: Path) -> None:
     click.echo(f"{_counted(found)}: version {found.version}")
 
 
-@registry.command()
+@registry.command(short_help="Put a registry in the place of the one before.")
 @_path
 @warehouse_option
 def load(path: Path, warehouse: str) -> None:
@@ -32,8 +32,9 @@ def load(path: Path, warehouse: str) -> None:
     found = _loaded(path)
     spark = session("sluice-registry")
     from spark.registry_table import load_registry  # noqa: PLC0415
-    from spark.warehouse_version import note_registry  # noqa: PLC0415
+    from spark.warehouse_version import note_registry, open_version  # noqa: PLC0415
 
+    opened(spark, warehouse, open_version)
     version = load_registry(spark, warehouse, found)
     note_registry(spark, warehouse, version)
     click.echo(f"{_counted(found)}: version {version} counts from now on")
@@ -54,13 +55,15 @@ def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FB
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     from spark.registry_table import open_devices  # noqa: PLC0415
+    from spark.warehouse_version import open_version  # noqa: PLC0415
 
+    opened(spark, warehouse, open_version)
     found = open_devices(spark, warehouse).withColumns(
         {"valid_from_time": F.col("valid_from"), "valid_to_time": F.col("valid_to")}
     )
     columns = ("namespace", "device", "site", "valid_from_time", "valid_to_time", "labels", "registry_version")
-    rows = found.orderBy("namespace", "device", "valid_from").limit(limit)
-    print_rows(rows, columns, as_json=as_json, spare=("registry_version", "labels", "namespace"))
+    rows = found.orderBy("namespace", "device", "valid_from")
+    print_rows(rows, columns, limit=limit, as_json=as_json, spare=("registry_version", "labels", "namespace"))
 
 
 def _loaded(path: Path) -> Registry:

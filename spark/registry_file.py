@@ -9,7 +9,7 @@ import io
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from gateway.config_words import show
 from gateway.routes import DEVICE_NAME, KAFKA_TOPIC
+from gateway.toml_mistakes import line_of, lines_of, show_value, syntax_mistake, where
 from spark.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
@@ -34,9 +35,6 @@ _KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gateways": (("namespace", "gateway"), ("site", "retired_from")),
 }
 """What an entry of each kind must say, and what it may."""
-_HEADER = re.compile(r"\s*\[\[\s*(\w+)\s*\]\]")
-_KEY = re.compile(r"\s*(\w+)\s*[.=]")
-_AT_LINE = re.compile(r" \(at line (\d+), column (\d+)\)")
 _TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?:(?P<clock>[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)(?P<zone>[Zz]|[+-]\d\d:\d\d)?)?", re.ASCII
 )
@@ -75,7 +73,7 @@ class RegistryError(Exception):
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:
         self.mistakes = sorted(mistakes)
-        shown = [f"{each.path}:{each.line}: {each.message}" for each in self.mistakes[:MISTAKES_SHOWN_MAX]]
+        shown = [f"{where(each.path, each.line)}: {each.message}" for each in self.mistakes[:MISTAKES_SHOWN_MAX]]
         if len(self.mistakes) > len(shown):
             shown.append(f"and {len(self.mistakes) - len(shown)} more mistakes")
         super().__init__("\n".join(shown))
@@ -92,6 +90,8 @@ class _Entry:
     """Texts, and what TOML has besides."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """On which line each value stands, where that is another one."""
+    unknown: frozenset[str] = frozenset()
+    """Settings that may stand in the file, but in a way that was told to be wrong."""
 
     def mistake(self, message: str, name: str | None = None) -> Mistake:
         line = self.line if name is None else self.lines.get(name, self.line)
@@ -99,27 +99,41 @@ class _Entry:
 
     def seen_from(self, other: "_Entry") -> str:
         """Where it stands, for a message about another one."""
-        return f"line {self.line}" if self.path == other.path else f"{self.path}:{self.line}"
+        return f"line {self.line}" if self.path == other.path else where(self.path, self.line)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read of the files so far, and what is wrong with them."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+    partly_read: set[str] = field(default_factory=set)
+    """Kinds of which there may be entries that could not be read."""
 
 
 def load_registry_file(path: Path) -> Registry:
     """Read and check a `registry.toml`, or a folder of CSV files. Raises RegistryError."""
+    found = _Found()
     if path.is_dir():
         files = [(kind, path / f"{kind}.csv") for kind in _KEYS if (path / f"{kind}.csv").exists()]
         if not files:
             raise RegistryError([Mistake(path, 0, _NO_CSV)])
-        return _checked([entry for kind, file in files for entry in _csv_entries(kind, _text(file), file)])
+        for kind, file in files:
+            _read_csv(kind, file, found)
+        return _checked(found)
     if path.suffix == ".csv":
         if path.stem not in _KEYS:
             words = f"must be called {', '.join(f'{kind}.csv' for kind in _KEYS)}, by what it holds; rename it"
             raise RegistryError([Mistake(path, 0, words)])
-        return _checked(_csv_entries(path.stem, _text(path), path))
+        _read_csv(path.stem, path, found)
+        return _checked(found)
     return parse_registry(_text(path), path)
 
 
 def parse_registry(text: str, path: Path) -> Registry:
     """Check the text of a `registry.toml`; `path` is for messages. Raises RegistryError."""
-    return _checked(_toml_entries(text, path))
+    return _checked(_read_toml(text, path))
 
 
 # -- files to entries -------------------------------------------------------------------------------------------------
@@ -134,86 +148,66 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise RegistryError([Mistake(path, 0, _NOT_UTF8)]) from error
     except OSError as error:
-        raise RegistryError([Mistake(path, 0, f"cannot be read: {error.strerror}")]) from error
+        words = f"cannot be read: {error.strerror}; name a file that you may read"
+        raise RegistryError([Mistake(path, 0, words)]) from error
 
 
-def _toml_entries(text: str, path: Path) -> list[_Entry]:
+def _read_toml(text: str, path: Path) -> _Found:
     try:
         document = tomllib.loads(text, parse_float=Decimal)
     except tomllib.TOMLDecodeError as error:
-        raise RegistryError([_toml_mistake(str(error), text, path)]) from error
-    except (ValueError, RecursionError) as error:
+        mistake = syntax_mistake(error, text)
+        raise RegistryError([Mistake(path, mistake.line, mistake.message)]) from error
+    except (ValueError, RecursionError, ArithmeticError) as error:
         words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
         raise RegistryError([Mistake(path, 0, words)]) from error
-    lines = _toml_lines(text)
-    entries: list[_Entry] = []
-    mistakes: list[Mistake] = []
+    lines = lines_of(text)
+    found = _Found()
     for kind, tables in document.items():
-        line = lines.get((kind, 0, ""), lines.get((kind, -1, ""), 0))
+        line = line_of(lines, (kind,))
         if kind not in _KEYS:
-            mistakes.append(Mistake(path, line, f"{kind}: there is no such section; {_close_to(kind, _KEYS)}"))
-        elif not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            mistakes.append(Mistake(path, line, f"{kind}: begin each of them with a line [[{kind}]]"))
-        else:
-            for number, table in enumerate(tables):
-                own = {key: at for (of, index, key), at in lines.items() if (of, index) == (kind, number) and key}
-                entries.append(_Entry(kind, path, lines.get((kind, number, ""), line), table, own))
-    if mistakes:
-        raise RegistryError(mistakes)
-    return entries
-
-
-def _toml_mistake(told: str, text: str, path: Path) -> Mistake:
-    found = _AT_LINE.search(told)
-    words, _, _ = told.partition(" (at ")
-    hint = 'write name = value, texts in double quotes, as in site = "hall-3"'
-    if found is None:
-        return Mistake(path, text.rstrip().count("\n") + 1, f"is not TOML: {words}; {hint}")
-    return Mistake(path, int(found[1]), f"is not TOML at column {found[2]}: {words}; {hint}")
-
-
-def _toml_lines(text: str) -> dict[tuple[str, int, str], int]:
-    """The lines of each `[[kind]]`, by number, and of its keys. tomllib keeps no positions: this scan finds plain ones.
-
-    Number -1: what stands outside of them.
-    """
-    lines: dict[tuple[str, int, str], int] = {}
-    counts: dict[str, int] = defaultdict(lambda: -1)
-    kind = ""
-    for number, line in enumerate(text.split("\n"), start=1):
-        if header := _HEADER.match(line):
-            kind = header[1]
-            counts[kind] += 1
-            lines[kind, counts[kind], ""] = number
-        elif line.lstrip().startswith("["):
-            kind = ""
-            lines.setdefault((line.strip().strip("[]").partition(".")[0].strip(), -1, ""), number)
-        elif key := _KEY.match(line):
-            lines.setdefault((kind, counts[kind], key[1]) if kind else (key[1], -1, ""), number)
-    return lines
-
-
-def _csv_entries(kind: str, text: str, path: Path) -> list[_Entry]:
-    rows = _csv_rows(text, path)
-    header_line, header = next(rows, (1, []))
-    columns = [name.strip() for name in header]
-    if len(columns) == 1 and ";" in columns[0]:
-        words = "the columns are separated by ; where a comma must stand; save it with commas"
-        raise RegistryError([Mistake(path, header_line, words)])
-    _check_columns(kind, columns, path, header_line)
-    entries, mistakes = [], []
-    for line, cells in rows:
-        if not any(cell.strip() for cell in cells):
+            found.mistakes.append(Mistake(path, line, f"{kind}: there is no such section; {_instead(kind, _KEYS)}"))
+            found.partly_read.update(difflib.get_close_matches(kind, _KEYS, n=1))
             continue
-        if len(cells) != len(columns):
-            words = f"{len(cells)} columns stand here, and {len(columns)} in the first line; put texts that hold a "
-            mistakes.append(Mistake(path, line, words + "comma in double quotes, and leave empty what is not known"))
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            found.mistakes.append(Mistake(path, line, f"{kind}: begin each of them with a line [[{kind}]]"))
+            found.partly_read.add(kind)
             continue
-        values = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
-        entries.append(_Entry(kind, path, line, values))
-    if mistakes:
-        raise RegistryError(mistakes)
-    return entries
+        for number, table in enumerate(tables):
+            own = {name: line_of(lines, (kind, number, name)) for name in table}
+            found.entries.append(_Entry(kind, path, line_of(lines, (kind, number)), table, own))
+    return found
+
+
+def _read_csv(kind: str, path: Path, found: _Found) -> None:
+    """Add what a file holds, and its mistakes, to what was found."""
+    try:
+        rows = _csv_rows(_text(path), path)
+        header_line, header = next(rows, (1, []))
+        columns = [name.strip() for name in header]
+        if len(columns) == 1 and ";" in columns[0]:
+            words = "the columns are separated by ; where a comma must stand; save it with commas"
+            found.mistakes.append(Mistake(path, header_line, words))
+            found.partly_read.add(kind)
+            return
+        told, unknown = _column_mistakes(kind, columns)
+        found.mistakes += [Mistake(path, header_line, message) for message in told]
+        known = {name for of in _KEYS[kind] for name in of} - unknown
+        for line, cells in rows:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(columns):
+                words = f"{len(cells)} columns stand here, and {len(columns)} in the first line; put texts that hold a "
+                words += "comma in double quotes, and leave empty what is not known"
+                found.mistakes.append(Mistake(path, line, words))
+                found.partly_read.add(kind)
+                continue
+            texts = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+            values = {name: text for name, text in texts.items() if text and name in known}
+            found.entries.append(_Entry(kind, path, line, values, unknown=unknown))
+    except RegistryError as error:
+        found.mistakes += error.mistakes
+        found.partly_read.add(kind)
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -229,60 +223,76 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, list[str]]]:
         raise RegistryError([Mistake(path, line, words)]) from error
 
 
-def _check_columns(kind: str, columns: list[str], path: Path, line: int) -> None:
+def _column_mistakes(kind: str, columns: list[str]) -> tuple[list[str], frozenset[str]]:
+    """What is wrong with a file's columns, and the settings of which they do not say what they are."""
     required, optional = _KEYS[kind]
-    mistakes = [
-        f"{show(name)} is no column of {kind}; {_close_to(name, (*required, *optional))}"
-        for name in columns
-        if name not in (*required, *optional)
-    ]
-    mistakes += [
-        f"the column {show(name)} stands twice; remove one" for name in set(columns) if columns.count(name) > 1
-    ]
-    mistakes += [
-        f"the column {name} is missing; the first line names the columns, as in {','.join(required)}"
-        for name in required
-        if name not in columns
-    ]
-    if mistakes:
-        raise RegistryError(Mistake(path, line, message) for message in mistakes)
+    mistakes = []
+    unknown = set()
+    for name in dict.fromkeys(columns):
+        if name not in (*required, *optional):
+            mistakes.append(f"{show(name)} is no column of {kind}; {_instead(name, (*required, *optional))}")
+            unknown.update(_meant(name, kind, columns))
+        elif columns.count(name) > 1:
+            mistakes.append(f"the column {show(name)} stands twice; remove one")
+            unknown.add(name)
+    for name in required:
+        if name not in columns and name not in unknown:
+            words = f"the first line names the columns, as in {','.join(required)}"
+            mistakes.append(f"the column {name} is missing; {words}")
+            unknown.add(name)
+    return mistakes, frozenset(unknown)
+
+
+def _meant(name: str, kind: str, written: Collection[str]) -> list[str]:
+    """The setting, if any, that a name which is none is likely to stand for, unless that one is written too."""
+    close = difflib.get_close_matches(name, [each for of in _KEYS[kind] for each in of], n=1)
+    return [each for each in close if each not in written]
 
 
 # -- entries to a registry --------------------------------------------------------------------------------------------
 
 
-def _checked(entries: list[_Entry]) -> Registry:
-    devices: list[tuple[_Entry, Device]] = []
-    calibrations: list[tuple[_Entry, Calibration]] = []
-    gateways: list[tuple[_Entry, Gateway]] = []
-    mistakes: list[Mistake] = []
-    for entry in entries:
-        reader = _Reader(entry, mistakes)
-        found = len(mistakes)
+def _checked(found: _Found) -> Registry:
+    devices: list[Device] = []
+    calibrations: list[Calibration] = []
+    gateways: list[Gateway] = []
+    # Those of which it is known what is compared, whatever else of them is wrong.
+    spanned_devices: list[tuple[_Entry, Device]] = []
+    named_calibrations: list[tuple[_Entry, Calibration]] = []
+    spanned_calibrations: list[tuple[_Entry, Calibration]] = []
+    named_gateways: list[tuple[_Entry, Gateway]] = []
+    knows_devices = "devices" not in found.partly_read
+    mistakes = found.mistakes
+    for entry in found.entries:
+        reader = _Reader(entry, mistakes, set(entry.unknown))
         reader.check_names()
         match entry.kind:
             case "devices":
                 device = reader.device()
-                if len(mistakes) == found:
-                    devices.append((entry, device))
+                devices.append(device)
+                knows_devices = knows_devices and reader.knows("namespace", "device")
+                if reader.knows("namespace", "device", "valid_from", "valid_to"):
+                    spanned_devices.append((entry, device))
             case "calibrations":
                 calibration = reader.calibration()
-                if len(mistakes) == found:
-                    calibrations.append((entry, calibration))
+                calibrations.append(calibration)
+                if reader.knows("namespace", "device"):
+                    named_calibrations.append((entry, calibration))
+                if reader.knows("namespace", "device", "metric", "stream", "valid_from", "valid_to"):
+                    spanned_calibrations.append((entry, calibration))
             case _:
                 gateway = reader.gateway()
-                if len(mistakes) == found:
-                    gateways.append((entry, gateway))
-    mistakes += _double_sites(devices)
-    mistakes += _double_calibrations(calibrations)
-    mistakes += _double_gateways(gateways)
-    if any(entry.kind == "devices" for entry in entries) and not mistakes:
-        mistakes += _strange_devices(calibrations, {(each.namespace, each.device) for _, each in devices})
+                gateways.append(gateway)
+                if reader.knows("namespace", "gateway"):
+                    named_gateways.append((entry, gateway))
+    mistakes += _double_sites(spanned_devices)
+    mistakes += _double_calibrations(spanned_calibrations)
+    mistakes += _double_gateways(named_gateways)
+    if devices and knows_devices:
+        mistakes += _strange_devices(named_calibrations, {(each.namespace, each.device) for each in devices})
     if mistakes:
         raise RegistryError(mistakes)
-    return Registry(
-        tuple(each for _, each in devices), tuple(each for _, each in calibrations), tuple(each for _, each in gateways)
-    )
+    return Registry(tuple(devices), tuple(calibrations), tuple(gateways))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,18 +301,27 @@ class _Reader:
 
     entry: _Entry
     mistakes: list[Mistake]
+    unknown: set[str]
+    """Settings of which it is not known what they are meant to be, for they are wrong, or their names are."""
 
     def wrong(self, message: str, name: str | None = None) -> None:
         self.mistakes.append(self.entry.mistake(message, name))
+        if name is not None:
+            self.unknown.add(name)
+
+    def knows(self, *names: str) -> bool:
+        return self.unknown.isdisjoint(names)
 
     def check_names(self) -> None:
         required, optional = _KEYS[self.entry.kind]
         for name in self.entry.values:
             if name not in (*required, *optional):
-                self.wrong(f"there is no such setting; {_close_to(name, (*required, *optional))}", name)
+                self.wrong(f"there is no such setting; {_instead(name, (*required, *optional))}", name)
+                self.unknown.update(_meant(name, self.entry.kind, self.entry.values))
         for name in required:
-            if name not in self.entry.values:
+            if name not in self.entry.values and self.knows(name):
                 self.wrong(f"{name} is missing; every one of {self.entry.kind} needs {', '.join(required)}")
+                self.unknown.add(name)
 
     def device(self) -> Device:
         valid_from, valid_to = self.span()
@@ -312,7 +331,7 @@ class _Reader:
 
     def calibration(self) -> Calibration:
         valid_from, valid_to = self.span()
-        if not self.entry.values.keys() & {"scale", "offset"}:
+        if not self.entry.values.keys() & {"scale", "offset"} and self.knows("scale", "offset"):
             self.wrong("has neither scale nor offset, so that it would change nothing; write one of them, or both")
         return Calibration(
             self.name("namespace"),
@@ -333,7 +352,7 @@ class _Reader:
         value = self.entry.values.get(name, "?")
         if isinstance(value, str) and value.strip() and len(value) <= TEXT_CHARS_MAX and value.isprintable():
             return value
-        self.wrong(f"{show(value)} is no text of 1 to {TEXT_CHARS_MAX} characters on one line; write one", name)
+        self.wrong(f"{show_value(value)} is no text of 1 to {TEXT_CHARS_MAX} characters on one line; write one", name)
         return "?"
 
     def name(self, name: str) -> str:
@@ -341,14 +360,14 @@ class _Reader:
         if isinstance(value, str) and DEVICE_NAME.fullmatch(value):
             return value
         hint = " (a number is written in double quotes)" if isinstance(value, int) else ""
-        self.wrong(f"{show(value)} is no name; {_NAME}{hint}", name)
+        self.wrong(f"{show_value(value)} is no name; {_NAME}{hint}", name)
         return "x"
 
     def stream(self) -> str | None:
         value = self.entry.values.get("stream")
         if value is None or (isinstance(value, str) and KAFKA_TOPIC.fullmatch(value)):
             return value
-        self.wrong(f"{show(value)} {_TOPIC}", "stream")
+        self.wrong(f"{show_value(value)} {_TOPIC}", "stream")
         return None
 
     def labels(self) -> tuple[tuple[str, str], ...]:
@@ -362,9 +381,14 @@ class _Reader:
                 if len(set(names)) == len(names):
                     return tuple(sorted((name.strip(), text.strip()) for name, _, text in pairs))
                 hint = "a label's name stands twice; remove one of the two"
-        elif isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
-            return tuple(sorted(value.items()))
-        self.wrong(f"{show(value)} is no list of labels; {hint}", "labels")
+        elif isinstance(value, dict):
+            wrong = [name for name, text in value.items() if not isinstance(text, str)]
+            if not wrong:
+                return tuple(sorted(value.items()))
+            words = f"the label {show(wrong[0])} is {show_value(value[wrong[0]])}, which is no text"
+            self.wrong(f"{words}; {_LABELS_TOML}", "labels")
+            return ()
+        self.wrong(f"{show_value(value)} is no list of labels; {hint}", "labels")
         return ()
 
     def number(self, name: str, default: Decimal) -> Decimal:
@@ -374,7 +398,7 @@ class _Reader:
         number = _number(value)
         if number is not None:
             return number
-        self.wrong(f"{show(str(value))} cannot be used; {_DIGITS}", name)
+        self.wrong(f"{show_value(value)} cannot be used; {_DIGITS}", name)
         return default
 
     def span(self) -> tuple[datetime | None, datetime | None]:
@@ -393,7 +417,7 @@ class _Reader:
         try:
             return _time(value)
         except _WrongTimeError as error:
-            self.wrong(f"{show(str(value))} {error}", name)
+            self.wrong(f"{show_value(value)} {error}", name)
             return None
 
 
@@ -434,7 +458,7 @@ def _number(value: object) -> Decimal | None:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         return None
     number = Decimal(value)
-    if not number.is_finite() or abs(number) >= 10**DIGITS_MAX:
+    if not number.is_finite() or not -(10**DIGITS_MAX) < number < 10**DIGITS_MAX:
         return None
     rounded = number.quantize(Decimal(1).scaleb(-DIGITS_MAX))
     # Decimals know a negative zero; a table's do not.
@@ -491,9 +515,8 @@ def _strange_devices(
             name = f"{calibration.namespace}/{calibration.device}"
             few = told <= MISTAKES_SHOWN_MAX and len(names) <= NAMES_COMPARED_MAX
             close = difflib.get_close_matches(name, names, n=1) if few else []
-            like = f"; is {close[0]} meant?" if close else ""
-            words = f"{name} is not among the devices, so that nothing would be calibrated{like}"
-            yield entry.mistake(f"{words} Else add the device")
+            instead = f"write {close[0]} if that is meant, or add the device" if close else "add the device"
+            yield entry.mistake(f"{name} is not among the devices, so that nothing would be calibrated; {instead}")
 
 
 _Spanned = TypeVar("_Spanned", Device, Calibration)
@@ -536,7 +559,7 @@ def _shown(time: datetime) -> str:
     return time.isoformat().replace("+00:00", "Z")
 
 
-def _close_to(name: str, known: Iterable[str]) -> str:
+def _instead(name: str, known: Iterable[str]) -> str:
     names = tuple(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"write {close[0]} instead" if close else f"there are: {', '.join(names)}"

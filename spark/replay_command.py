@@ -1,6 +1,7 @@
 """`sluice-cloud replay`: all tables made anew."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,10 +24,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark.codec_declarations import Streams
-    from spark.replay_job import FromKafka, ReplayProgress
+    from spark.replay_job import FromKafka, Offsets, ReplayProgress
+    from spark.warehouse_version import Version
 
 
-@click.command()
+def starting(_context: click.Context, _parameter: click.Parameter, since: str | None) -> "int | Offsets | None":
+    """The time in --since, in milliseconds since 1970, or its offsets."""
+    if since is None:
+        return None
+    return _offsets(since) if since.lstrip().startswith("{") else _time_ms(since)
+
+
+@click.command(short_help="Make all tables anew, from `log` or from Kafka.")
 @warehouse_option
 @streams_option
 @click.option(
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--since",
     metavar="TIME|OFFSETS",
+    callback=starting,
     help="With --bootstrap: from where on; a time such as 2026-03-14T12:00:00Z, by Kafka's clock, or offsets as "
     '{"device-thermo": {"0": 1200}}. What lies before comes from `log`.',
 )
@@ -44,7 +54,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     warehouse: str,
     streams: "Streams | None",
     bootstrap: str | None,
-    since: str | None,
+    since: "int | Offsets | None",
     kafka_config: Path | None,
     kafka_options: tuple[str, ...],
 ) -> None:
@@ -64,26 +74,28 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.replay_job import replay as make_anew  # noqa: PLC0415
     from spark.topic_watch import TopicWatchError  # noqa: PLC0415
+    from spark.warehouse_version import open_version  # noqa: PLC0415
     from spark.windows_table import WindowLengthError  # noqa: PLC0415
 
     told = ""
 
     def report(progress: "ReplayProgress") -> None:
         nonlocal told
-        line = f"v{progress.version}: {progress.rows} records in {progress.seconds:.0f} s"
-        if progress.is_waiting:
-            line = f"v{progress.version} has all there is: stop `ingest` now, for the moment that the change takes"
+        line = _progress_line(progress)
         if line != told:
             click.echo(line)
         told = line
 
     def made(spark: "SparkSession", warehouse: str) -> None:
+        before = open_version(spark, warehouse)
         kafka = None
         if bootstrap is not None and since is not None:
             kafka = _from_kafka(spark, warehouse, bootstrap, options, since)
         with only_replay(warehouse):
             version = make_anew(spark, warehouse, streams, kafka, only_writer, report)
         click.echo(f"readers see v{version.number} now, by declarations {version.streams.version}")
+        for line in _rejects_lines(spark, warehouse, before, version):
+            click.echo(line)
 
     try:
         opened(spark, warehouse, made)
@@ -91,8 +103,32 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
         raise click.ClickException(str(error)) from error
 
 
+def _progress_line(progress: "ReplayProgress") -> str:
+    if progress.is_waiting:
+        return f"v{progress.version} has all there is: stop `ingest` now, for the moment that the change takes"
+    line = f"v{progress.version}: {progress.rows} records in {progress.seconds:.0f} s"
+    return f"{line}, {progress.rejected} of them rejected" if progress.rejected else line
+
+
+def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", after: "Version") -> Iterator[str]:
+    """What became no reading, and whether that is more than it was."""
+    from spark.quarantine_view import rejects_by_kind  # noqa: PLC0415
+    from spark.warehouse_version import tables_of  # noqa: PLC0415
+
+    were, are = (rejects_by_kind(spark, tables_of(warehouse, version)) for version in (before, after))
+    if are:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in are.items())
+        had = sum(were.values())
+        yield f"{sum(are.values())} records are rejects in v{after.number} ({kinds}); {had} were in v{before.number}"
+        if sum(are.values()) > had:
+            yield (
+                "`sluice-cloud quarantine list` says why. Where the declarations are wrong, mend them and replay "
+                "again: `log` still has every record"
+            )
+
+
 def _from_kafka(
-    spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: str
+    spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: "int | Offsets"
 ) -> "FromKafka":
     """Find from which offsets on Kafka is read, and make sure that these are the topics that `log` is of."""
     from spark.kafka_options import check_options  # noqa: PLC0415
@@ -106,7 +142,7 @@ def _from_kafka(
     pattern = "|".join(f"\\Q{topic}\\E" for topic in sorted(read)) or "-"
     with TopicWatch(spark, bootstrap, options, pattern) as watch:
         now = watch.look()
-        starting = _offsets(since) or watch.offsets_at(_time_ms(since))
+        starting = watch.offsets_at(since) if isinstance(since, int) else since
     for topic in sorted(starting):
         if topic not in now or read.get(topic) != now[topic].topic_id:
             raise click.ClickException(
@@ -124,10 +160,7 @@ def _from_kafka(
     return FromKafka(source, starting, {topic: now[topic].topic_id for topic in starting})
 
 
-def _offsets(since: str) -> dict[str, dict[int, int]] | None:
-    """The offsets in --since; None where it is a time."""
-    if not since.lstrip().startswith("{"):
-        return None
+def _offsets(since: str) -> dict[str, dict[int, int]]:
     try:
         told = json.loads(since)
         return {

@@ -63,6 +63,8 @@ class ReplayProgress:
 
     version: int
     rows: int
+    rejected: int
+    """Of these."""
     seconds: float
     is_waiting: bool = False
     """Everything is made anew, and it waits for `ingest` to stop."""
@@ -129,10 +131,12 @@ class _Replay:
         self._taken = -1
         self._old_starts = read_starts(spark, self._old)
         self._rows = 0
+        self._rejected = 0
         self._begun_s = time.monotonic()
 
     def progress(self, *, is_waiting: bool = False) -> ReplayProgress:
-        return ReplayProgress(self._after.number, self._rows, time.monotonic() - self._begun_s, is_waiting)
+        seconds = time.monotonic() - self._begun_s
+        return ReplayProgress(self._after.number, self._rows, self._rejected, seconds, is_waiting)
 
     def catch_up(self, where: Column | None = None) -> None:
         """Take all batches of the old `log` that were not taken yet; of these the rows `where` something holds."""
@@ -203,7 +207,9 @@ class _Replay:
         parts.select(*columns).write.format("delta").mode("append").save(windows_path(self._job.tables))
 
     def _take(self, typed: DataFrame, batch: BatchId | BatchIds) -> None:
-        self._rows += self._job.take_typed(typed, batch).rows
+        counts = self._job.take_typed(typed, batch)
+        self._rows += counts.rows
+        self._rejected += counts.rejected
         self._report(self.progress())
 
     def _spans(self, batches: Mapping[int, tuple[int, str]], last: int) -> Iterator[tuple[int, int]]:

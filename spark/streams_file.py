@@ -6,18 +6,19 @@
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from gateway.config_words import Place, show
-from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, show_value, spell, syntax_mistake
 from spark.codec_binary import SIZES
 from spark.codec_declarations import (
     DAY_S,
@@ -53,14 +54,13 @@ AHEAD_MAX_S = 366 * DAY_S
 KEPT_DAYS_MIN = 7
 """A gateway's outage may be as long: what comes after it is to be kept."""
 KEPT_DAYS_MAX = 36_500
-MULTIPLES_MAX = 100_000
-"""Of a window's base: more parts than that, no window is folded from."""
 
 _TOPIC = re.compile(r"[A-Za-z0-9._*-]{1,249}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _LIMIT = Decimal(10) ** 12
 _FLAT = ("senml-json", "senml-cbor", "binary")
 """Codecs without objects: a dot in a name is a dot."""
+_LAYOUT = 'layout = [{ name = "celsius", type = "i16", scale = "0.01" }]'
 
 Text = Annotated[str, Meta(max_length=2_000, description="a text in double quotes, of at most 2000 characters")]
 Number = Annotated[int | Decimal, Meta(description="a number, such as 21.5")]
@@ -88,7 +88,7 @@ class _Field(Struct, forbid_unknown_fields=True):
 
 
 class _Stream(Struct, forbid_unknown_fields=True):
-    codec: Codec
+    codec: Codec = "json"
     doc: Text = ""
     metrics: dict[str, _Metric] = {}
     layout: tuple[_Field, ...] = ()
@@ -125,7 +125,7 @@ class _Retention(Struct, forbid_unknown_fields=True):
 
 
 class _Avro(Struct, forbid_unknown_fields=True):
-    registry: Annotated[str, Meta(description='the registry\'s address, such as "http://registry.example:8081"')]
+    registry: Annotated[str, Meta(description='the registry\'s address, such as "http://registry.example:8081"')] = ""
 
 
 class _File(Struct, forbid_unknown_fields=True):
@@ -135,6 +135,10 @@ class _File(Struct, forbid_unknown_fields=True):
     times: _Times = field(default_factory=_Times)
     retention: _Retention = field(default_factory=_Retention)
     avro: _Avro | None = None
+
+
+_REQUIRED: Mapping[type[Struct], str] = {_Stream: "codec", _Avro: "registry"}
+"""Settings that may not be left out. They have defaults above so that the rest is checked where one is wrong."""
 
 
 def load_streams(path: str | Path) -> Streams:
@@ -149,7 +153,8 @@ def load_streams(path: str | Path) -> Streams:
         words = "there is no such file; docs/streams.md has one to begin with"
         raise ConfigError(path, [Mistake(0, words)]) from error
     except OSError as error:
-        raise ConfigError(path, [Mistake(0, f"cannot be read: {error.strerror}")]) from error
+        words = f"cannot be read: {error.strerror}; name a file that you may read"
+        raise ConfigError(path, [Mistake(0, words)]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(path, [Mistake(0, "is not UTF-8 text, as TOML must be; save it as UTF-8")]) from error
     return parse_streams(text, path)
@@ -162,21 +167,21 @@ def parse_streams(text: str, path: Path) -> Streams:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(path, [syntax_mistake(error, text)]) from error
     except (ValueError, RecursionError, ArithmeticError) as error:
-        words = "holds something that stands too deep, or a number that is too long, to be read"
+        words = "holds a number that is too long, or lists too deep within one another, to be read; write less"
         raise ConfigError(path, [Mistake(0, words)]) from error
-    lines = lines_of(text)
-
-    def told(mistakes: Iterator[tuple[Place, str]]) -> list[Mistake]:
-        return [
-            Mistake(line_of(lines, place), f"{spell(place)}: {message}" if place else message)
-            for place, message in mistakes
-        ]
-
-    if found := told(_mistakes(_File, document, ())):
-        raise ConfigError(path, found)
-    file = msgspec.convert(document, _File, dec_hook=_number)
-    if found := told(_meaning_mistakes(file)):
-        raise ConfigError(path, found)
+    found = list(_mistakes(_File, document, ()))
+    told = _Told(place for place, _ in found)
+    file = msgspec.convert(_right_part(document, (), told.places), _File, dec_hook=_number)
+    found += _meaning_mistakes(file, told)
+    if found:
+        lines = lines_of(text)
+        raise ConfigError(
+            path,
+            [
+                Mistake(line_of(lines, place), f"{spell(place)}: {message}" if place else message)
+                for place, message in found
+            ],
+        )
     return Streams(
         streams=tuple(_stream(name, stream) for name, stream in sorted(file.streams.items())),
         unknown=file.unknown,
@@ -234,36 +239,44 @@ def _mistakes(struct: type[Struct], table: Mapping[str, object], place: Place) -
     hints = get_type_hints(struct, include_extras=True)
     for key in table:
         if key not in settings:
-            close = difflib.get_close_matches(key, settings, n=1)
-            instead = f"write {close[0]!r} instead" if close else f"settings here are: {', '.join(settings)}"
+            close = _closest(key, settings)
+            instead = f"write {close!r} instead" if close else f"settings here are: {', '.join(settings)}"
             yield (*place, key), f"there is no such setting; {instead}"
     for name, each in settings.items():
         if name in table:
             yield from _value_mistakes(hints[each.name], table[name], (*place, name))
-        elif each.required:
-            yield place, f"the setting {name} is missing; write {name} = {_wanted(hints[each.name])}"
+        elif name == _REQUIRED.get(struct):
+            yield (*place, name), f"is missing; write {name} = {_wanted(hints[each.name])}"
+
+
+def _closest(key: str, settings: Iterable[str]) -> str | None:
+    close = difflib.get_close_matches(key, settings, n=1)
+    return close[0] if close else None
 
 
 def _value_mistakes(hint: Any, value: object, place: Place) -> Iterator[tuple[Place, str]]:
     inner = [kind for kind in (hint, *get_args(hint)) if isinstance(kind, type) and issubclass(kind, Struct)]
-    if isinstance(value, dict):
-        if inner and get_args(hint)[:1] != (str,):
-            yield from _mistakes(inner[0], value, place)
-            return
-        if inner:
-            for name, element in value.items():
-                yield from _section_mistakes(inner[0], element, (*place, name))
-            return
-    if inner and isinstance(value, list) and place[-1] == "layout":
+    if inner and get_origin(hint) is tuple:
+        yield from _list_mistakes(inner[0], value, place)
+    elif inner and isinstance(value, dict) and get_origin(hint) is dict:
+        for name, element in value.items():
+            yield from _section_mistakes(inner[0], element, (*place, name))
+    elif inner and isinstance(value, dict):
+        yield from _mistakes(inner[0], value, place)
+    elif not _converts(value, hint):
+        yield place, f"{show_value(value)} will not do; write {_wanted(hint)}"
+    else:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (control := _CONTROL.search(text)):
+                yield place, f"holds the character U+{ord(control[0]):04X}, which nobody can see; remove it"
+
+
+def _list_mistakes(struct: type[Struct], value: object, place: Place) -> Iterator[tuple[Place, str]]:
+    if isinstance(value, list):
         for index, element in enumerate(value):
-            yield from _section_mistakes(inner[0], element, (*place, index))
-        return
-    if not _converts(value, hint):
-        yield place, f"{_shown(value)} will not do; write {_wanted(hint)}"
-        return
-    for text in value if isinstance(value, list) else [value]:
-        if isinstance(text, str) and (control := _CONTROL.search(text)):
-            yield place, f"holds the character U+{ord(control[0]):04X}, which nobody can see; remove it"
+            yield from _section_mistakes(struct, element, (*place, index))
+    else:
+        yield place, f"{show_value(value)} will not do; write a list, as {_LAYOUT}"
 
 
 def _section_mistakes(struct: type[Struct], value: object, place: Place) -> Iterator[tuple[Place, str]]:
@@ -271,7 +284,7 @@ def _section_mistakes(struct: type[Struct], value: object, place: Place) -> Iter
         yield from _mistakes(struct, value, place)
     else:
         wanted = '{ name = "...", type = "i16" }' if struct is _Field else f"a section, [{spell(place)}]"
-        yield place, f"{_shown(value)} will not do; write {wanted}"
+        yield place, f"{show_value(value)} will not do; write {wanted}"
 
 
 def _converts(value: object, hint: Any) -> bool:
@@ -296,12 +309,6 @@ def _number(kind: type, value: object) -> object:
     raise ValueError(value)
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, Decimal | date):
-        return str(value)
-    return show(value) if not isinstance(value, list) else "this list"
-
-
 def _wanted(hint: Any) -> str:
     for candidate in (hint, *get_args(hint)):
         for argument in getattr(candidate, "__metadata__", ()):
@@ -313,116 +320,177 @@ def _wanted(hint: Any) -> str:
     return "a section in [brackets]"
 
 
+class _Told:
+    """Where something was found wrong already: what hangs on a setting that is wrong is not looked at."""
+
+    def __init__(self, places: Iterable[Place]) -> None:
+        self.places = frozenset(places)
+        self._names: dict[Place, set[str]] = defaultdict(set)
+        for place in self.places:
+            for depth, name in enumerate(place):
+                self._names[place[:depth]].add(str(name))
+
+    def concerns(self, name: str, struct: type[Struct], place: Place) -> bool:
+        """Whether a setting of the section at a place is wrong, or may stand there under a name that is."""
+        settings = struct.__struct_encode_fields__
+        told = self._names.get(place, ())
+        return place in self.places or name in {each if each in settings else _closest(each, settings) for each in told}
+
+
+def _right_part(value: object, place: Place, wrong: frozenset[Place]) -> object:
+    """A document without what is wrong in it; an empty table for a wrong element of a list, so that indexes stay."""
+    if isinstance(value, dict):
+        return {
+            name: _right_part(element, (*place, name), wrong)
+            for name, element in value.items()
+            if (*place, name) not in wrong
+        }
+    if isinstance(value, list):
+        inner = [(*place, index) for index in range(len(value))]
+        return [
+            {} if at in wrong else _right_part(element, at, wrong) for at, element in zip(inner, value, strict=True)
+        ]
+    return value
+
+
 # -- what settings mean together ----------------------------------------------------------------
 
 
-def _meaning_mistakes(file: _File) -> Iterator[tuple[Place, str]]:
-    if not file.streams and file.unknown == "quarantine":
+def _meaning_mistakes(file: _File, told: _Told) -> Iterator[tuple[Place, str]]:
+    are_known = not told.concerns("streams", _File, ()) and not told.concerns("unknown", _File, ())
+    if not file.streams and file.unknown == "quarantine" and are_known:
         words = 'no stream is declared, so that every reading would go to the quarantine; write [streams."topic"]'
         yield (), f'{words}, or unknown = "accept"'
     if len(file.streams) > STREAMS_MAX:
         yield ("streams",), f"{len(file.streams)} are declared, and {STREAMS_MAX} can be; declare some by a pattern"
     for name, stream in file.streams.items():
-        yield from _stream_mistakes(name, stream, ("streams", name))
-    yield from _window_mistakes(file.windows)
+        yield from _stream_mistakes(name, stream, ("streams", name), told)
+    yield from _size_mistakes(file.windows.sizes)
+    yield from _percentile_mistakes(file.windows.percentiles)
     uses_avro = [name for name, stream in file.streams.items() if stream.codec == "avro"]
-    if uses_avro and file.avro is None:
+    if uses_avro and file.avro is None and not told.concerns("avro", _File, ()):
         words = 'is "avro", and nothing says where its schemas are; write [avro] with registry = "http://..."'
         yield ("streams", uses_avro[0], "codec"), words
-    if file.avro is not None:
+    if file.avro is not None and ("avro", "registry") not in told.places:
         yield from _registry_mistakes(file.avro.registry)
 
 
-def _stream_mistakes(name: str, stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:
+def _stream_mistakes(name: str, stream: _Stream, place: Place, told: _Told) -> Iterator[tuple[Place, str]]:
     if _TOPIC.fullmatch(name) is None:
         yield place, "is no topic's name; write letters, digits, '.', '_' or '-', and * for any of them"
     if len(stream.metrics) > METRICS_MAX:
         yield (*place, "metrics"), f"{len(stream.metrics)} are declared, and a reading has {METRICS_MAX} at most"
+    knows_codec = (*place, "codec") not in told.places
     sources: dict[tuple[str, ...], str] = {}
     for metric, declared in stream.metrics.items():
         inner = (*place, "metrics", metric)
-        path = _path(metric, declared.source, stream.codec)
-        yield from _metric_mistakes(metric, declared, path, inner)
-        other = sources.setdefault(path, metric)
+        yield from _metric_mistakes(metric, declared, inner)
+        if not declared.source and told.concerns("from", _Metric, inner):
+            continue
+        # Two that are read from one member by JSON, which stands in for a codec that is wrong, are so by any.
+        other = sources.setdefault(_path(metric, declared.source, stream.codec), metric)
         if other != metric:
-            yield inner, f"is read from what {show(other)} is read from; give one of them another `from`"
-        if stream.codec in _FLAT and len(path) > 1:
-            yield (*inner, "from"), f"{stream.codec} has no objects in it; write one name"
-        if stream.codec == "number" and declared.source:
-            yield (*inner, "from"), "a bare number has no members; remove it"
+            yield inner, f"is read from what {show(other)} is read from; give one of them another from"
+        if knows_codec:
+            yield from _source_mistakes(metric, declared, stream, inner)
+    yield from _layout_mistakes(stream.layout, (*place, "layout"), told)
+    if knows_codec:
+        yield from _codec_mistakes(stream, place, told)
+
+
+def _metric_mistakes(name: str, metric: _Metric, place: Place) -> Iterator[tuple[Place, str]]:
+    if not 0 < len(name) <= NAME_CHARS_MAX or _CONTROL.search(name):
+        yield place, f"is no metric's name; write 1 to {NAME_CHARS_MAX} characters"
+    bounds: dict[str, Decimal] = {}
+    for setting, bound in (("min", metric.min), ("max", metric.max)):
+        if bound is None:
+            continue
+        value = Decimal(bound)
+        if not value.is_finite() or not -_LIMIT < value < _LIMIT:
+            words = f"{show_value(bound)} is not between -10^12 and 10^12, where all values are; write one that is"
+            yield (*place, setting), words
+            continue
+        bounds[setting] = value
+        if -int(plain(value).as_tuple().exponent) > DECIMALS_MAX:
+            words = f"{show_value(bound)} has more than {DECIMALS_MAX} decimals, which no value has; write fewer"
+            yield (*place, setting), words
+    if bounds.keys() == {"min", "max"} and bounds["min"] > bounds["max"]:
+        words = f"{show_value(metric.min)} is above max ({show_value(metric.max)}), so that no value would be right"
+        yield (*place, "min"), f"{words}; swap them"
+
+
+def _source_mistakes(name: str, metric: _Metric, stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:
+    path = _path(name, metric.source, stream.codec)
+    if metric.source and (not all(path) or len(path) > PATH_MAX):
+        words = 'is no member\'s name; write it as "t", or "env.t" for the member t of the object env'
+        yield (*place, "from"), f"{show_value(metric.source)} {words}"
+    if stream.codec in _FLAT and len(path) > 1:
+        yield (*place, "from"), f"{stream.codec} has no objects in it; write one name"
+    if stream.codec == "number" and metric.source:
+        yield (*place, "from"), "a bare number has no members; remove it"
+    # Of a field without a name nobody knows whether it is the one that is meant.
+    knows_fields = all(each.name is not None or each.skip is not None for each in stream.layout)
+    names = {each.name for each in stream.layout if each.name is not None}
+    if stream.codec == "binary" and stream.layout and knows_fields and path[0] not in names:
+        known = ", ".join(show(name) for name in sorted(names)) or "none"
+        yield place, f"no field of the layout is called {show(path[0])}; there are: {known}"
+
+
+def _codec_mistakes(stream: _Stream, place: Place, told: _Told) -> Iterator[tuple[Place, str]]:
     if stream.codec == "number" and len(stream.metrics) > 1:
         yield (*place, "metrics"), "a bare number is one metric; declare one"
     if stream.codec == "binary":
-        yield from _layout_mistakes(stream, place)
+        if not stream.layout and not told.concerns("layout", _Stream, place):
+            yield (*place, "layout"), f"is missing; write {_LAYOUT}"
         return
     not_here = {"layout": stream.layout, "header": stream.header, "endian": stream.endian != "little"}
     for setting in (name for name, is_written in not_here.items() if is_written):
         yield (*place, setting), f'is of codec "binary", and codec is {show(stream.codec)}; remove one'
 
 
-def _metric_mistakes(name: str, metric: _Metric, path: tuple[str, ...], place: Place) -> Iterator[tuple[Place, str]]:
-    if not 0 < len(name) <= NAME_CHARS_MAX or _CONTROL.search(name):
-        yield place, f"is no metric's name; write 1 to {NAME_CHARS_MAX} characters"
-    if not path or not all(path) or len(path) > PATH_MAX:
-        yield (*place, "from"), 'is no member\'s name; write it as "t", or "env.t" for the member t of the object env'
-    bounds = {"min": metric.min, "max": metric.max}
-    for setting, bound in bounds.items():
-        if bound is None:
-            continue
-        value = Decimal(bound)
-        if not value.is_finite() or abs(value) >= _LIMIT:
-            yield (*place, setting), "is not between -10^12 and 10^12, where all values are; write one that is"
-        elif -int(plain(value).as_tuple().exponent) > DECIMALS_MAX:
-            yield (*place, setting), f"has more than {DECIMALS_MAX} decimals, which no value has; write fewer"
-    if metric.min is not None and metric.max is not None and Decimal(metric.min) > Decimal(metric.max):
-        yield (*place, "min"), f"{metric.min} is above max ({metric.max}), so that no value would be right; swap them"
-
-
-def _layout_mistakes(stream: _Stream, place: Place) -> Iterator[tuple[Place, str]]:
-    if not stream.layout:
-        yield (*place, "layout"), 'is missing; write layout = [{ name = "celsius", type = "i16", scale = "0.01" }]'
-        return
+def _layout_mistakes(layout: tuple[_Field, ...], place: Place, told: _Told) -> Iterator[tuple[Place, str]]:
     names: set[str] = set()
-    for index, each in enumerate(stream.layout):
-        inner = (*place, "layout", index)
+    for index, each in enumerate(layout):
+        inner = (*place, index)
+        lacks_name = each.name is None and not told.concerns("name", _Field, inner)
+        lacks_type = each.type is None and not told.concerns("type", _Field, inner)
         if each.skip is not None:
             if (each.name, each.type, each.scale) != (None, None, None):
                 yield inner, "has skip beside name, type or scale; write one field for each"
-        elif each.name is None or each.type is None:
+        elif (lacks_name or lacks_type) and not told.concerns("skip", _Field, inner):
             yield inner, "lacks name or type; write both, or skip = the number of bytes that are no field"
-        elif each.name in names:
+        if each.name in names:
             yield inner, f"{show(each.name)} is the name of two fields; give one another name"
-        names.add(each.name or "")
-    for metric, declared in stream.metrics.items():
-        (source, *_) = _path(metric, declared.source, stream.codec)
-        if source not in names:
-            known = ", ".join(show(name) for name in sorted(names) if name)
-            yield (*place, "metrics", metric), f"no field of the layout is called {show(source)}; there are: {known}"
-    if sum(each.skip or SIZES[each.type or "u8"] for each in stream.layout) > BYTES_MAX:
-        yield (*place, "layout"), f"is of more than {BYTES_MAX} bytes, which is the longest payload that is read"
+        if each.name is not None:
+            names.add(each.name)
+    if sum(each.skip or SIZES[each.type or "u8"] for each in layout) > BYTES_MAX:
+        yield place, f"is of more than {BYTES_MAX} bytes, which is the longest payload that is read; write fewer fields"
 
 
-def _window_mistakes(windows: _Windows) -> Iterator[tuple[Place, str]]:
+def _size_mistakes(sizes: tuple[int, ...]) -> Iterator[tuple[Place, str]]:
     place: Place = ("windows", "sizes")
-    if not 0 < len(windows.sizes) <= SIZES_MAX:
-        yield place, f"has {len(windows.sizes)} sizes; write 1 to {SIZES_MAX}, such as [60, 3600, 86400]"
-        return
-    base = windows.sizes[0]
-    for size in windows.sizes:
-        if not 0 < size <= DAY_S or DAY_S % size:
-            yield (
-                place,
-                f"{size} s do not divide a day, so that a window would lie in two; write 60, 3600 or 86400, say",
-            )
-        elif base > 0 and (size % base or size // base > MULTIPLES_MAX):
-            yield place, f"{size} s are not so many times {base} s, the first size, which the others are made of"
-    if len(set(windows.sizes)) < len(windows.sizes):
-        yield place, "has a size twice; remove one"
-    if len(windows.percentiles) > PERCENTILES_MAX:
-        yield ("windows", "percentiles"), f"has more than {PERCENTILES_MAX}; write fewer"
-    for number in windows.percentiles:
-        if not 0 <= number <= 100:
-            yield ("windows", "percentiles"), f"{number} is no percentile; write numbers from 0 to 100"
+    if not 0 < len(sizes) <= SIZES_MAX:
+        yield place, f"has {len(sizes)} sizes; write 1 to {SIZES_MAX}, such as [60, 3600, 86400]"
+    right = {size for size in sizes if 0 < size <= DAY_S and DAY_S % size == 0}
+    for size, times in Counter(sizes).items():
+        if size not in right:
+            words = f"{size} s do not divide a day, so that a window would lie in two"
+            yield place, f"{words}; write 60, 3600 or 86400, say"
+        # A first size that is wrong itself says nothing of the others.
+        elif sizes[0] in right and size % sizes[0]:
+            words = f"{size} s are no multiple of {sizes[0]} s, the first size, which the others are made of"
+            yield place, f"{words}; write multiples of it, or begin with a smaller one"
+        if times > 1:
+            yield place, f"{size} s stand here {times} times; write them once"
+
+
+def _percentile_mistakes(percentiles: tuple[int | Decimal, ...]) -> Iterator[tuple[Place, str]]:
+    place: Place = ("windows", "percentiles")
+    if len(percentiles) > PERCENTILES_MAX:
+        yield place, f"has {len(percentiles)} percentiles; write {PERCENTILES_MAX} at most"
+    for number in percentiles:
+        if not Decimal(number).is_finite() or not 0 <= number <= 100:
+            yield place, f"{show_value(number)} is no percentile; write numbers from 0 to 100"
 
 
 def _registry_mistakes(registry: str) -> Iterator[tuple[Place, str]]:

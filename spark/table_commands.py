@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spark.codec_declarations import Streams
 
 
-@click.command()
+@click.command(short_help="The latest readings by event time.")
 @warehouse_option
 @device_option
 @limit_option
@@ -37,12 +37,12 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
         *("device_boot", "device_sequence", "doubt", "ce_id"),
         *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
     )
-    latest = _latest(opened(spark, warehouse, open_readings), device, "event_time", limit)
+    latest = _latest(opened(spark, warehouse, open_readings), device, "event_time")
     spare = ("namespace", "time_error_us", "time_quality")
-    print_rows(latest, columns + more if as_json else columns, as_json=as_json, spare=spare)
+    print_rows(latest, columns + more if as_json else columns, limit=limit, as_json=as_json, spare=spare)
 
 
-@click.command()
+@click.command(short_help="The latest windows, and how final each is.")
 @warehouse_option
 @device_option
 @click.option("--size", "size_s", type=click.IntRange(1, 86_400), metavar="SECONDS", help="Length of the windows.")
@@ -64,17 +64,17 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
 
     columns = (
         *("window_start", "window_end", "namespace", "device", "stream", "metric", "n", "min", "max", "mean"),
-        *("sum", "first", "last", "status", "basis", "late", "ordinal", "why"),
+        *("sum", "first", "last", "status", "basis", "late", "why"),
     )
-    latest = _latest(opened(spark, warehouse, sized), device, "window_start", limit)
-    spare = (
-        *("ordinal", "window_end", "sum", "namespace", "why", "first", "last", "late", "basis", "stream"),
-        *("min", "max"),
-    )
-    print_rows(latest, columns, as_json=as_json, spare=spare)
+    found = opened(spark, warehouse, sized)
+    # Percentiles, whichever are declared, among them.
+    others = tuple(name for name in found.columns if name not in columns)
+    spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis", "why")
+    latest = _latest(found, device, "window_start")
+    print_rows(latest, columns + others, limit=limit, as_json=as_json, spare=others + spare)
 
 
-@click.command()
+@click.command(short_help="What is missing of devices' own numbers.")
 @warehouse_option
 @device_option
 @limit_option
@@ -90,11 +90,12 @@ def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:
     )
     found = opened(spark, warehouse, open_gaps)
     chosen = found if device is None else found.where(found["device"] == device)
-    latest = chosen.orderBy(found["before_time"].desc(), "namespace", "device", "device_boot", "first").limit(limit)
-    print_rows(latest, columns, as_json=as_json, spare=("namespace", "after_time", "stream", "device_boot"))
+    latest = chosen.orderBy(found["before_time"].desc(), "namespace", "device", "device_boot", "first")
+    spare = ("namespace", "after_time", "stream", "device_boot")
+    print_rows(latest, columns, limit=limit, as_json=as_json, spare=spare)
 
 
-@click.command()
+@click.command(short_help="How far each gateway says that it has delivered.")
 @warehouse_option
 @limit_option
 @json_option
@@ -108,32 +109,35 @@ def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
         *("pending", "waiting", "retired_from_time", "buffer"),
     )
     found = opened(spark, warehouse, open_gateways)
-    rows = found.orderBy("namespace", "gateway", "buffer").limit(limit)
-    print_rows(rows, columns, as_json=as_json, spare=("buffer", "namespace", "site", "waiting", "retired_from_time"))
+    rows = found.orderBy("namespace", "gateway", "buffer")
+    spare = ("buffer", "namespace", "site", "waiting", "retired_from_time")
+    print_rows(rows, columns, limit=limit, as_json=as_json, spare=spare)
 
 
-@click.command()
+@click.command(short_help="Ask the tables in Spark's SQL.")
 @warehouse_option
 @click.argument("query")
 @limit_option
 @json_option
 def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
-    """Ask the tables in Spark's SQL: log, readings, windows, gaps and all others of docs/tables.md."""
+    """Ask the tables in Spark's SQL: log, readings, windows, gaps and all others of docs/tables.md.
+
+    Only statements that read are carried out.
+    """
     spark = session("sluice-sql")
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
+    from spark.sql_statements import NotReadingError, mistake_words, read_by  # noqa: PLC0415
     from spark.views import open_all  # noqa: PLC0415
 
     tables = opened(spark, warehouse, open_all)
     try:
-        found = spark.sql(query)
-        print_rows(found.limit(limit), found.columns, as_json=as_json)
+        found = read_by(spark, query)
+        print_rows(found, found.columns, limit=limit, as_json=as_json)
+    except NotReadingError as error:
+        raise click.ClickException(str(error)) from error
     except PySparkException as error:
-        # What follows is the plan.
-        words = str(error).partition(";\n")[0].strip()
-        if error.getCondition() == "TABLE_OR_VIEW_NOT_FOUND":
-            words = f"{words.splitlines()[0]} There are: {', '.join(tables)}."
-        raise click.ClickException(words) from error
+        raise click.ClickException(mistake_words(error, tables)) from error
 
 
 @click.group()
@@ -141,7 +145,7 @@ def quarantine() -> None:
     """Records that became no readings, and why. They stay in `log`, whatever becomes of them."""
 
 
-@quarantine.command("list")
+@quarantine.command("list", short_help="The latest rejects, with their reasons.")
 @warehouse_option
 @device_option
 @limit_option
@@ -153,13 +157,14 @@ def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: boo
 
     found = opened(spark, warehouse, open_quarantine)
     chosen = found if device is None else found.where(found["device"] == device)
-    latest = chosen.orderBy(found["kafka_timestamp"].desc(), "topic", "partition", "offset").limit(limit)
+    latest = chosen.orderBy(found["kafka_timestamp"].desc(), "topic", "partition", "offset")
     columns = ("kafka_timestamp", "topic", "partition", "offset", "device", "retried", "reason")
     in_full = tuple(name for name in COLUMNS if name != "headers")
-    print_rows(latest, in_full if as_json else columns, as_json=as_json, spare=("retried", "device"))
+    chosen_columns = in_full if as_json else columns
+    print_rows(latest, chosen_columns, limit=limit, as_json=as_json, spare=("retried", "device"))
 
 
-@quarantine.command()
+@quarantine.command(short_help="Read rejects again, after their declaration was mended.")
 @warehouse_option
 @streams_option
 def retry(warehouse: str, streams: "Streams | None") -> None:
@@ -184,6 +189,6 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
     click.echo(f"{counts.rejects} rejects read again by declarations {declared}: {counts.read} can be read now")
 
 
-def _latest(table: "DataFrame", device: str | None, time: str, limit: int) -> "DataFrame":
+def _latest(table: "DataFrame", device: str | None, time: str) -> "DataFrame":
     chosen = table if device is None else table.where(table["device"] == device)
-    return chosen.orderBy(table[time].desc(), "namespace", "device", "stream", "metric").limit(limit)
+    return chosen.orderBy(table[time].desc(), "namespace", "device", "stream", "metric")

@@ -44,15 +44,20 @@ def rfc3339(us: int) -> str:
 
 def cell_text(column: str, value: object) -> str:
     """A value as it stands in a table: no zeros that say nothing, nothing that a terminal would obey."""
-    if value is None:
-        return "-"
     if column == "time_error_us" and value == TIME_ERROR_UNBOUNDED_US:
         return "unbounded"
-    if isinstance(value, Decimal):
-        return f"{value.normalize():f}"
-    if is_time(column):
-        return str(value).replace(".000000Z", "Z")
-    return escaped(str(value))
+    match value:
+        case bool():
+            text = "true" if value else "false"
+        case Decimal():
+            text = f"{value.normalize():f}"
+        case dict():
+            text = "; ".join(f"{name}={member}" for name, member in sorted(value.items()))
+        case list():
+            text = "; ".join(map(str, value))
+        case _:
+            text = "" if value is None else str(value)
+    return escaped(text.replace(".000000Z", "Z") if is_time(column) else text) or "-"
 
 
 def columns_left_out(

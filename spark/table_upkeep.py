@@ -1,6 +1,11 @@
-"""What `ingest` does for its tables as it goes: small files made one, old rows and files removed once a day."""
+"""What `ingest` does for its tables as it goes: small files made one, old rows and files removed once a day.
 
-from collections.abc import Callable
+Those of the tables that grow with the readings are made one beside the next batches, which only append to them: half a
+minute of it, while a backlog is worked off, would hold up live readings.
+"""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -48,16 +53,21 @@ class Upkeep:
         """`warn` is told of what could not be done; readings are taken all the same."""
         self._job = job
         self._warn = warn
+        # What is set in it for a while is not set for the batches.
+        self._spark = job.spark.newSession()
         tables = job.tables
-        self._kept: tuple[_Kept, ...] = (
+        self._beside = (
             _Kept(log_path(tables), LOG_PARTITION),
             _Kept(windows_path(tables), WINDOW_PARTITION, is_folded=True),
             _Kept(changes_path(job.warehouse), "at_date"),
             _Kept(amendments_path(tables), LOG_PARTITION),
         )
-        others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._kept}
-        self._kept += tuple(_Kept(path) for path in sorted(others))
-        self._looked_at = dict.fromkeys((kept.path for kept in self._kept), 0)
+        """What batches only append to, but for windows that are computed anew: put in order beside them."""
+        others = set(_tables_in(job.spark, tables)) - {kept.path for kept in self._beside}
+        self._others = tuple(_Kept(path) for path in sorted(others))
+        self._looked_at = dict.fromkeys((kept.path for kept in (*self._beside, *self._others)), 0)
+        self._executor = ThreadPoolExecutor(1, "upkeep")
+        self._running: Future[None] | None = None
         self._day: date | None = None
         self._batches = 0
 
@@ -66,28 +76,42 @@ class Upkeep:
         if newest_us is None:
             return
         self._batches += 1
-        for kept in self._kept if self._batches % LOOK_BATCHES == 0 else ():
-            files = file_count(self._job.spark, kept.path)
+        if self._batches % LOOK_BATCHES == 0:
+            # These the job itself writes whole, now and then.
+            self._look(self._others)
+            if self._running is None or self._running.done():
+                self.wait()
+                self._running = self._executor.submit(self._look, self._beside)
+        self._daily(_today(newest_us))
+
+    def wait(self) -> None:
+        """Wait until nothing is done beside the batches any more."""
+        if self._running is not None:
+            self._running.result()
+
+    def _look(self, tables: Iterable[_Kept]) -> None:
+        for kept in tables:
+            files = file_count(self._spark, kept.path)
             if files >= self._looked_at[kept.path] + FILES_NEW_MIN:
                 failure = _failure(partial(self._tidy, kept))
                 if failure is not None:
                     again = f"tried again after {FILES_NEW_MIN} more"
                     self._warn(f"{kept.path}: its small files could not be made one, {again}: {failure}")
-                self._looked_at[kept.path] = file_count(self._job.spark, kept.path)
-        self._daily(_today(newest_us))
+                self._looked_at[kept.path] = file_count(self._spark, kept.path)
 
     def _tidy(self, kept: _Kept) -> None:
-        for files in files_by_partition(self._job.spark, kept.path, kept.partition):
+        for files in files_by_partition(self._spark, kept.path, kept.partition):
             # Folding writes all of a date anew, its great files too.
             if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
                 continue
             if kept.is_folded and files.partition is not None:
                 day = date.fromisoformat(files.partition)
                 pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
-                fold_date(self._job.spark, self._job.tables, day, pieces)
+                with self._job.rewriting_windows:
+                    fold_date(self._spark, self._job.tables, day, pieces)
             else:
                 where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
-                compact(self._job.spark, kept.path, where)
+                compact(self._spark, kept.path, where)
 
     def _daily(self, today: date) -> None:
         spark = self._job.spark
@@ -95,6 +119,8 @@ class Upkeep:
             # A new warehouse has nothing that is old.
             self._day = last_day(spark, self._job.warehouse) or first_made(spark, self._job.warehouse)
         if today > self._day:
+            # It deletes from the same tables.
+            self.wait()
             for words in maintain(self._job, today):
                 self._warn(words)
             self._day = today

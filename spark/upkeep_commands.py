@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@click.command()
+@click.command(short_help="Remove what is older than it is kept, and unneeded files.")
 @warehouse_option
 @click.option(
     "--keep-days",
@@ -45,12 +45,13 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
             raise click.ClickException("\n".join([*failed, "the other tables are done"]))
 
 
-@click.command("delete")
+@click.command("delete", short_help="Delete all that a device ever sent.")
 @warehouse_option
 @click.option("--namespace", required=True, help="The namespace that the device is in.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--unheard", is_flag=True, help="Also where nothing of it is here yet: refuse what comes.")
 @click.argument("device")
-def delete_device(warehouse: str, namespace: str, yes: bool, device: str) -> None:  # noqa: FBT001 - a flag
+def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, device: str) -> None:  # noqa: FBT001 - flags
     """Delete all that a device ever sent, from every table; nobody can bring it back.
 
     What Kafka or a gateway still holds of it is refused when it comes, and so it is by a replay. What the device
@@ -58,6 +59,7 @@ def delete_device(warehouse: str, namespace: str, yes: bool, device: str) -> Non
     when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
     """
     spark = session("sluice-devices")
+    from spark.deletions import read_deletions  # noqa: PLC0415
     from spark.device_deletion import delete_device as delete  # noqa: PLC0415
     from spark.device_deletion import rows_of_device  # noqa: PLC0415
 
@@ -66,10 +68,13 @@ def delete_device(warehouse: str, namespace: str, yes: bool, device: str) -> Non
 
     rows = opened(spark, warehouse, counted)
     whose = f"{device} in namespace {namespace}"
-    if not yes:
-        what = (
-            f"delete {rows} records of {whose} for good" if rows else f"there is nothing of {whose}: refuse all of it"
+    if not rows and not unheard and (namespace, device) not in read_deletions(spark, warehouse):
+        raise click.ClickException(
+            f"there is nothing of {whose} here: is the name right? With --unheard, what Kafka or a gateway still holds "
+            "of it is refused when it comes"
         )
+    if not yes:
+        what = f"delete {rows} records of {whose} for good" if rows else f"refuse all of {whose}"
         click.confirm(f"{what}, and what comes later of before now?", abort=True)
     with writing_alone(warehouse):
         done = delete(spark, warehouse, namespace, device, report=lambda table: click.echo(f"deleted from {table}"))

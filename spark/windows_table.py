@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from spark.built_once import recorded
 from spark.codec_decimals import VALUE_TYPE, of_batch
 from spark.codec_declarations import Windows
-from spark.delta_staging import CHECKPOINT_INTERVAL
+from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
 from spark.log_table import IMPLAUSIBLE_DATE
 
 WINDOW_S = 60
@@ -325,17 +325,17 @@ def replace_area(tables: str, area: Area, fresh: DataFrame) -> None:
 
 
 def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> None:
-    """Put one row for each window of a date in the place of its parts, in one commit of so many files."""
-    of_day = f"{PARTITION} = DATE'{day.isoformat()}'"
-    whole = folded(read_parts(spark, tables).where(of_day)).select(*(field.name for field in windows_schema()))
-    (
-        whole.repartitionByRange(files, "namespace", "device", "stream", "metric", "window_start")
-        .sortWithinPartitions("namespace", "device", "stream", "metric", "window_start")
-        .write.format("delta")
-        .mode("overwrite")
-        .option("replaceWhere", of_day)
-        .save(windows_path(tables))
-    )
+    """Put one row for each window of a date in the place of its parts, in one commit of so many files.
+
+    Parts that are appended meanwhile stay beside it, as they are. None may be replaced meanwhile.
+    """
+    path, of_day = windows_path(tables), f"DATE'{day.isoformat()}'"
+    staged = AppendTable(spark, path, windows_schema()).begin()
+    parts_then = spark.read.format("delta").option("versionAsOf", staged.version).load(path)
+    whole = folded(parts_then.where(f"{PARTITION} = {of_day}"))
+    key = ("namespace", "device", "stream", "metric", "window_start")
+    staged.write(whole.repartitionByRange(files, *key).sortWithinPartitions(*key))
+    staged.commit({}, instead_of=f"partitionValues['{PARTITION}'] = '{day.isoformat()}'")
 
 
 def near(spans: Sequence[TimeSpan]) -> Column:

@@ -84,7 +84,7 @@ def outcome(event: Event, streams: Streams) -> Outcome:
         return Outcome(None, kind="undecodable")
     undeclared = unknown(members, stream) if stream.codec == "json" else None
     values = dict(declared(members, stream))
-    wrong = [metric.name for metric, value in values.items() if not fits(value, metric)]
+    wrong = [metric.out_of_range for metric, value in values.items() if not fits(value, metric)]
     if wrong or not values:
         return Outcome(None, undeclared, f"out-of-range: {wrong[0]}" if wrong else "undecodable")
     return Outcome({metric.name: value for metric, value in values.items() if value is not None}, undeclared)

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.amendments import read_amendments
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.deletions import EMPTIED, deletions_path
+from spark.deletions import EMPTIED, deletions_path, read_deletions
 from spark.delta_upkeep import delete_rows
 from spark.device_deletion import delete_device
 from spark.devices_heard import PATH as HEARD_PATH
@@ -158,6 +158,20 @@ def test_the_command_asks_first_and_says_what_it_did(spark: SparkSession, new_wa
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].startswith("2 records of 42 in namespace plant are deleted; what it measured")
     assert seen(spark, new_warehouse) == {}
+
+
+def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSession, new_warehouse: str) -> None:
+    BatchJob(spark, new_warehouse)
+    command = ["devices", "delete", "4Z", "--namespace", "plant", "--warehouse", new_warehouse, "--yes"]
+    mistyped = CliRunner().invoke(main, command)
+    assert mistyped.exit_code == 1
+    assert mistyped.output.startswith("Error: there is nothing of 4Z in namespace plant here: is the name right?")
+    assert read_deletions(spark, new_warehouse) == {}
+
+    # Said in so many words, twice: a job that broke off may be finished.
+    for options in (["--unheard"], []):
+        assert CliRunner().invoke(main, [*command, *options]).exit_code == 0
+    assert read_deletions(spark, new_warehouse).keys() == {("plant", "4Z")}
 
 
 def test_a_subscriber_to_changes_is_not_stopped_by_a_deletion(

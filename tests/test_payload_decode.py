@@ -321,7 +321,7 @@ def test_an_analyst_sees_what_was_declared_and_what_was_not(spark: SparkSession)
     assert usual == Outcome({"humidity": Decimal(41), "t": Decimal("21.50")})
     # A new member does not stop the job: it is told, and a replay finds it in `log`.
     assert new == Outcome({"t": Decimal("21.50")}, ["lux"])
-    assert wrong == Outcome(None, None, "out-of-range: t")
+    assert wrong == Outcome(None, None, "out-of-range: t is not between -40 and 125.5")
     assert renamed == Outcome(None, ["celsius"], "undecodable")
     assert empty == Outcome(None, None, "undecodable")
 
@@ -476,7 +476,10 @@ def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
         [("t", t, None)],
     ]
     assert [row.undeclared for row in rows if row.undeclared] == [["lux"], ["litres", "pascal"]]
-    assert [row.reject_reason for row in rows if row.reject_reason] == ["out-of-range: t", codec_avro.NO_FRAME]
+    assert [row.reject_reason for row in rows if row.reject_reason] == [
+        "out-of-range: t is above 30",
+        codec_avro.NO_FRAME,
+    ]
 
 
 def test_a_registry_that_does_not_answer_fails_the_batch_in_words(spark: SparkSession) -> None:

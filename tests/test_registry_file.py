@@ -133,36 +133,145 @@ def test_overlaps_of_csv_files_name_both_lines(tmp_path: Path) -> None:
         load_registry_file(csv_folder(tmp_path / "registry", files))
 
 
-@pytest.mark.parametrize(
-    ("written", "instead", "told"),
-    [
-        ("scale = 1.002", "scale = 1.0000001", '21: calibrations.scale: "1.0000001" cannot be used; write a decimal'),
-        ("scale = 1.002", "scale = 1000000", "21: calibrations.scale: "),
-        ("scale = 1.002", "scale = nan", "21: calibrations.scale: "),
-        ("scale = 1.002", 'scale = "1,002"', "21: calibrations.scale: "),
-        ("scale = 1.002", "scale = true", "21: calibrations.scale: "),
-        ("scale = 1.002", "scala = 1.002", "21: calibrations.scala: there is no such setting; write scale instead"),
-        ('scale = 1.002\noffset = "-0.25"', "", "15: calibrations: has neither scale nor offset"),
-        ('device = "42"\nstream', "device = 42\nstream", "17: calibrations.device: 42 is no name; "),
-        ('"device-thermo"', '"device/thermo"', "18: calibrations.stream: "),
-        ('device = "42"\nstream', 'device = "43"\nstream', "15: calibrations: plant/43 is not among the devices"),
-        ('site = "hall-3"', "", "9: devices: site is missing; "),
-        ('site = "hall-3"', 'site = ""', "12: devices.site: "),
-        ('"2"', "2", "6: devices.labels: "),
-        ("valid_from = 2026-03-01\n", "valid_from = 2026-03-01T00:00:00\n", "13: devices.valid_from: "),
-        ("valid_from = 2026-03-01\n", 'valid_from = "tomorrow"\n', "13: devices.valid_from: "),
-        ("valid_from = 2026-03-01\n", 'valid_from = "2026-02-30"\n', "13: devices.valid_from: "),
-        ("valid_from = 2026-03-01\n", "valid_from = 2026\n", "13: devices.valid_from: "),
-        ("valid_from = 2026-03-01\n", 'valid_from = "0001-01-01T00:00:00+02:00"\n', "13: devices.valid_from: "),
-        ("valid_from = 2026-03-01\n", "valid_from = 2026-03-01\nvalid_to = 2026-03-01\n", "14: devices.valid_to: "),
-        ("[[gateways]]", "[[gateway]]", "24: gateway: there is no such section; write gateways instead"),
-        ("[[gateways]]", "[gateways]", "24: gateways: begin each of them with a line [[gateways]]"),
-        ("[[gateways]]", "[[gateways]", "24: is not TOML at column"),
-    ],
-)  # fmt: skip
+MISTAKES = [
+    ("scale = 1.002", "scale = 1.0000001", "21: calibrations.scale: 1.0000001 cannot be used; write a decimal"),
+    ("scale = 1.002", "scale = 1000000", "21: calibrations.scale: "),
+    ("scale = 1.002", "scale = nan", "21: calibrations.scale: "),
+    ("scale = 1.002", "scale = 1e9999999", "21: calibrations.scale: 1E+9999999 cannot be used; "),
+    ("scale = 1.002", 'scale = "1,002"', "21: calibrations.scale: "),
+    ("scale = 1.002", "scale = true", "21: calibrations.scale: "),
+    ("scale = 1.002", "scala = 1.002", "21: calibrations.scala: there is no such setting; write scale instead"),
+    ('scale = 1.002\noffset = "-0.25"', "scala = 1.002", "21: calibrations.scala: "),
+    ('scale = 1.002\noffset = "-0.25"', "", "15: calibrations: has neither scale nor offset"),
+    ('device = "42"\nstream', "device = 42\nstream", "17: calibrations.device: 42 is no name; "),
+    ('"device-thermo"', '"device/thermo"', "18: calibrations.stream: "),
+    ('device = "42"\nstream', 'device = "43"\nstream', "15: calibrations: plant/43 is not among the devices, "),
+    ('site = "hall-3"', "", "9: devices: site is missing; "),
+    ('site = "hall-3"', 'site = ""', "12: devices.site: "),
+    ('site = "hall-3"', "site = 2026-03-01", "12: devices.site: 2026-03-01 is no text of "),
+    ('site = "hall-3"', 'sit = "hall-3"', "12: devices.sit: there is no such setting; write site instead"),
+    ('"2"', "2", '6: devices.labels: the label "floor" is 2, which is no text; '),
+    ("valid_from = 2026-03-01\n", "valid_from = 2026-03-01T00:00:00\n", "13: devices.valid_from: "),
+    ("valid_from = 2026-03-01\n", 'valid_from = "tomorrow"\n', "13: devices.valid_from: "),
+    ("valid_from = 2026-03-01\n", 'valid_from = "2026-02-30"\n', "13: devices.valid_from: "),
+    ("valid_from = 2026-03-01\n", "valid_from = 2026\n", "13: devices.valid_from: "),
+    ("valid_from = 2026-03-01\n", 'valid_from = "0001-01-01T00:00:00+02:00"\n', "13: devices.valid_from: "),
+    ("valid_from = 2026-03-01\n", "valid_from = 2026-03-01\nvalid_to = 2026-03-01\n", "14: devices.valid_to: "),
+    ("[[gateways]]", "[[gateway]]", "24: gateway: there is no such section; write gateways instead"),
+    ("[[gateways]]", "[gateways]", "24: gateways: begin each of them with a line [[gateways]]"),
+]
+
+
+@pytest.mark.parametrize(("written", "instead", "told"), MISTAKES)
 def test_a_mistake_is_told_with_its_line(written: str, instead: str, told: str) -> None:
     assert SITE.count(written) == 1
     assert mistake(SITE.replace(written, instead)).startswith(told)
+
+
+@pytest.mark.parametrize(("written", "instead", "told"), MISTAKES)
+def test_no_mistake_is_hidden_by_one_elsewhere(written: str, instead: str, told: str) -> None:
+    others = """
+[[gatewais]]
+[[devices]]
+namespace = "plant"
+device = "44"
+site = "hall-1"
+colour = "red"
+"""
+    found = [f"{line}: {message}" for line, message in mistakes(SITE.replace(written, instead) + others)]
+    assert any(each.startswith(told) for each in found)
+    assert any("gatewais: there is no such section; write gateways instead" in each for each in found)
+    assert any("devices.colour: there is no such setting; there are: " in each for each in found)
+
+
+def test_overlaps_and_strange_devices_are_told_beside_other_mistakes() -> None:
+    entries = """
+[[devices]]
+namespace = "plant"
+device = "42"
+sites = "hall-1"
+
+[[devices]]
+namespace = "plant"
+device = "42"
+site = "hall-3"
+labels = 3
+
+[[calibrations]]
+namespace = "plant"
+device = "42"
+metric = "t"
+scale = "two"
+
+[[calibrations]]
+namespace = "plant"
+device = "42"
+metric = "t"
+scale = 2
+colour = "red"
+
+[[calibrations]]
+namespace = "plant"
+device = "other"
+metric = ""
+scale = 2
+
+[[gateways]]
+namespace = "plant"
+gateway = "gw-1"
+site = 3
+
+[[gateways]]
+namespace = "plant"
+gateway = "gw-1"
+"""
+    assert [(line, message.partition(";")[0].partition(" from ")[0]) for line, message in mistakes(entries)] == [
+        (5, "devices.sites: there is no such setting"),
+        (7, 'devices: plant/42 is at "hall-3"'),
+        (11, "devices.labels: 3 is no list of labels"),
+        (17, 'calibrations.scale: "two" cannot be used'),
+        (19, 'calibrations: plant/42\'s "t" of every stream is calibrated'),
+        (24, "calibrations.colour: there is no such setting"),
+        (26, "calibrations: plant/other is not among the devices, so that nothing would be calibrated"),
+        (29, 'calibrations.metric: "" is no text of 1 to 256 characters on one line'),
+        (35, "gateways.site: 3 is no text of 1 to 256 characters on one line"),
+        (37, "gateways: plant/gw-1 stands on line 32 already"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "told"),
+    [
+        # Whether the two overlap, or are two at all, is not known.
+        ("valid_from = 2026-03-01\n", "valid_form = 2026-03-01\n", "13: devices.valid_form: "),
+        ("valid_from = 2026-03-01\n", "valid_from = 2026\n", "13: devices.valid_from: "),
+        ("valid_to = 2026-03-01\n\n", "valid_to = 2026\n\n", "7: devices.valid_to: "),
+        # Which devices there are is not known.
+        (
+            "[[gateways]]",
+            '[[calibrations]]\nnamespace = "plant"\ndevice = "43"\nmetric = "t"\nscale = 2\n[[device]]\n[[gateways]]',
+            "29: device: ",
+        ),
+        ('device = "42"\nsite = "hall-3"', 'device = 42\nsite = "hall-3"', "11: devices.device: "),
+    ],
+)
+def test_what_needs_a_wrong_value_is_not_looked_at(written: str, instead: str, told: str) -> None:
+    assert SITE.count(written) == 1
+    assert mistake(SITE.replace(written, instead)).startswith(told)
+
+
+def test_a_strange_device_is_told_with_one_that_is_like_it() -> None:
+    words = "is not among the devices, so that nothing would be calibrated;"
+    like = SITE.replace('device = "42"\nstream', 'device = "43"\nstream')
+    assert mistake(like) == f"15: calibrations: plant/43 {words} write plant/42 if that is meant, or add the device"
+    other = SITE.replace('device = "42"\nstream', 'device = "basement-7"\nstream')
+    assert mistake(other) == f"15: calibrations: plant/basement-7 {words} add the device"
+
+
+def test_what_is_no_toml_is_told_with_its_line() -> None:
+    assert mistake(SITE.replace("[[gateways]]", "[[gateways]")).startswith("24: is not TOML at column")
+    assert mistake(SITE.replace('"hall-3"', "hall-3")).startswith("12: is not TOML at column 8: no value stands behind")
+    assert mistake("x = 1e99999999999999999999").startswith("0: holds a number that is too long")
 
 
 @pytest.mark.parametrize(
@@ -178,7 +287,7 @@ def test_a_mistake_is_told_with_its_line(written: str, instead: str, told: str) 
         ("devices.csv", "namespace,device,site,labels\nplant,42,x,floor\n", ":2: devices.labels: "),
         ("devices.csv", "namespace,device,site,labels\nplant,42,x,a=1;a=2\n", ":2: devices.labels: "),
         ("gateways.csv", "namespace,gateway\nplant,gw 1\n", ":2: gateways.gateway: "),
-        ("sites.csv", "", ":0: must be called devices.csv, "),
+        ("sites.csv", "", ": must be called devices.csv, "),
     ],
 )  # fmt: skip
 def test_a_mistake_in_csv_is_told_with_its_line(tmp_path: Path, name: str, text: str, told: str) -> None:
@@ -188,8 +297,41 @@ def test_a_mistake_in_csv_is_told_with_its_line(tmp_path: Path, name: str, text:
     assert f"{name}{told}" in str(caught.value)
 
 
+def test_all_mistakes_of_a_folder_are_told_together(tmp_path: Path) -> None:
+    folder = csv_folder(
+        tmp_path / "registry",
+        {
+            "devices.csv": "namespace,device,sight,valid_from,colour\nplant,42,a,,\nplant,42,b,noon,\n"
+            "plant,42,c,2026-03-01,\nplant,43\n",
+            "calibrations.csv": 'namespace,device,metric,scale\nplant,42,t,two\nplant,42,t,2\nplant,other,t,2\n"plant',
+            "gateways.csv": "namespace;gateway\nplant;gw-1\n",
+        },
+    )
+    with pytest.raises(RegistryError) as caught:
+        load_registry_file(folder)
+    told = str(caught.value).replace(f"{folder}/", "").splitlines()
+    assert [each.partition(";")[0].partition(" from ")[0] for each in told] == [
+        'calibrations.csv:2: calibrations.scale: "two" cannot be used',
+        'calibrations.csv:3: calibrations: plant/42\'s "t" of every stream is calibrated',
+        "calibrations.csv:5: is not CSV: unexpected end of data",
+        'devices.csv:1: "colour" is no column of devices',
+        'devices.csv:1: "sight" is no column of devices',
+        'devices.csv:3: devices.valid_from: "noon" is no time',
+        'devices.csv:4: devices: plant/42 is at "?"',
+        "devices.csv:5: 2 columns stand here, and 5 in the first line",
+        "gateways.csv:1: the columns are separated by ",
+    ]
+    # With all devices known, the one that is not among them is told too.
+    (folder / "devices.csv").write_text("namespace,device,sight\nplant,42,a\n")
+    with pytest.raises(RegistryError, match=r"calibrations\.csv:4: calibrations: plant/other is not among the devices"):
+        load_registry_file(folder)
+    (folder / "devices.csv").write_bytes(b"\xff")
+    with pytest.raises(RegistryError, match=r"(?s)calibrations\.csv:2: .*devices\.csv: is not UTF-8 text"):
+        load_registry_file(folder)
+
+
 def test_a_registry_that_cannot_be_read_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RegistryError, match=r"nothing\.toml:0: there is no such file or folder"):
+    with pytest.raises(RegistryError, match=r"nothing\.toml: there is no such file or folder"):
         load_registry_file(tmp_path / "nothing.toml")
     with pytest.raises(RegistryError, match=r"the folder holds none of devices\.csv, calibrations\.csv, gateways\.csv"):
         load_registry_file(tmp_path)

@@ -63,6 +63,11 @@ def test_nothing_is_left_out_that_had_room(width: int) -> None:
         ("window_start", "2026-03-14T12:00:00.000000Z", "2026-03-14T12:00:00Z"),
         ("event_time", "2026-03-14T12:00:00.250000Z", "2026-03-14T12:00:00.250000Z"),
         ("device", "m\x1b[2J", "m\\x1b[2J"),
+        ("retried", True, "true"),
+        ("explained", False, "false"),
+        ("labels", {"line": "B", "floor": "2"}, "floor=2; line=B"),
+        ("reasons", ["buffer-full", "expired"], "buffer-full; expired"),
+        ("reasons", [], "-"),
     ],
 )
 def test_a_cell_says_what_is_known_and_no_terminal_obeys_it(column: str, value: object, shown: str) -> None:

@@ -159,8 +159,9 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
 
     shown = CliRunner().invoke(main, ["windows", "--warehouse", path, "--device", "42", "--limit", "3", "--json"])
     assert shown.exit_code == 0, shown.output
-    rows = [json.loads(line) for line in shown.output.splitlines()]
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(rows) == 3
+    assert shown.stderr == "there are more than these 3 rows: --limit N shows N of them\n"
     assert rows[0]["window_start"].endswith("00.000000Z")
     shown = CliRunner().invoke(main, ["readings", "--warehouse", path, "--limit", "100"])
     assert len(shown.output.splitlines()) == 1 + len(expected.readings)

@@ -11,11 +11,13 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from spark import replay_job, warehouse_version
 from spark import views as views_module
 from spark.batch_job import BatchJob
+from spark.cli import main
 from spark.codec_declarations import Streams
 from spark.evidence import open_gaps
 from spark.log_table import BatchId
@@ -36,7 +38,7 @@ from spark.warehouse_version import (
 from spark.window_changes import read_changes
 from spark.windows_view import open_windows
 from tests import spark_oracle
-from tests.spark_records import drawn_batches, drawn_records, kafka_frame
+from tests.spark_records import drawn_batches, drawn_records, kafka_frame, reading, reading_headers
 from tests.spark_warehouse import expect_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
@@ -143,6 +145,30 @@ def test_a_replay_by_other_declarations_waits_for_ingest_and_tells_what_changed(
     came = changes.where("n > 0 AND metric = 'celsius'").count()
     assert gone > 0
     assert came == sum(key[3] == "celsius" for key in expected.windows)
+
+
+def test_a_replay_says_what_its_declarations_reject(spark: SparkSession, new_warehouse: str, tmp_path: Path) -> None:
+    values = (b'{"t": 21.5}', b'{"t": 90}', b'{"t": 91}', b"{")
+    records = [reading(value, reading_headers(number), offset=number) for number, value in enumerate(values)]
+    BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+
+    def told(maximum: int) -> list[str]:
+        declared = tmp_path / "streams.toml"
+        declared.write_text(
+            f'[streams.device-thermo]\ncodec = "json"\n[streams.device-thermo.metrics.t]\nmax = {maximum}\n'
+        )
+        shown = CliRunner().invoke(main, ["replay", "--warehouse", new_warehouse, "--streams", str(declared)])
+        assert shown.exit_code == 0, shown.output
+        return shown.output.splitlines()
+
+    *_, seen, rejects, hint = told(85)
+    assert seen.startswith("readers see v2 now")
+    assert rejects == "3 records are rejects in v2 (2 out-of-range, 1 undecodable); 1 were in v1"
+    assert "replay again" in hint
+    # Nothing is lost by it.
+    *_, rejects = told(100)
+    assert rejects == "1 records are rejects in v3 (1 undecodable); 3 were in v2"
+    assert open_readings(spark, new_warehouse).count() == len(values) - 1
 
 
 def test_what_another_replay_left_unfinished_is_begun_anew(spark: SparkSession, new_warehouse: str) -> None:

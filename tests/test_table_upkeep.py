@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark import delta_upkeep, table_upkeep
+from spark import delta_upkeep, table_upkeep, windows_table
 from spark.batch_job import BatchJob
-from spark.delta_upkeep import Files, file_count
+from spark.delta_upkeep import Files, compact, file_count
 from spark.log_table import BatchId, log_path
 from spark.readings_view import open_readings
 from spark.replay_job import replay
@@ -19,7 +19,7 @@ from spark.seen_table import seen_path
 from spark.table_upkeep import Upkeep, delta_tables, maintain, remove_old_versions
 from spark.warehouse_folder import only_writer
 from spark.window_changes import changes_path, read_changes
-from spark.windows_table import read_parts, windows_path
+from spark.windows_table import fold_date, folded, read_parts, windows_path
 from spark.windows_view import open_windows
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import NOON, kafka_frame, reading, reading_headers
@@ -65,6 +65,7 @@ def test_files_become_few_and_rows_stay(
         job.save()
         before = contents(spark, warehouse) if number == BATCHES - 1 else []
         upkeep.after_batch(round(sent(number).timestamp.timestamp() * 1e6))
+        upkeep.wait()
         if before:
             assert [file_count(spark, path) for path in paths] == [1] * len(paths)
             expect_contents(spark, warehouse, before)
@@ -75,6 +76,56 @@ def test_files_become_few_and_rows_stay(
     # A job that goes on knows what came.
     counts = BatchJob(spark, warehouse).take(kafka_frame(spark, [sent(3), sent(99)]), BatchId("query", 99), {})
     assert (counts.rows, counts.duplicates) == (2, 1)
+
+
+def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(spark: SparkSession, new_warehouse: str) -> None:
+    job = BatchJob(spark, new_warehouse)
+    better = reading(b'{"t": 1}', reading_headers(1, time=NOON + timedelta(minutes=3), error_us=10), offset=9)
+    batches = [
+        [sent(0), sent(1)],
+        [sent(2)],
+        # Nothing but new; then a copy that counts instead of an earlier one, in a window of its own.
+        [sent(3)],
+        [replace(better, timestamp=NOON + timedelta(minutes=3))],
+    ]
+    beside: list[str] = []
+
+    def put_in_order() -> None:
+        for path in (log_path(job.tables), changes_path(new_warehouse)):
+            compact(spark, path)
+        with job.rewriting_windows:
+            fold_date(spark, job.tables, NOON.date())
+        beside.append("done")
+
+    for number, records in enumerate(batches):
+        ids = {"device-thermo": "id-1"}
+        before_commit = put_in_order if number >= 2 else (lambda: None)
+        counts = job.take(kafka_frame(spark, records), BatchId("query", number), ids, before_commit)
+        assert counts.rows == len(records)
+
+    assert len(beside) == 2
+    rows = open_windows(spark, new_warehouse).orderBy("window_start").select("window_start", "n", "sum").collect()
+    assert [(row.n, row["sum"]) for row in rows] == [(3, 5), (1, 1)]
+    assert open_readings(spark, new_warehouse).count() == 4
+    # Of the last batch, what was computed anew took the place of what had been folded.
+    assert read_parts(spark, job.tables).count() == 2
+
+
+def test_a_fold_keeps_what_is_appended_meanwhile(spark: SparkSession, new_warehouse: str) -> None:
+    job = BatchJob(spark, new_warehouse)
+    for number in range(2):
+        job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
+
+    def and_meanwhile(parts: DataFrame) -> DataFrame:
+        job.take(kafka_frame(spark, [sent(2)]), BatchId("query", 2), {"device-thermo": "id-1"})
+        return folded(parts)
+
+    with patch.object(windows_table, "folded", and_meanwhile):
+        fold_date(spark, job.tables, NOON.date())
+
+    assert sorted(row.n for row in read_parts(spark, job.tables).collect()) == [1, 2]
+    (window,) = open_windows(spark, new_warehouse).collect()
+    assert (window.n, window["sum"]) == (3, 3)
 
 
 def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_warehouse: str) -> None:
@@ -110,6 +161,7 @@ def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
     # As a disk loses it, or somebody who makes room by hand.
     next(changes.glob("*/*.parquet")).unlink()
     upkeep.after_batch(round(sent(2).timestamp.timestamp() * 1e6))
+    upkeep.wait()
     (warning,) = warnings
     assert warning.startswith(f"{changes}: its small files could not be made one")
     assert warning.endswith(".parquet does not exist")
@@ -141,7 +193,7 @@ def test_tables_of_old_versions_are_removed_when_asked(spark: SparkSession, new_
 
 @pytest.mark.parametrize(
     ("sizes", "due"),
-    [([1] * 15, False), ([1] * 16, True), ([*[1] * 20, 21], False), ([*[1] * 21, 21], True), ([*[1] * 255, 999], True)],
+    [([1] * 31, False), ([1] * 32, True), ([*[1] * 32, 11], False), ([*[1] * 33, 11], True), ([*[1] * 255, 999], True)],
 )
 def test_a_byte_is_written_again_only_when_as_many_came(sizes: list[int], due: bool) -> None:  # noqa: FBT001
     assert Files("2026-03-14", len(sizes), sum(sizes), max(sizes)).are_due is due

@@ -1,0 +1,89 @@
+"""What `sluice-cloud` prints of the tables: all that was asked for, or a word of what is left out."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from spark.batch_job import BatchJob
+from spark.cli import main
+from spark.log_table import BatchId
+from spark.windows_view import open_windows
+from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
+
+
+@pytest.fixture
+def filled(spark: SparkSession, new_warehouse: str) -> str:
+    """A warehouse with three readings, each in a window of its own."""
+    records = [
+        reading(headers=reading_headers(number, time=NOON + timedelta(minutes=number)), offset=number)
+        for number in range(3)
+    ]
+    BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    return new_warehouse
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_rows_that_are_left_out_are_told_of(spark: SparkSession, filled: str, options: list[str]) -> None:
+    assert spark is not None
+    for limit, more in ((2, True), (3, False)):
+        shown = CliRunner().invoke(main, ["readings", "--warehouse", filled, "--limit", str(limit), *options])
+        assert shown.exit_code == 0, shown.output
+        assert len(shown.stdout.splitlines()) == limit + (not options)
+        assert ("there are more than these 2 rows: --limit N" in shown.stderr) == more
+
+
+def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> None:
+    shown = CliRunner().invoke(main, ["windows", "--warehouse", filled, "--json"])
+    row = json.loads(shown.stdout.splitlines()[0])
+    assert row.keys() == set(open_windows(spark, filled).columns)
+    assert {"deviation", "p50", "p95", "p99", "why"} <= row.keys()
+
+
+def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
+    spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert spark is not None
+    monkeypatch.setenv("COLUMNS", "150")
+    shown = CliRunner().invoke(main, ["windows", "--warehouse", filled])
+    header = shown.stdout.splitlines()[0].split()
+    assert {"device", "metric", "n", "mean", "status", "why"} <= set(header)
+    assert not {"p50", "sum", "ordinal"} & set(header)
+
+
+@pytest.mark.parametrize(
+    "command", [["devices", "list"], ["windows"], ["replay"], ["maintain"], ["registry", "load", "registry.toml"]]
+)
+def test_a_mistyped_warehouse_is_none_and_is_not_made(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    assert spark is not None
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "registry.toml").write_text('[[devices]]\nnamespace = "plant"\ndevice = "42"\nsite = "hall"\n')
+    (tmp_path / "file").touch()
+    for name in ("warehuose", "file"):
+        shown = CliRunner().invoke(main, [*command, "--warehouse", str(tmp_path / name)])
+        assert shown.exit_code == 1, shown.output
+        assert "holds no tables of Sluice" in shown.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "registry.toml"]
+
+
+@pytest.mark.parametrize(
+    ("warehouse", "told"),
+    [
+        ("s3a://bucket/tables", "Spark has no jars for a warehouse of this kind"),
+        ("nothing://bucket/tables", "Spark has no jars for a warehouse of this kind (it misses nothing)"),
+        ("hdfs://no.such.host.invalid:9000/tables", "the warehouse's host no.such.host.invalid cannot be found"),
+    ],
+)
+def test_a_place_that_cannot_be_reached_is_told_in_a_line(spark: SparkSession, warehouse: str, told: str) -> None:
+    assert spark is not None
+    shown = CliRunner().invoke(main, ["windows", "--warehouse", warehouse])
+    assert shown.exit_code == 1
+    assert isinstance(shown.exception, SystemExit), shown.exception
+    assert shown.output.startswith(f"Error: {told}"), shown.output
