@@ -33,12 +33,12 @@ SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those that share no server run side by side, and Spark's, in two sessions,
-# beside those of the gateway with its servers, which are the first to get a core. A failure does not stop the rest.
+# Most tests wait more than they compute: those of Spark, in two sessions, run beside all others, which are the first to
+# get a core; of the others, those that share no server side by side. A failure does not stop the rest.
 test: build/apt-test install jars $(TEST_JARS)
 	@failed=0; \
+	nice $(BIN)/pytest --numprocesses 2 --dist loadfile --durations 15 -m spark > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
-	nice $(BIN)/pytest --numprocesses 2 --dist loadfile -m spark > build/test-spark.log 2>&1 & spark=$$!; \
 	$(BIN)/pytest -m "($(WITH_SERVERS)) and not spark" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \

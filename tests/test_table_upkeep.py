@@ -56,6 +56,7 @@ def test_files_become_few_and_rows_stay(
     monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
     monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", BATCHES)
     monkeypatch.setattr(delta_upkeep, "FILES_MIN", BATCHES)
+    monkeypatch.setattr(delta_upkeep, "GROWTH_MIN", 2)
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
     upkeep = Upkeep(job, pytest.fail)
@@ -151,6 +152,7 @@ def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
     monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
     monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", 2)
     monkeypatch.setattr(delta_upkeep, "FILES_MIN", 2)
+    monkeypatch.setattr(delta_upkeep, "GROWTH_MIN", 2)
     job = BatchJob(spark, new_warehouse)
     warnings: list[str] = []
     upkeep = Upkeep(job, warnings.append)
