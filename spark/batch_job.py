@@ -74,6 +74,7 @@ from spark.window_changes import (
 )
 from spark.windows_table import (
     KEY,
+    Area,
     area_of,
     create_windows,
     folded,
@@ -224,7 +225,8 @@ class BatchJob:
         if done is not None and isinstance(batch, BatchId):
             expect_same(self._log, batch, done, records)
             rows = self._log.rows_of(done)
-            return self._counts(rows, take_census(rows, done), done, begun)
+            added = self._windows_of(done).parts_of(rows, self._corrections)
+            return self._counts(rows, take_census(rows, done), added, begun)
         append = LogAppend(self._log, batch)
         rows = append.write(records, self.streams)
         windows = self._windows_of(append.ordinal)
@@ -246,14 +248,10 @@ class BatchJob:
                 before_commit()
                 append.commit()
                 found = NONE_FOUND if copies is None else copies.found
-                if found.amended or census.corrections:
-                    with self.rewriting_windows:
-                        self._derive(rows, census, copies, windows)
-                        return self._counts(rows, census, append.ordinal, begun)
                 self._derive(rows, census, copies, windows)
-        # Where no time was ever put right, the census and the verdicts know all.
-        known = None if self._corrections.told_us else found
-        return self._counts(rows, census, append.ordinal, begun, windows.rows(), known)
+        # Where nothing of before changed and no time was put right, the census and the verdicts know all.
+        known = None if found.amended or self._corrections.told_us else found
+        return self._counts(rows, census, windows.rows(), begun, known)
 
     @property
     def next_ordinal(self) -> int:
@@ -320,6 +318,10 @@ class BatchJob:
         area = area_of(still_open(touched, self.horizons.closed_before), self._window_s)
         if area is None:
             return
+        with self.rewriting_windows:
+            self._compute_area(area, ordinal, cause)
+
+    def _compute_area(self, area: Area, ordinal: int, cause: str) -> None:
         from_us = area.spans[0].start_us
         log = effective_log(self.spark, self.tables).where(near(area.spans) | self._corrections.may_move_to(from_us))
         anew = windowed(readings(log, self._corrections.current, self._times), self._window_s)
@@ -346,21 +348,11 @@ class BatchJob:
         finally:
             copies.close()
 
-    def _counts(  # noqa: PLR0913, PLR0917 - what is known, from where
-        self,
-        rows: DataFrame,
-        census: Census,
-        ordinal: int,
-        begun: float,
-        added: DataFrame | None = None,
-        found: Found | None = None,
+    def _counts(
+        self, rows: DataFrame, census: Census, added: DataFrame, begun: float, found: Found | None = None
     ) -> BatchCounts:
-        """`added`: what the batch added to its windows, if nothing was computed anew; `found` completes the census.
-
-        The tables know both too, but only after Spark has read their logs again.
-        """
-        of_batch = read_parts(self.spark, self.tables).where(F.col("ordinal") == ordinal) if added is None else added
-        late = of_batch.agg(
+        """`added`: what the batch added to its windows; `found` completes the census, else rows are counted again."""
+        late = added.agg(
             F.coalesce(F.sum("late"), F.lit(0)).alias("late"), F.count_if(F.col("late") > 0).alias("revised")
         )
         if found is not None:
@@ -432,9 +424,13 @@ class WindowsAppend:
 
     def write(self, rows: DataFrame, corrections: Corrections) -> None:
         """Write the parts of a batch's rows of `log`."""
+        self._append.write(self.parts_of(rows, corrections))
+
+    def parts_of(self, rows: DataFrame, corrections: Corrections) -> DataFrame:
+        """The parts of a batch's rows of `log`."""
         of_windows = windowed(readings(rows, corrections.current, self._times), self._window_s)
         counting = still_open(of_windows, self._closed_before)
-        self._append.write(parts(counting, self.ordinal, self._window_s))
+        return parts(counting, self.ordinal, self._window_s)
 
     def rows(self) -> DataFrame:
         return self._append.rows()

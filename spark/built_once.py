@@ -33,9 +33,11 @@ def built_once(build: Callable[Arguments, Built]) -> Callable[Arguments, Built]:
             remembered.clear()
             spark[0] = running
         key = (args, tuple(sorted(kwargs.items())))
-        if key not in remembered:
-            remembered[key] = build(*args, **kwargs)
-        return remembered[key]
+        built = remembered.get(key)
+        if built is None:
+            # Another thread may clear all meanwhile.
+            built = remembered[key] = build(*args, **kwargs)
+        return built
 
     return once
 

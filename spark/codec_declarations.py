@@ -50,9 +50,9 @@ class Metric:
         if self.min is not None and self.max is not None:
             return f"{self.name} is not between {self.min} and {self.max}"
         if self.min is not None:
-            return f"{self.name} is below {self.min}"
+            return f"{self.name} is below {self.min} or outside decimal(18,6)"
         if self.max is not None:
-            return f"{self.name} is above {self.max}"
+            return f"{self.name} is above {self.max} or outside decimal(18,6)"
         return f"{self.name} is outside decimal(18,6)"
 
 

@@ -71,8 +71,9 @@ def files_by_partition(spark: SparkSession, path: str, partition: str | None) ->
 
 def compact(spark: SparkSession, path: str, where: str | None = None) -> None:
     """Make the small files of a table one, or of those partitions `where` a condition holds. No row changes."""
-    sizes = {"minFileSize": FILE_BYTES // 2, "maxFileSize": FILE_BYTES}
-    with _settings(spark, {f"spark.databricks.delta.optimize.{name}": str(size) for name, size in sizes.items()}):
+    # One thread: of several files at once, a batch that is taken meanwhile would get no core.
+    values = {"minFileSize": FILE_BYTES // 2, "maxFileSize": FILE_BYTES, "maxThreads": 1}
+    with _settings(spark, {f"spark.databricks.delta.optimize.{name}": str(value) for name, value in values.items()}):
         optimize = DeltaTable.forPath(spark, path).optimize()
         (optimize if where is None else optimize.where(where)).executeCompaction()
 

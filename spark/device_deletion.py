@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import amendments_path
 from spark.batch_job import BatchJob
-from spark.deletions import DELETED, EMPTIED, append_deletion, is_of_device, was_deleted
+from spark.deletions import DELETED, EMPTIED, append_deletion, is_of_device, read_deletions, was_deleted
 from spark.delta_upkeep import delete_rows, update_rows
 from spark.devices_heard import PATH as HEARD_PATH
 from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, read_log
@@ -36,6 +36,19 @@ def rows_of_device(spark: SparkSession, warehouse: str, namespace: str, device: 
     """Count the rows of `log` that hold something of a device. Raises NoWarehouseError."""
     log = read_log(spark, seen_tables(spark, warehouse))
     return log.where(_is_of(namespace, device) & _is_told()).count()
+
+
+def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -> bool:
+    """Whether there is anything of a device: its records, or what outlives them, or that it was deleted before."""
+    tables = seen_tables(spark, warehouse)
+    return (
+        rows_of_device(spark, warehouse, namespace, device) > 0
+        or (namespace, device) in read_deletions(spark, warehouse)
+        or any(
+            not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
+            for path in (windows_path(tables), changes_path(warehouse), f"{tables}/{HEARD_PATH}")
+        )
+    )
 
 
 def delete_device(

@@ -29,8 +29,9 @@ LOST_IN_KAFKA = "deleted in Kafka before it was read"
 def read_evidence(spark: SparkSession, warehouse: str, version: Version | None = None) -> Evidence:
     """Read what is known. To be read before the windows that it is to judge: then they hold all that it speaks of."""
     tables = seen_tables(spark, warehouse, version)
-    heard = read_states(spark, f"{tables}/{HEARD_PATH}", ("namespace", "device", "stream"))
+    # Gateways first: who came after them serves a device at the most that they do not speak of yet.
     gateways = read_gateways(spark, tables)
+    heard = read_states(spark, f"{tables}/{HEARD_PATH}", ("namespace", "device", "stream"))
     retired = retired_gateways(open_gateway_registry(spark, warehouse)).collect()
     told = read_losses(spark, tables).unionByName(rejects_as_losses(still_rejected(effective_log(spark, tables))))
     evidence = Evidence(

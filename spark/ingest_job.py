@@ -117,8 +117,10 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
                 raise
         finally:
             running.stop()
-            job.save()
-            query.finish()
+            try:
+                job.save()
+            finally:
+                query.finish()
         _report_rest(running, query.finished, listener.report)
 
 
@@ -160,7 +162,9 @@ class _Query:
         self._newest_us = None
 
     def finish(self) -> None:
-        """Wait for what is done beside the batches."""
+        """Wait for what is done beside the batches; where the job was asked to stop, no longer than it must."""
+        if self.stop.is_set():
+            self._upkeep.end()
         self._upkeep.wait()
 
     def look_if_due(self) -> None:

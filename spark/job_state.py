@@ -78,7 +78,7 @@ class JobState:
         with ThreadPoolExecutor(len(first)) as beside:
             for saving in [beside.submit(table.save, ordinal) for table in first]:
                 saving.result()
-        # Last: whoever reads meanwhile must not know how far gateways have come without knowing whom they serve.
+        # Last, as they are read first: who knows how far gateways have come must know all whom they serve.
         self._gateways.save(ordinal)
 
     def _begin(self, start: ReadingStart) -> None:

@@ -116,14 +116,14 @@ def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", aft
     from spark.warehouse_version import tables_of  # noqa: PLC0415
 
     were, are = (rejects_by_kind(spark, tables_of(warehouse, version)) for version in (before, after))
-    if are:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in are.items())
+    if are or were:
+        kinds = f" ({', '.join(f'{count} {kind}' for kind, count in are.items())})" if are else ""
         had = sum(were.values())
-        yield f"{sum(are.values())} records are rejects in v{after.number} ({kinds}); {had} were in v{before.number}"
+        yield f"{sum(are.values())} records are rejects in v{after.number}{kinds}; {had} were in v{before.number}"
         if sum(are.values()) > had:
             yield (
                 "`sluice-cloud quarantine list` says why. Where the declarations are wrong, mend them and replay "
-                "again: `log` still has every record"
+                "again: `log` still has these records"
             )
 
 
@@ -163,13 +163,16 @@ def _from_kafka(
 def _offsets(since: str) -> dict[str, dict[int, int]]:
     try:
         told = json.loads(since)
-        return {
+        found = {
             topic: {int(partition): int(offset) for partition, offset in offsets.items()}
             for topic, offsets in told.items()
         }
     except (ValueError, AttributeError, TypeError) as error:
         words = 'is not written as {"device-thermo": {"0": 1200}}: topic, partition, offset'
         raise click.BadParameter(f"{since!r} {words}", param_hint="--since") from error
+    if not found:
+        raise click.BadParameter("names no topic: what is to be read from Kafka?", param_hint="--since")
+    return found
 
 
 def _time_ms(since: str) -> int:

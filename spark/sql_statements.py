@@ -1,4 +1,7 @@
-"""What an analyst may say in SQL: whatever reads. Delta would carry out a DELETE as willingly as a SELECT."""
+"""What an analyst may say in SQL: whatever reads. Delta would carry out a DELETE as willingly as a SELECT.
+
+This keeps mistakes from the tables. It is no lock: who may say this may start programs anyway (TRANSFORM does, too).
+"""
 
 import re
 from collections.abc import Iterable

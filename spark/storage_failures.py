@@ -14,7 +14,7 @@ REFUSED = re.compile(r"AccessDeniedException|AccessControlException|NoAuthWithAW
 def explain_storage(error: BaseException) -> str | None:
     """What an error means where the warehouse's place is its cause, and what to do; None where it is something else."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename}: {error.strerror or error}"
     if not type(error).__module__.startswith(("py4j.", "pyspark.")):
         return None
     text = told_by(error)
@@ -27,5 +27,5 @@ def explain_storage(error: BaseException) -> str | None:
     if found := NO_HOST.search(text):
         return f"the warehouse's host {found['host']} cannot be found: is its name right, and does DNS answer?"
     if REFUSED.search(text):
-        return f"the warehouse cannot be read or written: {innermost(error)}"
+        return f"what is read or written is not allowed to this user: {innermost(error)}"
     return None

@@ -70,6 +70,7 @@ class Upkeep:
         self._running: Future[None] | None = None
         self._day: date | None = None
         self._batches = 0
+        self._is_ending = False
 
     def after_batch(self, newest_us: int | None) -> None:
         """Do what is due; `newest_us` is when Kafka took in the newest record of the batch, None where none came."""
@@ -78,10 +79,10 @@ class Upkeep:
         self._batches += 1
         if self._batches % LOOK_BATCHES == 0:
             # These the job itself writes whole, now and then.
-            self._look(self._others)
+            self._look(self._job.spark, self._others)
             if self._running is None or self._running.done():
                 self.wait()
-                self._running = self._executor.submit(self._look, self._beside)
+                self._running = self._executor.submit(self._look, self._spark, self._beside)
         self._daily(_today(newest_us))
 
     def wait(self) -> None:
@@ -89,18 +90,30 @@ class Upkeep:
         if self._running is not None:
             self._running.result()
 
-    def _look(self, tables: Iterable[_Kept]) -> None:
-        for kept in tables:
-            files = file_count(self._spark, kept.path)
-            if files >= self._looked_at[kept.path] + FILES_NEW_MIN:
-                failure = _failure(partial(self._tidy, kept))
-                if failure is not None:
-                    again = f"tried again after {FILES_NEW_MIN} more"
-                    self._warn(f"{kept.path}: its small files could not be made one, {again}: {failure}")
-                self._looked_at[kept.path] = file_count(self._spark, kept.path)
+    def end(self) -> None:
+        """Wait no longer than for what is being written just now: the rest is done by the next run."""
+        self._is_ending = True
+        self.wait()
 
-    def _tidy(self, kept: _Kept) -> None:
-        for files in files_by_partition(self._spark, kept.path, kept.partition):
+    def _look(self, spark: SparkSession, tables: Iterable[_Kept]) -> None:
+        for kept in tables:
+            failure = _failure(partial(self._look_at, spark, kept))
+            if failure is not None:
+                self._warn(f"{kept.path}: its small files could not be made one, this is tried again: {failure}")
+
+    def _look_at(self, spark: SparkSession, kept: _Kept) -> None:
+        files = file_count(spark, kept.path)
+        if files < self._looked_at[kept.path] + FILES_NEW_MIN:
+            return
+        # First: what fails is not tried again at once.
+        self._looked_at[kept.path] = files
+        self._tidy(spark, kept)
+        self._looked_at[kept.path] = file_count(spark, kept.path)
+
+    def _tidy(self, spark: SparkSession, kept: _Kept) -> None:
+        for files in files_by_partition(spark, kept.path, kept.partition):
+            if self._is_ending:
+                return
             # Folding writes all of a date anew, its great files too.
             if not files.are_due or (kept.is_folded and files.bytes < files.bytes_of_great):
                 continue
@@ -108,10 +121,10 @@ class Upkeep:
                 day = date.fromisoformat(files.partition)
                 pieces = 1 + (files.bytes + files.bytes_of_great) // FILE_BYTES
                 with self._job.rewriting_windows:
-                    fold_date(self._spark, self._job.tables, day, pieces)
+                    fold_date(spark, self._job.tables, day, pieces)
             else:
                 where = None if files.partition is None else f"{kept.partition} = DATE'{files.partition}'"
-                compact(self._spark, kept.path, where)
+                compact(spark, kept.path, where)
 
     def _daily(self, today: date) -> None:
         spark = self._job.spark

@@ -59,16 +59,15 @@ def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, devi
     when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
     """
     spark = session("sluice-devices")
-    from spark.deletions import read_deletions  # noqa: PLC0415
     from spark.device_deletion import delete_device as delete  # noqa: PLC0415
-    from spark.device_deletion import rows_of_device  # noqa: PLC0415
+    from spark.device_deletion import is_known, rows_of_device  # noqa: PLC0415
 
     def counted(spark: "SparkSession", warehouse: str) -> int:
         return rows_of_device(spark, warehouse, namespace, device)
 
     rows = opened(spark, warehouse, counted)
     whose = f"{device} in namespace {namespace}"
-    if not rows and not unheard and (namespace, device) not in read_deletions(spark, warehouse):
+    if not unheard and not is_known(spark, warehouse, namespace, device):
         raise click.ClickException(
             f"there is nothing of {whose} here: is the name right? With --unheard, what Kafka or a gateway still holds "
             "of it is refused when it comes"

@@ -16,9 +16,9 @@ from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.deletions import EMPTIED, deletions_path, read_deletions
 from spark.delta_upkeep import delete_rows
-from spark.device_deletion import delete_device
+from spark.device_deletion import delete_device, is_known
 from spark.devices_heard import PATH as HEARD_PATH
-from spark.log_table import BatchId, open_log, read_log
+from spark.log_table import BatchId, log_path, open_log, read_log
 from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
 from spark.replay_job import replay
@@ -167,6 +167,14 @@ def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSes
     assert mistyped.exit_code == 1
     assert mistyped.output.startswith("Error: there is nothing of 4Z in namespace plant here: is the name right?")
     assert read_deletions(spark, new_warehouse) == {}
+
+    # Where its records have expired, what outlives them is asked too.
+    job = BatchJob(spark, new_warehouse)
+    take(job, 0, FIRST[:1])
+    job.save()
+    delete_rows(spark, log_path(job.tables), F.lit(True))
+    known = [is_known(spark, new_warehouse, "plant", device) for device in ("42", "4Z")]
+    assert known == [True, False]
 
     # Said in so many words, twice: a job that broke off may be finished.
     for options in (["--unheard"], []):

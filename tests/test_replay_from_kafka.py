@@ -81,6 +81,7 @@ def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: Spark
         ('{"device-thermo-again": {"7": 0}}', "partition 7 of device-thermo-again"),
         ("2026-03-14T12:00:00", "says no time zone"),
         ("yesterday", "is neither a time"),
+        ("{}", "names no topic"),
     ):
         shown = replayed(kafka, warehouse, wrong)
         assert shown.exit_code != 0

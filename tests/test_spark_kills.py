@@ -33,6 +33,14 @@ WORK_S_MAX = 12.0
 """The job dies so long at most after it began to read: a few batches of what there is."""
 START_S_MAX = 20.0
 """Every other time it dies so long at most after its start: while it finishes what another life left, too."""
+EAGER = """
+from spark import delta_upkeep, table_upkeep
+from spark.cli import main
+table_upkeep.LOOK_BATCHES, table_upkeep.FILES_NEW_MIN = 1, 4
+delta_upkeep.FILES_MIN, delta_upkeep.GROWTH_MIN = 4, 1
+main()
+"""
+"""`sluice-cloud` with tables that are put in order every few batches, so that kills meet that too."""
 
 
 def test_ten_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
@@ -65,7 +73,7 @@ def test_ten_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSe
 @contextmanager
 def ingest(broker: Broker, warehouse: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """`sluice-cloud ingest` in a group of its own, for the length of a `with`."""
-    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
+    command = [sys.executable, "-c", EAGER, "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
     command += ["--warehouse", warehouse, "--topics", "(device|gateway)-.*-kills"]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
     with subprocess.Popen(

@@ -1,14 +1,16 @@
 """`ingest` keeps its tables in order: few files however many batches, and the same rows as without."""
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark import delta_upkeep, table_upkeep, windows_table
+from spark import batch_job, delta_upkeep, table_upkeep, windows_table
 from spark.batch_job import BatchJob
 from spark.delta_upkeep import Files, compact, file_count
 from spark.log_table import BatchId, log_path
@@ -19,7 +21,7 @@ from spark.seen_table import seen_path
 from spark.table_upkeep import Upkeep, delta_tables, maintain, remove_old_versions
 from spark.warehouse_folder import only_writer
 from spark.window_changes import changes_path, read_changes
-from spark.windows_table import fold_date, folded, read_parts, windows_path
+from spark.windows_table import fold_date, folded, read_parts, replace_area, windows_path
 from spark.windows_view import open_windows
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import NOON, kafka_frame, reading, reading_headers
@@ -34,6 +36,14 @@ def sent(sequence: int) -> KafkaRecord:
     time = NOON + timedelta(seconds=sequence)
     record = reading(b'{"t": %d}' % sequence, reading_headers(sequence, time=time), offset=sequence)
     return replace(record, timestamp=time)
+
+
+def eager(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    """Have tables put in order once they have so few files: as many batches as it takes otherwise take minutes."""
+    monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
+    monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", files)
+    monkeypatch.setattr(delta_upkeep, "FILES_MIN", files)
+    monkeypatch.setattr(delta_upkeep, "GROWTH_MIN", 2)
 
 
 def views(spark: SparkSession, warehouse: str) -> list[DataFrame]:
@@ -52,11 +62,7 @@ def expect_contents(spark: SparkSession, warehouse: str, before: list[list[Row]]
 def test_files_become_few_and_rows_stay(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As with sixteen times as many batches, which take minutes.
-    monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
-    monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", BATCHES)
-    monkeypatch.setattr(delta_upkeep, "FILES_MIN", BATCHES)
-    monkeypatch.setattr(delta_upkeep, "GROWTH_MIN", 2)
+    eager(monkeypatch, files=BATCHES)
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
     upkeep = Upkeep(job, pytest.fail)
@@ -79,7 +85,9 @@ def test_files_become_few_and_rows_stay(
     assert (counts.rows, counts.duplicates) == (2, 1)
 
 
-def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(spark: SparkSession, new_warehouse: str) -> None:
+def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(
+    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = BatchJob(spark, new_warehouse)
     better = reading(b'{"t": 1}', reading_headers(1, time=NOON + timedelta(minutes=3), error_us=10), offset=9)
     batches = [
@@ -98,6 +106,13 @@ def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(spark: Sp
             fold_date(spark, job.tables, NOON.date())
         beside.append("done")
 
+    replacing: list[bool] = []
+
+    def replace_alone(*args: Any) -> None:
+        replacing.append(job.rewriting_windows.locked())
+        replace_area(*args)
+
+    monkeypatch.setattr(batch_job, "replace_area", replace_alone)
     for number, records in enumerate(batches):
         ids = {"device-thermo": "id-1"}
         before_commit = put_in_order if number >= 2 else (lambda: None)
@@ -105,11 +120,55 @@ def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(spark: Sp
         assert counts.rows == len(records)
 
     assert len(beside) == 2
+    assert replacing == [True]
     rows = open_windows(spark, new_warehouse).orderBy("window_start").select("window_start", "n", "sum").collect()
     assert [(row.n, row["sum"]) for row in rows] == [(3, 5), (1, 1)]
     assert open_readings(spark, new_warehouse).count() == 4
     # Of the last batch, what was computed anew took the place of what had been folded.
     assert read_parts(spark, job.tables).count() == 2
+
+
+def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked(
+    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager(monkeypatch, files=2)
+    job = BatchJob(spark, new_warehouse)
+    for number in range(3):
+        job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
+    newest_us = round(sent(2).timestamp.timestamp() * 1e6)
+    go_on = threading.Event()
+    done: list[str] = []
+
+    def fold(*_: Any) -> None:
+        done.append("fold, alone" if job.rewriting_windows.locked() else "fold")
+
+    def compact_slowly(_: SparkSession, path: str, *__: Any) -> None:
+        if threading.current_thread().name.startswith("upkeep"):
+            assert go_on.wait(60)
+            done.append(Path(path).name)
+
+    def maintained(*_: Any, **__: Any) -> list[str]:
+        done.append("maintain")
+        return []
+
+    monkeypatch.setattr(table_upkeep, "fold_date", fold)
+    monkeypatch.setattr(table_upkeep, "compact", compact_slowly)
+    monkeypatch.setattr(table_upkeep, "maintain", maintained)
+    monkeypatch.setattr(table_upkeep, "first_made", lambda *_: NOON.date() - timedelta(days=1))
+    # What removes rows waits until nothing else writes the same tables.
+    threading.Timer(1.0, go_on.set).start()
+    Upkeep(job, pytest.fail).after_batch(newest_us)
+    assert done == ["log", "fold, alone", "window_changes", "maintain"]
+
+    done.clear()
+    go_on.clear()
+    ending = Upkeep(job, pytest.fail)
+    monkeypatch.setattr(table_upkeep, "first_made", lambda *_: datetime.now(UTC).date())
+    ending.after_batch(newest_us)
+    threading.Timer(1.0, go_on.set).start()
+    ending.end()
+    # What was being written is; the others are left for the next run.
+    assert done == ["log"]
 
 
 def test_a_fold_keeps_what_is_appended_meanwhile(spark: SparkSession, new_warehouse: str) -> None:
@@ -149,10 +208,7 @@ def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_wareho
 def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_upkeep, "LOOK_BATCHES", 1)
-    monkeypatch.setattr(table_upkeep, "FILES_NEW_MIN", 2)
-    monkeypatch.setattr(delta_upkeep, "FILES_MIN", 2)
-    monkeypatch.setattr(delta_upkeep, "GROWTH_MIN", 2)
+    eager(monkeypatch, files=2)
     job = BatchJob(spark, new_warehouse)
     warnings: list[str] = []
     upkeep = Upkeep(job, warnings.append)
