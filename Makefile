@@ -37,7 +37,7 @@ demo: build/apt-demo install jars
 # get a core; of the others, those that share no server side by side. A failure does not stop the rest.
 test: build/apt-test install jars $(TEST_JARS)
 	@failed=0; \
-	nice $(BIN)/pytest --numprocesses 2 --dist loadfile --durations 15 -m spark > build/test-spark.log 2>&1 & spark=$$!; \
+	nice $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15 -m spark > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
 	$(BIN)/pytest -m "($(WITH_SERVERS)) and not spark" || failed=1; \
 	wait $$spark || failed=1; \
