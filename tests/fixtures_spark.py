@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.session import open_session
+from spark.session import SHORT_LIVED, open_session
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it."""
     with pytest.MonkeyPatch.context() as environment:
-        # Unlike a short-lived session, one of all tests gains by the optimising compiler: a fifth of the time.
-        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", "-XX:ReservedCodeCacheSize=512m")
+        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
         # All tests in one: what Spark keeps of plans adds up, to half a gigabyte after a third of them.
         environment.setenv("SPARK_DRIVER_MEMORY", "4g")
         session = open_session("sluice-tests", master="local[2]")
