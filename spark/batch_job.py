@@ -91,11 +91,11 @@ from spark.windows_table import (
 
 INTERPRETED_ROWS_MAX = 10_000
 """Batches up to this size are not compiled to Java code."""
+INTERPRETED_BYTES_MAX = 10_000_000
+"""The same of a start that finds no more than this in `log`."""
 SMALL_ROWS_MAX = 50_000
 """Batches up to this size are read by as many tasks as there are cores, and not by one for each of Kafka's partitions:
 each task costs its beginning, and a file in every table, which upkeep has to make one again."""
-INTERPRETED_BYTES_MAX = 10_000_000
-"""The same of a start that finds no more than this in `log`."""
 STATE_S = 30.0
 """How often what the driver keeps in memory is written to its tables, at the most."""
 STATE_SHARE = 0.04

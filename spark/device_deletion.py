@@ -39,15 +39,11 @@ def rows_of_device(spark: SparkSession, warehouse: str, namespace: str, device: 
 
 
 def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -> bool:
-    """Whether there is anything of a device: its records, or what outlives them, or that it was deleted before."""
+    """Whether there is anything of a device beside its records: what outlives them, or that it was deleted before."""
     tables = seen_tables(spark, warehouse)
-    return (
-        rows_of_device(spark, warehouse, namespace, device) > 0
-        or (namespace, device) in read_deletions(spark, warehouse)
-        or any(
-            not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
-            for path in (windows_path(tables), changes_path(warehouse), f"{tables}/{HEARD_PATH}")
-        )
+    return (namespace, device) in read_deletions(spark, warehouse) or any(
+        not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
+        for path in (windows_path(tables), changes_path(warehouse), f"{tables}/{HEARD_PATH}")
     )
 
 

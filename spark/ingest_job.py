@@ -165,7 +165,8 @@ class _Query:
         """Wait for what is done beside the batches; where the job was asked to stop, no longer than it must."""
         if self.stop.is_set():
             self._upkeep.end()
-        self._upkeep.wait()
+        else:
+            self._upkeep.wait()
 
     def look_if_due(self) -> None:
         """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""

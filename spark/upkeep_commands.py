@@ -67,7 +67,7 @@ def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, devi
 
     rows = opened(spark, warehouse, counted)
     whose = f"{device} in namespace {namespace}"
-    if not unheard and not is_known(spark, warehouse, namespace, device):
+    if not rows and not unheard and not is_known(spark, warehouse, namespace, device):
         raise click.ClickException(
             f"there is nothing of {whose} here: is the name right? With --unheard, what Kafka or a gateway still holds "
             "of it is refused when it comes"

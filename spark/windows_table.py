@@ -329,12 +329,11 @@ def fold_date(spark: SparkSession, tables: str, day: date, files: int = 1) -> No
 
     Parts that are appended meanwhile stay beside it, as they are. None may be replaced meanwhile.
     """
-    path, of_day = windows_path(tables), f"DATE'{day.isoformat()}'"
+    path = windows_path(tables)
     staged = AppendTable(spark, path, windows_schema()).begin()
     parts_then = spark.read.format("delta").option("versionAsOf", staged.version).load(path)
-    whole = folded(parts_then.where(f"{PARTITION} = {of_day}"))
-    key = ("namespace", "device", "stream", "metric", "window_start")
-    staged.write(whole.repartitionByRange(files, *key).sortWithinPartitions(*key))
+    whole = folded(parts_then.where(f"{PARTITION} = DATE'{day.isoformat()}'"))
+    staged.write(whole.repartitionByRange(files, *KEY).sortWithinPartitions(*KEY))
     staged.commit({}, instead_of=f"partitionValues['{PARTITION}'] = '{day.isoformat()}'")
 
 

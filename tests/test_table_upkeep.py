@@ -136,7 +136,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
     for number in range(3):
         job.take(kafka_frame(spark, [sent(number)]), BatchId("query", number), {"device-thermo": "id-1"})
     newest_us = round(sent(2).timestamp.timestamp() * 1e6)
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
     done: list[str] = []
 
     def fold(*_: Any) -> None:
@@ -144,6 +144,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
 
     def compact_slowly(_: SparkSession, path: str, *__: Any) -> None:
         if threading.current_thread().name.startswith("upkeep"):
+            begun.set()
             assert go_on.wait(60)
             done.append(Path(path).name)
 
@@ -161,10 +162,12 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
     assert done == ["log", "fold, alone", "window_changes", "maintain"]
 
     done.clear()
+    begun.clear()
     go_on.clear()
     ending = Upkeep(job, pytest.fail)
     monkeypatch.setattr(table_upkeep, "first_made", lambda *_: datetime.now(UTC).date())
     ending.after_batch(newest_us)
+    assert begun.wait(60)
     threading.Timer(1.0, go_on.set).start()
     ending.end()
     # What was being written is; the others are left for the next run.
