@@ -29,7 +29,8 @@ from spark.census import Census, take_census
 from spark.codec_declarations import Streams
 from spark.copies import conflicts_kept, with_verdicts
 from spark.deletions import read_deletions, was_deleted, without_deleted
-from spark.delta_staging import AppendTable, table_bytes
+from spark.delta_staging import AppendTable
+from spark.interpreted_queries import interpreted_if, is_small
 from spark.job_state import JobState
 from spark.kafka_records import typed_records
 from spark.log_table import (
@@ -91,8 +92,6 @@ from spark.windows_table import (
 
 INTERPRETED_ROWS_MAX = 10_000
 """Batches up to this size are not compiled to Java code."""
-INTERPRETED_BYTES_MAX = 10_000_000
-"""The same of a start that finds no more than this in `log`."""
 SMALL_ROWS_MAX = 50_000
 """Batches up to this size are read by as many tasks as there are cores, and not by one for each of Kafka's partitions:
 each task costs its beginning, and a file in every table, which upkeep has to make one again."""
@@ -166,7 +165,7 @@ class BatchJob:
         self._changes = AppendTable(spark, changes_path(warehouse), changes_schema())
         self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
         last = self._log.last
-        with interpreted_if(spark, small=table_bytes(spark, log_path(self.tables)) <= INTERPRETED_BYTES_MAX):
+        with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
             self.state = JobState(spark, self._log, self.tables, reads)
             self._corrections = known_corrections(spark, self.tables)
             if self._is_seen and version.number > 1:
@@ -451,21 +450,3 @@ def metrics_of(moved: DataFrame) -> DataFrame:
     each = moved.select(*others, "event_time", F.inline("metrics")).withColumnRenamed("name", "metric")
     time = F.timestamp_micros(F.unix_micros("event_time") - F.coalesce("ago_us", F.lit(0)))
     return each.withColumn("event_time", time)
-
-
-@contextmanager
-def interpreted_if(*sessions: SparkSession, small: bool) -> Iterator[None]:
-    """Compiling a query takes longer than interpreting it for a few thousand rows: half of a small batch's time."""
-    interpreted = {
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-    }
-    settings = [(session, name, value) for session in sessions for name, value in interpreted.items()] if small else []
-    for session, name, value in settings:
-        session.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for session, name, _ in settings:
-            session.conf.unset(name)

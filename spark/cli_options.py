@@ -15,7 +15,14 @@ from spark.kafka_reach import unreachable
 from spark.session import JarsMissingError, open_session
 from spark.streams_file import load_streams
 from spark.table_text import cell_text, columns_left_out, rfc3339, table_lines
-from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
+from spark.warehouse_folder import (
+    WarehouseInUseError,
+    absolute,
+    holds_little,
+    may_be_warehouse,
+    no_tables,
+    only_writer,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +38,14 @@ def absolute_path(_context: click.Context, _parameter: click.Parameter, warehous
     return absolute(warehouse)
 
 
+def existing(context: click.Context, parameter: click.Parameter, warehouse: str) -> str:
+    """A warehouse that there is: said before Spark, which takes some seconds, is started."""
+    path = absolute_path(context, parameter, warehouse)
+    if not may_be_warehouse(path):
+        raise click.ClickException(no_tables(path))
+    return path
+
+
 def declared_streams(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> "Streams | None":
     """Read the file of `--streams`; all its mistakes are told at once."""
     if path is None:
@@ -42,7 +57,7 @@ def declared_streams(_context: click.Context, _parameter: click.Parameter, path:
 
 
 warehouse_option = click.option(
-    "--warehouse", required=True, metavar="PATH", callback=absolute_path, help="Folder of the tables."
+    "--warehouse", required=True, metavar="PATH", callback=existing, help="Folder of the tables."
 )
 device_option = click.option("--device", help="Only this device's.")
 limit_option = click.option(
@@ -88,12 +103,13 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
         raise click.ClickException(str(error)) from error
 
 
-def session(application: str) -> "SparkSession":
-    """Start Spark, or say what is missing."""
+def session(application: str, warehouse: str | None = None) -> "SparkSession":
+    """Start Spark, or say what is missing; for brief work, where it is all about a warehouse that holds little."""
+    is_brief = warehouse is not None and holds_little(warehouse)
     if sys.stderr.isatty():
         click.echo("starting Spark, which takes some seconds ...", err=True)
     try:
-        spark = open_session(application)
+        spark = open_session(application, is_brief=is_brief)
     except JarsMissingError as error:
         raise click.ClickException(str(error)) from error
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
@@ -101,6 +117,9 @@ def session(application: str) -> "SparkSession":
     # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
+    from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
+
+    click.get_current_context().with_resource(interpreted_if(spark, small=is_brief))
     return spark
 
 

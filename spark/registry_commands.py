@@ -30,7 +30,7 @@ def check(path: Path) -> None:
 def load(path: Path, warehouse: str) -> None:
     """Put a registry in the place of the one before; old readings go by it too, at once. `ingest` may run meanwhile."""
     found = _loaded(path)
-    spark = session("sluice-registry")
+    spark = session("sluice-registry", warehouse)
     from spark.registry_table import load_registry  # noqa: PLC0415
     from spark.warehouse_version import note_registry, open_version  # noqa: PLC0415
 
@@ -51,7 +51,7 @@ def devices() -> None:
 @json_option
 def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show where devices are, and were."""
-    spark = session("sluice-devices")
+    spark = session("sluice-devices", warehouse)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     from spark.registry_table import open_devices  # noqa: PLC0415

@@ -70,7 +70,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     options = kafka_settings(kafka_options, kafka_config)
     if bootstrap is not None:
         expect_kafka(bootstrap)
-    spark = session("sluice-replay")
+    spark = session("sluice-replay", warehouse)
     from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.replay_job import replay as make_anew  # noqa: PLC0415
     from spark.topic_watch import TopicWatchError  # noqa: PLC0415

@@ -32,16 +32,24 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
 
 
+CLASSES = "classes.jsa"
+"""Beside the jars, if somebody made it: see `spark.class_archive`."""
+PASSED_OVER = "-Xlog:cds*=off"
+"""That this archive is of another Java, or of other jars, is no news for whoever calls a command."""
+
+
 class JarsMissingError(Exception):
     """The connector jars are not where the session looks for them; the message says what to do."""
 
 
-def connector_jars() -> list[Path]:
-    """Return the jars that PySpark lacks, from `SLUICE_SPARK_JARS` or `build/jars/spark`.
+def jars_folder() -> Path:
+    """Return where the jars that PySpark lacks are: `SLUICE_SPARK_JARS`, or `build/jars/spark`."""
+    return Path(os.environ.get("SLUICE_SPARK_JARS") or JARS_DEFAULT)
 
-    Raises JarsMissingError when one of them is not there.
-    """
-    folder = Path(os.environ.get("SLUICE_SPARK_JARS") or JARS_DEFAULT)
+
+def connector_jars() -> list[Path]:
+    """Return the jars that PySpark lacks. Raises JarsMissingError when one of them is not there."""
+    folder = jars_folder()
     jars = sorted(folder.glob("*.jar"))
     missing = [name for name in JARS_NEEDED if not any(jar.name.startswith(name) for jar in jars)]
     if missing:
@@ -52,8 +60,8 @@ def connector_jars() -> list[Path]:
     return jars
 
 
-def open_session(application: str, master: str | None = None) -> "SparkSession":
-    """Start Spark, or return the session that is running.
+def open_session(application: str, master: str | None = None, *, is_brief: bool = False) -> "SparkSession":
+    """Start Spark, or return the session that is running; one that `is_brief` compiles nothing for long work.
 
     `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine. What
     `spark-submit` was told, master and settings, comes before all that is said here.
@@ -65,6 +73,7 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
     # Imported late: a second and 50 MB, which `--help` need not cost.
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
+    classes = jars_folder() / CLASSES
     log_settings = (Path(__file__).parent / "log4j2.properties").as_uri()
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -103,6 +112,8 @@ def open_session(application: str, master: str | None = None) -> "SparkSession":
             [
                 f"-Dlog4j2.configurationFile={log_settings}",
                 *JAVA_OPTIONS,
+                *([SHORT_LIVED] if is_brief else []),
+                *([f"-XX:SharedArchiveFile={classes}", PASSED_OVER] if classes.exists() else []),
                 os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", ""),
             ]
         ).strip(),

@@ -38,6 +38,13 @@ def read_by(spark: SparkSession, statement: str) -> DataFrame:
     return spark.sql(statement)
 
 
+def tables_named(statement: str, tables: Iterable[str]) -> list[str]:
+    """Those of some tables that a statement may read: to open one takes a second."""
+    words = {word.lower() for word in re.findall(r"\w+", statement)}
+    # It names none, and shows all.
+    return [name for name in tables if name in words or "show" in words]
+
+
 def mistake_words(error: PySparkException, tables: Iterable[str]) -> str:
     """What is wrong with a statement, without the plan that Spark tells behind it; `tables` are those there are."""
     words = re.sub(r" SQLSTATE: \w+", "", str(error).partition(";\n")[0]).strip()
@@ -46,7 +53,7 @@ def mistake_words(error: PySparkException, tables: Iterable[str]) -> str:
         words = f"{words.splitlines()[0]}\nThere are: {', '.join(tables)}."
     elif condition.startswith("UNRESOLVED_COLUMN"):
         words += (
-            "\nA metric is no column: its values are rows, WHERE metric = 'temperature'. Text stands in single quotes. "
-            "DESCRIBE windows lists the columns of `windows`."
+            "\nText stands in single quotes: WHERE device = 'board-1'. A metric is no column: its values are rows, "
+            "WHERE metric = 'celsius'. DESCRIBE windows lists the columns of `windows`."
         )
     return words

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @json_option
 def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show the latest readings by event time: one line for each metric."""
-    spark = session("sluice-readings")
+    spark = session("sluice-readings", warehouse)
     from spark.readings_view import open_readings  # noqa: PLC0415
 
     columns = ("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality")
@@ -53,7 +53,7 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
 
     On a terminal the columns that it has room for; all of them in a pipe, and with --json.
     """
-    spark = session("sluice-windows")
+    spark = session("sluice-windows", warehouse)
     from spark.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
 
     def sized(spark: "SparkSession", warehouse: str) -> "DataFrame":
@@ -81,7 +81,7 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
 @json_option
 def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show what is missing of devices' own numbers, the latest first, and whether a gateway told why."""
-    spark = session("sluice-gaps")
+    spark = session("sluice-gaps", warehouse)
     from spark.evidence import open_gaps  # noqa: PLC0415
 
     columns = (
@@ -101,7 +101,7 @@ def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:
 @json_option
 def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show what each gateway last said of itself that counts: up to when it has delivered, and what it still holds."""
-    spark = session("sluice-gateways")
+    spark = session("sluice-gateways", warehouse)
     from spark.gateways_view import open_gateways  # noqa: PLC0415
 
     columns = (
@@ -124,20 +124,20 @@ def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa:
 
     Only statements that read are carried out.
     """
-    spark = session("sluice-sql")
+    spark = session("sluice-sql", warehouse)
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    from spark.sql_statements import NotReadingError, mistake_words, read_by  # noqa: PLC0415
-    from spark.views import open_all  # noqa: PLC0415
+    from spark.sql_statements import NotReadingError, mistake_words, read_by, tables_named  # noqa: PLC0415
+    from spark.views import OPENERS, open_all  # noqa: PLC0415
 
-    tables = opened(spark, warehouse, open_all)
+    opened(spark, warehouse, lambda spark, warehouse: open_all(spark, warehouse, tables_named(query, OPENERS)))
     try:
         found = read_by(spark, query)
         print_rows(found, found.columns, limit=limit, as_json=as_json)
     except NotReadingError as error:
         raise click.ClickException(str(error)) from error
     except PySparkException as error:
-        raise click.ClickException(mistake_words(error, tables)) from error
+        raise click.ClickException(mistake_words(error, OPENERS)) from error
 
 
 @click.group()
@@ -152,7 +152,7 @@ def quarantine() -> None:
 @json_option
 def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show the latest rejects with their reasons and their places in Kafka."""
-    spark = session("sluice-quarantine")
+    spark = session("sluice-quarantine", warehouse)
     from spark.quarantine_view import COLUMNS, open_quarantine  # noqa: PLC0415
 
     found = opened(spark, warehouse, open_quarantine)
@@ -172,7 +172,7 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
 
     `ingest` must not run meanwhile. The declarations of --streams hold from then on.
     """
-    spark = session("sluice-quarantine")
+    spark = session("sluice-quarantine", warehouse)
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.quarantine_retry import retry as read_again  # noqa: PLC0415
     from spark.warehouse_version import open_version  # noqa: PLC0415

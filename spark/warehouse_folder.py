@@ -1,15 +1,20 @@
 """The folder of the tables: its name made absolute, one writer at a time, and folders in it on any file system."""
 
 import fcntl
+import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+VERSIONS = "versions"
+"""The folder of the table that says which versions of the others there are."""
+LITTLE_BYTES_MAX = 30_000_000
+"""Of a warehouse of which any query is soon answered."""
 INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 # A local file as a URI, as Hadoop takes it: `file:/data`, `file:///data`.
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
@@ -25,6 +30,40 @@ def absolute(warehouse: str) -> str:
     if local is not None:
         return local[1]
     return warehouse if "://" in warehouse else str(Path(warehouse).absolute())
+
+
+def no_tables(warehouse: str) -> str:
+    """What is said of a folder that is no warehouse."""
+    missing = is_local(warehouse) and not Path(warehouse).is_dir()
+    return (
+        f"{warehouse} holds no tables of Sluice{': there is no such folder' if missing else ''}. Is the name right? "
+        f"(`sluice-cloud ingest --warehouse {warehouse}` would make them.)"
+    )
+
+
+def is_local(warehouse: str) -> bool:
+    """Whether a warehouse lies in a folder of this machine."""
+    return "://" not in warehouse
+
+
+def may_be_warehouse(warehouse: str) -> bool:
+    """Whether there may be tables in a folder, as far as can be told at once: it is none, or on another machine."""
+    return not is_local(warehouse) or (Path(warehouse) / VERSIONS).is_dir()
+
+
+def holds_little(warehouse: str) -> bool:
+    """Whether a warehouse is known to be small."""
+    if not is_local(warehouse):
+        return False
+    size = 0
+    for folder, _, names in os.walk(warehouse):
+        for name in names:
+            # What upkeep removes meanwhile counts for nothing.
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - there may be 100,000
+        if size > LITTLE_BYTES_MAX:
+            return False
+    return True
 
 
 @contextmanager
@@ -48,7 +87,7 @@ def only_replay(warehouse: str) -> Iterator[None]:
 @contextmanager
 def locked(warehouse: str, name: str, in_use: str | None = None) -> Iterator[None]:
     """Hold a lock of a local warehouse. Who holds it is waited for, or WarehouseInUseError says that it is `in_use`."""
-    if "://" in warehouse:
+    if not is_local(warehouse):
         yield
         return
     folder = Path(warehouse)

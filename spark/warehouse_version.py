@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.codec_declarations import NO_STREAMS, NO_VERSION, Streams
-from spark.warehouse_folder import locked
+from spark.warehouse_folder import VERSIONS, locked, no_tables
 
 SCHEMA = """
     number int, at timestamp, code_version string, declarations string, streams string, registry string, source string
@@ -45,7 +45,7 @@ class Version:
 
 def versions_path(warehouse: str) -> str:
     """Return where the table of versions lies."""
-    return f"{warehouse.rstrip('/')}/versions"
+    return f"{warehouse.rstrip('/')}/{VERSIONS}"
 
 
 def folder_of(warehouse: str, number: int) -> str:
@@ -93,9 +93,7 @@ def open_version(spark: SparkSession, warehouse: str) -> Version:
     """Return the version that readers see. Raises NoWarehouseError."""
     version = current_version(spark, warehouse)
     if version is None:
-        raise NoWarehouseError(
-            f"{warehouse} holds no tables of Sluice. `sluice-cloud ingest --warehouse {warehouse}` makes them."
-        )
+        raise NoWarehouseError(no_tables(warehouse))
     return version
 
 

@@ -41,7 +41,7 @@ def new_warehouse(empty_warehouse: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def interpreted(spark: SparkSession) -> Iterator[None]:
     """For tests of a few rows: compiling views takes longer than reading what little is in them."""
-    from spark.batch_job import interpreted_if
+    from spark.interpreted_queries import interpreted_if
 
     with interpreted_if(spark, small=True):
         yield

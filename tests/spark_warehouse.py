@@ -8,7 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.testing import assertDataFrameEqual
 
 from spark.amendments import effective_log
-from spark.batch_job import BatchCounts, BatchJob, interpreted_if
+from spark.batch_job import BatchCounts, BatchJob
+from spark.interpreted_queries import interpreted_if
 from spark.log_table import BatchId
 from spark.readings_view import open_readings
 from spark.windows_view import open_windows

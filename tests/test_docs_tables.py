@@ -7,10 +7,11 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from spark.batch_job import BatchJob, interpreted_if
+from spark.batch_job import BatchJob
 from spark.cli import main
+from spark.interpreted_queries import interpreted_if
 from spark.log_table import BatchId
-from spark.views import VIEWS, open_all
+from spark.views import OPENERS, open_all
 from tests.spark_records import kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
@@ -29,14 +30,14 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
         BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
         job = BatchJob(spark, new_warehouse)
         job.save()
-        assert tuple(open_all(spark, new_warehouse)) == VIEWS
+        assert tuple(open_all(spark, new_warehouse)) == tuple(OPENERS)
         found = {query: spark.sql(query).collect() for query in QUERIES}
         shown = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, QUERIES[0]])
 
     headings = {
         name for heading in re.findall(r"^## (.*)", PAGE, re.MULTILINE) for name in re.findall("`(.*?)`", heading)
     }
-    assert headings == set(VIEWS)
+    assert headings == set(OPENERS)
     # Those that ask for what there is find it.
     by_table = {re.findall(r"FROM (\w+)", query)[0]: rows for query, rows in found.items()}
     assert by_table["gaps"][0][2:5] == (2, 3, 2)
