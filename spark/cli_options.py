@@ -1,11 +1,14 @@
 """What the commands of `sluice-cloud` share: options, the session, and how rows are printed."""
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,7 +17,15 @@ from gateway.toml_mistakes import ConfigError
 from spark.kafka_reach import unreachable
 from spark.session import JarsMissingError, open_session
 from spark.streams_file import load_streams
-from spark.table_text import cell_text, columns_left_out, rfc3339, table_lines
+from spark.table_text import (
+    cell_text,
+    columns_left_out,
+    rfc3339,
+    table_lines,
+    table_width,
+    time_text,
+    to_the_second,
+)
 from spark.warehouse_folder import (
     WarehouseInUseError,
     absolute,
@@ -25,6 +36,8 @@ from spark.warehouse_folder import (
 )
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from pyspark.sql import DataFrame, SparkSession
 
     from spark.codec_declarations import Streams
@@ -108,10 +121,13 @@ def session(application: str, warehouse: str | None = None) -> "SparkSession":
     is_brief = warehouse is not None and holds_little(warehouse)
     if sys.stderr.isatty():
         click.echo("starting Spark, which takes some seconds ...", err=True)
+    context = click.get_current_context()
+    started = context.with_resource(_ended_without_traces())
     try:
         spark = open_session(application, is_brief=is_brief)
     except JarsMissingError as error:
         raise click.ClickException(str(error)) from error
+    started(spark)
     from pyspark.logger import PySparkLogger  # noqa: PLC0415
 
     # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
@@ -119,8 +135,46 @@ def session(application: str, warehouse: str | None = None) -> "SparkSession":
         PySparkLogger.getLogger(name).disabled = True
     from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
 
-    click.get_current_context().with_resource(interpreted_if(spark, small=is_brief))
+    context.with_resource(interpreted_if(spark, small=is_brief))
     return spark
+
+
+@contextmanager
+def _ended_without_traces() -> Iterator[Callable[["SparkSession"], None]]:
+    """Have a signal end Java as suddenly as this process: else both tell of every call that was cut off.
+
+    The tables bear any end. While Java is being started, which is until what is yielded is called, the signal waits:
+    it would leave Java behind, for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda _: None
+        return
+    java: Popen[bytes] | None = None
+    asked: int | None = None
+
+    def end(number: int, _frame: object = None) -> None:
+        nonlocal asked
+        asked = number
+        if java is not None:
+            java.kill()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def started(spark: "SparkSession") -> None:
+        nonlocal java
+        java = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark tells it nowhere else
+        for number in before:
+            # PySpark has set one of its own.
+            signal.signal(number, signal.SIG_DFL if java is None else end)
+        if asked is not None:
+            end(asked)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield started
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:
@@ -150,24 +204,43 @@ def print_rows(
 
     On a terminal those columns that it has room for, `spare` ones going first, from the left.
     """
+    times = [name for name, kind in rows.dtypes if kind == "timestamp" and name in columns]
     # One more tells whether there are more.
-    found = _collected(rows.limit(limit + 1), columns)
+    found = _collected(rows.limit(limit + 1), columns, times)
     if len(found) > limit:
         found.pop()
         _say(f"there are more than these {limit} rows: --limit N shows N of them")
     if as_json:
         for row in found:
+            plain = {name: _time_of(value) if name in times else _plain(value) for name, value in row.items()}
             # Decimals as text: a JSON number would be read as a binary fraction.
-            click.echo(json.dumps({name: _plain(value) for name, value in row.items()}, default=_text_of))
+            click.echo(json.dumps(plain, default=_text_of))
         return
-    cells = [{name: cell_text(name, value) for name, value in row.items()} for row in found]
-    left_out = columns_left_out(columns, cells, spare, terminal_width())
-    for line in table_lines([name for name in columns if name not in left_out], cells, terminal_width()):
+    cells = [
+        {name: time_text(value) if name in times else cell_text(name, value) for name, value in row.items()}
+        for row in found
+    ]
+    _print_table(cells, columns, times, spare)
+
+
+def _print_table(
+    cells: list[dict[str, str]], columns: Sequence[str], times: Collection[str], spare: Sequence[str]
+) -> None:
+    """Print what there is room for: times to the microsecond are the first that is spared, then columns."""
+    width = terminal_width()
+    whole = cells
+    if table_width(columns, cells) > width:
+        cells = [row | {name: to_the_second(row[name]) for name in times} for row in cells]
+    left_out = columns_left_out(columns, cells, spare, width)
+    for line in table_lines([name for name in columns if name not in left_out], cells, times, width):
         click.echo(line)
     if not cells:
         click.echo("(none)", err=True)
-    if left_out:
-        _say(f"no room here for {', '.join(left_out)}: --json shows all, and so does a wider terminal")
+    spared = [f"no room here for {', '.join(left_out)}"] if left_out else []
+    if cells != whole:
+        spared.append("times are cut to the second")
+    if spared:
+        _say(f"{', and '.join(spared)}: --json shows all, and so does a wider terminal")
 
 
 def _say(words: str) -> None:
@@ -175,16 +248,14 @@ def _say(words: str) -> None:
     click.echo(hanging(words, 0, sys.stderr), err=True)
 
 
-def _collected(rows: "DataFrame", columns: Sequence[str]) -> list[dict[str, object]]:
+def _collected(rows: "DataFrame", columns: Sequence[str], times: Collection[str]) -> list[dict[str, Any]]:
+    """Rows with their times as microseconds: Spark hands timestamps to Python in this machine's time zone."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    # As microseconds: Spark hands timestamps to Python in this machine's time zone.
-    types = dict(rows.dtypes)
-    times = [column for column in columns if types[column] == "timestamp"]
     found = rows.select(
         *(F.unix_micros(rows[column]).alias(column) if column in times else rows[column] for column in columns)
-    ).collect()
-    return [{name: _time_of(row[name]) if name in times else row[name] for name in columns} for row in found]
+    )
+    return [row.asDict() for row in found.collect()]
 
 
 def _time_of(us: int | None) -> str | None:

@@ -50,8 +50,8 @@ def read_starts(spark: SparkSession, tables: str) -> list[ReadingStart]:
     path = starts_path(tables)
     if not DeltaTable.isDeltaTable(spark, path):
         return []
-    rows = spark.read.format("delta").load(path).orderBy("number").collect()
-    return [_start_of(row) for row in rows]
+    rows = spark.read.format("delta").load(path).collect()
+    return sorted((_start_of(row) for row in rows), key=lambda start: start.number)
 
 
 def first_start(sources: int) -> ReadingStart:

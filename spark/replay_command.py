@@ -106,7 +106,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
 def _progress_line(progress: "ReplayProgress") -> str:
     if progress.is_waiting:
         return f"v{progress.version} has all there is: stop `ingest` now, for the moment that the change takes"
-    line = f"v{progress.version}: {progress.rows} records in {progress.seconds:.0f} s"
+    line = f"v{progress.version}: {progress.rows} of {progress.total} records after {progress.seconds:.0f} s"
     return f"{line}, {progress.rejected} of them rejected" if progress.rejected else line
 
 
@@ -116,15 +116,14 @@ def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", aft
     from spark.warehouse_version import tables_of  # noqa: PLC0415
 
     were, are = (rejects_by_kind(spark, tables_of(warehouse, version)) for version in (before, after))
-    if are or were:
-        kinds = f" ({', '.join(f'{count} {kind}' for kind, count in are.items())})" if are else ""
-        had = sum(were.values())
-        yield f"{sum(are.values())} records are rejects in v{after.number}{kinds}; {had} were in v{before.number}"
-        if sum(are.values()) > had:
-            yield (
-                "`sluice-cloud quarantine list` says why. Where the declarations are wrong, mend them and replay "
-                "again: `log` still has these records"
-            )
+    kinds = f" ({', '.join(f'{count} {kind}' for kind, count in are.items())})" if are else ""
+    had = sum(were.values())
+    yield f"{sum(are.values())} records are rejects in v{after.number}{kinds}; {had} were in v{before.number}"
+    if sum(are.values()) > had:
+        yield (
+            "`sluice-cloud quarantine list` says why. Where the declarations are wrong, mend them and replay "
+            "again: `log` still has these records"
+        )
 
 
 def _from_kafka(

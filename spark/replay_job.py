@@ -63,8 +63,10 @@ class ReplayProgress:
 
     version: int
     rows: int
+    total: int
+    """How many there will be, as far as is known by now."""
     rejected: int
-    """Of these."""
+    """Of those that are made."""
     seconds: float
     is_waiting: bool = False
     """Everything is made anew, and it waits for `ingest` to stop."""
@@ -131,12 +133,13 @@ class _Replay:
         self._taken = -1
         self._old_starts = read_starts(spark, self._old)
         self._rows = 0
+        self._total = 0
         self._rejected = 0
         self._begun_s = time.monotonic()
 
     def progress(self, *, is_waiting: bool = False) -> ReplayProgress:
         seconds = time.monotonic() - self._begun_s
-        return ReplayProgress(self._after.number, self._rows, self._rejected, seconds, is_waiting)
+        return ReplayProgress(self._after.number, self._rows, self._total, self._rejected, seconds, is_waiting)
 
     def catch_up(self, where: Column | None = None) -> None:
         """Take all batches of the old `log` that were not taken yet; of these the rows `where` something holds."""
@@ -147,6 +150,7 @@ class _Replay:
         rows = rows if where is None else rows.where(where)
         new = rows.where(F.col("ordinal").between(self._taken + 1, last))
         of_batch = new.groupBy("ordinal").agg(F.count("*").alias("rows"), F.min("ingest").alias("ingest")).collect()
+        self._expect(sum(row.rows for row in of_batch))
         for first, end in self._spans({row.ordinal: (row.rows, row.ingest) for row in of_batch}, last):
             # What the old version has taken, the new one has in the end: `ingest` goes on with it where it was.
             taken = {name: number for name, number in numbers.items() if name != ORDINAL} if end == last else {}
@@ -160,7 +164,9 @@ class _Replay:
         self.catch_up(_before(kafka.starting))
         read = _read_to(read_log(self._spark, self._old).where(F.col("ordinal") <= self._taken))
         query = f"replay-{uuid.uuid4()}"
-        for number, (starting, ending) in enumerate(_portions(kafka.starting, read)):
+        portions = list(_portions(kafka.starting, read))
+        self._expect(sum(_records_between(*portion) for portion in portions))
+        for number, (starting, ending) in enumerate(portions):
             records = kafka_range(self._spark, kafka.source, starting, ending)
             typed = with_topic_ids(typed_records(records), kafka.topic_ids)
             self._take(typed, BatchId(query, number))
@@ -205,6 +211,12 @@ class _Replay:
         # They are of no batch of this version.
         parts = parts.withColumn("ordinal", F.lit(-1).cast("bigint"))
         parts.select(*columns).write.format("delta").mode("append").save(windows_path(self._job.tables))
+
+    def _expect(self, records: int) -> None:
+        """Say how many are to be made, before the first are: that may take a while."""
+        if records:
+            self._total += records
+            self._report(self.progress())
 
     def _take(self, typed: DataFrame, batch: BatchId | BatchIds) -> None:
         counts = self._job.take_typed(typed, batch)
@@ -284,6 +296,10 @@ def _before(starting: Offsets) -> Column:
             place = (F.col("topic") == topic) & (F.col("partition") == partition)
             asked |= place & (F.col("offset") >= offset)
     return ~asked
+
+
+def _records_between(starting: Mapping[str, Mapping[int, int]], ending: Mapping[str, Mapping[int, int]]) -> int:
+    return sum(end - starting[topic][partition] for topic, ends in ending.items() for partition, end in ends.items())
 
 
 def _portions(starting: Offsets, ending: Offsets) -> Iterator[Portion]:

@@ -38,7 +38,7 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
         *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
     )
     latest = _latest(opened(spark, warehouse, open_readings), device, "event_time")
-    spare = ("namespace", "time_error_us", "time_quality")
+    spare = ("namespace", "time_quality", "time_error_us")
     print_rows(latest, columns + more if as_json else columns, limit=limit, as_json=as_json, spare=spare)
 
 
@@ -69,7 +69,7 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
     found = opened(spark, warehouse, sized)
     # Percentiles, whichever are declared, among them.
     others = tuple(name for name in found.columns if name not in columns)
-    spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis", "why")
+    spare = ("window_end", "sum", "first", "last", "namespace", "late", "stream", "min", "max", "basis")
     latest = _latest(found, device, "window_start")
     print_rows(latest, columns + others, limit=limit, as_json=as_json, spare=others + spare)
 
@@ -110,7 +110,7 @@ def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     )
     found = opened(spark, warehouse, open_gateways)
     rows = found.orderBy("namespace", "gateway", "buffer")
-    spare = ("buffer", "namespace", "site", "waiting", "retired_from_time")
+    spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
     print_rows(rows, columns, limit=limit, as_json=as_json, spare=spare)
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from spark.built_once import recorded
 from spark.codec_decimals import VALUE_TYPE, of_batch
 from spark.codec_declarations import Windows
-from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
+from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
 from spark.log_table import IMPLAUSIBLE_DATE
 
 WINDOW_S = 60
@@ -127,8 +127,7 @@ def create_windows(spark: SparkSession, tables: str, window_s: int = WINDOW_S) -
 
 def window_seconds(spark: SparkSession, tables: str) -> int:
     """How long the table's windows are."""
-    (row,) = DeltaTable.forPath(spark, windows_path(tables)).detail().select("properties").collect()
-    return int(row.properties[WINDOW_PROPERTY])
+    return int(snapshot(spark, windows_path(tables)).metadata().configuration().apply(WINDOW_PROPERTY))
 
 
 def read_parts(spark: SparkSession, tables: str) -> DataFrame:
