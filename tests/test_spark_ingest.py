@@ -293,6 +293,7 @@ def test_a_warehouse_that_is_none_is_named(spark: SparkSession, tmp_path: Path) 
 
 def test_missing_jars_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLUICE_SPARK_JARS", str(tmp_path))
+    (tmp_path / "versions").mkdir()
     shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path)])
     assert shown.exit_code == 1
     assert "make jars" in shown.output

@@ -7,8 +7,8 @@ from pyspark.sql import SparkSession
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.log_table import BatchId, log_path
-from spark.sql_statements import NotReadingError, read_by
-from spark.views import open_all
+from spark.sql_statements import NotReadingError, read_by, tables_named
+from spark.views import OPENERS, open_all
 from spark.warehouse_version import versions_path
 from tests.spark_records import kafka_frame, reading, reading_headers
 
@@ -77,3 +77,17 @@ def test_the_command_says_that_nothing_was_changed(spark: SparkSession, new_ware
     assert refused.output.startswith("Error: only statements that read are carried out here")
     kept = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, "SELECT count(*) AS n FROM versions"])
     assert kept.stdout.split() == ["n", "1"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "named"),
+    [
+        ("SELECT 1", []),
+        ("select max(n) from Windows w join `readings` r on w.device = r.device", ["windows", "readings"]),
+        ("SELECT * FROM window_changes", ["window_changes"]),
+        ("SELECT * FROM log\nUNION ALL SELECT * FROM(log)", ["log"]),
+        ("SHOW VIEWS", list(OPENERS)),
+    ],
+)
+def test_the_tables_that_a_statement_names_are_those_that_it_may_read(statement: str, named: list[str]) -> None:
+    assert tables_named(statement, OPENERS) == named

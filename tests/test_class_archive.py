@@ -1,0 +1,40 @@
+"""Spark's classes in one file: a session takes them from there, and from jars where the file is no good."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark.session import CLASSES, connector_jars, jars_folder
+
+pytestmark = pytest.mark.spark
+
+PROGRAM = "from spark.session import open_session; print(open_session('classes').sql('SELECT 40 + 2').first()[0])"
+
+
+def run(jars: Path, classes_told: Path) -> str:
+    """Start Spark with these jars, and have Java tell where it had each class from; return what was printed."""
+    environment = os.environ | {
+        "SLUICE_SPARK_JARS": str(jars),
+        "SLUICE_SPARK_JAVA_OPTIONS": f"-Xlog:class+load:file={classes_told}",
+    }
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)
+    return done.stdout
+
+
+def test_most_classes_come_from_the_archive(tmp_path: Path) -> None:
+    assert (jars_folder() / CLASSES).exists(), "`make jars` makes it"
+    assert run(jars_folder(), tmp_path / "classes") == "42\n"
+    told = (tmp_path / "classes").read_text().splitlines()
+    archived = sum("shared objects file (top)" in line for line in told)
+    assert archived > len(told) / 2
+
+
+def test_an_archive_that_is_none_is_passed_over_without_a_word(tmp_path: Path) -> None:
+    for jar in connector_jars():
+        (tmp_path / jar.name).symlink_to(jar)
+    (tmp_path / CLASSES).write_bytes(b"of another Java" * 1_000)
+    assert run(tmp_path, tmp_path / "classes") == "42\n"
+    assert "shared objects file (top)" not in (tmp_path / "classes").read_text()
