@@ -57,7 +57,7 @@ def test_a_misspelt_column_is_told_in_a_line(spark: SparkSession, new_warehouse:
     assert first.startswith("Error: [UNRESOLVED_COLUMN.WITH_SUGGESTION]")
     assert "Did you mean one of the following? [`status`" in first
     # Metrics are what is looked for among columns most often.
-    assert "WHERE metric = 'temperature'" in hint
+    assert "WHERE metric = 'celsius'" in hint
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_query_that_cannot_be_answered_is_told_why(
     assert isinstance(wrong.exception, SystemExit), wrong.exception
     assert wrong.output.startswith(f"Error: {told}")
     if "TABLE" in told:
-        assert "There are: log, readings, windows, window_changes," in wrong.output
+        assert "There are: calibrations, deletions, devices, gaps," in wrong.output
