@@ -266,7 +266,7 @@ def test_a_reader_sees_all_tables_of_one_version(spark: SparkSession, new_wareho
         replay(spark, new_warehouse, declared, None, only_writer, no_report)
         return open_gaps(*opening)
 
-    with patch.object(views_module, "open_gaps", in_between):
+    with patch.dict(views_module.OPENERS, gaps=in_between):
         tables = views_module.open_all(spark, new_warehouse)
 
     assert open_version(spark, new_warehouse).number == 2

@@ -74,7 +74,7 @@ def test_a_mistyped_warehouse_is_none_and_is_not_made(
         shown = CliRunner().invoke(main, [*command, "--warehouse", str(tmp_path / name)])
         assert shown.exit_code == 1, shown.output
         assert "holds no tables of Sluice" in shown.output
-        assert ("there is no such folder" in shown.output) == (not (tmp_path / name).exists())
+        assert ("there is no such folder" in shown.output) == (not (tmp_path / name).is_dir())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "registry.toml"]
 
 
