@@ -41,7 +41,7 @@ def make_archive(path: Path) -> None:
     path.unlink(missing_ok=True)
     unfinished = path.with_suffix(".part")
     # What the JVM has to say is which classes it cannot keep: hundreds, of which nobody need know.
-    keeping = f"{SHORT_LIVED} -Xlog:disable -XX:ArchiveClassesAtExit={unfinished}"
+    keeping = f'{SHORT_LIVED} -Xlog:disable "-XX:ArchiveClassesAtExit={unfinished}"'
     os.environ["SLUICE_SPARK_JAVA_OPTIONS"] = keeping
     spark = open_session("sluice-classes")
     from spark.batch_job import BatchJob  # noqa: PLC0415

@@ -113,7 +113,7 @@ def open_session(application: str, master: str | None = None, *, is_brief: bool 
                 f"-Dlog4j2.configurationFile={log_settings}",
                 *JAVA_OPTIONS,
                 *([SHORT_LIVED] if is_brief else []),
-                *([f"-XX:SharedArchiveFile={classes}", PASSED_OVER] if classes.exists() else []),
+                *([f'"-XX:SharedArchiveFile={classes}"', PASSED_OVER] if classes.exists() else []),
                 os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", ""),
             ]
         ).strip(),
