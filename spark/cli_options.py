@@ -117,7 +117,7 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
 
 
 def session(application: str, warehouse: str | None = None) -> "SparkSession":
-    """Start Spark, or say what is missing; for brief work, where it is all about a warehouse that holds little."""
+    """Start Spark, or say what is missing; for brief work, where a `warehouse` is only read that holds little."""
     is_brief = warehouse is not None and holds_little(warehouse)
     if sys.stderr.isatty():
         click.echo("starting Spark, which takes some seconds ...", err=True)
@@ -151,21 +151,25 @@ def _ended_without_traces() -> Iterator[Callable[["SparkSession"], None]]:
         return
     java: Popen[bytes] | None = None
     asked: int | None = None
+    is_started = False
 
     def end(number: int, _frame: object = None) -> None:
         nonlocal asked
         asked = number
-        if java is not None:
-            java.kill()
+        if is_started:
+            if java is not None:
+                java.kill()
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def started(spark: "SparkSession") -> None:
-        nonlocal java
+        nonlocal java, is_started
+        # Of `spark-submit`, which has started this process, Java is none of ours to end.
         java = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark tells it nowhere else
+        is_started = True
         for number in before:
             # PySpark has set one of its own.
-            signal.signal(number, signal.SIG_DFL if java is None else end)
+            signal.signal(number, end)
         if asked is not None:
             end(asked)
 
@@ -175,6 +179,10 @@ def _ended_without_traces() -> Iterator[Callable[["SparkSession"], None]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if asked is not None:
+            # Spark did not start.
+            is_started = True
+            end(asked)
 
 
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:

@@ -30,7 +30,7 @@ def check(path: Path) -> None:
 def load(path: Path, warehouse: str) -> None:
     """Put a registry in the place of the one before; old readings go by it too, at once. `ingest` may run meanwhile."""
     found = _loaded(path)
-    spark = session("sluice-registry", warehouse)
+    spark = session("sluice-registry")
     from spark.registry_table import load_registry  # noqa: PLC0415
     from spark.warehouse_version import note_registry, open_version  # noqa: PLC0415
 

@@ -70,8 +70,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     options = kafka_settings(kafka_options, kafka_config)
     if bootstrap is not None:
         expect_kafka(bootstrap)
-    # How much Kafka still has of it, the warehouse does not tell.
-    spark = session("sluice-replay", warehouse if bootstrap is None else None)
+    spark = session("sluice-replay")
     from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
     from spark.replay_job import replay as make_anew  # noqa: PLC0415
     from spark.topic_watch import TopicWatchError  # noqa: PLC0415

@@ -172,7 +172,7 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
 
     `ingest` must not run meanwhile. The declarations of --streams hold from then on.
     """
-    spark = session("sluice-quarantine", warehouse)
+    spark = session("sluice-quarantine")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.quarantine_retry import retry as read_again  # noqa: PLC0415
     from spark.warehouse_version import open_version  # noqa: PLC0415

@@ -27,7 +27,7 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
 
     `ingest` does this by itself once a day, and makes small files one as it goes. It must not run meanwhile.
     """
-    spark = session("sluice-maintain", warehouse)
+    spark = session("sluice-maintain")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.table_upkeep import maintain as do_all  # noqa: PLC0415
     from spark.table_upkeep import newest_day, remove_old_versions  # noqa: PLC0415
@@ -58,7 +58,7 @@ def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, devi
     measures from now on is taken. `ingest` must not run meanwhile. Files that hold its data are removed from the disk
     when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
     """
-    spark = session("sluice-devices", warehouse)
+    spark = session("sluice-devices")
     from spark.device_deletion import delete_device as delete  # noqa: PLC0415
     from spark.device_deletion import is_known, rows_of_device  # noqa: PLC0415
 

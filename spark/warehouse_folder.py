@@ -56,14 +56,22 @@ def holds_little(warehouse: str) -> bool:
     if not is_local(warehouse):
         return False
     size = 0
-    for folder, _, names in os.walk(warehouse):
-        for name in names:
-            # What upkeep removes meanwhile counts for nothing.
-            with suppress(FileNotFoundError):
-                size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - there may be 100,000
-        if size > LITTLE_BYTES_MAX:
-            return False
+    try:
+        for folder, folders, names in os.walk(warehouse, onerror=_raised):
+            for name in names:
+                # What upkeep removes meanwhile counts for nothing.
+                with suppress(FileNotFoundError):
+                    size += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - there may be 100,000
+            if size > LITTLE_BYTES_MAX or any(os.path.islink(os.path.join(folder, name)) for name in folders):  # noqa: PTH114, PTH118
+                return False
+    except OSError:
+        return False
     return True
+
+
+def _raised(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 @contextmanager
