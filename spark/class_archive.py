@@ -5,7 +5,6 @@ the jars that it was made with: with others the JVM passes it over, and loads it
 """
 
 import os
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -67,4 +66,4 @@ def make_archive(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_archive(Path(sys.argv[1]) if len(sys.argv) > 1 else jars_folder() / CLASSES)
+    make_archive(jars_folder() / CLASSES)

@@ -30,11 +30,9 @@ JAVA_OPTIONS = (COMPILE_ALL, COLLECT_IN_PAUSES)
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
 batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
-
-
 CLASSES = "classes.jsa"
 """Beside the jars, if somebody made it: see `spark.class_archive`."""
-PASSED_OVER = "-Xlog:cds*=off"
+CLASSES_QUIETLY = "-Xlog:cds*=off"
 """That this archive is of another Java, or of other jars, is no news for whoever calls a command."""
 
 
@@ -113,7 +111,7 @@ def open_session(application: str, master: str | None = None, *, is_brief: bool 
                 f"-Dlog4j2.configurationFile={log_settings}",
                 *JAVA_OPTIONS,
                 *([SHORT_LIVED] if is_brief else []),
-                *([f'"-XX:SharedArchiveFile={classes}"', PASSED_OVER] if classes.exists() else []),
+                *([f'"-XX:SharedArchiveFile={classes}"', CLASSES_QUIETLY] if classes.exists() else []),
                 os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", ""),
             ]
         ).strip(),

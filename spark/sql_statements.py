@@ -50,7 +50,7 @@ def mistake_words(error: PySparkException, tables: Iterable[str]) -> str:
     words = re.sub(r" SQLSTATE: \w+", "", str(error).partition(";\n")[0]).strip()
     condition = error.getCondition() or ""
     if condition == "TABLE_OR_VIEW_NOT_FOUND":
-        words = f"{words.splitlines()[0]}\nThere are: {', '.join(sorted(tables))}."
+        words = f"{words.splitlines()[0]}\nThere are: {', '.join(tables)}."
     elif condition.startswith("UNRESOLVED_COLUMN"):
         words += (
             "\nText stands in single quotes: WHERE device = 'board-1'. A metric is no column: its values are rows, "

@@ -128,16 +128,16 @@ def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa:
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     from spark.sql_statements import NotReadingError, mistake_words, read_by, tables_named  # noqa: PLC0415
-    from spark.views import OPENERS, open_all  # noqa: PLC0415
+    from spark.views import VIEWS, open_all  # noqa: PLC0415
 
-    opened(spark, warehouse, lambda spark, warehouse: open_all(spark, warehouse, tables_named(query, OPENERS)))
+    opened(spark, warehouse, lambda spark, warehouse: open_all(spark, warehouse, tables_named(query, VIEWS)))
     try:
         found = read_by(spark, query)
         print_rows(found, found.columns, limit=limit, as_json=as_json)
     except NotReadingError as error:
         raise click.ClickException(str(error)) from error
     except PySparkException as error:
-        raise click.ClickException(mistake_words(error, OPENERS)) from error
+        raise click.ClickException(mistake_words(error, VIEWS)) from error
 
 
 @click.group()

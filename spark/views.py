@@ -16,6 +16,11 @@ from spark.warehouse_version import Version, open_version, versions_path
 from spark.window_changes import read_changes
 from spark.windows_view import open_windows
 
+VIEWS = (
+    *("log", "readings", "windows", "window_changes", "gaps", "gateways", "quarantine"),
+    *("devices", "calibrations", "gateway_registry", "versions", "deletions", "upkeep"),
+)
+"""In the order in which people are told of them."""
 OPENERS: dict[str, Callable[[SparkSession, str, Version], DataFrame]] = {
     # Windows before what tells of single records, so that these hold all that windows speak of.
     "windows": lambda spark, warehouse, version: open_windows(spark, warehouse, version=version),
@@ -32,17 +37,18 @@ OPENERS: dict[str, Callable[[SparkSession, str, Version], DataFrame]] = {
     "deletions": lambda spark, warehouse, _: open_deletions(spark, warehouse),
     "upkeep": lambda spark, warehouse, _: open_upkeep(spark, warehouse),
 }
-"""By the names of all views; opened in this order."""
+"""In the order in which they are opened."""
 
 
-def open_all(spark: SparkSession, warehouse: str, names: Collection[str] = OPENERS.keys()) -> dict[str, DataFrame]:
+def open_all(spark: SparkSession, warehouse: str, names: Collection[str] = VIEWS) -> dict[str, DataFrame]:
     """Return tables by their names, every one or some, which SQL then finds as views: `spark.sql("SELECT ...")`.
 
     As of now: opened anew, they have what came since. Raises NoWarehouseError.
     """
     # One for all: a replay may have another take its place meanwhile.
     version = open_version(spark, warehouse)
-    found = {name: opened(spark, warehouse, version) for name, opened in OPENERS.items() if name in names}
-    for name, table in found.items():
-        table.createOrReplaceTempView(name)
-    return found
+    found = {name: opener(spark, warehouse, version) for name, opener in OPENERS.items() if name in names}
+    # The others are views already.
+    for name in found.keys() & {"window_changes", "versions"}:
+        found[name].createOrReplaceTempView(name)
+    return {name: found[name] for name in names}

@@ -29,7 +29,7 @@ def absolute(warehouse: str) -> str:
     local = _LOCAL.fullmatch(warehouse)
     if local is not None:
         return local[1]
-    return warehouse if "://" in warehouse else str(Path(warehouse).absolute())
+    return str(Path(warehouse).absolute()) if is_local(warehouse) else warehouse
 
 
 def no_tables(warehouse: str) -> str:

@@ -11,7 +11,7 @@ from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.interpreted_queries import interpreted_if
 from spark.log_table import BatchId
-from spark.views import OPENERS, open_all
+from spark.views import VIEWS, open_all
 from tests.spark_records import kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
@@ -30,14 +30,14 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
         BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
         job = BatchJob(spark, new_warehouse)
         job.save()
-        assert tuple(open_all(spark, new_warehouse)) == tuple(OPENERS)
+        assert tuple(open_all(spark, new_warehouse)) == VIEWS
         found = {query: spark.sql(query).collect() for query in QUERIES}
         shown = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, QUERIES[0]])
 
     headings = {
         name for heading in re.findall(r"^## (.*)", PAGE, re.MULTILINE) for name in re.findall("`(.*?)`", heading)
     }
-    assert headings == set(OPENERS)
+    assert headings == set(VIEWS)
     # Those that ask for what there is find it.
     by_table = {re.findall(r"FROM (\w+)", query)[0]: rows for query, rows in found.items()}
     assert by_table["gaps"][0][2:5] == (2, 3, 2)
@@ -77,4 +77,4 @@ def test_a_query_that_cannot_be_answered_is_told_why(
     assert isinstance(wrong.exception, SystemExit), wrong.exception
     assert wrong.output.startswith(f"Error: {told}")
     if "TABLE" in told:
-        assert "There are: calibrations, deletions, devices, gaps," in wrong.output
+        assert "There are: log, readings, windows, window_changes," in wrong.output
