@@ -28,7 +28,7 @@ WITH_SERVERS := kafka or spark or avr
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
-.PHONY: demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
+.PHONY: always demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -54,7 +54,7 @@ check: build/apt-demo install
 
 install: $(VENV)/installed
 
-jars: build/jars/kafka.done build/jars/spark.done build/jars/spark/classes.jsa
+jars: build/jars/kafka.done build/jars/spark.done build/jars/classes.done
 
 build/apt-demo: Makefile demo/install_packages.sh
 	@demo/install_packages.sh $(PACKAGES)
@@ -85,10 +85,15 @@ build/jars/spark.done: spark/pom.xml | build/apt-demo
 	@$(MAVEN) --file spark/pom.xml dependency:copy-dependencies $(PLAIN)
 	@touch $@
 
-# Without it commands start as they may, only later.
-build/jars/spark/classes.jsa: build/jars/spark.done $(VENV)/installed
-	@echo "writing the classes of Spark to one file (a minute): each command then starts in a third less time"
+# Without it commands start as they may, only later. Each Java needs its own.
+build/jars/classes.done: build/jars/spark.done build/java $(VENV)/installed
+	@echo "writing the classes of Spark to one file (a minute, 200 MB): each command then starts in a third less time"
 	@$(BIN)/python -m spark.class_archive || echo "that failed (see above): commands start without it"
+	@touch $@
+
+build/java: always | build/apt-demo
+	@mkdir -p build
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | { told=$$(cat); [ "$$told" = "$$(cat $@ 2>&1)" ] || echo "$$told" > $@; }
 
 build/jars/registry.done: tests/registry_pom.xml | build/apt-demo
 	@echo "fetching the schema registry of the tests into build/jars/registry"

@@ -12,47 +12,33 @@ from typing import Any
 
 from spark.session import CLASSES, SHORT_LIVED, jars_folder, open_session
 
-SCHEMA = """
-    key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,
-    headers array<struct<key: string, value: binary>>
-"""
-"""Of a record as Spark's Kafka source gives it."""
-HEADERS = {
-    "ce_specversion": "1.0",
-    "ce_id": "00112233445566aa-0123456789ab-1",
-    "ce_source": "/plant/gw-1",
-    "ce_type": "sluice.reading",
-    "ce_subject": "device/42/thermo",
-    "ce_time": "2026-03-14T12:00:00.000000Z",
-    "ce_timeerror": "1000",
-    "ce_timequality": "estimated",
-    "ce_receivedtime": "2026-03-14T12:00:00.000000Z",
-    "ce_gatewayboot": "5d0a1f7e",
-    "ce_boottime": "123456789",
-    "ce_lane": "0123456789ab",
-    "ce_lanesequence": "1",
-    "content-type": "application/json",
-}
+VALUES = (
+    *("1.0", "00112233445566aa-0123456789ab-1", "/plant/gw-1", "sluice.reading", "device/42/thermo"),
+    *("2026-03-14T12:00:00.000000Z", "1000", "estimated", "2026-03-14T12:00:00.000000Z"),
+    *("5d0a1f7e", "123456789", "0123456789ab", "1", "application/json"),
+)
+"""Of the headers of a reading."""
 
 
 def make_archive(path: Path) -> None:
     """Run what a session loads its classes for, on one reading, and have the JVM write them to a file at its end."""
     path.unlink(missing_ok=True)
     unfinished = path.with_suffix(".part")
-    # What the JVM has to say is which classes it cannot keep: hundreds, of which nobody need know.
-    keeping = f'{SHORT_LIVED} -Xlog:disable "-XX:ArchiveClassesAtExit={unfinished}"'
+    # What the JVM would warn of is which classes it cannot keep: hundreds, of which nobody need know.
+    keeping = f'{SHORT_LIVED} -Xlog:disable -Xlog:all=error:stderr "-XX:ArchiveClassesAtExit={unfinished}"'
     os.environ["SLUICE_SPARK_JAVA_OPTIONS"] = keeping
     spark = open_session("sluice-classes")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
+    from spark.kafka_records import HEADERS, SOURCE_SCHEMA  # noqa: PLC0415
     from spark.log_table import BatchId  # noqa: PLC0415
     from spark.views import open_all  # noqa: PLC0415
 
     with TemporaryDirectory() as warehouse:
-        headers = [(name, text.encode()) for name, text in HEADERS.items()]
+        headers = [(name, text.encode()) for name, text in zip(HEADERS, VALUES, strict=True)]
         record = (b"42", b'{"celsius": 21.5}', "device-thermo", 0, 0, datetime.now(UTC), 1, headers)
         job = BatchJob(spark, warehouse)
-        job.take(spark.createDataFrame([record], SCHEMA), BatchId("classes", 0), {})
+        job.take(spark.createDataFrame([record], SOURCE_SCHEMA), BatchId("classes", 0), {})
         job.save()
         with interpreted_if(spark, small=True):
             for table in open_all(spark, warehouse).values():

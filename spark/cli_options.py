@@ -1,10 +1,7 @@
-"""What the commands of `sluice-cloud` share: options, the session, and how rows are printed."""
+"""What the commands of `sluice-cloud` share: options, and how rows are printed."""
 
 import json
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +12,6 @@ import click
 from gateway.terminal_text import hanging, terminal_width
 from gateway.toml_mistakes import ConfigError
 from spark.kafka_reach import unreachable
-from spark.session import JarsMissingError, open_session
 from spark.streams_file import load_streams
 from spark.table_text import (
     cell_text,
@@ -29,15 +25,12 @@ from spark.table_text import (
 from spark.warehouse_folder import (
     WarehouseInUseError,
     absolute,
-    holds_little,
     may_be_warehouse,
     no_tables,
     only_writer,
 )
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from pyspark.sql import DataFrame, SparkSession
 
     from spark.codec_declarations import Streams
@@ -116,75 +109,6 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
         raise click.ClickException(str(error)) from error
 
 
-def session(application: str, warehouse: str | None = None) -> "SparkSession":
-    """Start Spark, or say what is missing; for brief work, where a `warehouse` is only read that holds little."""
-    is_brief = warehouse is not None and holds_little(warehouse)
-    if sys.stderr.isatty():
-        click.echo("starting Spark, which takes some seconds ...", err=True)
-    context = click.get_current_context()
-    started = context.with_resource(_ended_without_traces())
-    try:
-        spark = open_session(application, is_brief=is_brief)
-    except JarsMissingError as error:
-        raise click.ClickException(str(error)) from error
-    started(spark)
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415
-
-    # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
-    from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
-
-    context.with_resource(interpreted_if(spark, small=is_brief))
-    return spark
-
-
-@contextmanager
-def _ended_without_traces() -> Iterator[Callable[["SparkSession"], None]]:
-    """Have a signal end Java as suddenly as this process: else both tell of every call that was cut off.
-
-    The tables bear any end. While Java is being started, which is until what is yielded is called, the signal waits:
-    it would leave Java behind, for ever.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda _: None
-        return
-    java: Popen[bytes] | None = None
-    asked: int | None = None
-    is_started = False
-
-    def end(number: int, _frame: object = None) -> None:
-        nonlocal asked
-        asked = number
-        if is_started:
-            if java is not None:
-                java.kill()
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def started(spark: "SparkSession") -> None:
-        nonlocal java, is_started
-        # Of `spark-submit`, which has started this process, Java is none of ours to end.
-        java = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - PySpark tells it nowhere else
-        is_started = True
-        for number in before:
-            # PySpark has set one of its own.
-            signal.signal(number, end)
-        if asked is not None:
-            end(asked)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield started
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if asked is not None:
-            # Spark did not start.
-            is_started = True
-            end(asked)
-
-
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:
     """Open what is in a warehouse, or say that there is none."""
     from spark.warehouse_version import NoWarehouseError  # noqa: PLC0415
@@ -240,12 +164,13 @@ def _print_table(
     if table_width(columns, cells) > width:
         cells = [row | {name: to_the_second(row[name]) for name in times} for row in cells]
     left_out = columns_left_out(columns, cells, spare, width)
-    for line in table_lines([name for name in columns if name not in left_out], cells, times, width):
+    shown = [name for name in columns if name not in left_out]
+    for line in table_lines(shown, cells, times, width):
         click.echo(line)
     if not cells:
         click.echo("(none)", err=True)
     spared = [f"no room here for {', '.join(left_out)}"] if left_out else []
-    if cells != whole:
+    if any(short[name] != full[name] for short, full in zip(cells, whole, strict=True) for name in shown):
         spared.append("times are cut to the second")
     if spared:
         _say(f"{', and '.join(spared)}: --json shows all, and so does a wider terminal")

@@ -18,9 +18,9 @@ from spark.cli_options import (
     kafka_config_option,
     kafka_option,
     kafka_settings,
-    session,
     streams_option,
 )
+from spark.command_session import session
 from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
@@ -146,12 +146,9 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     def warn(words: str) -> None:
         click.echo(f"warning: {words}", err=True)
 
-    try:
-        with _failures_in_words(options), only_writer(warehouse):
-            check_options(spark, bootstrap, options)
-            run_ingest(spark, settings, stop, Listener(ready, report, warn))
-    finally:
-        spark.stop()
+    with _failures_in_words(options), only_writer(warehouse):
+        check_options(spark, bootstrap, options)
+        run_ingest(spark, settings, stop, Listener(ready, report, warn))
 
 
 @contextmanager

@@ -5,6 +5,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.built_once import recorded
 
+SOURCE_SCHEMA = """
+    key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,
+    headers array<struct<key: string, value: binary>>
+"""
+"""Of a record as Spark's Kafka source gives it."""
 HEADERS = (
     "ce_specversion",
     "ce_id",

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from spark.cli_options import json_option, limit_option, opened, print_rows, session, warehouse_option
+from spark.cli_options import json_option, limit_option, opened, print_rows, warehouse_option
+from spark.command_session import session
 from spark.registry import Registry
 from spark.registry_file import RegistryError, load_registry_file
 

@@ -14,10 +14,10 @@ from spark.cli_options import (
     kafka_option,
     kafka_settings,
     opened,
-    session,
     streams_option,
     warehouse_option,
 )
+from spark.command_session import session
 from spark.warehouse_folder import WarehouseInUseError, only_replay, only_writer
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
 def _progress_line(progress: "ReplayProgress") -> str:
     if progress.is_waiting:
         return f"v{progress.version} has all there is: stop `ingest` now, for the moment that the change takes"
-    line = f"v{progress.version}: {progress.rows} of {progress.total} records after {progress.seconds:.0f} s"
+    total = f"at most {progress.total}" if progress.is_bound else progress.total
+    line = f"v{progress.version}: {progress.rows} of {total} records after {progress.seconds:.0f} s"
     return f"{line}, {progress.rejected} of them rejected" if progress.rejected else line
 
 

@@ -64,10 +64,12 @@ class ReplayProgress:
     version: int
     rows: int
     total: int
-    """How many there will be, as far as is known by now."""
+    """How many there will be, as far as is known by now; at most so many where `is_bound`."""
     rejected: int
     """Of those that are made."""
     seconds: float
+    is_bound: bool = False
+    """Kafka is read, of which offsets are counted: some may be of no record (a transaction's end)."""
     is_waiting: bool = False
     """Everything is made anew, and it waits for `ingest` to stop."""
 
@@ -135,11 +137,20 @@ class _Replay:
         self._rows = 0
         self._total = 0
         self._rejected = 0
+        self._reads_kafka = False
         self._begun_s = time.monotonic()
 
     def progress(self, *, is_waiting: bool = False) -> ReplayProgress:
         seconds = time.monotonic() - self._begun_s
-        return ReplayProgress(self._after.number, self._rows, self._total, self._rejected, seconds, is_waiting)
+        return ReplayProgress(
+            version=self._after.number,
+            rows=self._rows,
+            total=self._total,
+            rejected=self._rejected,
+            seconds=seconds,
+            is_bound=self._reads_kafka,
+            is_waiting=is_waiting,
+        )
 
     def catch_up(self, where: Column | None = None) -> None:
         """Take all batches of the old `log` that were not taken yet; of these the rows `where` something holds."""
@@ -165,6 +176,7 @@ class _Replay:
         read = _read_to(read_log(self._spark, self._old).where(F.col("ordinal") <= self._taken))
         query = f"replay-{uuid.uuid4()}"
         portions = list(_portions(kafka.starting, read))
+        self._reads_kafka = True
         self._expect(sum(_records_between(*portion) for portion in portions))
         for number, (starting, ending) in enumerate(portions):
             records = kafka_range(self._spark, kafka.source, starting, ending)

@@ -58,12 +58,15 @@ def connector_jars() -> list[Path]:
     return jars
 
 
-def open_session(application: str, master: str | None = None, *, is_brief: bool = False) -> "SparkSession":
+def open_session(
+    application: str, master: str | None = None, *, is_brief: bool = False, scratch: Path | None = None
+) -> "SparkSession":
     """Start Spark, or return the session that is running; one that `is_brief` compiles nothing for long work.
 
     `master` is Spark's master URL; without it `SLUICE_SPARK_MASTER`, and without that all cores of this machine. What
     `spark-submit` was told, master and settings, comes before all that is said here.
-    `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. Raises JarsMissingError.
+    `SLUICE_SPARK_JAVA_OPTIONS` goes to the driver's JVM; see SHORT_LIVED. Its temporary files are in `scratch`, unless
+    Spark was told of another folder. Raises JarsMissingError.
     """
     given = _submitted()
     # Whoever submits names the jars himself, or has them in his cluster.
@@ -111,6 +114,7 @@ def open_session(application: str, master: str | None = None, *, is_brief: bool 
                 f"-Dlog4j2.configurationFile={log_settings}",
                 *JAVA_OPTIONS,
                 *([SHORT_LIVED] if is_brief else []),
+                *([f'"-Djava.io.tmpdir={scratch}"'] if scratch is not None else []),
                 *([f'"-XX:SharedArchiveFile={classes}"', CLASSES_QUIETLY] if classes.exists() else []),
                 os.environ.get("SLUICE_SPARK_JAVA_OPTIONS", ""),
             ]

@@ -10,11 +10,11 @@ from spark.cli_options import (
     limit_option,
     opened,
     print_rows,
-    session,
     streams_option,
     warehouse_option,
     writing_alone,
 )
+from spark.command_session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

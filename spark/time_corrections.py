@@ -105,10 +105,8 @@ def create_corrections(spark: SparkSession, tables: str) -> None:
 
 
 def read_corrections(spark: SparkSession, tables: str) -> DataFrame:
-    """Return the table, which SQL then finds as the temporary view `time_corrections`."""
-    corrections = spark.read.format("delta").load(corrections_path(tables))
-    corrections.createOrReplaceTempView("time_corrections")
-    return corrections
+    """Return the table."""
+    return spark.read.format("delta").load(corrections_path(tables))
 
 
 def corrections_in(log: DataFrame) -> DataFrame:

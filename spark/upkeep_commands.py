@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.cli_options import opened, session, warehouse_option, writing_alone
+from spark.cli_options import opened, warehouse_option, writing_alone
+from spark.command_session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark.kafka_records import SOURCE_SCHEMA
 from tests.spark_oracle import Headers, KafkaRecord
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
@@ -15,10 +16,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BOOTS = ("5d0a1f7e", "0b5c9d3a", "77e1f204")
 BUFFER = "00112233445566aa"
 LANE = "0123456789ab"
-KAFKA_SCHEMA = """
-    key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,
-    headers array<struct<key: string, value: binary>>
-"""
 
 
 def rfc3339(time: datetime) -> str:
@@ -116,7 +113,7 @@ def changed(headers: Headers, name: str, text: str) -> Headers:
 def kafka_frame(spark: SparkSession, records: Iterable[KafkaRecord]) -> DataFrame:
     """The records as Spark's Kafka source gives them."""
     rows = [(r.key, r.value, r.topic, r.partition, r.offset, r.timestamp, 1, r.headers) for r in records]
-    return spark.createDataFrame(rows, KAFKA_SCHEMA)
+    return spark.createDataFrame(rows, SOURCE_SCHEMA)
 
 
 def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:

@@ -8,7 +8,14 @@ from click.testing import CliRunner
 
 from spark.cli import main
 from spark.kafka_reach import unreachable
-from spark.warehouse_folder import WarehouseInUseError, absolute, only_replay, only_writer
+from spark.warehouse_folder import (
+    LITTLE_BYTES_MAX,
+    WarehouseInUseError,
+    absolute,
+    holds_little,
+    only_replay,
+    only_writer,
+)
 
 
 def test_a_relative_folder_is_made_absolute_and_a_uri_is_left_alone(
@@ -36,6 +43,24 @@ def test_a_warehouse_has_one_replay_at_a_time_beside_its_writer(tmp_path: Path) 
         pass
     with only_replay(warehouse):
         pass
+
+
+def test_a_warehouse_is_small_by_all_the_files_in_it(tmp_path: Path) -> None:
+    parts = [tmp_path / "versions" / "part", tmp_path / "v1" / "log" / "part"]
+    for part in parts:
+        part.parent.mkdir(parents=True)
+        with part.open("wb") as file:
+            file.truncate(LITTLE_BYTES_MAX // 2)
+    assert holds_little(str(tmp_path))
+    with parts[0].open("ab") as file:
+        file.write(b"1")
+    assert not holds_little(str(tmp_path))
+
+
+def test_what_cannot_be_told_of_a_warehouse_is_no_sign_that_it_is_small(tmp_path: Path) -> None:
+    (tmp_path / "v1").symlink_to(tmp_path.parent)
+    assert not holds_little(str(tmp_path))
+    assert not holds_little("s3a://bucket/warehouse")
 
 
 def test_kafka_is_reached_where_one_of_the_brokers_answers() -> None:

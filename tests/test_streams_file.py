@@ -77,16 +77,18 @@ def test_what_is_for_the_whole_file() -> None:
     assert parsed('unknown = "accept"\ntimes.plausible_from = "2024-06-01"').times.plausible_from == date(2024, 6, 1)
 
 
-def test_the_example_of_the_page_is_right(tmp_path: Path) -> None:
-    _, _, rest = DOCS.read_text().partition("```toml\n")
-    path = tmp_path / "streams.toml"
-    path.write_text(rest.partition("```")[0])
+def test_the_examples_of_the_page_are_right(tmp_path: Path) -> None:
+    found = []
+    for number, rest in enumerate(DOCS.read_text().split("```toml\n")[1:]):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(rest.partition("```")[0])
+        found.append(load_streams(path))
 
-    streams = load_streams(path)
-
-    assert {stream.codec for stream in streams.streams} == {
+    every_codec, mine = found
+    assert {stream.codec for stream in every_codec.streams} == {
         *("json", "number", "senml-json", "senml-cbor", "cbor", "binary", "avro")
     }
+    assert [metric.min for metric in mine.streams[0].metrics] == [16]
 
 
 def test_the_version_is_of_what_the_file_says_not_of_how_it_is_written() -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
     header = shown.stdout.splitlines()[0].split()
     assert {"device", "metric", "n", "mean", "status", "why"} <= set(header)
     assert not {"p50", "sum", "ordinal"} & set(header)
+    told = " ".join(shown.stderr.split())
+    assert told.startswith("no room here for ")
+    assert told.endswith(" window_end, sum, first: --json shows all, and so does a wider terminal")
+
+
+@pytest.mark.parametrize(("width", "is_cut"), [("50", True), ("60", False)])
+def test_times_that_there_is_no_room_for_are_cut_and_it_is_said(
+    spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch, width: str, *, is_cut: bool
+) -> None:
+    assert spark is not None
+    monkeypatch.setenv("COLUMNS", width)
+    query = "SELECT event_time + INTERVAL 250 MILLISECONDS AS measured, received_time + INTERVAL 1 MILLISECOND AS came"
+    shown = CliRunner().invoke(main, ["sql", "--warehouse", filled, f"{query} FROM readings"])
+    assert shown.exit_code == 0, shown.output
+    assert ("times are cut to the second" in shown.stderr) == is_cut
+    assert (".250000Z" in shown.stdout) != is_cut
 
 
 @pytest.mark.parametrize(
@@ -69,27 +86,44 @@ def test_a_mistyped_warehouse_is_none_and_is_not_made(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "registry.toml").write_text('[[devices]]\nnamespace = "plant"\ndevice = "42"\nsite = "hall"\n')
     (tmp_path / "file").touch()
-    for name in ("warehuose", "file"):
+    (tmp_path / "empty").mkdir()
+    for name in ("warehuose", "file", "empty"):
         shown = CliRunner().invoke(main, [*command, "--warehouse", str(tmp_path / name)])
         assert shown.exit_code == 1, shown.output
         assert "holds no tables of Sluice" in shown.output
         assert ("there is no such folder" in shown.output) == (not (tmp_path / name).is_dir())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "registry.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "registry.toml"]
+    assert not any((tmp_path / "empty").iterdir())
 
 
 def test_a_warehouse_that_is_not_there_is_told_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark.cli_options.open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.command_session.open_session", lambda *_, **__: pytest.fail("Spark was started"))
     shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path / "warehuose")])
     assert shown.exit_code == 1
     assert "there is no such folder" in shown.output
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where commands keep what they need while they run."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def started(*command: str) -> "subprocess.Popen[str]":
+    program = [sys.executable, "-u", "-m", "spark.cli", *command]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_command_and_its_java_without_traces(filled: str, number: signal.Signals) -> None:
-    command = [sys.executable, "-u", "-m", "spark.cli", "replay", "--warehouse", filled]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+def test_a_signal_ends_a_command_and_its_java_without_traces(
+    filled: str, scratch: Path, number: signal.Signals
+) -> None:
+    with started("replay", "--warehouse", filled) as process:
         assert process.stdout is not None
         # It has begun to make the tables: Java is at work.
         assert any(line.startswith("v2: 0 of 3 records") for line in process.stdout)
@@ -99,6 +133,41 @@ def test_a_signal_ends_a_command_and_its_java_without_traces(filled: str, number
     assert process.returncode == -number
     assert "Traceback" not in printed, printed
     assert "ERROR" not in printed, printed
+    assert not any(scratch.iterdir())
+
+
+def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(filled: str, scratch: Path) -> None:
+    with started("replay", "--warehouse", filled) as process:
+        # The folder of Java's files is made right before Java is started.
+        while not any(scratch.glob("sluice-*")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        printed = process.communicate(timeout=120)[0]
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in printed, printed
+    assert "records" not in printed, printed
+    assert not any(scratch.iterdir())
+
+
+def test_a_java_that_does_not_start_is_told_in_a_line(
+    filled: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_SPARK_JAVA_OPTIONS", "-Xnosuchoption")
+    with started("windows", "--warehouse", filled) as process:
+        printed = process.communicate(timeout=120)[0]
+    assert process.returncode == 1
+    assert "-Xnosuchoption" in printed
+    assert "Error: Java did not start" in printed
+    assert "Traceback" not in printed, printed
+    assert not any(scratch.iterdir())
+
+
+def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch: Path) -> None:
+    with started("windows", "--warehouse", filled) as process:
+        printed = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, printed
+    assert "ERROR" not in printed, printed
+    assert not any(scratch.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""The Spark that a command of `sluice-cloud` works in: started by it, and gone with it, however the command ends."""
+
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+import click
+
+from spark.session import JarsMissingError, open_session
+from spark.warehouse_folder import holds_little
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from pyspark.sql import SparkSession
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+"""The signals that end a command; `ingest` has handlers of its own for them, once it has its session."""
+
+# Spark is imported inside the functions: it takes a second, which `--help` need not cost.
+
+
+def session(application: str, warehouse: str | None = None) -> "SparkSession":
+    """Start Spark, or say what is missing; for brief work, where a `warehouse` is only read that holds little.
+
+    It is there until the command ends.
+    """
+    is_brief = warehouse is not None and holds_little(warehouse)
+    if sys.stderr.isatty():
+        click.echo("starting Spark, which takes some seconds ...", err=True)
+    context = click.get_current_context()
+    spark = context.with_resource(_started(application, is_brief=is_brief))
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415
+
+    # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+    from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
+
+    context.with_resource(interpreted_if(spark, small=is_brief))
+    return spark
+
+
+@contextmanager
+def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
+    """Have a session, whose Java ends with this command and leaves no file behind.
+
+    A signal ends Java as suddenly as this process: else both tell of every call that was cut off. The tables bear any
+    end.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - PySpark tells it nowhere else
+        # Of whoever called this command in his own process.
+        yield open_session(application, is_brief=is_brief)
+        return
+    scratch = Path(mkdtemp(prefix="sluice-"))
+    java: Popen[bytes] | None = None
+
+    def clear() -> None:
+        if java is not None:
+            java.kill()
+            java.wait()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    def end(number: int, _frame: object) -> None:
+        # Other threads would say until the end that Java does not answer them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        clear()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    with _signals_waiting():
+        try:
+            spark = _opened(application, scratch, is_brief=is_brief)
+        except BaseException:
+            clear()
+            raise
+        # Of `spark-submit`, which has started this process, Java is none of ours to end.
+        java = getattr(spark.sparkContext._gateway, "proc", None)  # noqa: SLF001 - as above
+        # After Spark has started: PySpark sets a handler of its own.
+        before = {number: signal.signal(number, end) for number in ENDING} if _is_main_thread() else {}
+    try:
+        yield spark
+    finally:
+        with _signals_waiting():
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            try:
+                # A cluster is told that all went well. Where Java has died there is nothing to end.
+                with suppress(Py4JError):
+                    spark.stop()
+            finally:
+                clear()
+
+
+def _opened(application: str, scratch: Path, *, is_brief: bool) -> "SparkSession":
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
+
+    try:
+        return open_session(application, is_brief=is_brief, scratch=scratch)
+    except JarsMissingError as error:
+        raise click.ClickException(str(error)) from error
+    except PySparkRuntimeError as error:
+        if error.getCondition() != "JAVA_GATEWAY_EXITED":
+            raise
+        words = "Java did not start, for what it says above. Spark needs Java 17 or 21: in JAVA_HOME, or as `java`"
+        raise click.ClickException(words) from error
+
+
+@contextmanager
+def _signals_waiting() -> Iterator[None]:
+    """Have signals wait meanwhile: one that came while Java was being started would leave it behind, for ever."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
