@@ -152,11 +152,11 @@ def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(fil
 def test_a_java_that_does_not_start_is_told_in_a_line(
     filled: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLUICE_SPARK_JAVA_OPTIONS", "-Xnosuchoption")
+    monkeypatch.setenv("JAVA_HOME", "/no/such/java")
     with started("windows", "--warehouse", filled) as process:
         printed = process.communicate(timeout=120)[0]
     assert process.returncode == 1
-    assert "-Xnosuchoption" in printed
+    assert "/no/such/java" in printed
     assert "Error: Java did not start" in printed
     assert "Traceback" not in printed, printed
     assert not any(scratch.iterdir())
