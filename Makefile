@@ -93,7 +93,7 @@ build/jars/classes.done: build/jars/spark.done build/java $(VENV)/installed
 
 build/java: always | build/apt-demo
 	@mkdir -p build
-	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | { told=$$(cat); [ "$$told" = "$$(cat $@ 2>&1)" ] || echo "$$told" > $@; }
+	@told=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1) || true; [ "$$told" = "$$(cat $@ 2>&1)" ] || echo "$$told" > $@
 
 build/jars/registry.done: tests/registry_pom.xml | build/apt-demo
 	@echo "fetching the schema registry of the tests into build/jars/registry"

@@ -60,7 +60,7 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
 
     if SparkContext._active_spark_context is not None:  # noqa: SLF001 - PySpark tells it nowhere else
         # Of whoever called this command in his own process.
-        yield open_session(application, is_brief=is_brief)
+        yield _opened(application, None, is_brief=is_brief)
         return
     scratch = Path(mkdtemp(prefix="sluice-"))
     java: Popen[bytes] | None = None
@@ -72,9 +72,11 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
         shutil.rmtree(scratch, ignore_errors=True)
 
     def end(number: int, _frame: object) -> None:
-        # Other threads would say until the end that Java does not answer them.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        clear()
+        # A second Ctrl-C too: it would wait for Java within this wait, for ever.
+        with _signals_waiting():
+            # Other threads would say until the end that Java does not answer them.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            clear()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -102,7 +104,7 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                 clear()
 
 
-def _opened(application: str, scratch: Path, *, is_brief: bool) -> "SparkSession":
+def _opened(application: str, scratch: Path | None, *, is_brief: bool) -> "SparkSession":
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
 
     try:
