@@ -102,6 +102,8 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                     spark.stop()
             finally:
                 clear()
+                # Else PySpark would look for that Java again, if this process runs another command.
+                SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
 
 
 def _opened(application: str, scratch: Path | None, *, is_brief: bool) -> "SparkSession":

@@ -23,8 +23,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600)]
 
 TOPIC = "device-on-s3"
 COUNTED = "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings"
-# One process for several commands: starting Java costs more than most of them.
-RUN = "import json, sys; from spark.cli import main; [main(c, standalone_mode=False) for c in json.loads(sys.argv[1])]"
+# One Spark for several commands: starting it costs more than most of them.
+RUN = """\
+import json, sys
+from spark.cli import main
+from spark.session import open_session
+open_session("sluice-tests")
+for command in json.loads(sys.argv[1]):
+    main(command, standalone_mode=False)
+"""
 
 
 def run(store: ObjectStore, *commands: list[str]) -> list[str]:
