@@ -2,6 +2,7 @@
 
 import zlib
 from array import array
+from bisect import bisect_right
 from enum import Enum
 from typing import Self
 
@@ -20,31 +21,34 @@ class Verdict(Enum):
 
 
 class DuplicateWindow:
-    """The last `WINDOW_SEQUENCES` sequences of one run (one boot) of one device, with their payloads' CRC-32.
+    """The highest `WINDOW_SEQUENCES` sequences of one run (one boot) of one device, with their payloads' CRC-32.
 
-    Sequence s lives in slot s mod WINDOW_SEQUENCES until a higher one takes the slot.
+    So many that came, whatever lies between them: a sensor that is full takes numbers for readings that it drops, and
+    what it holds from before them is still to be recognised. Places without a sequence hold -1.
     """
 
     __slots__ = ("_digests", "_sequences")
 
     def __init__(self) -> None:
+        # Ascending: what comes in order is added at the end.
         self._sequences = array("q", [-1]) * WINDOW_SEQUENCES
         self._digests = array("I", [0]) * WINDOW_SEQUENCES
 
     def admit(self, sequence: int, payload: bytes) -> Verdict:
         """Judge a reading, and remember it if it is new or a conflict. `sequence` is 0 to 2^63 - 1."""
-        slot = sequence % WINDOW_SEQUENCES
-        held = self._sequences[slot]
-        if held > sequence:
-            return Verdict.BELOW
+        sequences, digests = self._sequences, self._digests
         digest = zlib.crc32(payload)
-        if held == sequence:
-            if self._digests[slot] == digest:
+        place = bisect_right(sequences, sequence) - 1
+        if place < 0:
+            return Verdict.BELOW
+        if sequences[place] == sequence:
+            if digests[place] == digest:
                 return Verdict.DUPLICATE
-            self._digests[slot] = digest
+            digests[place] = digest
             return Verdict.CONFLICT
-        self._sequences[slot] = sequence
-        self._digests[slot] = digest
+        del sequences[0], digests[0]
+        sequences.insert(place, sequence)
+        digests.insert(place, digest)
         return Verdict.NEW
 
     def sequences(self) -> frozenset[int]:
@@ -61,6 +65,8 @@ class DuplicateWindow:
         split = WINDOW_SEQUENCES * window._sequences.itemsize
         if len(stored) != split + WINDOW_SEQUENCES * window._digests.itemsize:
             raise ValueError(f"a duplicate window of {len(stored)} bytes is not one of this version's")
-        window._sequences = array("q", stored[:split])
-        window._digests = array("I", stored[split:])
+        # Earlier programs stored a sequence in slot s mod `WINDOW_SEQUENCES`, in no order.
+        held = sorted(zip(array("q", stored[:split]), array("I", stored[split:]), strict=True))
+        window._sequences = array("q", [sequence for sequence, _ in held])
+        window._digests = array("I", [digest for _, digest in held])
         return window

@@ -1,5 +1,8 @@
 """A retransmission is stored once; a false match would lose a reading, so anything doubtful is stored."""
 
+import zlib
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,9 +26,38 @@ def test_the_same_sequence_with_another_payload_is_a_conflict_and_not_a_duplicat
 
 def test_what_is_older_than_the_window_is_not_called_a_duplicate() -> None:
     window = DuplicateWindow()
-    window.admit(0, b"a")
+    for sequence in range(WINDOW_SEQUENCES):
+        window.admit(sequence, b"a")
+    assert window.admit(0, b"a") is Verdict.DUPLICATE
     window.admit(WINDOW_SEQUENCES, b"b")
     assert window.admit(0, b"a") is Verdict.BELOW
+
+
+def test_numbers_of_readings_that_a_full_sensor_dropped_take_no_room() -> None:
+    window = DuplicateWindow()
+    for held in range(160, 225):
+        window.admit(held, b"a")
+    # It dropped 225 to 283, and knows nothing yet of what became of the others.
+    window.admit(284, b"b")
+    assert window.admit(220, b"a") is Verdict.DUPLICATE
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.sampled_from([b"a", b"b"])), max_size=300))
+def test_the_highest_that_came_are_known_in_any_order(readings: list[tuple[int, bytes]]) -> None:
+    window = DuplicateWindow()
+    known: dict[int, bytes] = {}
+    for sequence, payload in readings:
+        if sequence in known:
+            expected = Verdict.DUPLICATE if known[sequence] == payload else Verdict.CONFLICT
+        elif len(known) == WINDOW_SEQUENCES and sequence < min(known):
+            expected = Verdict.BELOW
+        else:
+            expected = Verdict.NEW
+        assert window.admit(sequence, payload) is expected
+        if expected is not Verdict.BELOW:
+            known[sequence] = payload
+            known = dict(sorted(known.items())[-WINDOW_SEQUENCES:])
+        assert window.sequences() == set(known)
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=2)), max_size=200))
@@ -46,6 +78,19 @@ def test_a_window_that_was_stored_judges_as_before(sequences: list[int], probe: 
         window.admit(sequence, b"x")
     restored = DuplicateWindow.from_bytes(window.to_bytes())
     assert restored.admit(probe, b"x") is window.admit(probe, b"x")
+
+
+@given(st.sets(st.integers(0, 300), max_size=WINDOW_SEQUENCES))
+def test_a_window_that_an_earlier_program_stored_by_slots_is_read(sequences: set[int]) -> None:
+    slots = array("q", [-1]) * WINDOW_SEQUENCES
+    digests = array("I", [0]) * WINDOW_SEQUENCES
+    for sequence in sorted(sequences):
+        slots[sequence % WINDOW_SEQUENCES] = sequence
+        digests[sequence % WINDOW_SEQUENCES] = zlib.crc32(b"%d" % sequence)
+    window = DuplicateWindow.from_bytes(slots.tobytes() + digests.tobytes())
+    assert window.sequences() == {sequence for sequence in slots if sequence >= 0}
+    for sequence in window.sequences():
+        assert window.admit(sequence, b"%d" % sequence) is Verdict.DUPLICATE
 
 
 def test_a_stored_window_of_another_version_is_refused() -> None:
