@@ -172,6 +172,25 @@ def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch
     assert not any(scratch.iterdir())
 
 
+def test_a_command_ends_quietly_while_java_is_told_of_what_is_needed_no_more(scratch: Path) -> None:
+    assert not any(scratch.iterdir())
+    program = """
+import click
+from spark.command_session import session
+
+@click.command()
+def look():
+    client = session("look").sparkContext._gateway._gateway_client
+    client.finalizer_deque.extend([(client, "o0")] * 200_000)
+    click.echo("looked")
+
+look()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "looked\n")
+    assert "ERROR" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("warehouse", "told"),
     [
