@@ -82,7 +82,8 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
 
     with _signals_waiting():
         try:
-            spark = _opened(application, scratch, is_brief=is_brief)
+            with _stdout_kept():
+                spark = _opened(application, scratch, is_brief=is_brief)
         except BaseException:
             clear()
             raise
@@ -105,6 +106,24 @@ def _started(application: str, *, is_brief: bool) -> "Iterator[SparkSession]":
                 clear()
                 # Else PySpark would look for that Java again, if this process runs another command.
                 SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - as above
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[None]:
+    """Have nothing of what is started meanwhile written to our standard output.
+
+    Delta tells there of each vacuum, in the midst of what others read as JSON.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _end_finalizer(spark: "SparkSession") -> None:

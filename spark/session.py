@@ -27,6 +27,8 @@ the headers and payloads are longer, and ran five times as slowly, interpreted f
 COLLECT_IN_PAUSES = "-XX:+UseParallelGC"
 """G1 collects beside the work, for short pauses that nobody needs here: 1 to 2 s of CPU for 100,000 records."""
 JAVA_OPTIONS = (COMPILE_ALL, COLLECT_IN_PAUSES)
+WORDS_TO_STDERR = "-XX:+DisplayVMOutputToStderr"
+"""Why Java does not start it may else say on standard output, which is for what was asked."""
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
 batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
@@ -112,6 +114,7 @@ def open_session(
         "spark.driver.extraJavaOptions": " ".join(
             [
                 f"-Dlog4j2.configurationFile={log_settings}",
+                WORDS_TO_STDERR,
                 *JAVA_OPTIONS,
                 *([SHORT_LIVED] if is_brief else []),
                 *([f'"-Djava.io.tmpdir={scratch}"'] if scratch is not None else []),

@@ -172,7 +172,7 @@ def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch
     assert not any(scratch.iterdir())
 
 
-def test_a_command_ends_quietly_while_java_is_told_of_what_is_needed_no_more(scratch: Path) -> None:
+def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_told_something(scratch: Path) -> None:
     assert not any(scratch.iterdir())
     program = """
 import click
@@ -180,7 +180,10 @@ from spark.command_session import session
 
 @click.command()
 def look():
-    client = session("look").sparkContext._gateway._gateway_client
+    context = session("look").sparkContext
+    context._jvm.System.out.println("said by Java")
+    # Objects of Java's that are needed no more: more than it can be told of in that time.
+    client = context._gateway._gateway_client
     client.finalizer_deque.extend([(client, "o0")] * 200_000)
     click.echo("looked")
 
