@@ -114,7 +114,10 @@ def _stdout_kept() -> Iterator[None]:
 
     Delta tells there of each vacuum, in the midst of what others read as JSON.
     """
-    sys.stdout.flush()
+    if sys.stdout is None:
+        # Whoever called us has closed it: 1 may be any file by now.
+        yield
+        return
     kept = os.dup(1)
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
