@@ -1,6 +1,7 @@
 """The `sluice` command."""
 
 import asyncio
+import importlib
 import signal
 import sys
 import time
@@ -19,17 +20,23 @@ if TYPE_CHECKING:
     from gateway.check import Finding
 
 
+_ELSEWHERE = {
+    "buffer": "gateway.buffer_commands:buffer",
+}
+"""Commands of other modules, loaded when one is asked for: `sluice run` needs none of what they do."""
+
+
 class _Commands(WrappingGroup):
-    """Loads the commands that look into the buffer when one is asked for: `sluice run` needs none of what they do."""
+    """This module's commands, and those of `_ELSEWHERE`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), "buffer"])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "buffer":
-            from gateway.buffer_commands import buffer  # noqa: PLC0415
-
-            return buffer
+        if cmd_name in _ELSEWHERE:
+            module, _, name = _ELSEWHERE[cmd_name].partition(":")
+            command: click.Command = getattr(importlib.import_module(module), name)
+            return command
         return super().get_command(ctx, cmd_name)
 
 

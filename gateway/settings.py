@@ -101,6 +101,9 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Whether anybody who reaches the port may write as any device. Without it, `users` says who."""
     users: dict[str, str] = field(default_factory=dict)
     """Device name to the SHA-256 of its secret, in hex. A device writes under its own topics only."""
+    devices_file: Path | None = None
+    """Where `sluice devices add` keeps the hashes of what it made; `devices.json` beside the buffer without it. Read
+    again when it changes."""
     operators: dict[str, str] = field(default_factory=dict)
     """The same for those who may publish to the command topics of every device, and nothing else."""
     command_topics: tuple[str, ...] = ("command/{device}/#",)
@@ -391,6 +394,22 @@ class KafkaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_interval_s: Annotated[float, Meta(ge=0.5, le=86_400, description="seconds, 0.5 to 86400")] = 10.0
 
 
+class StatusPageSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """`[status_page]`: how the gateway is, for a browser on the LAN, for Prometheus (`/metrics`) and for `/health`.
+
+    Without this section there is none.
+    """
+
+    host: str = "0.0.0.0"  # noqa: S104 - the LAN is whom it is for; who asks from elsewhere is refused
+    """Whoever asks from an address that is not of a private network is refused, whatever stands here."""
+    port: Port = 8080
+    password_file: Path = Path("/etc/sluice/credentials/status-page")
+    """What `sluice setup` made of the page's password; without that file nobody is let in."""
+    connections_max: Annotated[int, Meta(ge=1, le=1_000, description="connections, 1 to 1000")] = 32
+    history_devices_max: Annotated[int, Meta(ge=1, le=10_000, description="devices, 1 to 10000")] = 200
+    """Devices whose last hour is kept in memory; of more, those that were heard first give way."""
+
+
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """`[log]`: what the daemon says of itself on standard error."""
 
@@ -418,6 +437,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     routes: tuple[RouteSettings, ...] = (DEFAULT_ROUTE,)
     fallback_topic: str | None = None
     """Kafka topic for MQTT topics that no route matches; without it they go to the quarantine."""
+    status_page: StatusPageSettings | None = None
     log: LogSettings = LogSettings()
 
     @property
