@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, TypeVar
@@ -196,6 +196,11 @@ class Buffer:
     async def watch(self) -> None:
         """Wait until cancelled; raises what the buffer's thread died of, should it ever: the daemon must not go on."""
         await asyncio.shield(self._died)
+
+    async def answers(self) -> None:
+        """Come back when the buffer's thread has had its turn, be it that it has no file at present."""
+        with suppress(BufferFileError):
+            await self._call(lambda: None)
 
     async def close(self) -> None:
         """Commit what has been appended, as far as that is possible, and close the file."""

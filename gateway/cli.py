@@ -1,6 +1,7 @@
 """The `sluice` command."""
 
 import asyncio
+import faulthandler
 import importlib
 import signal
 import sys
@@ -57,6 +58,8 @@ def run(config: Path) -> None:
 
     settings = load_settings(config)
     logs.set_up(settings.log)
+    # Where systemd's watchdog ends a daemon that hangs, the journal then has where each thread stood.
+    faulthandler.enable()
     try:
         asyncio.run(_until_stopped(pipeline.run(settings)))
     except* (BufferFileError, OSError) as errors:

@@ -14,10 +14,11 @@ import secrets
 import time
 from contextlib import suppress
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway import control, network_watch
+from gateway import control, network_watch, service_notify
 from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
@@ -31,8 +32,14 @@ from gateway.housekeeping import Housekeeping, LaneTurns
 from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 from gateway.name_lookup import bound_look_ups
-from gateway.settings import NO_SOURCE, Settings
+from gateway.service_notify import service_words
+from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings
 from gateway.tls_dates import CertificateDates
+
+if TYPE_CHECKING:
+    from gateway.ingress_mqtt_broker import BrokerIngress
+    from gateway.ingress_mqtt_listener import MqttListener
+    from gateway.ingress_serial import SerialIngress
 
 log = structlog.get_logger()
 
@@ -71,31 +78,54 @@ async def run(settings: Settings) -> None:
             )
             # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
             if settings.mqtt_listener is not None:
-                from gateway.ingress_mqtt_listener import MqttListener  # noqa: PLC0415
-
-                listener = MqttListener(settings.mqtt_listener, front_door, boottime_us, dates)
+                listener = _mqtt_listener(settings.mqtt_listener, front_door, dates)
                 tasks.create_task(listener.run(), name="mqtt-listener")
                 parts["mqtt_listener"] = lambda: listener.counts
-            strays = removed_sessions(await front_door.marks(MARKS), settings.mqtt_brokers, settings.gateway.id)
-            if strays:
-                front_door.take((), lambda _: None, strays)
+            await _forget_removed_brokers(settings, front_door)
             if settings.mqtt_brokers:
-                from gateway.ingress_mqtt_broker import BrokerIngress  # noqa: PLC0415
-
-                brokers = [
-                    BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random, dates)
-                    for of_broker in settings.mqtt_brokers
-                ]
+                brokers = _brokers(settings, front_door, dates)
                 for broker in brokers:
                     tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
                 parts["mqtt_brokers"] = lambda: {broker.name: broker.state() for broker in brokers}
             if settings.serial is not None:
-                from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
-
-                serial = SerialIngress(settings.serial, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
+                serial = _serial(settings.serial, front_door, clocks)
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
+            ready = listener.listening if settings.mqtt_listener is not None else None
+            tasks.create_task(
+                service_notify.watch(ready, buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
+                name="service",
+            )
     finally:
+        service_notify.notify("STOPPING=1")
         front_door.keep_clocks()
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)
+
+
+def _mqtt_listener(settings: ListenerSettings, front_door: FrontDoor, dates: CertificateDates) -> "MqttListener":
+    from gateway.ingress_mqtt_listener import MqttListener  # noqa: PLC0415
+
+    return MqttListener(settings, front_door, boottime_us, dates)
+
+
+def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "list[BrokerIngress]":
+    from gateway.ingress_mqtt_broker import BrokerIngress  # noqa: PLC0415
+
+    return [
+        BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random, dates)
+        for of_broker in settings.mqtt_brokers
+    ]
+
+
+async def _forget_removed_brokers(settings: Settings, front_door: FrontDoor) -> None:
+    """Forget the sessions of brokers that were taken out of the settings."""
+    strays = removed_sessions(await front_door.marks(MARKS), settings.mqtt_brokers, settings.gateway.id)
+    if strays:
+        front_door.take((), lambda _: None, strays)
+
+
+def _serial(settings: SerialSettings, front_door: FrontDoor, clocks: DeviceClocks) -> "SerialIngress":
+    from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
+
+    return SerialIngress(settings, front_door, boottime_us, lambda: secrets.randbits(32), clocks)

@@ -1,0 +1,82 @@
+"""Tells systemd how the service is: that it is ready, that it lives, what it does (sd_notify(3)). Without it: nobody.
+
+The watchdog is fed only when the event loop and the buffer's thread have both had their turn: a gateway that is idle,
+full or without its uplink is healthy, and one whose thread hangs is not, however well its event loop runs.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+if TYPE_CHECKING:
+    from gateway.buffer import BufferState
+    from gateway.forward_memory import UplinkState
+
+INTERVAL_S_MAX: Final = 10.0
+"""What `systemctl status` shows is no older than that."""
+FEEDS_PER_TIMEOUT: Final = 3
+"""How often the watchdog is fed within its time-out: one turn that comes late is no reason to be killed."""
+
+_log = structlog.get_logger()
+
+
+def notify(*assignments: str) -> None:
+    """Send `READY=1` and the like; who does not listen, or listens no more, is no trouble of ours."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    # In the abstract namespace, which systemd writes with an @.
+    name = "\0" + address[1:] if address.startswith("@") else address
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.sendto("\n".join(assignments).encode(), name)
+
+
+def interval_s() -> float:
+    """How often to tell systemd something, by the time-out of its watchdog where it has one for this process."""
+    timeout_us = os.environ.get("WATCHDOG_USEC", "")
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()) or not timeout_us.isdecimal():
+        return INTERVAL_S_MAX
+    return min(INTERVAL_S_MAX, int(timeout_us) / 1e6 / FEEDS_PER_TIMEOUT)
+
+
+async def watch(
+    ready: asyncio.Event | None, thread_answers: Callable[[], Awaitable[None]], words: Callable[[], str]
+) -> None:
+    """Say that the service is ready once `ready` is set, and from then on that it lives, until cancelled.
+
+    `thread_answers` comes back when the buffer's thread has had its turn; `words` are for `systemctl status`.
+    """
+    if "NOTIFY_SOCKET" not in os.environ:
+        return
+    pause_s = interval_s()
+    notify(f"STATUS=is starting; {words()}")
+    if ready is not None:
+        await ready.wait()
+    notify("READY=1", f"STATUS={words()}")
+    while True:
+        answer = asyncio.ensure_future(thread_answers())
+        try:
+            _, late = await asyncio.wait([answer], timeout=INTERVAL_S_MAX)
+            if late:
+                _log.error(
+                    "the buffer's thread does not answer: the disk that buffer.path is on may hang; if it goes on like "
+                    "this, systemd's watchdog starts the gateway anew, and what was acknowledged is on disk",
+                    waited_s=INTERVAL_S_MAX,
+                )
+            await answer
+        finally:
+            answer.cancel()
+        notify("WATCHDOG=1", f"STATUS={words()}")
+        await asyncio.sleep(pause_s)
+
+
+def service_words(uplink: "UplinkState", buffer: "BufferState") -> str:
+    """The service in a line, as `systemctl status` shows it; `sluice status` has more."""
+    reached = "Kafka is reached" if uplink.up else f"Kafka is not reached: {uplink.error or 'not tried yet'}"
+    trouble = f"; BUFFER FAILS: {buffer.failing}" if buffer.failing else "; BUFFER IS FULL" if buffer.full else ""
+    return f"{reached}; {buffer.rows:,} rows wait{trouble}".replace("\n", " ")
