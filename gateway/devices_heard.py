@@ -22,6 +22,9 @@ ORDER_SLACK_MS = 1_000
 """A tick may be that much earlier than the one before: two tasks of one sensor."""
 BEGUN_ANEW_PACES = 0.5, 2.0
 """A tick that went back and goes on at about its pace has begun anew. What a sensor had kept comes faster."""
+LATEST_MAX = 5_000
+LATEST_BYTES_MAX = 2_048
+"""Streams whose latest reading is kept until it is asked for, and how large its payload may be: 10 MB at the most."""
 NO_PACE = 0.05
 """What went back, and goes on no faster than this, begins anew with each reading."""
 
@@ -153,6 +156,9 @@ class DevicesHeard:
     def __init__(self, devices_max: int = DEVICES_MAX) -> None:
         self._devices_max = devices_max
         self._by_device: dict[str, Heard] = {}
+        self.latest: dict[str, Entry] | None = None
+        """By stream, one of the readings that came together last. Whoever shows them makes the dictionary, and puts
+        an empty one in its place each time; None where nobody does."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_device)
@@ -163,13 +169,13 @@ class DevicesHeard:
 
     def note(self, entries: Iterable[Entry]) -> None:
         """See what came in. For every reading there is: it takes a fraction of a microsecond."""
-        by_device = self._by_device
+        by_device, latest = self._by_device, self.latest
         heard: Heard | None = None
         before: Series | None = None
         for entry in entries:
             series, boot = entry.series, entry.device_boot
             if heard is None or series is not before or (heard.boot != boot and boot is not None):
-                if entry.quarantined is not None:
+                if entry.quarantined is not None or series.is_of_gateway:
                     continue
                 heard, before = by_device.get(series.device), series
                 # A topic without an identity, beside others that have one, is of no other boot.
@@ -178,6 +184,8 @@ class DevicesHeard:
                 if heard.subject != series.subject:
                     heard.subject = series.subject[:SUBJECT_MAX]
                     heard.is_serial = series.stream != series.subject
+                if latest is not None and len(entry.payload) <= LATEST_BYTES_MAX and len(latest) < LATEST_MAX:
+                    latest[series.stream] = entry
             received_us = heard.received_us = entry.received_us
             heard.readings += 1
             tick_ms = entry.tick_ms

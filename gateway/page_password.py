@@ -1,0 +1,99 @@
+"""The status page's password: hashed by scrypt into a file of one line, and compared with it."""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+import unicodedata
+from pathlib import Path
+from typing import Final
+
+CREDENTIALS_PREFIX: Final = "sluice_"
+"""What systemd puts before a file's name where `LoadCredential=sluice:` names a folder (systemd.exec(5))."""
+N, R, P = 2**14, 8, 1
+"""What scrypt costs: 16 MiB and some 50 ms on a server, 0.3 s on a Raspberry Pi (RFC 7914, section 2)."""
+N_MAX, R_MAX, P_MAX = 2**17, 8, 4
+"""A file that asks for more is not believed: it would take the memory that readings need."""
+SALT_BYTES: Final = 16
+HASH_BYTES: Final = 32
+FILE_BYTES_MAX: Final = 1_000
+PASSWORD_CHARACTERS_MAX: Final = 256
+_LINE = re.compile(r"scrypt\$([0-9]{1,7})\$([0-9]{1,3})\$([0-9]{1,3})\$([0-9a-f]{16,128})\$([0-9a-f]{32,128})")
+
+
+class PagePasswordError(Exception):
+    """There is no password that somebody could be let in by; the message says why and what to do."""
+
+
+def make(password: str) -> str:
+    """The line that stands for a password: `scrypt$n$r$p$salt_hex$hash_hex`. Takes a while, by design."""
+    salt = secrets.token_bytes(SALT_BYTES)
+    return f"scrypt${N}${R}${P}${salt.hex()}${_hash(password, salt, N, R, P, HASH_BYTES).hex()}"
+
+
+def verify(password: str, line: str) -> bool:
+    """Whether the line stands for this password; False where it stands for none. Takes a while, by design."""
+    if len(password) > PASSWORD_CHARACTERS_MAX:
+        return False
+    found = _parsed(line)
+    if found is None:
+        return False
+    n, r, p, salt, wanted = found
+    return hmac.compare_digest(_hash(password, salt, n, r, p, len(wanted)), wanted)
+
+
+def read(path: Path) -> str:
+    """The line of a file, or of the credential of that name that systemd hands over. Raises PagePasswordError."""
+    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    credential = Path(folder, CREDENTIALS_PREFIX + path.name) if folder else None
+    if credential is not None and credential.exists():
+        return _line(credential)
+    return _line(path, is_ours=True)
+
+
+def _line(path: Path, *, is_ours: bool = False) -> str:
+    """`is_ours`: systemd has not seen to who may read it."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            # Opening a named pipe would wait for its other end, for ever.
+            raise PagePasswordError(f"status_page.password_file: {path} is no file; run sluice setup, which makes it")
+        if is_ours and mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise PagePasswordError(f"status_page.password_file can be read by others; run: chmod 0400 {path}")
+        with path.open("rb") as file:
+            line = file.read(FILE_BYTES_MAX).decode("ascii", "replace").strip()
+    except FileNotFoundError as error:
+        raise PagePasswordError(
+            f"no password is set: status_page.password_file, {path}, is not there; run sluice setup"
+        ) from error
+    except OSError as error:
+        raise PagePasswordError(
+            f"status_page.password_file cannot be read: {path}: {error.strerror}; give it to the user that sluice runs "
+            "as, or run sluice setup"
+        ) from error
+    if _parsed(line) is None:
+        raise PagePasswordError(
+            f"status_page.password_file: {path} holds no line of scrypt$..., as sluice setup writes it; run sluice "
+            "setup to set the password anew"
+        )
+    return line
+
+
+def _parsed(line: str) -> tuple[int, int, int, bytes, bytes] | None:
+    found = _LINE.fullmatch(line.strip())
+    if found is None:
+        return None
+    n, r, p = int(found[1]), int(found[2]), int(found[3])
+    is_cost = 2 <= n <= N_MAX and n & (n - 1) == 0 and 1 <= r <= R_MAX and 1 <= p <= P_MAX
+    if not is_cost or len(found[4]) % 2 or len(found[5]) % 2:
+        return None
+    return n, r, p, bytes.fromhex(found[4]), bytes.fromhex(found[5])
+
+
+def _hash(password: str, salt: bytes, n: int, r: int, p: int, length: int) -> bytes:  # noqa: PLR0913, PLR0917 - RFC 7914's own
+    # One keyboard sends an é as one character, another as two.
+    typed = unicodedata.normalize("NFC", password).encode("utf-8", "surrogatepass")
+    # What it needs is 128 * n * r; OpenSSL refuses at 32 MiB without a bound of ours.
+    return hashlib.scrypt(typed, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + 2**20, dklen=length)
