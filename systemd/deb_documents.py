@@ -1,0 +1,167 @@
+"""What a .deb holds beside the program: man pages, shell completion, licences, and the list of what is inside (SBOM)."""
+
+import gzip
+import hashlib
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+from click_man.core import write_man_pages
+from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+_COMPLETIONS = {
+    "bash": "usr/share/bash-completion/completions/sluice",
+    "zsh": "usr/share/zsh/vendor-completions/_sluice",
+    "fish": "usr/share/fish/vendor_completions.d/sluice.fish",
+}
+_LICENCE = re.compile(r"licen[cs]e|copying|notice|authors|e[dp]l-v", re.IGNORECASE)
+_NAMESPACE = uuid.UUID("6f0b3a52-5b0f-4c0e-9c80-3f1e7f0a8f0d")
+"""Random; the SBOM's serial number is made of it and of what is inside, so that the same build has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A package that is in the .deb."""
+
+    name: str
+    version: str
+    sha256: str
+    """Of the wheel that it came as."""
+    licence: str
+    """As the package itself names it."""
+    licence_files: tuple[Path, ...]
+
+
+def read_inside(wheel: Path, library: Path) -> Inside:
+    """What an unpacked wheel says of itself. Raises FileNotFoundError where it is not unpacked in `library`."""
+    prefix = "-".join(wheel.name.split("-")[:2])
+    folder = library / f"{prefix}.dist-info"
+    told = HeaderParser().parsestr((folder / "METADATA").read_text(encoding="utf-8"))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and _LICENCE.search(path.name))
+    return Inside(
+        told["Name"], told["Version"], hashlib.sha256(wheel.read_bytes()).hexdigest(), _licence(told), tuple(files)
+    )
+
+
+def _licence(told: Message) -> str:
+    named = told["License-Expression"] or told["License"] or ""
+    classified = (line.rpartition("::")[2].strip() for line in told.get_all("Classifier", []) if "License ::" in line)
+    # Some put the whole text there.
+    short = named if named and "\n" not in named and len(named) < 80 else ""
+    return short or next(classified, "") or "see its licence files"
+
+
+def write_licences(inside: Iterable[Inside], folder: Path) -> None:
+    """Copy each package's licence files to a folder of its own in `folder`."""
+    for package in inside:
+        for path in package.licence_files:
+            place = folder / package.name.lower() / path.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(path.read_bytes())
+
+
+def copyright_text(inside: Sequence[Inside]) -> str:
+    """`debian/copyright`: this project's licence, and where those of the packages inside stand."""
+    paragraphs = [
+        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: sluice",
+        "Files: *\nCopyright: the Sluice maintainers\nLicense: Apache-2.0\n"
+        " On Debian systems the full text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0.",
+    ]
+    for package in inside:
+        place = (
+            f"The full text is in /usr/share/doc/sluice/licenses/{package.name.lower()}/."
+            if package.licence_files
+            else "The package comes without the licence's text."
+        )
+        short = re.sub(r"[^A-Za-z0-9.+-]+", "-", package.licence).strip("-")
+        paragraphs.append(
+            f"Files: usr/lib/sluice/{package.name.lower().replace('-', '_')}*\n"
+            f"Copyright: the authors of {package.name} {package.version}\n"
+            f"License: {short}\n {package.licence}. {place}"
+        )
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def sbom(name: str, version: str, inside: Sequence[Inside], made: datetime) -> str:
+    """What is inside, as CycloneDX 1.6 in JSON: the same text for the same packages, version and time."""
+    licences = LicenseFactory()
+
+    def component(package: Inside) -> Component:
+        return Component(
+            name=package.name,
+            version=package.version,
+            type=ComponentType.LIBRARY,
+            bom_ref=f"{package.name}@{package.version}",
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=package.sha256)],
+            licenses=[licences.make_from_string(package.licence)],
+            purl=PackageURL("pypi", name=package.name.lower(), version=package.version),
+        )
+
+    whole = Component(
+        name=name,
+        version=version,
+        type=ComponentType.APPLICATION,
+        bom_ref=f"{name}@{version}",
+        licenses=[licences.make_from_string("Apache-2.0")],
+        purl=PackageURL("deb", name=name, version=version),
+    )
+    components = [component(package) for package in inside]
+    told = "\n".join(f"{found.name} {found.version} {found.sha256}" for found in inside)
+    bom = Bom(components=components, serial_number=uuid.uuid5(_NAMESPACE, f"{name} {version}\n{told}"))
+    bom.metadata.component = whole
+    bom.metadata.timestamp = made
+    bom.register_dependency(whole, components)
+    return str(JsonV1Dot6(bom).output_as_string(indent=1)) + "\n"
+
+
+def write_man_pages_of(command: click.Command, version: str, made: datetime, folder: Path) -> None:
+    """A man page of each command, compressed, in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _load(command, click.Context(command, info_name="sluice"))
+    write_man_pages("sluice", command, version=version, target_dir=str(folder), date=f"{made:%Y-%m-%d}")
+    for page in sorted(folder.glob("*.1")):
+        compress(page)
+
+
+def _load(command: click.Command, context: click.Context) -> None:
+    """Have what a group loads when it is asked for stand among its commands, where click-man looks."""
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            if found is not None:
+                command.commands[name] = found
+                _load(found, click.Context(found, info_name=name, parent=context))
+
+
+def write_completions(command: click.Command, root: Path) -> None:
+    """What bash, zsh and fish complete `sluice` by, where Debian's shells look for it below `root`."""
+    for shell, place in _COMPLETIONS.items():
+        kind = get_completion_class(shell)
+        if kind is None:
+            raise LookupError(f"click has no completion for {shell}")
+        path = root / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(kind(command, {}, "sluice", "_SLUICE_COMPLETE").source() + "\n")
+
+
+def compress(path: Path) -> None:
+    """Replace a file by one compressed with gzip, which has no time and no name in it."""
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
+    path.unlink()
+
+
+def at(epoch_s: int) -> datetime:
+    """The moment of a number of seconds since 1970."""
+    return datetime.fromtimestamp(epoch_s, UTC)

@@ -1,0 +1,185 @@
+"""The Python packages that go into a .deb: which ones, at which version, and their files for another machine."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+ROOT = Path(__file__).parent.parent
+GLIBC_MINORS = range(36, 4, -1)
+"""Debian 12 has glibc 2.36: wheels for this one and older ones run there."""
+NOT_NEEDED = frozenset({"pip"})
+"""sqlite-utils names it for a command of its own that installs plugins: 2 MB that nothing here calls."""
+_MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""By Debian's name of an architecture, the one that wheels have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A Debian release on an architecture."""
+
+    release: int
+    python: str
+    """The minor version that this release has: compiled modules fit no other."""
+    architecture: str
+
+    @property
+    def machine(self) -> str:
+        return _MACHINES[self.architecture]
+
+    def __str__(self) -> str:
+        return f"{self.architecture}_deb{self.release}"
+
+
+TARGETS = tuple(
+    Target(release, python, architecture)
+    for release, python in ((12, "3.11"), (13, "3.13"))
+    for architecture in _MACHINES
+)
+
+
+class DependencyError(RuntimeError):
+    """What the gateway needs cannot be put together; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A package as `constraints.txt` has it."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """As pip reads it."""
+        return " ".join((f"{self.name}=={self.version}", *(f"--hash={found}" for found in self.hashes)))
+
+
+def read_pins(constraints: str) -> dict[str, Pin]:
+    """Every package of `constraints.txt`, by its canonical name."""
+    pins = {}
+    for block in re.split(r"(?m)^(?=[A-Za-z0-9])", constraints):
+        if found := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", block):
+            name = canonicalize_name(found[1])
+            pins[name] = Pin(name, found[2], tuple(re.findall(r"--hash=(\S+)", block)))
+    return pins
+
+
+def gateway_pins(target: Target, pins: Mapping[str, Pin]) -> list[Pin]:
+    """What the gateway alone needs on the target, without the extras (Spark, simulator, development), by name.
+
+    What a package needs is read from the one that is installed here, at the same version, for the target's Python.
+
+    Raises:
+        DependencyError: one is not pinned, or not installed at its pinned version.
+    """
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    environment = {
+        "python_version": target.python,
+        "python_full_version": f"{target.python}.0",
+        "platform_machine": target.machine,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    waiting = [Requirement(line) for line in project["dependencies"]]
+    # With each of its extras: pymodbus[serial] needs more than pymodbus.
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in NOT_NEEDED:
+            continue
+        if name not in pins:
+            raise DependencyError(f"{name} is not in constraints.txt, and the gateway needs it: run `make lock`")
+        for extra in ("", *requirement.extras):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            waiting += _needs(pins[name], {**environment, "extra": extra})
+    return [pins[name] for name in sorted({name for name, _ in seen})]
+
+
+def _needs(pin: Pin, environment: dict[str, str]) -> Iterator[Requirement]:
+    try:
+        installed = metadata.distribution(pin.name)
+    except metadata.PackageNotFoundError:
+        raise DependencyError(f"{pin.name} is not installed here: run `make install`") from None
+    if installed.version != pin.version:
+        raise DependencyError(
+            f"{pin.name} is installed at {installed.version}, and constraints.txt has {pin.version}: run `make install`"
+        )
+    for line in installed.requires or ():
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            yield requirement
+
+
+def fetch_wheels(target: Target, pins: Iterable[Pin], folder: Path) -> list[Path]:
+    """The wheels of these packages for the target, in `folder`, which keeps them for the next time; by name.
+
+    pip checks each against its hashes, those that were here before too. Nothing is compiled: what has no wheel for the
+    target fails.
+    """
+    pins = list(pins)
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = folder / "requirements.txt"
+    wanted.write_text("".join(f"{pin.line}\n" for pin in pins))
+    tags = [f"manylinux_2_{minor}_{target.machine}" for minor in GLIBC_MINORS]
+    tags += [f"{old}_{target.machine}" for old in ("manylinux2014", "manylinux2010", "manylinux1", "linux")]
+    abis = [f"cp{target.python.replace('.', '')}", "abi3", "none"]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--require-hashes", "--only-binary", ":all:", "--implementation", "cp"]
+    command += ["--python-version", target.python, "--dest", str(folder), "--requirement", str(wanted)]
+    command += [word for tag in tags for word in ("--platform", tag)]
+    command += [word for abi in abis for word in ("--abi", abi)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - pip
+    if ended.returncode:
+        raise DependencyError(f"pip cannot get the packages for {target}:\n{ended.stdout}{ended.stderr}".strip())
+    versions = {pin.name: pin.version for pin in pins}
+    found = {}
+    for wheel in sorted(folder.glob("*.whl")):
+        name, version, _, _ = parse_wheel_filename(wheel.name)
+        # One of an earlier constraints.txt may lie there still.
+        if versions.get(name) == str(version):
+            found[name] = wheel
+    if missing := sorted(versions.keys() - found.keys()):
+        raise DependencyError(f"pip said that all is there, and in {folder} there is no wheel of {', '.join(missing)}")
+    return [found[name] for name in sorted(found)]
+
+
+def unpack(wheel: Path, folder: Path) -> None:
+    """Put what a wheel has for importing into `folder`; its scripts and headers stay out.
+
+    Raises DependencyError where a file would come over another package's.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            place = _place(entry.filename)
+            if place is None or entry.is_dir():
+                continue
+            path = folder / place
+            if path.exists():
+                raise DependencyError(f"{wheel.name} has {place}, and so has another package: only one can be installed")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(archive.read(entry))
+
+
+def _place(name: str) -> str | None:
+    """Where a wheel's file goes (PEP 427), relative to the folder for importing; None for one that goes elsewhere."""
+    first, _, rest = name.partition("/")
+    if not first.endswith(".data"):
+        return name
+    kind, _, inner = rest.partition("/")
+    return inner if kind in {"purelib", "platlib"} else None

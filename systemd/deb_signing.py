@@ -1,0 +1,42 @@
+"""Ed25519 signatures of packages, by openssl."""
+
+import subprocess
+from pathlib import Path
+
+OWN_KEY = Path("build/signing/release.key")
+"""The key that is made where none is given."""
+
+
+class SigningError(RuntimeError):
+    """openssl did not do what it was asked for; the message says why and what to do."""
+
+
+def make_key(path: Path) -> None:
+    """A new private key at `path`, for its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    path.touch(0o600)
+    _openssl("genpkey", "-algorithm", "ed25519", "-out", str(path))
+    path.chmod(0o600)
+
+
+def public_key(private: Path) -> str:
+    """The public half, in PEM."""
+    key = _openssl("pkey", "-in", str(private), "-pubout").decode()
+    if "ED25519" not in _openssl("pkey", "-in", str(private), "-noout", "-text").decode():
+        raise SigningError(f"{private} is no Ed25519 key; make one by: openssl genpkey -algorithm ed25519 -out FILE")
+    return key
+
+
+def sign(file: Path, private: Path) -> Path:
+    """Write the signature of a file beside it, as FILE.sig: 64 bytes."""
+    signature = file.with_name(file.name + ".sig")
+    _openssl("pkeyutl", "-sign", "-rawin", "-inkey", str(private), "-in", str(file), "-out", str(signature))
+    return signature
+
+
+def _openssl(*arguments: str) -> bytes:
+    ended = subprocess.run(["openssl", *arguments], capture_output=True, check=False)  # noqa: S603, S607 - Debian's openssl
+    if ended.returncode:
+        raise SigningError(f"openssl {arguments[0]} failed: {ended.stderr.decode(errors='replace').strip()}")
+    return ended.stdout
