@@ -1,0 +1,354 @@
+"""`devices.json`: the hashes of the secrets that `sluice devices` made, read by the listener, changed by commands.
+
+A secret is random, of 130 bits, and shown once: its SHA-256 cannot be turned back, and with a slow hash a fleet that
+connects at once would wait for minutes. The file is replaced as a whole or not at all.
+"""
+
+import fcntl
+import hashlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from gateway.routes import DEVICE_NAME
+from gateway.settings import Settings
+
+FILE_NAME: Final = "devices.json"
+FILE_BYTES_MAX: Final = 16_000_000
+NAMES_MAX: Final = 20_000
+"""Devices and operators in the file: four times as many as may be connected by default."""
+SECRETS_MAX: Final = 4
+"""Of one name that work at a time: one, and those that `--keep-old` left for a while."""
+ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's base 32, in small letters: without i, l, o and u, so that nothing looks like something else."""
+SECRET_CHARACTERS: Final = 26
+"""Of five bits each."""
+KEEP_HOURS_MAX: Final = 8_760.0
+"""A year."""
+LOCK_WAIT_S: Final = 10.0
+_LOCK_RETRY_S: Final = 0.05
+_VERSION: Final = 1
+_SHA256 = r"^[0-9a-f]{64}$"
+_MOMENT = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
+_NEW_SUFFIX = ".new"
+
+
+class CredentialsError(Exception):
+    """The file cannot be read or changed, or a name is not what was asked for; the message says what to do."""
+
+
+class CredentialsFileError(CredentialsError):
+    """The file cannot be read, or is damaged."""
+
+
+class Secret(Struct, frozen=True):
+    """One secret of a name, as far as it is kept."""
+
+    sha256: Annotated[str, Meta(pattern=_SHA256)]
+    made: Annotated[str, Meta(pattern=_MOMENT)] | None
+    """When, in UTC; None where this box did not know the time."""
+    until: Annotated[str, Meta(pattern=_MOMENT)] | None = None
+    """When it ends, in UTC; None for never."""
+
+    def holds(self, now_s: float) -> bool:
+        """Whether it still works at `now_s`, in seconds since 1970."""
+        return self.until is None or now_s < seconds(self.until)
+
+
+Secrets = tuple[Secret, ...]
+
+
+class Credentials(Struct, frozen=True):
+    """What stands in the file."""
+
+    version: Literal[1] = _VERSION
+    devices: dict[str, Secrets] = {}
+    operators: dict[str, Secrets] = {}
+    """They send commands to devices, and nothing else."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.devices or name in self.operators
+
+
+NONE: Final = Credentials()
+
+
+class Made(Struct, frozen=True):
+    """A secret as it is made: shown once, and kept nowhere."""
+
+    name: str
+    secret: str
+
+    def __repr__(self) -> str:
+        """Without the secret, for tracebacks and logs."""
+        return f"Made({self.name!r})"
+
+
+def file_of(settings: Settings) -> Path:
+    """Where the credentials of a gateway's devices are."""
+    listener = settings.mqtt_listener
+    named = None if listener is None else listener.devices_file
+    return settings.buffer.path.with_name(FILE_NAME) if named is None else named
+
+
+def new_secret() -> str:
+    """Make a secret of 130 random bits that a person can type."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(SECRET_CHARACTERS))
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret: its SHA-256, in hex."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def seconds(moment: str) -> float:
+    """Seconds since 1970 of a moment as the file has it."""
+    return datetime.fromisoformat(moment).timestamp()
+
+
+def spelled(moment: datetime) -> str:
+    """A moment as the file has it."""
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> Credentials:
+    """Read the file; there are none where there is none. Raises CredentialsFileError."""
+    try:
+        # Commands run as root in a folder that is not root's: what is no file, or a link to one, is not followed.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return NONE
+    except PermissionError as error:
+        raise CredentialsFileError(
+            f"{path} is not this user's; run this as the user that sluice runs as, or as root"
+        ) from error
+    except OSError as error:
+        raise CredentialsFileError(f"{path} cannot be read: {error.strerror}; {_mend(path)}") from error
+    with open(handle, "rb") as file:  # noqa: PTH123 - what is open already
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise CredentialsFileError(f"{path} is no file; remove it, and add the devices anew")
+            text = file.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise CredentialsFileError(f"{path} cannot be read: {error.strerror}; {_mend(path)}") from error
+    return _parsed(path, text)
+
+
+def _parsed(path: Path, text: bytes) -> Credentials:
+    """What the text of the file says. Raises CredentialsFileError, without anything of the text."""
+    if len(text) > FILE_BYTES_MAX:
+        raise CredentialsFileError(f"{path} has more than {FILE_BYTES_MAX} bytes, which no list of devices has")
+    try:
+        found = msgspec.json.decode(text, type=Credentials)
+        # A month that is none passes the pattern.
+        for secret in (secret for of in (found.devices, found.operators) for each in of.values() for secret in each):
+            for moment in filter(None, (secret.made, secret.until)):
+                seconds(moment)
+    except (ValueError, RecursionError):
+        # Not "from": that error may hold what was read.
+        raise CredentialsFileError(f"{path} is damaged, or was written by another version; {_mend(path)}") from None
+    names = [*found.devices, *found.operators]
+    if len(names) > NAMES_MAX or len(set(names)) < len(names) or not all(map(DEVICE_NAME.fullmatch, names)):
+        raise CredentialsFileError(f"{path} holds names that are none, or one twice, or too many; {_mend(path)}")
+    return found
+
+
+def _mend(path: Path) -> str:
+    return (
+        "put back a copy of it, or rename it and add the devices anew "
+        f"(mv {path} {path}.damaged; sluice devices add NAME...)"
+    )
+
+
+# -- changing -------------------------------------------------------------------------------------
+
+
+def add(path: Path, names: Iterable[str], now: datetime | None, *, operators: bool = False) -> list[Made]:
+    """Make a secret for each name, which must be new; all of them or none. `now` is None where nobody knows it.
+
+    Raises CredentialsError.
+    """
+    made = [Made(name, new_secret()) for name in dict.fromkeys(names)]
+    with _changing(path) as change:
+        known = change.found
+        for each in made:
+            _check_name(each.name)
+            if each.name in known:
+                raise CredentialsError(
+                    f"{each.name} is there already; sluice devices rotate {each.name} makes it "
+                    "another secret, and ends the one that it has"
+                )
+        if len(known.devices) + len(known.operators) + len(made) > NAMES_MAX:
+            raise CredentialsError(f"{path} would hold more than {NAMES_MAX} names; revoke those that are gone")
+        new = {each.name: (_kept(each, now),) for each in made}
+        if operators:
+            change.to(known.devices, {**known.operators, **new})
+        else:
+            change.to({**known.devices, **new}, known.operators)
+    return made
+
+
+def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 0.0) -> Made:
+    """Make another secret for a name; those that it has end now, or so many hours later. Raises CredentialsError.
+
+    Those that were to end earlier still do.
+    """
+    made = Made(name, new_secret())
+    with _changing(path) as change:
+        known = change.found
+        if name not in known:
+            raise CredentialsError(_unknown(name))
+        old: list[Secret] = []
+        if keep_old_hours > 0:
+            if now is None:
+                raise CredentialsError(
+                    "this box's clock is not synced, so that it could not tell when the old secret is to end; wait "
+                    "until it is (sluice check says why it is not), or rotate without --keep-old"
+                )
+            old = [
+                _ending(secret, now + timedelta(hours=keep_old_hours))
+                for secret in (known.devices.get(name) or known.operators.get(name, ()))
+                if secret.holds(now.timestamp())
+            ]
+            if len(old) >= SECRETS_MAX:
+                raise CredentialsError(
+                    f"{name} has {len(old)} secrets that work already; rotate it without --keep-old, which ends them"
+                )
+        new = (_kept(made, now), *old)
+        if name in known.devices:
+            change.to({**known.devices, name: new}, known.operators)
+        else:
+            change.to(known.devices, {**known.operators, name: new})
+    return made
+
+
+def revoke(path: Path, names: Iterable[str]) -> list[str]:
+    """Take names out with all their secrets; all of them or none. Raises CredentialsError."""
+    gone = list(dict.fromkeys(names))
+    with _changing(path) as change:
+        for name in gone:
+            if name not in change.found:
+                raise CredentialsError(_unknown(name))
+        change.to(_without(change.found.devices, gone), _without(change.found.operators, gone))
+    return gone
+
+
+def _without(secrets_of: Mapping[str, Secrets], gone: Iterable[str]) -> dict[str, Secrets]:
+    left = dict(secrets_of)
+    for name in gone:
+        left.pop(name, None)
+    return left
+
+
+def _kept(made: Made, now: datetime | None) -> Secret:
+    return Secret(digest(made.secret), None if now is None else spelled(now))
+
+
+def _ending(secret: Secret, until: datetime) -> Secret:
+    if secret.until is not None and seconds(secret.until) <= until.timestamp():
+        return secret
+    return msgspec.structs.replace(secret, until=spelled(until))
+
+
+def _unknown(name: str) -> str:
+    return f"no secret of {name!r} was made by sluice devices add; sluice devices list shows those that there are"
+
+
+def _check_name(name: str) -> None:
+    if DEVICE_NAME.fullmatch(name) is None:
+        raise CredentialsError(
+            f"{name!r} is no device name; write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or "
+            "digit"
+        )
+
+
+class _Change:
+    """The file while nobody else changes it."""
+
+    def __init__(self, path: Path, folder: int) -> None:
+        self._path = path
+        self._folder = folder
+        self.found = load(path)
+
+    def to(self, devices: dict[str, Secrets], operators: dict[str, Secrets]) -> None:
+        """Put another file in its place, on the disk when this returns."""
+        text = msgspec.json.format(msgspec.json.encode(Credentials(devices=devices, operators=operators)), indent=1)
+        new, folder = self._path.name + _NEW_SUFFIX, self._folder
+        # One that a cut left.
+        with suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(new, flags, 0o600, dir_fd=folder)
+        with open(handle, "wb") as file:  # noqa: PTH123 - what is open already
+            if os.geteuid() == 0:
+                # The daemon, whose folder it is, has to read it.
+                owner = os.fstat(folder)
+                os.fchown(handle, owner.st_uid, owner.st_gid)
+            file.write(text + b"\n")
+            file.flush()
+            os.fsync(handle)
+        os.rename(new, self._path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[_Change]:
+    """Keep all others from changing the file. Raises CredentialsError.
+
+    The folder itself is locked: a file for it would have to belong to somebody, and root would have to make it in a
+    folder of somebody else's.
+    """
+    folder = None
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _lock(folder, path)
+        yield _Change(path, folder)
+    except OSError as error:
+        raise CredentialsError(_not_changed(path, error)) from error
+    finally:
+        if folder is not None:
+            os.close(folder)
+
+
+def _lock(folder: int, path: Path) -> None:
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise CredentialsError(
+                    f"another command has been changing {path} for {LOCK_WAIT_S:.0f} s; nothing was changed: wait for "
+                    "it, or end it, and try again"
+                ) from error
+            time.sleep(_LOCK_RETRY_S)
+        else:
+            return
+
+
+def _not_changed(path: Path, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return (
+            f"nothing was changed: this user may not write in {path.parent}; run this as the user that sluice runs "
+            "as, or as root"
+        )
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"nothing was changed: the directory {path.parent} is not there; make it, for the user that sluice runs "
+            "as (sluice check says which it is), or name another with mqtt_listener.devices_file"
+        )
+    return (
+        f"nothing was changed: {path} cannot be written: {error.strerror or error}; is there room, is the disk sound?"
+    )
