@@ -1,0 +1,218 @@
+"""`sluice setup`: asks what the gateway must know, or takes it from a file; checks it; writes settings and secrets."""
+
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from gateway import setup_service
+from gateway.cli_options import FINDING, config_option
+from gateway.device_credentials import CredentialsError
+from gateway.setup_answers import EXAMPLE, Given, load
+from gateway.setup_plan import Plan, carry_out, plan
+from gateway.setup_settings import Existing, read_existing
+from gateway.setup_write import SetupWriteError, writable_trouble
+from gateway.terminal_text import hanging
+from gateway.toml_mistakes import ConfigError, where
+
+USAGE = 2
+"""Exit code where nothing was written because what was given will not do."""
+_NOTHING = "nothing was written"
+
+
+@click.command(
+    short_help="Ask what the gateway must know, check it, write its settings.",
+    epilog="Example: sluice setup --answers barn-1.toml",
+)
+@config_option
+@click.option(
+    "--answers",
+    "answers_path",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="FILE",
+    help="Take the answers from this file, and secrets from sluice-secrets.toml beside it; nothing is asked.",
+)
+@click.option("--example-answers", is_flag=True, help="Print such a file, with comments, and end.")
+@click.option(
+    "--no-check", is_flag=True, help="With --answers: do not try Kafka, where it is known to be out of reach."
+)
+def setup(config: Path, answers_path: Path | None, example_answers: bool, no_check: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Set this gateway up: at most eight questions, each answer checked at once, and kept anyway if you say so.
+
+    Writes the settings, with comments, and apart from them what is secret. Nothing is written before the last answer,
+    and nothing half: settings that are in place stay until the new ones are whole, and are kept under another name.
+    Works without a network and without sensors. Run again, it proposes what is in place.
+
+    The exit code is 1 where something is to be mended (Kafka cannot be reached, say), and 2 where nothing was written.
+    """
+    if example_answers:
+        click.echo(EXAMPLE, nl=False)
+        return
+    # Passwords are in memory here.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    trouble = writable_trouble(config)
+    if trouble is not None:
+        _end(trouble)
+    try:
+        existing = read_existing(config)
+    except ConfigError as error:
+        _end_with_mistakes(error, f"{_NOTHING}: correct the settings in place first, or move them away")
+    if answers_path is not None:
+        sys.exit(_from_file(config, existing, answers_path, check=not no_check))
+    if no_check:
+        raise click.UsageError("--no-check goes with --answers: where a person is asked, what fails can be kept anyway")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError(
+            "this asks at a terminal, and there is none; sluice setup --answers FILE takes the answers from a file, "
+            "and sluice setup --example-answers prints one"
+        )
+    sys.exit(_at_a_terminal(config, existing))
+
+
+def _at_a_terminal(config: Path, existing: Existing) -> int:
+    from gateway import logs  # noqa: PLC0415
+    from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
+    from gateway.setup_dialogue import Dialogue, say  # noqa: PLC0415 - a file of answers needs none of it
+
+    logs.quieten_libraries()
+    bound_look_ups()
+    say(
+        f"This writes {config}. Nothing is written before the last question is answered; Ctrl-C ends it at any time."
+        + (" Settings are in place: they are what is proposed." if existing.settings is not None else "")
+    )
+    can_start = setup_service.is_there() and setup_service.may_be_changed()
+    try:
+        told = Dialogue(config, existing, can_start=can_start).run()
+    except (click.Abort, KeyboardInterrupt):
+        click.echo()
+        _end(f"stopped: {_NOTHING}")
+    planned = _carried_out(Given(told.answers, Path("the answers"), {}), config, existing, told.ca)
+    click.echo()
+    page_password = told.answers.secrets.page_password
+    return _tell(planned, page_password, start=told.answers.service.start, findings=told.accepted)
+
+
+def _from_file(config: Path, existing: Existing, path: Path, *, check: bool) -> int:
+    try:
+        given = load(path)
+        planned = plan(given, config, existing, is_watched=True)
+    except ConfigError as error:
+        _end_with_mistakes(error, f"{_NOTHING}: correct this first")
+    except CredentialsError as error:
+        _end(f"{error}; {_NOTHING}")
+    findings = _kafka_findings(planned, given) if check else 0
+    _write(planned)
+    return _tell(planned, None, start=given.answers.service.start, findings=findings)
+
+
+def _kafka_findings(planned: Plan, given: Given) -> int:
+    """Say what Kafka makes of the settings; how many things are to be mended. They are written all the same."""
+    from gateway import logs  # noqa: PLC0415
+    from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
+    from gateway.setup_answers import ca_text  # noqa: PLC0415
+    from gateway.setup_kafka import try_settings  # noqa: PLC0415
+
+    logs.quieten_libraries()
+    bound_look_ups()
+    password = given.answers.secrets.kafka_password
+    found = try_settings(planned.made.settings, password=password, ca=ca_text(given))
+    for finding in found:
+        if not finding.ok or finding is found[0]:
+            judgement = "ok  " if finding.ok else "FAIL"
+            click.echo(hanging(f"{judgement}  {finding.subject}: {finding.words}", 6))
+    return sum(not finding.ok for finding in found)
+
+
+def _carried_out(given: Given, config: Path, existing: Existing, ca: bytes | None) -> Plan:
+    try:
+        planned = plan(given, config, existing, is_watched=True, ca=ca)
+    except ConfigError as error:
+        _end_with_mistakes(error, _NOTHING)
+    except CredentialsError as error:
+        _end(f"{error}; {_NOTHING}")
+    _write(planned)
+    return planned
+
+
+def _write(planned: Plan) -> None:
+    try:
+        carry_out(planned)
+    except SetupWriteError as error:
+        _end(str(error))
+
+
+def _tell(planned: Plan, page_password: str | None, *, start: bool, findings: int) -> int:
+    """Say what was written, what is shown once, and what to do next; the exit code."""
+    for line in written_lines(planned):
+        click.echo(hanging(line, 4))
+    secrets = list(_shown_lines(planned, page_password))
+    if secrets:
+        click.echo()
+        click.echo("Shown once, and kept nowhere in a form that could be read:")
+        for line in secrets:
+            click.echo(f"    {line}")
+    click.echo()
+    started, lines = _started(planned.config, start=start)
+    for line in (*lines, *_next_lines(planned, started=started)):
+        click.echo(hanging(line, 4))
+    return FINDING if findings or (start and not started and setup_service.is_there()) else 0
+
+
+def written_lines(planned: Plan) -> Iterator[str]:
+    """What was written, without a secret."""
+    made = planned.made
+    for file in made.files:
+        what = " (as it was before)" if file.path == made.kept else ""
+        yield f"written: {file.path}{what}"
+    if planned.digests:
+        yield f"secrets of devices, as hashes: {', '.join(sorted(planned.digests))}"
+    for name in planned.kept:
+        yield f"{name} keeps the secret that it has: sluice devices rotate {name} makes another"
+
+
+def _shown_lines(planned: Plan, page_password: str | None) -> Iterator[str]:
+    shown = dict(planned.shown)
+    width = max(map(len, [*shown, "status page"]))
+    password = planned.page_password or page_password
+    if password is not None:
+        yield f"{'status page'.ljust(width)}  {password}"
+    for name, secret in shown.items():
+        yield f"{name.ljust(width)}  {secret}"
+
+
+def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
+    if not setup_service.is_there():
+        return False, [f"start it: sluice run --config {config}"]
+    if not start or not setup_service.may_be_changed():
+        return False, ["start it, now and at every boot: sudo systemctl enable --now sluice"]
+    try:
+        setup_service.start()
+    except setup_service.ServiceError as error:
+        return False, [f"not started: {error}"]
+    return True, ["the gateway was started, and starts at every boot"]
+
+
+def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
+    settings = planned.made.settings
+    yield "next: sluice check goes through every link of the chain; sluice status shows how it is"
+    listener = settings.mqtt_listener
+    if listener is not None:
+        yield f"sensors: MQTT on port {listener.port} of this box, user = NAME; sluice devices add NAME makes another"
+    page = settings.status_page
+    if page is not None:
+        yield f"status page{'' if started else ', once it runs'}: http://{socket.gethostname()}:{page.port}"
+
+
+def _end(words: str) -> NoReturn:
+    click.echo(hanging(words, 4, sys.stderr), err=True)
+    sys.exit(USAGE)
+
+
+def _end_with_mistakes(error: ConfigError, words: str) -> NoReturn:
+    for mistake in error.mistakes:
+        click.echo(hanging(f"{where(error.path, mistake.line)}: {mistake.message}", 4, sys.stderr), err=True)
+    _end(words)

@@ -1,0 +1,434 @@
+"""The questions of `sluice setup`, at most eight; each answer is looked at before the next one is asked for."""
+
+import errno
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+import click
+import msgspec
+
+from gateway import config_file
+from gateway.check import Finding
+from gateway.check_certificates import CertificateFileError, read_certificates
+from gateway.routes import DEVICE_NAME
+from gateway.serial_ports import ALL, names_of
+from gateway.settings import ListenerSettings, Settings
+from gateway.setup_answers import (
+    ANONYMOUS_WORDS,
+    PASSWORD_LENGTH_MIN,
+    Answers,
+    GatewayAnswers,
+    KafkaAnswers,
+    Secrets,
+    SensorsAnswers,
+    ServiceAnswers,
+    StatusPageAnswers,
+)
+from gateway.setup_hardware import ports, proposed_id
+from gateway.setup_kafka import Broker, best_mechanism, look_at, try_settings
+from gateway.setup_plan import new_page_password
+from gateway.setup_settings import LISTENER_PORT, Existing, make
+from gateway.terminal_text import escaped, hanging
+from gateway.toml_mistakes import ConfigError
+
+QUESTIONS_MAX: Final = 8
+NONE: Final = "none"
+LATER: Final = "later"
+_PLAIN_PORT: Final = 9092
+"""Of Kafka without TLS, by custom: what counts where nobody can be asked."""
+_TLS: Final = "tls://"
+_PLAIN: Final = "plain://"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_T = TypeVar("_T")
+
+
+class AnswerError(Exception):
+    """An answer that will not do; the message says why, and what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What came of the questions."""
+
+    answers: Answers
+    ca: bytes | None
+    accepted: int
+    """Troubles that were told, and kept anyway."""
+
+
+def say(text: str, indent: int = 0) -> None:
+    """Words for the person at the terminal, wrapped."""
+    click.echo(" " * indent + hanging(text, indent).lstrip() if indent else hanging(text, 0))
+
+
+class Dialogue:
+    """One run of the questions."""
+
+    def __init__(self, config: Path, existing: Existing, *, can_start: bool) -> None:
+        self._config = config
+        self._existing = existing
+        self._can_start = can_start
+        self._asked = 0
+        self._accepted = 0
+        self._is_reached = True
+        self._ca: bytes | None = None
+
+    def run(self) -> Told:
+        """Ask all. Raises click.Abort where the person ends it: nothing is written then."""
+        gateway_id, namespace = self._identity()
+        kafka, password = self._kafka(gateway_id, namespace)
+        serial = self._serial()
+        sensors = self._mqtt(serial)
+        page, page_password = self._page()
+        start = self._start() if self._can_start else False
+        answers = Answers(
+            kafka=kafka,
+            gateway=GatewayAnswers(gateway_id, namespace),
+            sensors=sensors,
+            status_page=StatusPageAnswers(enabled=page),
+            service=ServiceAnswers(start=start),
+            secrets=Secrets(kafka_password=password, page_password=page_password),
+        )
+        return Told(answers, self._ca, self._accepted)
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def _ask(  # noqa: PLR0913 - what a question is made of
+        self,
+        heading: str,
+        words: str,
+        judge: Callable[[str], _T],
+        *,
+        proposal: str = "",
+        proposal_shown: str | None = None,
+        is_secret: bool = False,
+    ) -> _T:
+        """Ask until the answer will do. Enter takes the proposal."""
+        self._asked += 1
+        click.echo()
+        say(f"{self._asked}/{QUESTIONS_MAX}  {heading}")
+        say(words, 5)
+        while True:
+            shown = proposal if proposal_shown is None else proposal_shown
+            prompt = f"     [{shown}]" if shown else "    "
+            answer = click.prompt(
+                prompt, default=proposal, show_default=False, hide_input=is_secret, prompt_suffix=" > ", err=False
+            )
+            try:
+                return judge(answer.strip() if not is_secret else answer)
+            except AnswerError as error:
+                say(str(error), 5)
+
+    def _keep_anyway(self, words: str) -> bool:
+        say(words, 5)
+        kept = click.confirm("     Keep this answer anyway?", default=False)
+        self._accepted += kept
+        return kept
+
+    # -- the questions ----------------------------------------------------------------------------
+
+    def _identity(self) -> tuple[str, str]:
+        settings = self._existing.settings
+        proposal = (
+            f"default/{proposed_id()}" if settings is None else f"{settings.gateway.namespace}/{settings.gateway.id}"
+        )
+
+        def judge(answer: str) -> tuple[str, str]:
+            site, slash, name = answer.rpartition("/")
+            site = site if slash else proposal.partition("/")[0]
+            for part in (site, name):
+                if _NAME.fullmatch(part) is None:
+                    raise AnswerError(
+                        f"{escaped(part[:80])!r} will not do: site and name have 1 to 63 letters, digits, '.', '_' or "
+                        "'-' each, and begin with a letter or digit, as in north-farm/barn-1"
+                    )
+            return name, site
+
+        return self._ask(
+            "What is this gateway called?",
+            "SITE/NAME, as in north-farm/barn-1. The site keeps two sites' sensor 42 apart, the name tells the site's "
+            "gateways apart; readings bear both for ever. Enter takes what stands in brackets, here and below.",
+            judge,
+            proposal=proposal,
+        )
+
+    def _kafka(self, gateway_id: str, namespace: str) -> tuple[KafkaAnswers, str | None]:
+        settings = self._existing.settings
+        proposal = ""
+        if settings is not None:
+            way = _TLS if settings.kafka.tls is not None else _PLAIN
+            proposal = ", ".join(way + address for address in settings.kafka.bootstrap)
+        brokers, tls = self._ask(
+            "Where is Kafka?",
+            "Its brokers as host:port, several with commas between, as in kafka.example:9093. Whether they speak TLS "
+            "is found out; tls:// or plain:// before the address says it where they cannot be reached from here.",
+            self._addresses,
+            proposal=proposal,
+        )
+        create_topics = True if settings is None else settings.kafka.create_topics
+        answers = KafkaAnswers(tuple(broker.address for broker in brokers), tls, create_topics=create_topics)
+        gateway = GatewayAnswers(gateway_id, namespace)
+        wants_none = any(broker.mechanisms == () for broker in brokers)
+        if wants_none and self._try(Answers(answers, gateway), None):
+            return answers, None
+        return self._log_in(answers, gateway, brokers)
+
+    def _addresses(self, answer: str) -> tuple[list[Broker], bool]:
+        ways = {part.partition("://")[0] for part in re.split(r"[,\s]+", answer) if "://" in part}
+        if ways - {"tls", "plain"} or len(ways) > 1:
+            raise AnswerError("before an address stands tls://, plain:// or nothing, and the same before all of them")
+        addresses = [part.rpartition("://")[2] for part in re.split(r"[,\s]+", answer) if part]
+        try:
+            settings = config_file.parse(
+                _SKETCH.format(addresses=msgspec.json.encode(addresses).decode()), self._config
+            )
+        except ConfigError as error:
+            raise AnswerError("; ".join(mistake.message.partition(": ")[2] for mistake in error.mistakes)) from None
+        brokers = look_at(settings.kafka.bootstrap)
+        reached = [broker for broker in brokers if not broker.trouble]
+        for broker in brokers:
+            if broker.trouble and reached:
+                say(f"{broker.trouble}. It is kept: others answer.", 5)
+                self._accepted += 1
+        if not reached:
+            self._is_reached = self._keep_unreached(brokers)
+        by_port = not all(address.endswith(f":{_PLAIN_PORT}") for address in settings.kafka.bootstrap)
+        tls = any(broker.tls for broker in reached) if reached else by_port
+        if ways:
+            if reached and tls != (ways == {"tls"}):
+                raise AnswerError(f"what answers there speaks {'TLS' if tls else 'no TLS'}; leave the beginning out")
+            tls = ways == {"tls"}
+        said = "TLS" if tls else "no TLS: what is sent can be read on the way"
+        say(f"{'Reached: it speaks' if reached else 'Not reached; taken for'} {said}.", 5)
+        return brokers, tls
+
+    def _keep_unreached(self, brokers: Sequence[Broker]) -> bool:
+        """False, for nothing is reached; raises AnswerError where that is not to be kept."""
+        words = ". ".join(broker.trouble for broker in brokers)
+        if not self._keep_anyway(f"{words}. Without network here, that is to be expected."):
+            raise AnswerError("Write the address again.")
+        return False
+
+    def _log_in(
+        self, answers: KafkaAnswers, gateway: GatewayAnswers, brokers: Sequence[Broker]
+    ) -> tuple[KafkaAnswers, str | None]:
+        settings = self._existing.settings
+        sasl = None if settings is None else settings.kafka.sasl
+        offered = best_mechanism(brokers, tls=answers.tls)
+        words = f'As which user does this gateway log in? "{NONE}": Kafka wants no log-in.'
+        if offered is not None:
+            words = f"Kafka wants a log-in ({offered}). As which user?"
+
+        def user_of(answer: str) -> str | None:
+            if answer and answer != NONE:
+                return answer
+            if not answer or not self._try(Answers(answers, gateway), None):
+                raise AnswerError(f'Write the user\'s name, or "{NONE}".')
+            return None
+
+        proposal = sasl.user if sasl is not None else "" if offered is not None else NONE
+        user = self._ask("Kafka's log-in: the user", words, user_of, proposal=proposal)
+        if user is None:
+            return answers, None
+        mechanism = offered or ("SCRAM-SHA-512" if sasl is None else sasl.mechanism)
+        answers = msgspec.structs.replace(answers, user=user, mechanism=mechanism)
+        return answers, self._password(answers, gateway, user)
+
+    def _password(self, answers: KafkaAnswers, gateway: GatewayAnswers, user: str) -> str | None:
+        """The password; None where the one in place stays."""
+        in_place = self._existing.kafka_password(user)
+
+        def password_of(answer: str) -> str | None:
+            password = answer or in_place
+            if not password:
+                raise AnswerError("Write the password; nothing is shown as you type.")
+            if not self._try(Answers(answers, gateway), password):
+                raise AnswerError("Write the password again. Ctrl-C ends without writing anything.")
+            return answer or None
+
+        return self._ask(
+            "Kafka's log-in: the password",
+            f"Of user {escaped(user)}. Nothing is shown as you type. It is kept in a file of its own.",
+            password_of,
+            proposal_shown="the one in place" if in_place is not None else None,
+            is_secret=True,
+        )
+
+    def _try(self, answers: Answers, password: str | None) -> bool:
+        """Whether Kafka takes these answers, or the person keeps them all the same."""
+        if not self._is_reached:
+            return True
+        while True:
+            first, *others = self._findings(answers, password)
+            if first.ok:
+                say(f"{first.subject} {first.words}.", 5)
+                for finding in others:
+                    if not finding.ok:
+                        say(f"To be mended: {finding.subject}: {finding.words}", 5)
+                self._accepted += any(not finding.ok for finding in others)
+                return True
+            if answers.kafka.tls and "signed by nobody" in first.words and self._ask_for_ca(first.words):
+                continue
+            return self._keep_anyway(f"{first.subject} {first.words}.")
+
+    def _findings(self, answers: Answers, password: str | None) -> list[Finding]:
+        settings = self._candidate(answers, password)
+        return try_settings(settings, password=password, ca=self._ca)
+
+    def _candidate(self, answers: Answers, password: str | None) -> Settings:
+        secrets = Secrets(kafka_password=password)
+        sensors = SensorsAnswers(mqtt=False)
+        tried = msgspec.structs.replace(answers, secrets=secrets, sensors=sensors)
+        return make(self._config, self._existing, tried, gateway_id=answers.gateway.id or "gateway").settings
+
+    def _ask_for_ca(self, trouble: str) -> bool:
+        """Have the authority's certificate named, which is no question of those that everybody is asked."""
+        say(trouble, 5)
+        while True:
+            answer = click.prompt(
+                "     Path of the authority's certificate (PEM), or Enter for none",
+                default="",
+                show_default=False,
+                prompt_suffix=" > ",
+            ).strip()
+            if not answer:
+                return False
+            path = Path(answer).expanduser()
+            try:
+                read_certificates(path)
+                self._ca = path.read_bytes()
+            except CertificateFileError as error:
+                say(str(error), 5)
+            except OSError as error:
+                say(f"{path}: {error.strerror}", 5)
+            else:
+                return True
+
+    def _serial(self) -> tuple[str, ...]:
+        settings = self._existing.settings
+        old = ("all",) if settings is None else settings.serial.ports if settings.serial is not None else ()
+        seen = ports()
+        told = "; ".join(f"{port.name}: {escaped(port.what)}" for port in seen)
+
+        def judge(answer: str) -> tuple[str, ...]:
+            if answer.lower() == NONE:
+                return ()
+            names = tuple(part for part in re.split(r"[,\s]+", answer) if part)
+            if names == (ALL,):
+                return names
+            for name in names:
+                if not name.startswith("/dev/"):
+                    raise AnswerError(
+                        f'{escaped(name[:80])!r} is no port: write "{ALL}", "{NONE}", or paths below /dev/'
+                    )
+                if not names_of(name) and not self._keep_anyway(f"{escaped(name[:80])} is not there now."):
+                    raise AnswerError("Write the ports again.")
+            return names
+
+        return self._ask(
+            "Which serial ports have sensors?",
+            f'"{ALL}": every USB adapter, now and later; "{NONE}"; or paths with commas between. '
+            + (f"Seen now: {told}" if told else "None is seen now; those that are plugged in later are served too."),
+            judge,
+            proposal=", ".join(old) or NONE,
+        )
+
+    def _mqtt(self, serial: tuple[str, ...]) -> SensorsAnswers:
+        settings = self._existing.settings
+        listener = None if settings is None else settings.mqtt_listener
+        proposal = LATER if settings is None or listener is not None else NONE
+        if listener is not None and listener.anonymous:
+            proposal = ANONYMOUS_WORDS
+
+        def judge(answer: str) -> SensorsAnswers:
+            if answer.lower() == NONE:
+                return SensorsAnswers(serial, mqtt=False)
+            if answer.lower() in {LATER, ANONYMOUS_WORDS}:
+                self._port_free(listener)
+                anonymous = ANONYMOUS_WORDS if answer.lower() == ANONYMOUS_WORDS else None
+                return SensorsAnswers(serial, anonymous=anonymous)
+            names = tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", answer) if part))
+            for name in names:
+                if DEVICE_NAME.fullmatch(name) is None:
+                    raise AnswerError(
+                        f"{escaped(name[:80])!r} is no name of a sensor: 1 to 63 letters, digits, '.', '_' or '-', "
+                        "beginning with a letter or digit"
+                    )
+            if len(names) > 1 and {LATER, NONE} & set(names):
+                raise AnswerError(f'Write names, or "{LATER}", or "{NONE}".')
+            self._port_free(listener)
+            return SensorsAnswers(serial, devices=names)
+
+        return self._ask(
+            "Which sensors connect by MQTT?",
+            "Their names with commas between: each gets a secret of its own, shown at the end. "
+            f'"{LATER}": they come later (sluice devices add NAME); "{NONE}": no MQTT here. Where sensors have no '
+            f"secrets at all, write in so many words: {ANONYMOUS_WORDS}",
+            judge,
+            proposal=proposal,
+        )
+
+    def _port_free(self, listener: ListenerSettings | None) -> None:
+        """Say where another program has the listener's port; the one that is in place is this gateway's own."""
+        if listener is not None:
+            return
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("", LISTENER_PORT))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    self._accepted += 1
+                    say(
+                        f"Another program has port {LISTENER_PORT} (a mosquitto? ss -ltnp tells): stop it, or change "
+                        "mqtt_listener.port in the settings afterwards.",
+                        5,
+                    )
+
+    def _page(self) -> tuple[bool, str | None]:
+        in_place = self._existing.page_password is not None
+        made = new_page_password()
+
+        def judge(answer: str) -> tuple[bool, str | None]:
+            if answer.lower() == NONE:
+                return False, None
+            if not answer:
+                return True, None
+            if not PASSWORD_LENGTH_MIN <= len(answer) <= 256 or not answer.isprintable():
+                raise AnswerError(f"A password has at least {PASSWORD_LENGTH_MIN} characters, and 256 at most.")
+            return True, answer
+
+        return self._ask(
+            "The status page's password",
+            f"Whoever is on this network and has it sees how the gateway is, with a browser. At least "
+            f'{PASSWORD_LENGTH_MIN} characters; "{NONE}": no status page. Note it: it is not kept in a form that could '
+            "be read.",
+            judge,
+            proposal="" if in_place else made,
+            proposal_shown="the one in place" if in_place else None,
+        )
+
+    def _start(self) -> bool:
+        def judge(answer: str) -> bool:
+            if answer.lower() in {"y", "yes", "n", "no"}:
+                return answer.lower().startswith("y")
+            raise AnswerError("Write yes or no.")
+
+        return self._ask(
+            "Start the gateway now, and at every boot?",
+            "systemctl enable --now sluice; a gateway that runs is restarted with what was answered.",
+            judge,
+            proposal="yes",
+        )
+
+
+_SKETCH: Final = """\
+[gateway]
+id = "gateway"
+[kafka]
+bootstrap = {addresses}
+"""

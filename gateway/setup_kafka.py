@@ -1,0 +1,176 @@
+"""Tries Kafka for `sluice setup`: what a broker speaks and wants, and whether settings that are not written yet do."""
+
+import asyncio
+import os
+import ssl
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.check import Finding, check_kafka
+from gateway.kafka_reach import Stage, reach_words
+from gateway.name_lookup import names
+from gateway.settings import KafkaSettings, Settings
+from gateway.setup_answers import Mechanism
+
+PATIENCE_S: Final = 5.0
+"""How long an address may take for each step: a person waits for it."""
+CHECK_S: Final = 15.0
+"""How long one request may take while settings are tried."""
+MECHANISMS: Final[tuple[Mechanism, ...]] = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
+"""Those that the gateway speaks, the best first."""
+_SASL_HANDSHAKE: Final = 17
+_ANSWER_BYTES_MAX: Final = 10_000
+"""Of a broker's answer to what is asked here; more is none."""
+
+
+class Broker(Struct, frozen=True):
+    """What one address of `kafka.bootstrap` is like."""
+
+    address: str
+    trouble: str = ""
+    """Why it cannot be reached, and what to do; empty where it is reached."""
+    tls: bool = False
+    mechanisms: tuple[str, ...] | None = None
+    """What it takes for a log-in: nothing where it wants none; None where it does not say."""
+
+
+def look_at(addresses: Sequence[str]) -> list[Broker]:
+    """Find out what brokers speak, side by side; nothing secret is sent."""
+
+    async def look() -> list[Broker]:
+        return await asyncio.gather(*map(_look_at, addresses))
+
+    return asyncio.run(look())
+
+
+async def _look_at(address: str) -> Broker:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    stage: Stage = "name"
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            (_, _, _, found), *_ = await names.addresses(host, int(port))
+        stage = "connect"
+        async with asyncio.timeout(PATIENCE_S):
+            _, writer = await asyncio.open_connection(found[0], found[1])
+            writer.close()
+    except (OSError, TimeoutError) as error:
+        fault = reach_words(error, host, int(port), KafkaSettings((address,)), stage=stage)
+        return Broker(address, f"{fault.words}; {fault.hint}")
+    for tls in (True, False):
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                mechanisms = await _asked(found[0], found[1], tls=tls)
+        except (OSError, EOFError, TimeoutError, ValueError, struct.error):
+            # The other way, then: what is wrong with both is found as the settings are tried.
+            continue
+        return Broker(address, tls=tls, mechanisms=mechanisms)
+    return Broker(address, tls=await _speaks_tls(found[0], found[1]))
+
+
+async def _speaks_tls(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            _, writer = await asyncio.open_connection(host, port, ssl=_any_certificate())
+            writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return True
+
+
+async def _asked(host: str, port: int, *, tls: bool) -> tuple[str, ...]:
+    """The mechanisms that a broker takes, none where it wants no log-in.
+
+    Kafka's SaslHandshake, version 1: `clients/src/main/resources/common/message/SaslHandshakeRequest.json`. Raises
+    OSError, EOFError, ValueError, struct.error where what answers is none, or speaks otherwise.
+    """
+    context = _any_certificate() if tls else None
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=_ANSWER_BYTES_MAX)
+    try:
+        wanted = MECHANISMS[0].encode()
+        asked = struct.pack(f">hhih6sh{len(wanted)}s", _SASL_HANDSHAKE, 1, 1, 6, b"sluice", len(wanted), wanted)
+        writer.write(struct.pack(">i", len(asked)) + asked)
+        await writer.drain()
+        (length,) = struct.unpack(">i", await reader.readexactly(4))
+        if not 10 <= length <= _ANSWER_BYTES_MAX:
+            raise ValueError("no answer of Kafka's")
+        answer = await reader.readexactly(length)
+    finally:
+        writer.close()
+    (count,) = struct.unpack_from(">i", answer, 6)
+    found, at = [], 10
+    for _ in range(count):
+        (size,) = struct.unpack_from(">h", answer, at)
+        found.append(answer[at + 2 : at + 2 + size].decode("ascii"))
+        at += 2 + size
+    return tuple(found)
+
+
+def _any_certificate() -> ssl.SSLContext:
+    """TLS that looks at nobody's certificate, to see whether TLS is spoken at all.
+
+    Nothing that anybody may not know goes this way: the log-in is tried with certificates verified, as ever.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def best_mechanism(brokers: Sequence[Broker], *, tls: bool) -> Mechanism | None:
+    """The best log-in that all brokers that answered take; None where none of ours, or nobody said."""
+    offers = [set(broker.mechanisms) for broker in brokers if broker.mechanisms]
+    if not offers:
+        return None
+    common = set.intersection(*offers) - (set() if tls else {"PLAIN"})
+    return next((name for name in MECHANISMS if name in common), None)
+
+
+def try_settings(settings: Settings, *, password: str | None = None, ca: bytes | None = None) -> list[Finding]:
+    """What `sluice check` would say of Kafka with settings whose files are not written yet."""
+    kafka = settings.kafka
+    with _in_memory(password) as password_file, _in_memory(ca) as ca_file:
+        if kafka.sasl is not None and password_file is not None:
+            kafka = msgspec.structs.replace(
+                kafka, sasl=msgspec.structs.replace(kafka.sasl, password_file=password_file)
+            )
+        if kafka.tls is not None and ca_file is not None:
+            kafka = msgspec.structs.replace(kafka, tls=msgspec.structs.replace(kafka.tls, ca=ca_file))
+        kafka = msgspec.structs.replace(
+            kafka,
+            connect_timeout_s=min(kafka.connect_timeout_s, PATIENCE_S),
+            request_timeout_s=min(kafka.request_timeout_s, CHECK_S),
+        )
+        found = asyncio.run(check_kafka(msgspec.structs.replace(settings, kafka=kafka), create=False))
+    return [_without_memory(finding, (password_file, ca_file)) for finding in found]
+
+
+@contextmanager
+def _in_memory(content: str | bytes | None) -> Iterator[Path | None]:
+    """A file that no disk ever sees, for as long as it is tried; None without content."""
+    if content is None:
+        yield None
+        return
+    held = os.memfd_create("sluice-setup", os.MFD_CLOEXEC)
+    try:
+        os.fchmod(held, 0o400)
+        os.write(held, content.encode() if isinstance(content, str) else content)
+        yield Path(f"/proc/self/fd/{held}")
+    finally:
+        os.close(held)
+
+
+def _without_memory(finding: Finding, files: Sequence[Path | None]) -> Finding:
+    """The same without the names of such files, which nobody can look into."""
+    words = finding.words
+    for path in filter(None, files):
+        words = (
+            words.replace(f" in {path}", "").replace(f" (it is {path} now)", "").replace(str(path), "what was given")
+        )
+    return msgspec.structs.replace(finding, words=words)

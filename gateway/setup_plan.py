@@ -1,0 +1,176 @@
+"""From answers to a gateway that is set up: first everything is made and judged in memory, then it is written."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway import device_credentials, page_password
+from gateway.clock_kernel import read_wall_clock
+from gateway.config_words import Place
+from gateway.setup_answers import SECRETS_NAME, Answers, Given, ca_text
+from gateway.setup_hardware import proposed_id
+from gateway.setup_settings import Existing, Made, make
+from gateway.setup_write import SetupWriteError, make_folders, wipe, write
+from gateway.toml_mistakes import ConfigError, Mistake
+
+_ALPHABET: Final = "23456789abcdefghjkmnpqrstuvwxyz"
+"""For a password that a person reads out and types: nothing that looks like something else."""
+_ASKED_FOR: Final[Mapping[str, Place]] = {
+    "serial.ports": ("sensors", "serial"),
+    "mqtt_listener": ("sensors", "mqtt"),
+    "gateway.id": ("gateway", "id"),
+    "gateway.namespace": ("gateway", "namespace"),
+    "kafka.bootstrap": ("kafka", "bootstrap"),
+    "kafka.sasl.user": ("kafka", "user"),
+    "kafka.sasl.mechanism": ("kafka", "mechanism"),
+}
+"""Which answer stands behind a setting."""
+_UNSEEN: Final = "nobody is there to be shown one that is made"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is going to be written."""
+
+    config: Path
+    existing: Existing
+    made: Made
+    digests: Mapping[str, str] = field(repr=False)
+    """By device: SHA-256 of its secret."""
+    shown: Mapping[str, str] = field(repr=False)
+    """By device: a secret that was made for it here."""
+    kept: tuple[str, ...]
+    """Devices that have a secret already, and keep it."""
+    page_password: str | None = field(repr=False)
+    """One that was made here."""
+
+    @property
+    def settings_text(self) -> str:
+        """What `gateway.toml` will say."""
+        return self.made.files[-1].content.decode()
+
+
+def new_page_password() -> str:
+    """Make a password of 59 random bits, in three parts that can be read out."""
+    return "-".join("".join(secrets.choice(_ALPHABET) for _ in range(4)) for _ in range(3))
+
+
+def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca: bytes | None = None) -> Plan:
+    """Judge answers, and make all that is to be written. Raises ConfigError with lines of the answers.
+
+    `is_watched`: somebody sees what is printed, so that secrets may be made here and shown. `ca`: an authority's
+    certificate that was read already.
+    """
+    mistakes = list(_unanswered(given, existing, is_watched=is_watched))
+    answers, made_password = given.answers, None
+    hashed: str | None = None
+    if answers.status_page.enabled and not mistakes:
+        password = answers.secrets.page_password
+        if password is None and existing.page_password is None:
+            password = made_password = new_page_password()
+        hashed = None if password is None else page_password.make(password)
+    gateway_id = answers.gateway.id or _id_in_place(existing) or proposed_id()
+    if mistakes:
+        # What else is wrong is told with it.
+        answers = msgspec.structs.replace(answers, kafka=msgspec.structs.replace(answers.kafka, user=None))
+    try:
+        made = make(config, existing, answers, gateway_id=gateway_id, ca=ca or ca_text(given), page_hash=hashed)
+    except ConfigError as error:
+        raise ConfigError(given.path, [*mistakes, *(_of_answers(given, each) for each in error.mistakes)]) from None
+    if mistakes:
+        raise ConfigError(given.path, mistakes)
+    known = _known_devices(made, existing)
+    digests = dict(answers.secrets.devices_sha256)
+    digests |= {name: device_credentials.digest(secret) for name, secret in answers.secrets.devices.items()}
+    new = [name for name in answers.sensors.devices if name not in digests and name not in known]
+    shown = {name: device_credentials.new_secret() for name in new}
+    kept = tuple(name for name in answers.sensors.devices if name in known and name not in digests)
+    digests |= {name: device_credentials.digest(secret) for name, secret in shown.items()}
+    return Plan(config, existing, made, digests, shown, kept, made_password)
+
+
+def carry_out(planned: Plan) -> None:
+    """Write it. Raises SetupWriteError: then the settings are as they were.
+
+    Secrets of devices come first: whoever finds settings finds those too.
+    """
+    make_folders(planned.made.folders)
+    if planned.digests:
+        clock = read_wall_clock(planned.made.settings.gateway)
+        now = datetime.now(UTC) if clock.synced else None
+        try:
+            _put(device_credentials.file_of(planned.made.settings), planned.digests, now)
+        except device_credentials.CredentialsError as error:
+            raise SetupWriteError(str(error)) from error
+    write(planned.made.files, planned.config, planned.existing.text)
+    for path in planned.made.replaced:
+        wipe(path)
+
+
+def _put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
+    """Give devices these secrets, in place of any that they have. Raises CredentialsError."""
+    made = None if now is None else device_credentials.spelled(now)
+    with device_credentials._changing(path) as change:  # noqa: SLF001 - one writer of that file, by its own rules
+        new = {name: (device_credentials.Secret(digest, made),) for name, digest in digests.items()}
+        change.to({**change.found.devices, **new}, change.found.operators)
+
+
+def _known_devices(made: Made, existing: Existing) -> set[str]:
+    """Devices that have a secret which somebody was shown.
+
+    Without settings in place nobody was: what stands there is of a setup that was cut off.
+    """
+    if existing.settings is None:
+        return set()
+    listener = existing.settings.mqtt_listener
+    return {*device_credentials.load(device_credentials.file_of(made.settings)).devices} | {
+        *(listener.users if listener is not None else ())
+    }
+
+
+def _id_in_place(existing: Existing) -> str | None:
+    return None if existing.settings is None else existing.settings.gateway.id
+
+
+def _unanswered(given: Given, existing: Existing, *, is_watched: bool) -> list[Mistake]:
+    """What has to be said, and is neither in the answers nor in place."""
+    answers, found = given.answers, []
+    user, secrets_given = answers.kafka.user, answers.secrets
+    if user is not None and secrets_given.kafka_password is None and existing.kafka_password(user) is None:
+        told = f"has no password; write kafka_password into {SECRETS_NAME} beside this file"
+        found.append(given.mistake(("kafka", "user"), told))
+    if is_watched:
+        return found
+    if answers.status_page.enabled and secrets_given.page_password is None and existing.page_password is None:
+        told = f"has no password, and {_UNSEEN}; write page_password into {SECRETS_NAME}, or enabled = false"
+        found.append(given.mistake(("status_page",), told))
+    for name in _without_secret(answers, existing):
+        told = (
+            f"{name} has no secret, and {_UNSEEN}; write it below [devices] in {SECRETS_NAME} (openssl rand -hex 16 "
+            "makes one), or leave the device out and run sluice devices add later"
+        )
+        found.append(given.mistake(("sensors", "devices"), told))
+    return found
+
+
+def _without_secret(answers: Answers, existing: Existing) -> list[str]:
+    known: set[str] = {*answers.secrets.devices, *answers.secrets.devices_sha256}
+    if existing.settings is not None:
+        listener = existing.settings.mqtt_listener
+        known |= {*device_credentials.load(device_credentials.file_of(existing.settings)).devices}
+        known |= {*(listener.users if listener is not None else ())}
+    return [name for name in answers.sensors.devices if name not in known]
+
+
+def _of_answers(given: Given, mistake: Mistake) -> Mistake:
+    """A mistake of the settings that would come of answers, at the answer's line where there is one."""
+    setting, colon, words = mistake.message.partition(": ")
+    place = _ASKED_FOR.get(setting)
+    if colon and place is not None:
+        return given.mistake(place, words)
+    return Mistake(0, f"with the settings in place: {mistake.message}")

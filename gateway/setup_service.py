@@ -1,0 +1,65 @@
+"""The service as systemd has it, for commands that start or stop it."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+UNIT: Final = "sluice.service"
+PATIENCE_S: Final = 90.0
+"""How long systemctl may take: stopping waits for the daemon's last commit."""
+_BOOTED: Final = Path("/run/systemd/system")
+"""There where systemd runs this box (sd_booted(3))."""
+
+
+class ServiceError(Exception):
+    """systemd did not do it; the message says why and what to do."""
+
+
+def is_there() -> bool:
+    """Whether systemd runs this box, and knows the service."""
+    return _BOOTED.is_dir() and _systemctl("cat", UNIT)[0] == 0
+
+
+def may_be_changed() -> bool:
+    """Whether this user may start and stop it, without being asked for a password."""
+    return os.geteuid() == 0
+
+
+def is_active() -> bool:
+    """Whether it runs, or is about to."""
+    return _BOOTED.is_dir() and _systemctl("is-active", UNIT)[1].strip() in {"active", "activating", "reloading"}
+
+
+def start(*, wait: bool = True) -> None:
+    """Start it now and at every boot; one that runs is started anew. Raises ServiceError."""
+    _do("enable", UNIT)
+    # Who runs before the service must not wait for it.
+    _do(*(() if wait else ("--no-block",)), "restart", UNIT)
+
+
+def stop() -> None:
+    """Stop it until somebody starts it, or the next boot. Raises ServiceError."""
+    _do("stop", UNIT)
+
+
+def _do(*arguments: str) -> None:
+    code, told = _systemctl(*arguments)
+    if code != 0:
+        words = " ".join(told.split())[:500] or f"exit code {code}"
+        raise ServiceError(f"systemctl {' '.join(arguments)} failed: {words}; journalctl -u sluice tells more")
+
+
+def _systemctl(*arguments: str) -> tuple[int, str]:
+    try:
+        done = subprocess.run(  # noqa: S603 - words of our own
+            ["systemctl", "--no-pager", *arguments],  # noqa: S607 - wherever the system has it
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stdout + done.stderr

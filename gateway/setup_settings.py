@@ -1,0 +1,226 @@
+"""Makes the files of a gateway from answers: `gateway.toml` with notes, and apart from it what is secret."""
+
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from gateway import config_file
+from gateway.cli_options import DEFAULT_CONFIG
+from gateway.password_file import PasswordFileError, read_password
+from gateway.settings import ListenerSettings, Settings, StatusPageSettings
+from gateway.setup_answers import Answers
+from gateway.setup_write import Folder, NewFile, owners_for
+from gateway.toml_text import toml_text
+
+LISTENER_PORT: Final = ListenerSettings().port
+_EVERY_NETWORK: Final = "0.0.0.0"  # noqa: S104 - sensors on the LAN are whom the listener is for
+_ORDER: Final = (
+    "gateway",
+    "kafka",
+    "buffer",
+    "mqtt_listener",
+    "mqtt_brokers",
+    "serial",
+    "status_page",
+    "routes",
+    "log",
+)
+_HEADING: Final = """\
+# Settings of the gateway, written by `sluice setup` on {date}; go on editing them. The page for installers,
+# gateway/README.md, has them all. After a change: sluice check, then restart the service. `sluice setup` run again
+# proposes what stands here, keeps settings that it does not ask for, and this file as it was under another name.
+
+"""
+_NOTES: Final[dict[tuple[str, ...], str]] = {
+    ("gateway", "id"): "this box",
+    ("gateway", "namespace"): "the site: keeps two sites' device 42 apart",
+    ("kafka", "bootstrap"): "where readings go: host:port of one or more brokers",
+    ("kafka", "create_topics"): "topics that are missing are made",
+    ("kafka", "tls"): "brokers' certificates are always verified",
+    ("kafka", "tls", "ca"): "who must have signed them; without it: whom this box trusts",
+    ("kafka", "sasl"): "the log-in",
+    ("kafka", "sasl", "password_file"): "mode 0400; read again when it changes",
+    ("buffer", "path"): "readings wait here until Kafka has them",
+    ("mqtt_listener",): "sensors connect here; each by its own secret: sluice devices add NAME",
+    ("mqtt_listener", "host"): "every network that this box is in",
+    ("mqtt_listener", "anonymous"): "anybody who reaches the port may write as any device",
+    ("serial", "ports"): '"all": every USB adapter, now and later',
+    ("status_page",): "for a browser on the LAN",
+    ("status_page", "password_file"): "what sluice setup made of the password",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """The settings that are in place, if any."""
+
+    text: str = field(default="", repr=False)
+    document: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    settings: Settings | None = None
+
+    @property
+    def page_password(self) -> Path | None:
+        """The file with the hash of the status page's password, where there is one."""
+        page = None if self.settings is None else self.settings.status_page
+        return page.password_file if page is not None and page.password_file.exists() else None
+
+    def kafka_password(self, user: str | None) -> str | None:
+        """The password that is in place for a user of Kafka's, where there is one that can be read."""
+        sasl = None if self.settings is None else self.settings.kafka.sasl
+        if sasl is None or sasl.user != user:
+            return None
+        with suppress(PasswordFileError):
+            return read_password(sasl.password_file)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a setup comes to, nothing of it written yet."""
+
+    settings: Settings
+    folders: tuple[Folder, ...]
+    files: tuple[NewFile, ...]
+    kept: Path | None
+    """Where the settings that were in place go."""
+    replaced: tuple[Path, ...]
+    """Secrets that nothing names any more afterwards."""
+
+
+def read_existing(config: Path) -> Existing:
+    """The settings in place. Raises ConfigError where they have mistakes: nobody knows then what is to be kept."""
+    if not config.exists():
+        return Existing()
+    settings = config_file.load(config)
+    text = config.read_text(encoding="utf-8-sig")
+    return Existing(text, tomllib.loads(text), settings)
+
+
+def make(  # noqa: PLR0913 - what a setup is made of
+    config: Path,
+    existing: Existing,
+    answers: Answers,
+    *,
+    gateway_id: str,
+    ca: bytes | None = None,
+    page_hash: str | None = None,
+    now: datetime | None = None,
+) -> Made:
+    """The files that answers come to; `page_hash` stands for the page's password, None keeps the one in place.
+
+    Raises ConfigError: the settings that would be written have been read as the gateway would read them.
+    """
+    folder, owners, now = config.parent, owners_for(config), now or datetime.now(UTC)
+    folders, files, replaced = [Folder(folder, 0o755, None)], [], []
+    document = _merged(existing.document, answers, gateway_id)
+    kafka, secrets = document["kafka"], answers.secrets
+    if ca is not None:
+        path = folder / "kafka-ca.pem"
+        kafka["tls"]["ca"] = str(path)
+        files.append(NewFile(path, ca, 0o644, owners.settings))
+    if answers.kafka.user is not None:
+        password = secrets.kafka_password
+        if password is None:
+            # `gateway.setup_commands` has seen that there is one.
+            kafka["sasl"]["password_file"] = existing.document["kafka"]["sasl"]["password_file"]
+        else:
+            path, old = _password_place(folder / "secrets", existing, password)
+            replaced += [old] if old is not None else []
+            kafka["sasl"]["password_file"] = str(path)
+            folders.append(Folder(path.parent, 0o750, owners.secrets_folder))
+            files.append(NewFile(path, f"{password}\n".encode(), 0o400, owners.secrets))
+    if page_hash is not None:
+        path = folder / "credentials" / "status-page"
+        folders.append(Folder(path.parent, 0o700, owners.credentials))
+        files.append(NewFile(path, f"{page_hash}\n".encode(), 0o400, owners.credentials))
+        if path != StatusPageSettings().password_file:
+            document["status_page"]["password_file"] = str(path)
+        else:
+            document["status_page"].pop("password_file", None)
+    if config != DEFAULT_CONFIG:
+        document.setdefault("buffer", {}).setdefault("path", str(folder.absolute() / "buffer.db"))
+    ordered = {name: document[name] for name in (*_top(document), *_ORDER) if name in document}
+    text = _HEADING.format(date=f"{now:%Y-%m-%d}") + toml_text({**ordered, **document}, _NOTES)
+    if tomllib.loads(text) == existing.document:
+        # With all that a person wrote beside it.
+        text = existing.text
+    settings = config_file.parse(text, config)
+    data = settings.buffer.path.parent
+    if data != folder:
+        folders.append(Folder(data, 0o750, owners.data))
+    kept = _kept(existing, text, config, now)
+    if kept is not None:
+        files.append(NewFile(kept, existing.text.encode(), 0o640, owners.settings))
+    files.append(NewFile(config, text.encode(), 0o640, owners.settings))
+    return Made(settings, tuple(folders), tuple(files), kept, tuple(replaced))
+
+
+def _top(document: Mapping[str, Any]) -> list[str]:
+    """What stands above the first section."""
+    return [name for name, value in document.items() if not isinstance(value, dict | list)]
+
+
+def _merged(old: Mapping[str, Any], answers: Answers, gateway_id: str) -> dict[str, Any]:
+    """The settings in place, with what was answered put into them; what nobody was asked for stays."""
+    document = {name: dict(value) if isinstance(value, dict) else value for name, value in old.items()}
+    document["gateway"] = {"id": gateway_id, "namespace": answers.gateway.namespace} | {
+        key: value for key, value in document.get("gateway", {}).items() if key not in {"id", "namespace"}
+    }
+    document["kafka"] = _kafka(document.get("kafka", {}), answers)
+    sensors = answers.sensors
+    if sensors.mqtt:
+        listener = document.get("mqtt_listener", {"host": _EVERY_NETWORK, "port": LISTENER_PORT})
+        listener.pop("anonymous", None)
+        document["mqtt_listener"] = listener | ({"anonymous": True} if sensors.anonymous is not None else {})
+    else:
+        document.pop("mqtt_listener", None)
+    serial = {"ports": list(sensors.serial)} | {
+        key: value for key, value in document.get("serial", {}).items() if key != "ports"
+    }
+    if sensors.serial or len(serial) > 1:
+        document["serial"] = serial
+    else:
+        document.pop("serial", None)
+    if answers.status_page.enabled:
+        document.setdefault("status_page", {})
+    else:
+        document.pop("status_page", None)
+    return document
+
+
+def _kafka(old: Mapping[str, Any], answers: Answers) -> dict[str, Any]:
+    asked = answers.kafka
+    known = {"bootstrap", "create_topics", "tls", "sasl"}
+    kafka: dict[str, Any] = {"bootstrap": list(asked.bootstrap), "create_topics": asked.create_topics}
+    kafka |= {key: value for key, value in old.items() if key not in known}
+    if asked.tls:
+        # With what setup does not ask for: a certificate of this gateway's, and the authority in place.
+        kafka["tls"] = dict(old.get("tls", {}))
+    if asked.user is not None:
+        kafka["sasl"] = {"mechanism": asked.mechanism, "user": asked.user}
+    return kafka
+
+
+def _password_place(folder: Path, existing: Existing, password: str) -> tuple[Path, Path | None]:
+    """Where a password for Kafka goes, and which file it replaces.
+
+    Never over the one that the settings in place name, unless it is the same: cut off half-way, these would go on with
+    the old user and the new password.
+    """
+    sasl = None if existing.settings is None else existing.settings.kafka.sasl
+    named = None if sasl is None else sasl.password_file
+    if named is not None and sasl is not None and existing.kafka_password(sasl.user) == password:
+        return named, None
+    places = [folder / "kafka.password", folder / "kafka-2.password"]
+    place = next(place for place in places if place != named)
+    return place, named if named in places else None
+
+
+def _kept(existing: Existing, text: str, config: Path, now: datetime) -> Path | None:
+    if not existing.text or existing.text == text:
+        return None
+    return config.with_name(f"{config.name}.{now:%Y%m%dT%H%M%S}")

@@ -1,0 +1,232 @@
+"""Writes the files of a setup so that all are there or none is new: the settings come last, by one renaming."""
+
+import fcntl
+import os
+import pwd
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from gateway.cli_options import DEFAULT_CONFIG
+
+SERVICE_USER: Final = "sluice"
+_BEGUN: Final = ".setup-unfinished"
+"""Ends the name of a file that is being prepared: what stands under it was cut off, and means nothing."""
+_HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class SetupWriteError(Exception):
+    """Something cannot be written; nothing new counts. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a file is."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that is to be there afterwards."""
+
+    path: Path
+    content: bytes = field(repr=False)
+    mode: int
+    owner: Owner | None = None
+    """None: whoever runs this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that is to be there; one that is there already keeps what it is."""
+
+    path: Path
+    mode: int
+    owner: Owner | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose files are, by what is in them. All None where this is not root: then they are whose this is."""
+
+    settings: Owner | None
+    secrets_folder: Owner | None
+    secrets: Owner | None
+    """Of what the running service reads again."""
+    credentials: Owner | None
+    """Of what systemd hands to the service."""
+    data: Owner | None
+
+
+def owners_for(config: Path) -> Owners:
+    """Whose files have to be that belong to settings at a path.
+
+    Root sets up the service's own place for the service's user; in any other folder everything is the folder's owner's.
+    """
+    if os.geteuid() != 0:
+        return Owners(None, None, None, None, None)
+    folder = config.parent
+    if folder == DEFAULT_CONFIG.parent:
+        with suppress(KeyError):
+            user = pwd.getpwnam(SERVICE_USER)
+            shared, own = Owner(0, user.pw_gid), Owner(user.pw_uid, user.pw_gid)
+            return Owners(shared, shared, own, Owner(0, 0), own)
+    with suppress(OSError):
+        found = folder.stat()
+        whose = Owner(found.st_uid, found.st_gid)
+        return Owners(whose, whose, whose, whose, whose)
+    return Owners(None, None, None, None, None)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep a second setup out of a folder while files are written. Raises SetupWriteError."""
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SetupWriteError(f"{folder} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise SetupWriteError(f"another setup is writing into {folder} just now: wait for it, and try again") from error
+    finally:
+        os.close(held)
+
+
+def writable_trouble(config: Path) -> str | None:
+    """Why settings cannot be written at a path, told before anybody is asked anything; None where they can."""
+    folder = config.parent
+    if folder == DEFAULT_CONFIG.parent and os.geteuid() != 0:
+        return (
+            f"only root may write {folder}: run `sudo sluice setup`, or name a file of your own, such as "
+            "--config gateway.toml"
+        )
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir():
+        return f"{existing} is no folder; name another path with --config"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"this user may not write in {existing}: run this as root, or name another path with --config"
+    if os.path.lexists(config) and (config.is_symlink() or not config.is_file()):
+        return f"{config} is no plain file, and would be replaced by one; name the file itself with --config"
+    return None
+
+
+def make_folders(folders: Sequence[Folder]) -> None:
+    """Have folders there. Raises SetupWriteError."""
+    for folder in folders:
+        try:
+            _make(folder)
+        except OSError as error:
+            raise SetupWriteError(f"{folder.path} cannot be made: {error.strerror or error}") from error
+
+
+def write(files: Sequence[NewFile], config: Path, before: str) -> None:
+    """Have the files there, in the order given; the last one, `config`, is what makes the others count.
+
+    All are prepared under other names and on disk before the first takes its place. `before` is what `config` said
+    when it was read. Raises SetupWriteError.
+    """
+    with _alone_in(config.parent):
+        now = config.read_text(encoding="utf-8-sig") if config.exists() else ""
+        if now != before:
+            raise SetupWriteError(f"{config} was changed meanwhile, and stays as it is now: run sluice setup again")
+        _write(files)
+
+
+def _write(files: Sequence[NewFile]) -> None:
+    try:
+        try:
+            for file in files:
+                _prepare(file)
+            with _not_interrupted():
+                for file in files:
+                    _rename(_begun(file.path), file.path)
+                    _sync_folder(file.path.parent)
+        finally:
+            for file in files:
+                with suppress(FileNotFoundError):
+                    _begun(file.path).unlink()
+    except OSError as error:
+        where = error.filename or files[-1].path
+        raise SetupWriteError(
+            f"{where} cannot be written: {error.strerror or error}; the settings are as they were"
+        ) from error
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file in a folder of settings is one whose writing was cut off."""
+    return name.startswith(".") and name.endswith(_BEGUN)
+
+
+def wipe(path: Path) -> None:
+    """Overwrite a small file, and remove it. Nothing happens where it is gone. Raises OSError."""
+    with suppress(FileNotFoundError):
+        if not path.is_symlink() and path.is_file():
+            # Its owner may have taken the right to write from everybody (0400).
+            writable = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if os.access(path, os.W_OK) else None
+            if writable is None:
+                path.chmod(0o600)
+                writable = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with os.fdopen(writable, "wb", buffering=0) as file:
+                file.write(bytes(os.fstat(file.fileno()).st_size))
+                os.fsync(file.fileno())
+        path.unlink()
+        _sync_folder(path.parent)
+
+
+def _make(folder: Folder) -> None:
+    if folder.path.is_dir():
+        return
+    folder.path.mkdir(mode=0o700, parents=True)
+    if folder.owner is not None:
+        os.chown(folder.path, folder.owner.uid, folder.owner.gid)
+    folder.path.chmod(folder.mode)
+    _sync_folder(folder.path.parent)
+
+
+def _prepare(file: NewFile) -> None:
+    begun = _begun(file.path)
+    with suppress(FileNotFoundError):
+        begun.unlink()
+    # Nobody else may read it before it has its owner and its mode.
+    made = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(made, "wb") as out:
+        out.write(file.content)
+        out.flush()
+        if file.owner is not None:
+            os.fchown(made, file.owner.uid, file.owner.gid)
+        os.fchmod(made, file.mode)
+        os.fsync(made)
+
+
+def _begun(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_BEGUN}")
+
+
+def _rename(begun: Path, path: Path) -> None:
+    """Where a test cuts a setup off."""
+    begun.replace(path)
+
+
+@contextmanager
+def _not_interrupted() -> Iterator[None]:
+    """Ctrl-C and a stop wait for the few renamings: what cannot wait is a cut of the power, and a kill."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _sync_folder(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,66 @@
+"""Writes a TOML document, with a note beside a setting: what a person goes on editing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date, time
+from typing import Any, Final
+
+Notes = Mapping[tuple[str, ...], str]
+"""By the place of a setting or section: what is written beside it."""
+_NOTE_COLUMN: Final = 40
+_BARE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+
+
+def toml_text(document: Mapping[str, Any], notes: Notes) -> str:
+    """A document as tomllib reads one, in the order of its keys: it reads the same back."""
+    lines: list[str] = []
+    _table(document, (), notes, lines)
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _table(table: Mapping[str, Any], place: tuple[str, ...], notes: Notes, lines: list[str]) -> None:
+    inner = {key: value for key, value in table.items() if _is_section(value)}
+    for key, value in table.items():
+        if key not in inner:
+            lines.append(_with_note(f"{_key(key)} = {_value(value)}", notes.get((*place, key))))
+    for key, value in inner.items():
+        below = (*place, key)
+        name = ".".join(map(_key, below))
+        for element in value if isinstance(value, list) else (value,):
+            lines.append("")
+            lines.append(_with_note(f"[[{name}]]" if isinstance(value, list) else f"[{name}]", notes.get(below)))
+            _table(element, below, notes, lines)
+
+
+def _is_section(value: object) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(element, dict) for element in value)
+    return isinstance(value, dict)
+
+
+def _with_note(text: str, note: str | None) -> str:
+    return text if note is None else f"{text.ljust(_NOTE_COLUMN - 1)} # {note}"
+
+
+def _key(key: str) -> str:
+    return key if key and _BARE.issuperset(key) else _string(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_value(element)}" for key, element in value.items()) + " }"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    # Numbers: what Python calls inf and nan TOML does too.
+    return repr(value)
+
+
+def _string(text: str) -> str:
+    # JSON escapes what TOML wants escaped, but for DEL.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
