@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
@@ -50,12 +51,35 @@ class Finding(Struct, frozen=True):
     subject: str
     ok: bool
     words: str
+    link: str = ""
+    """Which link of the chain it is of (`check_chain.LINKS`); said by who walks along it."""
+
+    @property
+    def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
+        """In one word."""
+        return "pass" if self.ok else "fail"
 
 
 class Remark(Finding, frozen=True):
     """What somebody should look at, and what stops nothing: `ok` is true."""
 
     warning: bool = True
+
+    @property
+    def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
+        """In one word."""
+        return "warning"
+
+
+class Skipped(Finding, frozen=True):
+    """What could not be looked at, because of another finding, which is to be mended: `ok` is true."""
+
+    skipped: bool = True
+
+    @property
+    def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
+        """In one word."""
+        return "skipped"
 
 
 def well(subject: str, words: str) -> Finding:
@@ -73,19 +97,24 @@ def wrong(subject: str, words: str) -> Finding:
     return Finding(subject, ok=False, words=words)
 
 
+def skipped(subject: str, because: str) -> Finding:
+    """Something that was not looked at."""
+    return Skipped(subject, ok=True, words=f"not looked at: {because}")
+
+
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     """Look at Kafka and at the topics whose names are known; with `create`, make the missing ones.
 
     The first finding is about Kafka as a whole.
     """
-    kafka, dates = settings.kafka, _certificate_dates(settings)
+    kafka, dates = settings.kafka, certificate_dates(settings)
     subject = f"Kafka at {','.join(kafka.bootstrap)}"
     try:
         link = KafkaLink(kafka, dates)
     except KafkaFileError as error:
         return [Finding(subject, ok=False, words=_unusable(str(error)))]
     try:
-        async with _connected(link, settings) as admin:
+        async with connected(link, settings) as admin:
             # Before anything is asked: a broker that is not reached now is asked last.
             tried, unreached = await _dial(admin, link, kafka)
             others = await _silent([each for each in kafka.bootstrap if each not in unreached], settings, dates)
@@ -100,7 +129,7 @@ async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:
     return [well(subject, f"answers; {_cluster_words(cluster)}"), *about]
 
 
-def _certificate_dates(settings: Settings) -> Dates:
+def certificate_dates(settings: Settings) -> Dates:
     """What the gateway would judge certificates by now."""
     clock = read_wall_clock(settings.gateway)
     floor_us = known_floor(settings.buffer.path).us
@@ -126,7 +155,7 @@ def _unusable(trouble: str) -> str:
 
 
 @asynccontextmanager
-async def _connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
+async def connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
     """A client that one of `kafka.bootstrap` has answered. Raises KafkaError, OSError, TimeoutError."""
     timeout_s = settings.kafka.request_timeout_s
     with link.entered():
@@ -190,7 +219,7 @@ async def _is_silent(address: str, settings: Settings, dates: Dates) -> Finding 
     kafka = structs.replace(settings.kafka, bootstrap=(address,))
     link = KafkaLink(kafka, dates)
     try:
-        async with _connected(link, structs.replace(settings, kafka=kafka)):
+        async with connected(link, structs.replace(settings, kafka=kafka)):
             return None
     except (KafkaError, OSError, TimeoutError) as error:
         words = f"only other addresses of it lead to Kafka; {address} {_trouble(link, kafka, error)}"

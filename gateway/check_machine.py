@@ -10,12 +10,14 @@ import os
 import pwd
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import structs
 
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, read_marks
 from gateway.buffer_status import is_running, reading
@@ -31,6 +33,7 @@ from gateway.check_certificates import (
     read_names,
 )
 from gateway.check_clock import check_clock
+from gateway.check_disk import check_disk
 from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us, read_wall_clock
@@ -62,35 +65,38 @@ _LISTENING = "0A"
 
 def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
     """Look at all that the settings name on this box; `config` is where they stand. Each finding as it is made."""
-    yield from _config_file(settings, config)
-    yield _buffer(settings.buffer)
+    for link, findings in _by_link(settings, config):
+        for finding in findings:
+            # Some know it better.
+            yield finding if finding.link else structs.replace(finding, link=link)
+
+
+def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[Finding]]]:
+    """What is looked at, with the link of the chain that it is of, in the order of the chain."""
+    yield "configuration", _config_file(settings, config)
+    yield "disk", [_buffer(settings.buffer)]
+    yield "disk", check_disk(settings.buffer.path)
     clock = read_wall_clock(settings.gateway)
-    yield from check_clock(settings, clock)
+    yield "clock", check_clock(settings, clock)
     today = _today(clock, settings.buffer.path)
     if not clock.synced and _verifies(settings):
-        yield remark(
-            "certificates",
-            f"until this box's clock is synced, those that ended before {today.passed:%Y-%m-%d}, which has passed, are "
-            "refused, and the dates of others are let pass",
-        )
-    listener = settings.mqtt_listener
-    if listener is not None:
-        if listener.port:
-            yield _port("mqtt_listener.port", listener, listener.port, settings.buffer.path)
-        if listener.tls is not None:
-            yield _port("mqtt_listener.tls.port", listener, listener.tls.port, settings.buffer.path)
-            yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, today)
-            yield from _names("mqtt_listener.tls", listener.tls.certificate)
-            if listener.tls.client_ca is not None:
-                yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, today)
-    for index, broker in enumerate(settings.mqtt_brokers):
-        yield from _broker(f"mqtt_brokers[{index}]", broker, today)
-    yield from _kafka(settings.kafka, today)
-    yield from _quota(settings.kafka, settings.buffer.path, clock)
+        yield "clock", [_dates_unknown(today)]
     if settings.serial is not None:
-        yield from check_serial(settings.serial, settings.buffer.path, route_table(settings))
-    elif not settings.has_source:
-        yield remark("sources", NO_SOURCE)
+        yield "serial", check_serial(settings.serial, settings.buffer.path, route_table(settings))
+    if settings.mqtt_listener is not None:
+        yield "listener", _listener(settings.mqtt_listener, settings.buffer.path, today)
+    for index, broker in enumerate(settings.mqtt_brokers):
+        yield "broker", _broker(f"mqtt_brokers[{index}]", broker, today)
+    yield "tls", _kafka(settings.kafka, today)
+    yield "kafka", _quota(settings.kafka, settings.buffer.path, clock)
+
+
+def _dates_unknown(today: "_Today") -> Finding:
+    return remark(
+        "certificates",
+        f"until this box's clock is synced, those that ended before {today.passed:%Y-%m-%d}, which has passed, are "
+        "refused, and the dates of others are let pass",
+    )
 
 
 def _verifies(settings: Settings) -> bool:
@@ -107,6 +113,11 @@ def _verifies(settings: Settings) -> bool:
 
 
 def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
+    yield well(
+        "settings", f"{config} can be used; this is gateway {settings.gateway.id} of {settings.gateway.namespace}"
+    )
+    if not settings.has_source:
+        yield remark("sources", NO_SOURCE)
     for index, broker in enumerate(settings.mqtt_brokers):
         if broker.password is not None and others_may_read(config):
             yield remark(
@@ -219,6 +230,17 @@ def _room(settings: BufferSettings) -> Finding:
 
 
 # -- ports ----------------------------------------------------------------------------------------
+
+
+def _listener(listener: ListenerSettings, buffer: Path, today: "_Today") -> Iterator[Finding]:
+    if listener.port:
+        yield _port("mqtt_listener.port", listener, listener.port, buffer)
+    if listener.tls is not None:
+        yield _port("mqtt_listener.tls.port", listener, listener.tls.port, buffer)
+        yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, today)
+        yield from _names("mqtt_listener.tls", listener.tls.certificate)
+        if listener.tls.client_ca is not None:
+            yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, today)
 
 
 def _port(subject: str, listener: ListenerSettings, port: int, buffer: Path) -> Finding:
@@ -455,7 +477,7 @@ def _kafka(kafka: KafkaSettings, today: _Today) -> Iterator[Finding]:
         if tls.certificate is not None and tls.key is not None:
             yield from _pair("kafka.tls", tls.certificate, tls.key, today)
     if sasl is not None:
-        yield _password("kafka.sasl.password_file", sasl.password_file)
+        yield structs.replace(_password("kafka.sasl.password_file", sasl.password_file), link="sasl")
         if tls is None:
             yield remark(
                 "kafka.sasl",

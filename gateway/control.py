@@ -62,6 +62,11 @@ class _Request(Struct, forbid_unknown_fields=True):
     arguments: dict[str, Any] = {}
 
 
+class _Check(Struct, forbid_unknown_fields=True):
+    user: str
+    patience_s: Annotated[float, Meta(ge=0, le=30)] = 0.0
+
+
 class _Numbers(Struct, forbid_unknown_fields=True):
     numbers: Annotated[list[Annotated[int, Meta(ge=1, le=2**63 - 1)]], Meta(max_length=NUMBERS_MAX)]
 
@@ -79,7 +84,10 @@ Parts = dict[str, Callable[[], object]]
 
 
 def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = None) -> dict[str, Handler]:
-    """What the daemon does for the commands: `state` (with `parts`), `devices`, and what changes the quarantine."""
+    """What the daemon does for the commands.
+
+    `state` (with `parts`), `devices`, what changes the quarantine, and the test readings of `sluice check`.
+    """
 
     async def state(_arguments: dict[str, Any]) -> object:
         told = {name: part() for name, part in (parts or {}).items()}
@@ -100,8 +108,27 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
     async def quarantine_drop(arguments: dict[str, Any]) -> object:
         return {"dropped": await buffer.drop_quarantined(_numbers(arguments))}
 
+    async def check_open(_arguments: dict[str, Any]) -> object:
+        return front_door.checks.open()
+
+    async def check_enter(arguments: dict[str, Any]) -> object:
+        reading = front_door.checks.reading_of(_converted(arguments, _Check).user)
+        if reading is None:
+            raise RefusedError("there is no such test reading: begin the check anew")
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        # Who waited may be gone by then.
+        front_door.take([reading], lambda is_stored: None if stored.done() else stored.set_result(is_stored))
+        return {"stored": await stored}
+
+    async def check_place(arguments: dict[str, Any]) -> object:
+        asked = _converted(arguments, _Check)
+        return await front_door.checks.place_of(asked.user, asked.patience_s)
+
     return {
         "state": state,
+        "check-open": check_open,
+        "check-enter": check_enter,
+        "check-place": check_place,
         "devices": devices,
         "quarantine-retry": quarantine_retry,
         "quarantine-drop": quarantine_drop,

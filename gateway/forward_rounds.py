@@ -134,6 +134,7 @@ class Rounds:
         self._holds = holds
         self._on_answer = on_answer
         self._new_clocks = front_door.new_clocks
+        self._checks = front_door.checks
         self._supply = Supply(buffer, kafka, self._under_way, self._new_clocks)
         self._batcher = Batcher(session, buffer, self._supply, gateway, kafka, memory, front_door.clocks)
         self._parked: dict[Partition, _Parked] = {}
@@ -342,6 +343,9 @@ class Rounds:
             self._memory.acknowledged(partition, offset, len(batch.records))
             self._memory.answered(partition, rows)
             out.acknowledged += 1
+            if self._checks.waiting:
+                lanes = [await self._supply.lane(row.lane) for row in rows]
+                self._checks.acknowledged(partition, offset, rows, lanes)
 
     # -- what became of it ----------------------------------------------------------------------
 

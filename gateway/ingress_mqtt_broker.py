@@ -19,7 +19,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -74,7 +74,7 @@ _CREDENTIALS: Final = (
     "user or password is wrong or missing, or this gateway may not connect; mend user and password_file, "
     "or the broker's list"
 )
-_REFUSALS: Final = {
+REFUSALS: Final = {
     1: "it does not speak MQTT 3.1.1",
     2: "it does not take this client identifier; set client_id to one that it takes",
     3: "it says that it is not available",
@@ -195,7 +195,7 @@ class BrokerIngress:
         await self._settled.wait()
         while self._intake.holding:  # noqa: ASYNC110 - the intake tells nobody when it ends
             await asyncio.sleep(HOLD_POLL_S)
-        password = _password(self.settings)
+        password = password_of(self.settings)
         link = await self._connect()
         try:
             self._topics.update(self.settings.topics)
@@ -217,32 +217,9 @@ class BrokerIngress:
         self._loaded = True
 
     async def _connect(self) -> socket.socket:
-        settings = self.settings
-        try:
-            context = None if settings.tls is None else tls_context(settings.tls)
-            self._by_system_clock = context is None or self._dates() is None
-            if context is not None and not self._by_system_clock:
-                judge_dates(context, self._dates)
-            async with asyncio.timeout(settings.connect_timeout_s):
-                return await connect(settings.host, settings.port, context, self._resolver)
-        except TimeoutError as error:
-            raise BrokerError(
-                f"does not answer within connect_timeout_s ({settings.connect_timeout_s:g} s); "
-                "check host and port, and the network between"
-            ) from error
-        except CertificateDateError as error:
-            raise BrokerError(f"its certificate {error.verify_message}; have it renewed at the broker") from error
-        except ssl.SSLCertVerificationError as error:
-            raise BrokerError(
-                f"its certificate is not accepted: {error.verify_message}; set tls.ca to the certificate of who "
-                "signed it, and check that host is the name in it and that this box's clock is right"
-            ) from error
-        except ssl.SSLError as error:
-            raise BrokerError(
-                f"TLS fails ({tls_reason(error)}); check that port is the broker's port for TLS, and tls.certificate"
-            ) from error
-        except OSError as error:
-            raise BrokerError(f"cannot be reached: {_why_unreachable(error)}") from error
+        dates = self._dates if self.settings.tls is not None and self._dates() is not None else None
+        self._by_system_clock = dates is None
+        return await open_link(self.settings, dates, self._resolver)
 
     async def _converse(self, client: BrokerClient) -> None:
         """Send CONNECT, and see to the connection until it ends."""
@@ -279,7 +256,7 @@ class BrokerIngress:
             )
         code = client.connack.result()
         if code:
-            raise BrokerError(f"refuses the connection: {_REFUSALS.get(code, f'return code {code}')}")
+            raise BrokerError(f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")
 
     def _connack_came(self, client: BrokerClient, packet: Packet) -> None:
         """The first packet [MQTT-3.2.0-1]; what is delivered again may stand behind it in the same read."""
@@ -562,6 +539,37 @@ class BrokerIngress:
             self._intake.event("broker-lost", None, broker=self.name, cause=words)
 
 
+async def open_link(settings: BrokerSettings, dates: Dates | None, resolver: Executor) -> socket.socket:
+    """Connect to a broker, with TLS where that is set. Raises BrokerError.
+
+    `dates` is what its certificate is judged by; None is the system's clock.
+    """
+    try:
+        context = None if settings.tls is None else tls_context(settings.tls)
+        if context is not None and dates is not None:
+            judge_dates(context, dates)
+        async with asyncio.timeout(settings.connect_timeout_s):
+            return await connect(settings.host, settings.port, context, resolver)
+    except TimeoutError as error:
+        raise BrokerError(
+            f"does not answer within connect_timeout_s ({settings.connect_timeout_s:g} s); "
+            "check host and port, and the network between"
+        ) from error
+    except CertificateDateError as error:
+        raise BrokerError(f"its certificate {error.verify_message}; have it renewed at the broker") from error
+    except ssl.SSLCertVerificationError as error:
+        raise BrokerError(
+            f"its certificate is not accepted: {error.verify_message}; set tls.ca to the certificate of who "
+            "signed it, and check that host is the name in it and that this box's clock is right"
+        ) from error
+    except ssl.SSLError as error:
+        raise BrokerError(
+            f"TLS fails ({tls_reason(error)}); check that port is the broker's port for TLS, and tls.certificate"
+        ) from error
+    except OSError as error:
+        raise BrokerError(f"cannot be reached: {_why_unreachable(error)}") from error
+
+
 def tls_context(tls: BrokerTlsSettings) -> ssl.SSLContext:
     """What `[mqtt_brokers.tls]` asks for. Raises BrokerError where a file cannot be used."""
     try:
@@ -580,7 +588,7 @@ def _why_unreachable(error: OSError) -> str:
     return f"{error.strerror or error}; check host and port, and the network between"
 
 
-def _password(settings: BrokerSettings) -> str | None:
+def password_of(settings: BrokerSettings) -> str | None:
     """Read anew for each connection, so that it may change while the gateway runs. Raises BrokerError."""
     path = settings.password_file
     if path is None:

@@ -16,8 +16,12 @@ from gateway import payload_identity, payload_time
 from gateway.buffer import Buffer
 from gateway.buffer_boots import Correction, correction_body
 from gateway.buffer_losses import EVENT_REFUSED, loss_body
+from gateway.buffer_losses import OWN as OWN_LOSSES
 from gateway.buffer_rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
 from gateway.buffer_schema import BufferFileError
+from gateway.check_readings import KIND as CHECK
+from gateway.check_readings import TOPIC_PREFIX as CHECK_TOPICS
+from gateway.check_readings import CheckReadings
 from gateway.device_clocks import MARKS, DeviceClocks
 from gateway.device_time import TimeLimits
 from gateway.devices_heard import DevicesHeard, ToldDate
@@ -38,6 +42,8 @@ REPORT_SUBJECT_MAX = 256
 """Characters of the topic that a report repeats: a hostile one may have 65,535."""
 REPORT_REST_BYTES = 3_000
 """What a report needs beside the raw bytes, headers included."""
+LOST_TOLD_MAX = 20_000
+"""Devices whose reported losses are added up in memory."""
 READING_TYPE = "sluice.reading"
 CLOCKS_AT_ONCE = 500
 """Sensors' clocks that are written in one commit at the end, half a kilobyte each."""
@@ -89,6 +95,8 @@ class FrontDoor:
         self._now_us = now_us
         self.clocks = DeviceClocks() if clocks is None else clocks
         self.heard = DevicesHeard()
+        self.checks = CheckReadings(now_us)
+        """Of `sluice check`: they come in as readings do, and go out as the gateway's own."""
         self.new_clocks = NewClocks(gateway.hold_new_clock_s, self.clocks, now_us)
         """Whose readings the forwarder leaves behind for a while."""
         self._resolved: dict[tuple[str, str, str | None], _Way | Refusal] = {}
@@ -107,6 +115,10 @@ class FrontDoor:
             lambda device, told: self.event("device-time-implausible", device, **told),
             self._told_odd_date,
         )
+        self.lost_told: Counter[str] = Counter()
+        """Readings that are gone for good, by device, as far as they were reported since the start."""
+        self.lost_told_us = 0
+        """When the last of them was lost (CLOCK_BOOTTIME)."""
         self.quarantined: Counter[str] = Counter()
         """Readings that no route could take, and what is none, by reason, since the start."""
         self.quarantined_last: dict[str, tuple[str, str]] = {}
@@ -198,7 +210,17 @@ class FrontDoor:
 
     async def report_losses(self) -> int:
         """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""
-        return await self._buffer.report_losses(lambda loss: self.event_entry("loss", loss_body(loss)))
+
+        def entry(loss: Loss) -> Entry:
+            # On the buffer's thread. The file forgets what was reported.
+            if loss.reason not in OWN_LOSSES:
+                if loss.device in self.lost_told or len(self.lost_told) < LOST_TOLD_MAX:
+                    self.lost_told[loss.device] += loss.count
+                if loss.boot_id == self._buffer.boot_id:
+                    self.lost_told_us = max(self.lost_told_us, loss.last_us)
+            return self.event_entry("loss", loss_body(loss))
+
+        return await self._buffer.report_losses(entry)
 
     async def retry_quarantined(self, numbers: Sequence[int]) -> RetryOutcome:
         """Take quarantined input in again, in the current lane; what is refused again stays. Raises BufferFileError."""
@@ -392,6 +414,8 @@ class FrontDoor:
         key = (reading.topic, reading.subject, reading.writer)
         resolved = self._resolved.get(key)
         if resolved is None:
+            if reading.topic.startswith(CHECK_TOPICS) and self.checks.takes(reading):
+                return _Way(self._own_series(self._kafka.events_topic, CHECK), None, None, None, 0)
             found = self._routes.resolve(reading.topic, reading.writer, is_serial=reading.is_serial)
             if isinstance(found, Destination):
                 # One that is too long to be remembered with each clock shares that of others of its device.

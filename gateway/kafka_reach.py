@@ -91,6 +91,8 @@ class Fault:
     hint: str
     is_reached: bool = False
     """Whether it is no matter of the way there: something answers, and one of both sides refuses the other."""
+    stage: Stage = "connect"
+    """How far the connection came; what the certificates are to blame for is of TLS, whenever it was said."""
 
 
 def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
@@ -110,7 +112,8 @@ def reach_words(  # noqa: PLR0913 - what is known of an attempt that failed
     """
     error = _cause_of(error)
     fault = _fault(error, _Place(host[:HOST_SHOWN_MAX], port, kafka), stage, shown, mechanisms)
-    return replace(fault, is_reached=stage not in {"name", "connect"} and not isinstance(error, TimeoutError))
+    is_reached = stage not in {"name", "connect"} and not isinstance(error, TimeoutError)
+    return replace(fault, is_reached=is_reached, stage="tls" if isinstance(error, ssl.SSLError) else stage)
 
 
 def _fault(

@@ -613,9 +613,9 @@ def _forbidden(topic: str, settings: KafkaSettings, *, seen: bool) -> TopicVerdi
             topic,
             "topic-config-hidden",
             "the broker does not let this gateway see its settings, so that nobody knows whether readings would be "
-            f"deleted early; allow it (ACL DescribeConfigs): {_allow(topic, settings, 'DescribeConfigs')}",
+            f"deleted early; allow it (ACL DescribeConfigs): {allow_command(topic, settings, 'DescribeConfigs')}",
         )
-    allow = _allow(topic, settings, "Write", "DescribeConfigs")
+    allow = allow_command(topic, settings, "Write", "DescribeConfigs")
     return TopicVerdict(
         topic,
         "topic-refused",
@@ -628,7 +628,7 @@ def forbidden_hint(topic: str, settings: KafkaSettings) -> str:
     """What to do about a topic that can be seen, and that no broker lets this gateway write to."""
     return (
         "the broker does not let this gateway write to it; allow it (ACL Write), and what is kept for it on this box "
-        f"is sent by itself: {_allow(topic, settings, 'Write')}"
+        f"is sent by itself: {allow_command(topic, settings, 'Write')}"
     )
 
 
@@ -645,7 +645,7 @@ def _creation_refusal(topic: str, code: int, detail: str | None, settings: Kafka
         return TopicVerdict(topic, NOT_CREATED, words)
     if error not in LASTING:
         return _waits(topic, NOT_CREATED, f"the cluster cannot create it just now ({told})")
-    mend = f"; allow it (ACL Create): {_allow(topic, settings, 'Create')}" if error in AUTHORIZATION else ""
+    mend = f"; allow it (ACL Create): {allow_command(topic, settings, 'Create')}" if error in AUTHORIZATION else ""
     return TopicVerdict(topic, NOT_CREATED, f"the broker refused to create it: {told}{mend}")
 
 
@@ -656,7 +656,7 @@ def _alter(topic: str, settings: KafkaSettings, changes: str) -> str:
     )
 
 
-def _allow(topic: str, settings: KafkaSettings, *operations: str) -> str:
+def allow_command(topic: str, settings: KafkaSettings, *operations: str) -> str:
     # The name of a client with a certificate is what the broker makes of it.
     user = settings.sasl.user if settings.sasl is not None else "NAME"
     each = " ".join(f"--operation {operation}" for operation in operations)

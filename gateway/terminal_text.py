@@ -148,6 +148,11 @@ def span(seconds: float) -> str:
     return f"{whole} s"
 
 
+def milliseconds(count: float) -> str:
+    """How long something took: `3 ms`, `1,250 ms`, `less than 1 ms`."""
+    return f"{count:,.0f} ms" if count >= 1 else "less than 1 ms"
+
+
 def counted(number: int, what: str) -> str:
     """`1 row`, `2,000 rows`."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

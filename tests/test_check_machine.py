@@ -68,13 +68,23 @@ def judgement(finding: Finding) -> str:
     return "FAIL" if not finding.ok else "warn" if isinstance(finding, Remark) else "ok"
 
 
+@pytest.fixture(autouse=True)
+def _no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine's own disk is like is not for these tests to know."""
+    monkeypatch.setattr(check_machine, "check_disk", lambda _buffer: [])
+
+
 # -- the buffer -----------------------------------------------------------------------------------
 
 
 def test_a_place_where_all_is_well_is_left_as_it_was(tmp_path: Path) -> None:
     config = write_config(tmp_path, '[[mqtt_brokers]]\nhost = "b.example"\ntopics = ["device/#"]\n')
     all_found = findings(config)
-    assert {subject: judgement(each) for subject, each in all_found.items()} == {"buffer.path": "ok", "clock": "ok"}
+    assert {subject: judgement(each) for subject, each in all_found.items()} == {
+        "settings": "ok",
+        "buffer.path": "ok",
+        "clock": "ok",
+    }
     found = all_found["buffer.path"]
     assert f"{tmp_path}/buffer.db can be written by this user (" in found.words
     assert list(tmp_path.iterdir()) == [config]
@@ -192,7 +202,7 @@ def test_a_file_system_that_became_read_only_is_told_as_such(tmp_path: Path, mon
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
     (tmp_path / "buffer.db").touch()
     assert "(chown)" in findings(config)["buffer.path"].words
-    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_flag=os.ST_RDONLY, f_files=0))
     found = findings(config)["buffer.path"]
     assert judgement(found) == "FAIL"
     assert f"{tmp_path} is on a file system that is mounted read-only: the disk or card may be dying" in found.words
@@ -741,17 +751,42 @@ def test_warnings_do_not_fail_and_each_line_begins_with_its_judgement(tmp_path: 
     config = write_config(tmp_path, serial(port, f"{tmp_path}/ttyUSB*"))
     shown = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["check", "--config", str(config)])
     assert shown.exit_code == 1
-    assert [line[:4] for line in shown.output.splitlines()] == ["ok  ", "ok  ", "ok  ", "warn", "FAIL"]
-    assert shown.output.splitlines()[-1].startswith("FAIL  Kafka at 127.0.0.1:1: cannot be reached: nothing listens")
+    lines = shown.output.splitlines()
+    judged = [line for line in lines if line.startswith("  ")]
+    assert {line[2:6] for line in judged} == {"ok  ", "warn", "FAIL", "-   "}
+    assert [line for line in lines if line not in judged] == [*_HEADINGS, "1 finding fails (FAIL), 2 warnings"]
+    (failed,) = [line for line in judged if line.startswith("  FAIL")]
+    assert failed.startswith("  FAIL  connection to 127.0.0.1:1: cannot be made: nothing listens at 127.0.0.1:1; is")
     assert "AddressFamily" not in shown.output
     told = json.loads(CliRunner().invoke(main, ["check", "--config", str(config), "--json"]).output)
-    assert [(finding["ok"], finding.get("warning", False)) for finding in told] == [
-        (True, False),
-        (True, False),
-        (True, False),
-        (True, True),
-        (False, False),
+    assert [(each["link"], each["result"], each["ok"], each.get("warning", False)) for each in told] == [
+        ("configuration", "pass", True, False),
+        ("disk", "pass", True, False),
+        ("clock", "pass", True, False),
+        ("serial", "pass", True, False),
+        ("serial", "warning", True, True),
+        ("dns", "pass", True, False),
+        ("tcp", "fail", False, False),
+        ("tls", "pass", True, False),
+        ("kafka", "skipped", True, False),
+        ("topics", "skipped", True, False),
+        ("end-to-end", "warning", True, True),
     ]
+    assert all(each["subject"] and each["words"] for each in told)
+
+
+_HEADINGS = [
+    "settings",
+    "disk",
+    "clock",
+    "serial lines",
+    "Kafka: names",
+    "Kafka: connection",
+    "Kafka: TLS",
+    "Kafka: cluster",
+    "Kafka: topics",
+    "end to end",
+]
 
 
 def test_lines_fit_the_terminal_and_stay_whole_in_a_pipe(tmp_path: Path) -> None:
@@ -762,4 +797,6 @@ def test_lines_fit_the_terminal_and_stay_whole_in_a_pipe(tmp_path: Path) -> None
     command = [str(SLUICE), "check", "--config", str(config)]
     piped = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
     assert piped.stderr == ""
-    assert [line[:4] for line in piped.stdout.splitlines()] == ["ok  ", "ok  ", "FAIL", "FAIL"]
+    lines = [line for line in piped.stdout.splitlines() if line.startswith("  ")]
+    assert [line[2:6] for line in lines if "FAIL" in line] == ["FAIL", "FAIL"]
+    assert all(line[2:6] in {"ok  ", "warn", "FAIL", "-   "} for line in lines)

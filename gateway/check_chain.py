@@ -1,0 +1,74 @@
+"""`sluice check`, link by link: the whole chain from the settings to a record that is read back from Kafka."""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import structs
+
+from gateway.check import Finding, check_kafka, skipped
+from gateway.check_end_to_end import check_end_to_end
+from gateway.check_front_door import check_brokers, check_listener
+from gateway.check_machine import check_machine
+from gateway.check_way import Way, check_way
+from gateway.settings import Settings
+
+LINKS: Final = {
+    "configuration": "settings",
+    "disk": "disk",
+    "clock": "clock",
+    "serial": "serial lines",
+    "listener": "sensors over MQTT",
+    "broker": "the site's broker",
+    "dns": "Kafka: names",
+    "tcp": "Kafka: connection",
+    "tls": "Kafka: TLS",
+    "sasl": "Kafka: log-in",
+    "kafka": "Kafka: cluster",
+    "topics": "Kafka: topics",
+    "end-to-end": "end to end",
+}
+"""Each link's stable name, in the order of the chain, and what it is called for people."""
+_OF_UPLINK: Final = ("tls", "sasl", "kafka")
+"""What is looked at on this box, and stands with what is asked over the network."""
+
+
+def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[Finding]:
+    """Look at every link, in order; each finding as it is made. `create`: make the topics that are missing."""
+    later: list[Finding] = []
+    for finding in check_machine(settings, config):
+        if finding.link in _OF_UPLINK:
+            later.append(finding)
+            continue
+        yield finding
+    yield from _of("listener", check_listener(settings))
+    yield from _of("broker", check_brokers(settings))
+    way = asyncio.run(check_way(settings))
+    for link in ("dns", "tcp", *_OF_UPLINK):
+        yield from (finding for finding in (*later, *way.findings) if finding.link == link)
+    found = _cluster(settings, way, create=create)
+    yield from found
+    failed = next((finding.subject for finding in found if not finding.ok and finding.link == "kafka"), "")
+    why_not = way.why_not or (f"{failed}: see above" if failed else "")
+    yield from _of("end-to-end", check_end_to_end(settings, why_not))
+
+
+def _cluster(settings: Settings, way: Way, *, create: bool) -> list[Finding]:
+    """Kafka itself, by those of its addresses that let this gateway in, and the topics."""
+    if not way.answering:
+        has_told = any(finding.link == "kafka" for finding in way.findings)
+        told = [] if has_told else [structs.replace(skipped("Kafka", way.why_not), link="kafka")]
+        return [*told, structs.replace(skipped("Kafka's topics", way.why_not), link="topics")]
+    kafka = structs.replace(settings.kafka, bootstrap=way.answering)
+    found = asyncio.run(check_kafka(structs.replace(settings, kafka=kafka), create=create))
+    return [structs.replace(each, link=_link_of(each)) for each in found]
+
+
+def _link_of(finding: Finding) -> str:
+    return "topics" if finding.subject.startswith(("topic ", "route ", "Kafka's topics")) else "kafka"
+
+
+def _of(link: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    for finding in findings:
+        yield structs.replace(finding, link=link)

@@ -1,0 +1,254 @@
+"""`sluice check`, the whole way: a test reading goes in at the front door, and its record is read back from Kafka."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+
+from gateway import control
+from gateway.buffer_rows import OWN_TYPES
+from gateway.buffer_status import is_running
+from gateway.check import Finding, certificate_dates, remark, skipped, well, wrong
+from gateway.check_front_door import START, CertificateWantedError, DoorError, ask, doors, entered, opened
+from gateway.check_mqtt import NoAnswerError
+from gateway.check_readings import KIND, CheckOpened, CheckPlace
+from gateway.clock_kernel import boottime_us
+from gateway.kafka_files import KafkaFileError
+from gateway.kafka_link import KafkaLink
+from gateway.kafka_record import HEADER_NAMES, HEADERS_MIN
+from gateway.kafka_topics import ADMIN_CONFIG, ADMIN_WORDS, allow_command
+from gateway.settings import Settings
+from gateway.terminal_text import counted, milliseconds, span
+
+ACKNOWLEDGED: Final = "acknowledgement"
+IN_KAFKA: Final = "in Kafka"
+READ_BACK: Final = "read back"
+PATIENCE_S: Final = 30.0
+"""How long Kafka's acknowledgement is waited for; the gateway may just have begun to connect."""
+_LOOK_S: Final = 2.0
+"""How often is asked meanwhile how the uplink does."""
+_DOWN_LOOKS: Final = 3
+"""An uplink that is said to be down so often is: it may be on its way up."""
+
+
+class _NotInError(Exception):
+    """The test reading was not acknowledged; the message says why and what to do."""
+
+
+def check_end_to_end(settings: Settings, why_not: str) -> Iterator[Finding]:
+    """Send a test reading on its whole way. `why_not` says why Kafka cannot be reached; empty where it can."""
+    if not is_running(settings.buffer.path):
+        yield remark("test reading", f"not sent, for the gateway does not run; {START}")
+        return
+    try:
+        credential = opened(settings)
+        begun_us = boottime_us()
+        door, took_ms = _sent(settings, credential)
+    except control.RefusedError as error:
+        yield remark(
+            "test reading", f"not sent: the gateway that runs takes none ({error}); restart it after an upgrade"
+        )
+        return
+    except control.ControlError as error:
+        yield remark("test reading", f"not sent: {error}")
+        return
+    except _NotInError as error:
+        yield wrong(ACKNOWLEDGED, str(error))
+        return
+    yield well(
+        ACKNOWLEDGED, f"a test reading went in {door} and was acknowledged after {milliseconds(took_ms)}: it is on disk"
+    )
+    if why_not:
+        yield skipped(IN_KAFKA, f"{why_not}; the test reading waits on disk as the others do")
+        return
+    place = None
+    for outcome in _waited(settings, credential, begun_us):
+        if isinstance(outcome, Finding):
+            yield outcome
+        else:
+            place = outcome
+    if place is not None:
+        yield asyncio.run(_read_back(settings, credential, place, begun_us))
+
+
+# -- in -------------------------------------------------------------------------------------------
+
+
+def _sent(settings: Settings, credential: CheckOpened) -> tuple[str, float]:
+    """Where it went in, and after how many milliseconds it was acknowledged. Raises _NotInError, ControlError."""
+    listener = settings.mqtt_listener
+    for door in doors(listener) if listener is not None else ():
+        assert listener is not None  # noqa: S101 - mypy does not see that
+        try:
+            with entered(door, listener, credential) as conversation:
+                took_ms = conversation.publish(credential.topic, credential.payload.encode())
+        except CertificateWantedError:
+            continue
+        except DoorError as error:
+            raise _NotInError(f"a test reading could not be sent to {door}: {error}") from error
+        except NoAnswerError as error:
+            why = f"{error}. {_why_not_stored(settings)}"
+            raise _NotInError(f"a test reading that was published to {door} was not acknowledged: {why}") from error
+        return f"at {door}", took_ms
+    # Nobody without a certificate, or no sensor at all, comes in over MQTT.
+    begun_s = time.monotonic()
+    answer: Any = ask(settings, "check-enter", user=credential.user)
+    if not answer["stored"]:
+        raise _NotInError(f"a test reading was not stored. {_why_not_stored(settings)}")
+    return "behind the listener, as from a serial line,", (time.monotonic() - begun_s) * 1000
+
+
+def _why_not_stored(settings: Settings) -> str:
+    """What the gateway says of its buffer."""
+    try:
+        state: Any = ask(settings, "state")
+    except control.ControlError as error:
+        return str(error)
+    buffer = state.get("buffer", {})
+    if buffer.get("failing"):
+        return f"The disk fails: {buffer['failing']}; nothing is acknowledged until it works again"
+    if buffer.get("full"):
+        return "The buffer is full: readings wait until Kafka has taken some, or buffer.bytes_max is raised"
+    return "The disk is very slow, or the log says more"
+
+
+# -- on to Kafka ----------------------------------------------------------------------------------
+
+
+def _waited(settings: Settings, credential: CheckOpened, begun_us: int) -> Iterator[Finding | CheckPlace]:
+    """Wait until Kafka has it; or say why that takes longer."""
+    until_s = time.monotonic() + PATIENCE_S
+    downs = 0
+    trouble: Finding | None = None
+    while time.monotonic() < until_s:
+        found = ask(settings, "check-place", user=credential.user, patience_s=_LOOK_S)
+        if found is not None:
+            place = msgspec.convert(found, CheckPlace)
+            took_ms = (place.acknowledged_us - begun_us) / 1000
+            at = "" if place.offset is None else f", offset {place.offset:,}"
+            yield well(
+                IN_KAFKA,
+                f"Kafka acknowledged it (acks=all) {milliseconds(took_ms)} after it was sent: topic {place.topic}, "
+                f"partition {place.partition}{at}",
+            )
+            yield place
+            return
+        trouble, is_lasting = _why_waits(settings, ask(settings, "state"))
+        downs += is_lasting
+        if downs >= _DOWN_LOOKS:
+            break
+    yield trouble or wrong(
+        IN_KAFKA, f"Kafka has not acknowledged it within {span(PATIENCE_S)}: it waits on disk; sluice status says more"
+    )
+
+
+def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  # noqa: PLR0911 - one for each reason
+    """What the gateway says of its uplink; and whether waiting for it is in vain."""
+    uplink, rows = state.get("uplink") or {}, state.get("buffer", {}).get("rows", 0)
+    if uplink.get("quota_used_up"):
+        return remark(
+            IN_KAFKA, "it waits on disk: what may be sent in a day is used up (kafka.bytes_per_day_max)"
+        ), True
+    if not uplink.get("up"):
+        why = uplink.get("error") or "its first attempt is under way"
+        words = f"it waits on disk: the gateway that runs does not reach Kafka, though this check does: {why}"
+        restart = "; were the settings changed since it started? Restart it"
+        return wrong(IN_KAFKA, words + restart), bool(uplink.get("error"))
+    if uplink.get("waits_for_clock"):
+        return remark(
+            IN_KAFKA,
+            "it waits on disk until this box's clock is synced, at most for gateway.hold_unsynced_s = "
+            f"{span(settings.gateway.hold_unsynced_s)}; see what is said of the clock",
+        ), True
+    topic = settings.kafka.events_topic
+    for name, why in uplink.get("parked", {}).items():
+        if name.partition("/")[0] == topic:
+            return wrong(IN_KAFKA, f"it waits on disk: {name} {why}"), False
+    if topic in uplink.get("refused_topics", {}):
+        return wrong(IN_KAFKA, f"{topic} is not written to: {uplink['refused_topics'][topic]}"), True
+    if rows > 1:
+        return remark(
+            IN_KAFKA, f"it waits on disk beside {counted(rows, 'row')}, which go to Kafka at present: check again later"
+        ), False
+    return None, False
+
+
+# -- and back -------------------------------------------------------------------------------------
+
+
+async def _read_back(settings: Settings, credential: CheckOpened, place: CheckPlace, begun_us: int) -> Finding:
+    if place.offset is None:
+        return remark(READ_BACK, "not tried: the broker had it already, and does not say where")
+    try:
+        record = await _record(settings, place)
+    except TopicAuthorizationFailedError:
+        command = allow_command(place.topic, settings.kafka, "Read")
+        who = f" ({ADMIN_WORDS})" if ADMIN_CONFIG in command else ""
+        return remark(
+            READ_BACK,
+            f"this gateway's user may not read {place.topic}, which it need not: that Kafka's replicas have the record "
+            f"was seen by their acknowledgement. To have this check read it back, allow it: {command}{who}",
+        )
+    except (KafkaError, OSError, TimeoutError, KafkaFileError) as error:
+        return wrong(
+            READ_BACK,
+            f"Kafka does not give the record back that it acknowledged ({str(error) or type(error).__name__}); are the "
+            "brokers well? Try again",
+        )
+    if (flaw := _flaw(settings, record, credential, place)) is not None:
+        return wrong(READ_BACK, f"what stands at offset {place.offset:,} is not what was sent: {flaw}; report this")
+    took_ms = (boottime_us() - begun_us) / 1000
+    return well(
+        READ_BACK, f"byte for byte, with its headers, {milliseconds(took_ms)} after it was sent (ce_id {place.ce_id})"
+    )
+
+
+async def _record(settings: Settings, place: CheckPlace) -> ConsumerRecord:
+    """Raises KafkaError, OSError, TimeoutError, KafkaFileError."""
+    kafka = settings.kafka
+    link = KafkaLink(kafka, certificate_dates(settings))
+    partition = TopicPartition(place.topic, place.partition)
+    with link.entered():
+        consumer = AIOKafkaConsumer(
+            client_id=settings.gateway.id,
+            enable_auto_commit=False,
+            request_timeout_ms=int(kafka.request_timeout_s * 1000),
+            **link.options(),
+        )
+        try:
+            async with asyncio.timeout(kafka.request_timeout_s):
+                await consumer.start()
+                consumer.assign([partition])
+                consumer.seek(partition, place.offset)
+                return await consumer.getone(partition)
+        finally:
+            await consumer.stop()
+
+
+def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, place: CheckPlace) -> str | None:
+    """What of a record is not as it was sent; None where all of it is."""
+    gateway = settings.gateway
+    key = gateway.id if gateway.key == "name" else f"{gateway.namespace}/{gateway.id}"
+    told = {name: value.decode(errors="replace") for name, value in record.headers}
+    wanted = {
+        "ce_specversion": "1.0",
+        "ce_id": place.ce_id,
+        "ce_source": f"/{gateway.namespace}/{gateway.id}",
+        "ce_type": f"{OWN_TYPES}{KIND}",
+        "content-type": "application/json",
+    }
+    if record.offset != place.offset:
+        return f"the next record has offset {record.offset:,}"
+    if record.value != credential.payload.encode():
+        return "its value is another one"
+    if record.key != key.encode():
+        return f"its key is {record.key!r}, not {key!r}"
+    if tuple(told)[:HEADERS_MIN] != HEADER_NAMES[:HEADERS_MIN]:
+        return f"its headers are {', '.join(told)}"
+    return next(
+        (f"{name} is {told[name]!r}, not {value!r}" for name, value in wanted.items() if told[name] != value), None
+    )

@@ -1,0 +1,210 @@
+"""`sluice check`, the MQTT side: may a sensor connect to the gateway that runs, does the site's broker let it in?"""
+
+import asyncio
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway import control
+from gateway.buffer_status import is_running
+from gateway.check import Finding, certificate_dates, remark, skipped, well, wrong
+from gateway.check_mqtt import Conversation, NoAnswerError, conversing
+from gateway.check_readings import CheckOpened
+from gateway.kafka_reach import address as spelled
+from gateway.mqtt_tls import tls_reason
+from gateway.settings import BrokerSettings, ListenerSettings, Settings
+from gateway.terminal_text import milliseconds
+
+ANSWER_S: Final = 15.0
+"""How long this box's own listener may take for an answer: it may wait for a slow card."""
+START: Final = "start the gateway (systemctl start sluice) and check again"
+_CLIENT_ID: Final = "sluice-check"
+_UNSPECIFIED: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener for all is met
+_REFUSED: Final = {
+    3: "it lets nobody in just now, for readings cannot be stored, or there are too many connections; sluice status "
+    "says which",
+    4: "it does not know the credential that it gave for this: is it of another version? Restart it",
+    5: "it does not know the credential that it gave for this: is it of another version? Restart it",
+}
+"""CONNACK's return codes (section 3.2.2.3) of the gateway's own listener, in words."""
+
+
+class Door(NamedTuple):
+    """A port of the listener."""
+
+    setting: str
+    host: str
+    port: int
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return spelled(self.host, self.port)
+
+
+class DoorError(Exception):
+    """Nobody gets in there: the message says why and what to do."""
+
+
+def doors(listener: ListenerSettings) -> list[Door]:
+    """The ports of the listener, as they are met on this box."""
+    host = _UNSPECIFIED.get(listener.host, listener.host)
+    found = [Door("mqtt_listener.port", host, listener.port, is_tls=False)] if listener.port else []
+    if listener.tls is not None:
+        found.append(Door("mqtt_listener.tls.port", host, listener.tls.port, is_tls=True))
+    return found
+
+
+def wants_certificate(listener: ListenerSettings, door: Door) -> bool:
+    """Whether only clients with a certificate are let in there, which this box has none of."""
+    return door.is_tls and listener.tls is not None and listener.tls.client_ca is not None
+
+
+def ask(settings: Settings, command: str, **arguments: object) -> object:
+    """Ask the gateway that runs. Raises ControlError."""
+    return control.call(control.socket_path(settings.buffer.path), command, **arguments)
+
+
+def opened(settings: Settings) -> CheckOpened:
+    """A credential for one connection. Raises ControlError."""
+    return msgspec.convert(ask(settings, "check-open"), CheckOpened)
+
+
+def check_listener(settings: Settings) -> Iterator[Finding]:
+    """Connect as a sensor does, to each port: the gateway that runs gives a credential for that."""
+    listener = settings.mqtt_listener
+    if listener is None:
+        return
+    if not is_running(settings.buffer.path):
+        yield skipped("connecting as a sensor", f"the gateway does not run; {START}")
+        return
+    for door in doors(listener):
+        subject = f"connecting to {door}"
+        try:
+            credential = opened(settings)
+        except control.ControlError as error:
+            yield remark(subject, _not_asked(error))
+            return
+        begun_s = time.monotonic()
+        try:
+            with entered(door, listener, credential):
+                took_ms = (time.monotonic() - begun_s) * 1000
+        except DoorError as error:
+            yield wrong(subject, str(error))
+        except CertificateWantedError:
+            yield well(
+                subject,
+                "TLS answers, and demands a certificate of the client (mqtt_listener.tls.client_ca), which this check "
+                "has none of",
+            )
+        else:
+            yield well(
+                subject,
+                f"a sensor is let in: CONNACK after {milliseconds(took_ms)}{' over TLS' if door.is_tls else ''}",
+            )
+
+
+def _not_asked(error: control.ControlError) -> str:
+    if isinstance(error, control.RefusedError):
+        return f"the gateway that runs gives no credential for this ({error}); restart it after an upgrade"
+    return str(error)
+
+
+class CertificateWantedError(Exception):
+    """The listener wants a certificate of the client."""
+
+
+@contextmanager
+def entered(door: Door, listener: ListenerSettings, credential: CheckOpened) -> Iterator[Conversation]:
+    """A connection that was let in, to publish on. Raises DoorError, CertificateWantedError."""
+    with ExitStack() as until_end:
+        link = until_end.enter_context(_connected(door, listener))
+        try:
+            conversation = until_end.enter_context(conversing(link, ANSWER_S))
+            name = f"{_CLIENT_ID}-{secrets.token_hex(4)}"
+            code = conversation.connect(name, credential.user, credential.secret.encode())
+        except NoAnswerError as error:
+            if wants_certificate(listener, door):
+                # TLS 1.3 says so behind its handshake.
+                raise CertificateWantedError from error
+            raise DoorError(f"{error}; is it this gateway's port? Its log says why it turns somebody away") from error
+        if code:
+            raise DoorError(f"refused (CONNACK {code}): {_REFUSED.get(code, 'its log says why')}")
+        yield conversation
+
+
+def _connected(door: Door, listener: ListenerSettings) -> socket.socket:
+    try:
+        link = socket.create_connection((door.host, door.port), ANSWER_S)
+    except OSError as error:
+        raise DoorError(
+            f"nobody gets there ({error.strerror or error}), although the gateway runs: was {door.setting} changed "
+            "since? Restart it; its log says what it listens on"
+        ) from error
+    if not door.is_tls:
+        return link
+    # Whether its certificate is right for sensors is looked at in its file: this box need not trust it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        return context.wrap_socket(link)
+    except (OSError, ValueError) as error:
+        link.close()
+        if wants_certificate(listener, door):
+            raise CertificateWantedError from error
+        raise DoorError(f"TLS fails ({tls_reason(error)}): see what is said of the certificate") from error
+
+
+# -- the site's broker ----------------------------------------------------------------------------
+
+
+def check_brokers(settings: Settings) -> Iterator[Finding]:
+    """Connect to each broker of the site, as another client than the gateway, whose session stays as it is."""
+    for broker in settings.mqtt_brokers:
+        yield asyncio.run(_broker(settings, broker))
+
+
+async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
+    from gateway.ingress_mqtt_broker import REFUSALS, BrokerError, open_link, password_of  # noqa: PLC0415 - heavy
+
+    subject = f"broker {spelled(broker.host, broker.port)}"
+    resolver = ThreadPoolExecutor(1, thread_name_prefix="broker-name")
+    begun_s = time.monotonic()
+    dates = certificate_dates(settings)
+    try:
+        password = password_of(broker)
+        link = await open_link(broker, dates if broker.tls is not None and dates() is not None else None, resolver)
+        with conversing(link, broker.connect_timeout_s) as conversation:
+            # Another name than the gateway's own, or that one's connection would be ended.
+            code = conversation.connect(
+                f"{_CLIENT_ID}-{secrets.token_hex(4)}", broker.user, None if password is None else password.encode()
+            )
+    except BrokerError as error:
+        return wrong(subject, str(error))
+    except NoAnswerError as error:
+        return wrong(
+            subject,
+            f"is reached, and {error}; check that port is the broker's port for MQTT, without TLS where there is no "
+            "[mqtt_brokers.tls]",
+        )
+    finally:
+        resolver.shutdown(wait=False, cancel_futures=True)
+    if code == 2:
+        return remark(
+            subject,
+            "answers, and does not take this check's client identifier: whether it takes the gateway's own, the log "
+            "and sluice status say",
+        )
+    if code:
+        return wrong(subject, f"refuses the connection: {REFUSALS.get(code, f'return code {code}')}")
+    told = "" if broker.tls is None else " over TLS"
+    return well(
+        subject, f"lets this gateway in: CONNACK after {milliseconds((time.monotonic() - begun_s) * 1000)}{told}"
+    )

@@ -1,0 +1,270 @@
+"""`sluice check`, the way to Kafka: names, connections, TLS and log-in of each address of `kafka.bootstrap`."""
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from msgspec import structs
+
+from gateway.check import Finding, certificate_dates, connected, remark, skipped, well, wrong
+from gateway.check_certificates import SOON, validity
+from gateway.kafka_files import KafkaFileError
+from gateway.kafka_link import ADDRESSES_MAX, KafkaLink
+from gateway.kafka_reach import Fault, reach_words
+from gateway.name_lookup import Address, names
+from gateway.settings import KafkaSettings, Settings
+from gateway.terminal_text import milliseconds
+
+ADDRESSES_TOLD_MAX = 6
+_LINKS = ("dns", "tcp", "tls", "sasl")
+_LINK_OF = {"name": "dns", "connect": "tcp", "tls": "tls", "login": "sasl"}
+"""Which link a stage of a connection is of; what comes behind is Kafka's own."""
+_SUBJECTS = {"dns": "name", "tcp": "connection to", "tls": "TLS with", "sasl": "log-in at"}
+_NAMES = {"dns": "names", "tcp": "connections", "tls": "TLS", "sasl": "log-in"}
+
+
+@dataclass(slots=True)
+class Way:
+    """What was found of the ways to Kafka."""
+
+    findings: list[Finding]
+    answering: tuple[str, ...] = ()
+    """Of `kafka.bootstrap`, those that lead to a broker that lets this gateway in."""
+    why_not: str = ""
+    """Where there is none: what is to be mended first."""
+
+
+@dataclass(slots=True)
+class _Tried:
+    """One address of `kafka.bootstrap`."""
+
+    address: str
+    host: str
+    found: dict[str, Finding] = field(default_factory=dict)
+    """By link, as far as it came."""
+    fault: Fault | None = None
+    because: str = ""
+    """Why it was not tried any further, where that is no fault of the way."""
+    is_let_in: bool = False
+
+
+async def check_way(settings: Settings) -> Way:
+    """Try each address of `kafka.bootstrap`, side by side, as far as each leads."""
+    kafka = settings.kafka
+    tried = await asyncio.gather(*(_try(settings, address) for address in kafka.bootstrap))
+    findings = [finding for link in _LINKS for finding in _of_link(link, tried, kafka)]
+    way = Way(findings, tuple(each.address for each in tried if each.is_let_in))
+    if not way.answering:
+        # The one that came farthest.
+        worst = max(tried, key=lambda each: len(each.found))
+        way.why_not = f"{worst.address} leads to no broker that lets this gateway in"
+        findings += [
+            Finding(f"Kafka at {each.address}", ok=False, words=_told(each.fault), link="kafka")
+            for each in tried
+            if each.fault is not None and each.fault.stage not in _LINK_OF
+        ]
+    return way
+
+
+def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[Finding]:
+    """What is to be said of one link: a failure is one only where no other address leads on."""
+    if link == "tls" and kafka.tls is None:
+        return [structs.replace(_without_tls(kafka), link=link)]
+    if link == "sasl" and kafka.sasl is None:
+        return []
+    findings: list[Finding] = []
+    leads_on = any(each.is_let_in for each in tried)
+    for each in tried:
+        finding = each.found.get(link)
+        if finding is None:
+            continue
+        if not finding.ok and leads_on:
+            finding = remark(finding.subject, f"only other addresses of kafka.bootstrap lead to Kafka; {finding.words}")
+        findings.append(finding)
+    if not findings:
+        before = max((each for each in tried if each.fault is not None), key=lambda each: len(each.found))
+        findings.append(skipped(_NAMES[link], before.because or f"{_before(before)} fails, see above"))
+    # One name with several ports is looked up once.
+    return [structs.replace(finding, link=link) for finding in dict.fromkeys(findings)]
+
+
+def _before(tried: _Tried) -> str:
+    """The link that fails of an address."""
+    return next((finding.subject for finding in tried.found.values() if not finding.ok), tried.address)
+
+
+def _without_tls(kafka: KafkaSettings) -> Finding:
+    if all(_is_on_this_box(address) for address in kafka.bootstrap):
+        return well(
+            "TLS", "none ([kafka.tls] is not set), and none is needed: the way to Kafka does not leave this box"
+        )
+    return remark(
+        "TLS",
+        "none: everybody on the way to Kafka may read the readings, and change them; add [kafka.tls], and the brokers' "
+        "port for it, unless that way is yours alone",
+    )
+
+
+def _is_on_this_box(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+async def _try(settings: Settings, address: str) -> _Tried:
+    kafka = settings.kafka
+    host, _, told_port = address.rpartition(":")
+    host, port = host.strip("[]"), int(told_port)
+    tried = _Tried(address, host)
+    found = await _look_up(tried, port, kafka)
+    if found and await _connect(tried, port, found, kafka):
+        await _open(tried, settings)
+    return tried
+
+
+async def _look_up(tried: _Tried, port: int, kafka: KafkaSettings) -> list[Address]:
+    subject = f"{_SUBJECTS['dns']} {tried.host}"
+    begun_s = time.monotonic()
+    try:
+        async with asyncio.timeout(kafka.connect_timeout_s):
+            found = await names.addresses(tried.host, port)
+    except (OSError, TimeoutError, UnicodeError) as error:
+        tried.fault = reach_words(error, tried.host, port, kafka, stage="name")
+        tried.found["dns"] = wrong(subject, _told(tried.fault))
+        return []
+    told = list(dict.fromkeys(str(address[3][0]) for address in found))
+    if told == [tried.host]:
+        tried.found["dns"] = well(subject, "is an address: there is no name to look up")
+    else:
+        more = f" and {len(told) - ADDRESSES_TOLD_MAX} more" if len(told) > ADDRESSES_TOLD_MAX else ""
+        addresses = f"{', '.join(told[:ADDRESSES_TOLD_MAX])}{more}"
+        tried.found["dns"] = well(subject, f"is {addresses} (looked up in {_ms(begun_s)})")
+    return found
+
+
+async def _connect(tried: _Tried, port: int, found: Sequence[Address], kafka: KafkaSettings) -> bool:
+    """Try each of the addresses; whether any takes a connection."""
+    subject = f"{_SUBJECTS['tcp']} {tried.address}"
+    some = found[:ADDRESSES_MAX]
+    outcomes = await asyncio.gather(*(_dial(address, kafka.connect_timeout_s) for address in some))
+    good, bad = [], []
+    for address, outcome in zip(some, outcomes, strict=True):
+        if isinstance(outcome, str):
+            good.append(f"{address[3][0]} in {outcome}")
+        else:
+            bad.append((address, outcome))
+    if not good:
+        tried.fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
+        tried.found["tcp"] = wrong(subject, f"cannot be made: {_told(tried.fault)}")
+        return False
+    words = f"made: {', '.join(good)}"
+    if bad:
+        dead = ", ".join(str(address[3][0]) for address, _ in bad)
+        fault = reach_words(bad[0][1], tried.host, port, kafka, stage="connect")
+        tried.found["tcp"] = remark(
+            subject, f"{words}; but not to {dead}, to which {tried.host} leads too: {_told(fault)}"
+        )
+    else:
+        tried.found["tcp"] = well(subject, words)
+    return True
+
+
+async def _dial(address: Address, timeout_s: float) -> str | Exception:
+    """How long a connection took; or why there is none."""
+    family, kind, protocol, where = address
+    begun_s = time.monotonic()
+    try:
+        with socket.socket(family, kind, protocol) as link:
+            link.setblocking(False)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().sock_connect(link, where)
+            return _ms(begun_s)
+    except (OSError, TimeoutError) as error:
+        return error
+
+
+async def _open(tried: _Tried, settings: Settings) -> None:
+    """TLS, log-in, and a first answer, as the gateway does it."""
+    kafka = structs.replace(settings.kafka, bootstrap=(tried.address,))
+    try:
+        link = KafkaLink(kafka, certificate_dates(settings))
+    except KafkaFileError as error:
+        # What is wrong with the file was said by the look at this box.
+        setting = str(error).partition(" ")[0].rstrip(":")
+        tried.because = f"{setting} cannot be used, see there"
+        tried.fault = Fault(tried.because, "", stage="login" if "sasl" in setting else "tls")
+        return
+    begun_s = time.monotonic()
+    try:
+        async with connected(link, structs.replace(settings, kafka=kafka)) as admin:
+            tried.is_let_in = True
+            _note_opened(tried, kafka, _shown(admin), _ms(begun_s))
+    except (KafkaError, OSError, TimeoutError) as error:
+        fault = link.faults.get(tried.address)
+        if fault is None:
+            fault = Fault(
+                str(error) or type(error).__name__, "is it the brokers' port, and are they well?", stage="request"
+            )
+        tried.fault = fault
+        _note_fault(tried, kafka, fault)
+
+
+def _note_opened(tried: _Tried, kafka: KafkaSettings, tls: ssl.SSLObject | None, took: str) -> None:
+    if kafka.tls is not None:
+        subject = f"{_SUBJECTS['tls']} {tried.address}"
+        tried.found["tls"] = well(subject, "agreed on") if tls is None else _tls_finding(subject, tls)
+    if kafka.sasl is not None:
+        words = f"logged in as {kafka.sasl.user} ({kafka.sasl.mechanism}), all in {took}"
+        tried.found["sasl"] = well(f"{_SUBJECTS['sasl']} {tried.address}", words)
+
+
+def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
+    """Where it ended; what comes before that went well."""
+    link = _LINK_OF.get(fault.stage)
+    if link in {None, "sasl"} and kafka.tls is not None:
+        tried.found["tls"] = well(f"{_SUBJECTS['tls']} {tried.address}", "agreed on, and the certificate accepted")
+    if link in {"tls", "sasl", "tcp"}:
+        tried.found[link] = wrong(f"{_SUBJECTS[link]} {tried.address}", _told(fault))
+
+
+def _shown(admin: Any) -> ssl.SSLObject | None:
+    """TLS of a connection that lives; aiokafka is pinned, and a test comes by here."""
+    for connection in admin._client._conns.values():  # noqa: SLF001
+        writer = connection._writer  # noqa: SLF001
+        if writer is not None and (tls := writer.get_extra_info("ssl_object")) is not None:
+            found: ssl.SSLObject = tls
+            return found
+    return None
+
+
+def _tls_finding(subject: str, tls: ssl.SSLObject) -> Finding:
+    version = (tls.version() or "TLS").replace("TLSv", "TLS ")
+    told = tls.getpeercert() or {}
+    signed = f", signed by {issuer}" if (issuer := _common_name(told.get("issuer"))) else ""
+    try:
+        end = validity(tls.getpeercert(binary_form=True) or b"").end
+    except ValueError:
+        return well(subject, f"{version}{signed}")
+    words = f"{version}; the certificate{signed} is valid until {end:%Y-%m-%d}"
+    if end - datetime.now(UTC) <= SOON:
+        return remark(subject, f"{words}: see that it is renewed at the broker before that")
+    return well(subject, words)
+
+
+def _common_name(name: object) -> str:
+    """Of a name as `getpeercert` tells it: its common name, or the organisation's."""
+    parts = {str(key): str(value) for part in name or () for key, value in part}  # type: ignore[attr-defined]
+    return parts.get("commonName") or parts.get("organizationName", "")
+
+
+def _told(fault: Fault) -> str:
+    return f"{fault.words}; {fault.hint}"
+
+
+def _ms(begun_s: float) -> str:
+    return milliseconds((time.monotonic() - begun_s) * 1000)
