@@ -15,6 +15,7 @@ from msgspec.structs import fields
 from gateway.config_words import Place, show
 from gateway.settings import Name
 from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_text import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000
 """Of a file of answers or secrets: no answer is that long, and a stick may hold anything under that name."""
@@ -212,6 +213,13 @@ def parse_secrets(text: str, path: Path) -> Secrets:
     """Raises ConfigError, whose words hold no secret."""
     secrets, _ = _parsed(text, path, Secrets)
     return secrets
+
+
+def without_secrets(text: str) -> str:
+    """Answers as they can lie around: without `[secrets]`, and then without comments too."""
+    document = tomllib.loads(text)
+    document.pop("secrets", None)
+    return toml_text(document, {})
 
 
 def _read(path: Path) -> str:

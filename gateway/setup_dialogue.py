@@ -62,7 +62,11 @@ class Told:
 
 def say(text: str, indent: int = 0) -> None:
     """Words for the person at the terminal, wrapped."""
-    click.echo(" " * indent + hanging(text, indent).lstrip() if indent else hanging(text, 0))
+    click.echo(hanging(" " * indent + text, indent))
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith(("?", ".")) else f"{words}."
 
 
 class Dialogue:
@@ -192,7 +196,7 @@ class Dialogue:
         reached = [broker for broker in brokers if not broker.trouble]
         for broker in brokers:
             if broker.trouble and reached:
-                say(f"{broker.trouble}. It is kept: others answer.", 5)
+                say(f"{_sentence(broker.trouble)} It is kept: others answer.", 5)
                 self._accepted += 1
         if not reached:
             self._is_reached = self._keep_unreached(brokers)
@@ -208,8 +212,8 @@ class Dialogue:
 
     def _keep_unreached(self, brokers: Sequence[Broker]) -> bool:
         """False, for nothing is reached; raises AnswerError where that is not to be kept."""
-        words = ". ".join(broker.trouble for broker in brokers)
-        if not self._keep_anyway(f"{words}. Without network here, that is to be expected."):
+        words = " ".join(_sentence(broker.trouble) for broker in brokers)
+        if not self._keep_anyway(f"{words} Without network here, that is to be expected."):
             raise AnswerError("Write the address again.")
         return False
 
@@ -265,7 +269,7 @@ class Dialogue:
         while True:
             first, *others = self._findings(answers, password)
             if first.ok:
-                say(f"{first.subject} {first.words}.", 5)
+                say(_sentence(f"{first.subject} {first.words}"), 5)
                 for finding in others:
                     if not finding.ok:
                         say(f"To be mended: {finding.subject}: {finding.words}", 5)
@@ -273,7 +277,7 @@ class Dialogue:
                 return True
             if answers.kafka.tls and "signed by nobody" in first.words and self._ask_for_ca(first.words):
                 continue
-            return self._keep_anyway(f"{first.subject} {first.words}.")
+            return self._keep_anyway(_sentence(f"{first.subject} {first.words}"))
 
     def _findings(self, answers: Answers, password: str | None) -> list[Finding]:
         settings = self._candidate(answers, password)

@@ -1,0 +1,81 @@
+"""`sluice provision`: sets the gateway up from files on the boot partition or on a stick, without anybody typing."""
+
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from gateway import setup_service
+from gateway.cli_options import FINDING, config_option
+from gateway.provision import Provisioned, is_asked, provision
+from gateway.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
+from gateway.setup_commands import written_lines
+from gateway.setup_write import writable_trouble
+
+_NOTHING = "no sluice.toml is there: nothing was to be done"
+
+
+@click.command(
+    name="provision",
+    short_help="Take in sluice.toml from the boot partition or a stick.",
+    epilog="Example: sluice provision /media/stick",
+)
+@config_option
+@click.argument(
+    "folders", type=click.Path(path_type=Path, exists=True, file_okay=False), nargs=-1, metavar="[FOLDER]..."
+)
+def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
+    """Set this gateway up from sluice.toml (what sluice setup --example-answers prints) and sluice-secrets.toml.
+
+    Looked for in the folders named; else on the boot partition and, as long as this gateway is not set up, on USB
+    sticks: once it is, a stick that somebody plugs in changes nothing. It is taken in once and renamed
+    sluice.toml.done, the secrets are overwritten and removed, and sluice-report.txt beside it says what was set. Where
+    something is wrong nothing is changed, and the report says what to mend.
+
+    The exit code is 1 where something was there and was not taken in.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    trouble = writable_trouble(config)
+    if trouble is not None:
+        raise click.ClickException(trouble)
+    done = [outcome for outcome in _outcomes(config, folders) if outcome.taken is not None or outcome.trouble]
+    for outcome in done:
+        _tell(outcome)
+    if not done:
+        click.echo(_NOTHING)
+    if any(outcome.starts for outcome in done) and setup_service.is_there() and setup_service.may_be_changed():
+        try:
+            # This may itself run before the service.
+            setup_service.start(wait=False)
+        except setup_service.ServiceError as error:
+            raise click.ClickException(str(error)) from error
+    sys.exit(FINDING if any(outcome.trouble for outcome in done) else 0)
+
+
+def _outcomes(config: Path, folders: Sequence[Path]) -> Iterator[Provisioned]:
+    yield from (provision(folder, config) for folder in folders or BOOT_FOLDERS if folder.is_dir())
+    if folders or config.exists():
+        return
+    for name in sticks():
+        try:
+            with mounted(name) as folder:
+                if is_asked(folder):
+                    make_writable(folder)
+                    yield provision(folder, config)
+        except MediumError as error:
+            yield Provisioned(Path("/dev", name), None, str(error))
+        if config.exists():
+            return
+
+
+def _tell(outcome: Provisioned) -> None:
+    """For the journal: whole lines, and nothing secret."""
+    if outcome.trouble:
+        click.echo(outcome.trouble, err=True)
+    if outcome.taken is not None:
+        gateway = outcome.taken.made.settings.gateway
+        click.echo(f"set up from {outcome.folder}: {gateway.namespace}/{gateway.id}")
+        for line in written_lines(outcome.taken):
+            click.echo(line)

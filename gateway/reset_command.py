@@ -1,0 +1,251 @@
+"""`sluice reset`: takes from this box what is of its site: readings, secrets, settings."""
+
+import stat
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from gateway import buffer_lock, config_file, device_credentials, setup_service
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import read_status
+from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.settings import BufferSettings, Settings
+from gateway.setup_write import is_unfinished, wipe
+from gateway.terminal_text import counted, escaped, hanging
+from gateway.toml_mistakes import ConfigError
+
+USAGE: Final = 2
+UNNAMED: Final = "unnamed"
+"""What is typed where no settings say what this gateway is called."""
+_BUFFER_PARTS: Final = ("-wal", "-shm", ".control", ".lock")
+_OWN_NAMES: Final = frozenset({"kafka.password", "kafka-2.password", "status-page"})
+"""What `sluice setup` writes into the folders for secrets."""
+_LEFT_TOLD_MAX: Final = 20
+_WIPED_BYTES_MAX: Final = 1_000_000
+"""Larger files are no secrets, and only removed: to overwrite readings would take long, and reach flash as little."""
+_FLASH: Final = (
+    "Secrets were overwritten first; readings were only removed. On flash memory (cards, SSDs) neither reaches what "
+    "lies beneath, where tools for that can read it until it is used again. Where that matters: make new passwords for "
+    "Kafka, and destroy the card, or encrypt the next one from the start."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is to be wiped."""
+
+    gateway_id: str
+    buffer: Path
+    secrets: tuple[Path, ...]
+    """Overwritten, then removed."""
+    data: tuple[Path, ...]
+    """Removed."""
+    settings: tuple[Path, ...]
+    """Last: without them nobody knows where the rest is."""
+    left: tuple[Path, ...]
+    """What the settings name elsewhere, or what stands beside them and is none of ours."""
+
+
+@click.command(
+    short_help="Wipe readings, secrets and settings of this gateway.",
+    epilog="Example: sluice reset --config gateway.toml",
+)
+@config_option
+@click.option("--yes-wipe", "wiped_id", metavar="ID", help="Do not ask: ID is this gateway's, as its settings have it.")
+@click.option("--stop", is_flag=True, help="Stop the service first, without asking.")
+def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Wipe this gateway: the readings that wait, the secrets of its devices, its passwords, its settings.
+
+    Says first what waits and was not sent, and asks for the gateway's id to be typed. It refuses while the gateway
+    runs, unless it may stop it. Cut off, it is simply called again.
+    """
+    try:
+        found = look(config)
+    except OSError as error:
+        _end(f"{error.filename}: {error.strerror}: run this as root, or as the user whose files these are")
+    if not (found.secrets or found.data or found.settings):
+        click.echo(f"nothing is there to be wiped: no settings at {config}, no buffer at {found.buffer}")
+        return
+    for line in _first_lines(found):
+        click.echo(hanging(line, 4))
+    _confirm(found, wiped_id)
+    try:
+        with _stopped(found.buffer, may_stop=stop, may_ask=wiped_id is None):
+            for path in (*found.secrets, *found.data, *found.settings):
+                remove(path)
+    except BufferFileError as error:
+        _end(str(error))
+    except OSError as error:
+        click.echo(hanging(f"{error.filename}: {error.strerror}: not all is wiped; call it again", 4), err=True)
+        sys.exit(FINDING)
+    click.echo(f"wiped: {counted(len(found.secrets) + len(found.data) + len(found.settings), 'file')}")
+    click.echo(hanging(_FLASH, 0))
+    for path in found.left[:_LEFT_TOLD_MAX]:
+        click.echo(hanging(f"left: {path}", 4))
+    click.echo(
+        "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
+    )
+
+
+def look(config: Path) -> Found:
+    """Find what belongs to settings, be they right or wrong, or gone. Raises OSError where it may not be seen."""
+    settings = None
+    with suppress(ConfigError):
+        settings = config_file.load(config)
+    buffer = settings.buffer.path if settings is not None else _buffer_of(config)
+    devices = (
+        buffer.with_name(device_credentials.FILE_NAME) if settings is None else device_credentials.file_of(settings)
+    )
+    folder = config.parent
+    named = [path for path in _named(settings) if path.exists()]
+    ours = [path for name in ("secrets", "credentials") for path in _inside(folder / name) if _is_ours(path, config)]
+    ours += [path for path in named if path.is_relative_to(folder)]
+    ours += [path for path in (devices, devices.with_name(f"{devices.name}.new")) if path.exists()]
+    beside = _inside(folder, deep=False)
+    ours += [path for path in beside if is_unfinished(path.name)]
+    kept = [path for path in beside if path.name.startswith(f"{config.name}.") or path.name == "kafka-ca.pem"]
+    data = [*_of_buffer(buffer)]
+    settings_files = [*kept, *([config] if config.exists() else [])]
+    gone = {*ours, *data, *settings_files}
+    left = [path for path in (*beside, *named) if path not in gone]
+    return Found(
+        _id_of(config, settings),
+        buffer,
+        tuple(dict.fromkeys(ours)),
+        tuple(data),
+        tuple(settings_files),
+        tuple(dict.fromkeys(left)),
+    )
+
+
+def _is_ours(path: Path, config: Path) -> bool:
+    """Whether a file in a folder for secrets is the gateway's: elsewhere than in its own place others may be there."""
+    return config.parent == DEFAULT_CONFIG.parent or path.name in _OWN_NAMES or is_unfinished(path.name)
+
+
+def _named(settings: Settings | None) -> Iterator[Path]:
+    """Files that hold a secret, by the settings that name them."""
+    if settings is None:
+        return
+    kafka, listener, page = settings.kafka, settings.mqtt_listener, settings.status_page
+    named = [
+        None if kafka.sasl is None else kafka.sasl.password_file,
+        None if kafka.tls is None else kafka.tls.key,
+        None if listener is None or listener.tls is None else listener.tls.key,
+        None if page is None else page.password_file,
+    ]
+    for broker in settings.mqtt_brokers:
+        named += [broker.password_file, None if broker.tls is None else broker.tls.key]
+    yield from (path for path in named if path is not None)
+
+
+def _of_buffer(buffer: Path) -> list[Path]:
+    """The buffer's file, what stands beside it under its name, and damaged ones; its lock last."""
+    names = [buffer.name, *(buffer.name + part for part in _BUFFER_PARTS)]
+    found = [path for path in _inside(buffer.parent, deep=False) if path.name.startswith(f"{buffer.name}.corrupt-")]
+    return [*found, *(path for path in map(buffer.with_name, names) if path.exists())]
+
+
+def _inside(folder: Path, *, deep: bool = True) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    inside = folder.rglob("*") if deep else folder.iterdir()
+    return sorted(path for path in inside if path.is_symlink() or not path.is_dir())
+
+
+def _buffer_of(config: Path) -> Path:
+    """Where the buffer of settings is that are wrong or gone, as far as they say it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return Path(tomllib.loads(config.read_text(encoding="utf-8-sig"))["buffer"]["path"])
+    return BufferSettings().path if config == DEFAULT_CONFIG else config.parent / "buffer.db"
+
+
+def _id_of(config: Path, settings: Settings | None) -> str:
+    if settings is not None:
+        return settings.gateway.id
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(tomllib.loads(config.read_text(encoding="utf-8-sig"))["gateway"]["id"])
+    return UNNAMED
+
+
+def _first_lines(found: Found) -> Iterator[str]:
+    """What would go, before anybody is asked."""
+    yield f"This wipes the gateway {escaped(found.gateway_id)}: what waits, its secrets, its settings."
+    if found.buffer.exists():
+        try:
+            status = read_status(found.buffer)
+        except BufferFileError as error:
+            yield f"How much waits unsent is not known: {error}"
+        else:
+            waits = "nothing waits" if not status.rows else f"{counted(status.rows, 'row')} WAIT AND WERE NOT SENT"
+            aside = f", {counted(status.quarantined, 'input')} in the quarantine" if status.quarantined else ""
+            yield f"{waits} in {found.buffer}{aside} (sluice buffer export keeps a copy)"
+    for path in (*found.secrets, *found.data, *found.settings):
+        yield f"to be wiped: {path}"
+
+
+def _confirm(found: Found, wiped_id: str | None) -> None:
+    typed = wiped_id
+    if typed is None:
+        if not sys.stdin.isatty():
+            raise click.UsageError("this asks at a terminal, and there is none; --yes-wipe ID does it without asking")
+        try:
+            typed = click.prompt(f"To wipe it, type {escaped(found.gateway_id)}", prompt_suffix=" > ", default="")
+        except click.Abort:
+            click.echo()
+            _end("nothing was wiped")
+    if typed != found.gateway_id:
+        _end(f"that is not this gateway's id, which is {escaped(found.gateway_id)}: nothing was wiped")
+
+
+@contextmanager
+def _stopped(buffer: Path, *, may_stop: bool, may_ask: bool) -> Iterator[None]:
+    """Keep the gateway from running meanwhile. Raises BufferFileError where it does."""
+    if setup_service.is_active():
+        if not may_stop and not (may_ask and _may_stop()):
+            _end("the gateway runs: nothing was wiped. Stop it (sudo systemctl stop sluice), or give --stop")
+        try:
+            setup_service.stop()
+        except setup_service.ServiceError as error:
+            _end(f"{error}; nothing was wiped")
+    if not buffer.parent.is_dir():
+        yield
+        return
+    with buffer_lock.acquire(buffer):
+        yield
+        # It is made by whoever takes it.
+        buffer_lock_file(buffer).unlink(missing_ok=True)
+
+
+def buffer_lock_file(buffer: Path) -> Path:
+    """As `buffer_lock.acquire` names it."""
+    return buffer.with_name(f"{buffer.name}.lock")
+
+
+def _may_stop() -> bool:
+    try:
+        return click.confirm("The gateway runs. Stop it?", default=False)
+    except click.Abort:
+        click.echo()
+        return False
+
+
+def remove(path: Path) -> None:
+    """Take a file away; a small one is overwritten first. Nothing happens where it is gone. Raises OSError."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_size <= _WIPED_BYTES_MAX:
+            wipe(path)
+        else:
+            path.unlink()
+
+
+def _end(words: str) -> NoReturn:
+    click.echo(hanging(words, 4, sys.stderr), err=True)
+    sys.exit(USAGE)
