@@ -29,7 +29,14 @@ from gateway.routes import (
     compile_route,
     compile_routes,
 )
-from gateway.settings import BrokerSettings, KafkaSettings, ListenerSettings, RouteSettings, Settings
+from gateway.settings import (
+    BrokerSettings,
+    KafkaSettings,
+    ListenerSettings,
+    RouteSettings,
+    Settings,
+    StatusPageSettings,
+)
 from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -45,10 +52,6 @@ _NO_FILE = (
     "--config where it is"
 )
 _NOT_YOURS = "this user may not read it; run this as the user that sluice runs as, or as root"
-_NOBODY = (
-    "nobody could connect; give each device a line under [mqtt_listener.users], "
-    "or write anonymous = true to let anybody who reaches the port write as any device"
-)
 _NO_DIGEST = (
     "a value here is not the SHA-256 of a secret, so that nobody could connect with it; write its 64 lower-case "
     "hex digits (printf %s SECRET | sha256sum), never the secret itself"
@@ -362,6 +365,8 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     yield from _size_mistakes(settings)
     if settings.serial is not None:
         yield from serial_mistakes(settings.serial)
+    if settings.status_page is not None:
+        yield from _status_page_mistakes(settings.status_page, settings.mqtt_listener)
 
 
 def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
@@ -562,16 +567,27 @@ def _bandwidth_mistakes(kafka: KafkaSettings) -> Iterator[tuple[Place, str]]:
             yield ("kafka", name), f"{value} {_TOO_NARROW}; write {least} or more, or 0 for no bound"
 
 
+def _own_host_mistakes(place: Place, host: str) -> Iterator[tuple[Place, str]]:
+    """What this box may listen on."""
+    if not host:
+        yield place, _EVERYWHERE
+    elif _BRACKETED.fullmatch(host):
+        yield place, _without_brackets(host)
+    elif not _can_be_looked_up(host):
+        yield place, f'{_show(host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
+
+
+def _status_page_mistakes(page: StatusPageSettings, listener: ListenerSettings | None) -> Iterator[tuple[Place, str]]:
+    yield from _own_host_mistakes(("status_page", "host"), page.host)
+    taken = {} if listener is None else {listener.port: "mqtt_listener.port"}
+    if listener is not None and listener.tls is not None:
+        taken[listener.tls.port] = "mqtt_listener.tls.port"
+    if page.port in taken:
+        yield ("status_page", "port"), f"{page.port} is {taken[page.port]}; write another, such as 8080"
+
+
 def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]]:
-    if not listener.host:
-        yield ("mqtt_listener", "host"), _EVERYWHERE
-    elif _BRACKETED.fullmatch(listener.host):
-        yield ("mqtt_listener", "host"), _without_brackets(listener.host)
-    elif not _can_be_looked_up(listener.host):
-        yield ("mqtt_listener", "host"), f'{_show(listener.host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
-    certified = listener.tls is not None and listener.tls.client_ca is not None
-    if not listener.anonymous and not listener.users and not certified:
-        yield ("mqtt_listener",), _NOBODY
+    yield from _own_host_mistakes(("mqtt_listener", "host"), listener.host)
     if listener.port == 0 and listener.tls is None:
         yield ("mqtt_listener", "port"), "is 0, so that nobody could connect; write a port, or add [mqtt_listener.tls]"
     if listener.tls is not None and listener.tls.port == listener.port:

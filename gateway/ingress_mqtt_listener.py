@@ -9,19 +9,24 @@ import errno
 import resource
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import structlog
 
+from gateway.check_readings import CheckReadings
+from gateway.login_limit import LoginLimit
 from gateway.mqtt_commands import Commands
 from gateway.mqtt_connection import OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
 from gateway.mqtt_device_events import DeviceEvents
 from gateway.mqtt_inflight import InflightTotal
+from gateway.mqtt_logins import NOBODY, Logins
 from gateway.mqtt_redelivery import RecentlyUnanswered
-from gateway.mqtt_refusals import Refusals
+from gateway.mqtt_refusals import REVOKED, Refusals
 from gateway.mqtt_session import MARKS, Room, Session, SessionKey
 from gateway.mqtt_sessions import Sessions
 from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
@@ -45,18 +50,31 @@ class ListenError(OSError):
 class MqttListener:
     """Takes MQTT 3.1.1 connections and hands what they publish to the intake.
 
-    `now_us` is CLOCK_BOOTTIME in microseconds, `dates` is what clients' certificates are judged by. `counts` counts by
-    reason whatever was refused or ended.
+    `now_us` is CLOCK_BOOTTIME in microseconds, `dates` is what clients' certificates are judged by, `devices_file` has
+    the secrets that are not in the settings. `counts` counts by reason whatever was refused or ended.
     """
 
-    def __init__(
-        self, settings: ListenerSettings, intake: Intake, now_us: Callable[[], int], dates: Dates = by_system_clock
+    def __init__(  # noqa: PLR0913 - each is another part of the gateway
+        self,
+        settings: ListenerSettings,
+        intake: Intake,
+        now_us: Callable[[], int],
+        dates: Dates = by_system_clock,
+        checks: CheckReadings | None = None,
+        *,
+        devices_file: Path | None = None,
     ) -> None:
+        self.checks = CheckReadings(now_us) if checks is None else checks
+        """Who else is let in, for one test reading."""
         self.settings = settings
         self.intake = intake
         self.now_us = now_us
         self._dates = dates
-        self.refusals = Refusals(settings.users.keys() | settings.operators.keys())
+        self.logins = Logins(settings, devices_file, partial(_passed_s, dates))
+        self.login_limit = LoginLimit(
+            settings.failed_logins_per_minute_max, settings.failed_login_delay_s, settings.failed_logins_held_max
+        )
+        self.refusals = Refusals(self.logins)
         self.counts = self.refusals.counts
         self.listening = asyncio.Event()
         self.port: int = settings.port
@@ -97,6 +115,8 @@ class MqttListener:
                 self._tls_files = TlsFiles(self.settings.tls, self._dates)
             except TlsFilesError as error:
                 raise ListenError(str(error)) from error
+        if self.logins.let_nobody_in:
+            _log.warning(NOBODY)
         await self._load_sessions()
         servers: list[asyncio.Server] = []
         try:
@@ -207,11 +227,26 @@ class MqttListener:
         if self.intake.holding or self.inflight.beyond:
             self._pause_or_resume()
         self.devices.flush(now_s)
+        self.look_at_logins()
         if self._judged and self._tls_files is not None and not self._tls_files.judges:
             self._judged = False
             self._judge_again()
         if not self.intake.holding:
             self._expire_sessions()
+
+    def look_at_logins(self) -> int:
+        """Take the devices' file as it is now, and end whose secret is good no more; give how many those were."""
+        if not self.logins.look():
+            return 0
+        before = self.counts[REVOKED]
+        for connection in tuple(self.sessions.values()):
+            connection.end_where_revoked(self.logins)
+        return self.counts[REVOKED] - before
+
+    async def devices_changed(self, _arguments: dict[str, Any]) -> object:
+        """Answer a command that has changed the devices' file: it is so when this returns."""
+        ended = self.look_at_logins()
+        return {**self.logins.state(), "ended": ended}
 
     def _judge_again(self) -> None:
         """This box's clock is known now: end the connections of clients whose certificates do not hold by it."""
@@ -269,6 +304,12 @@ class MqttListener:
                 allowed=allowed,
                 needed=needed,
             )
+
+
+def _passed_s(dates: Dates) -> float:
+    """Seconds since 1970, as well as this box knows: a clock that fell back makes no old secret good again."""
+    known = dates()
+    return time.time() if known is None else max(time.time(), known.earliest_us / 1e6)
 
 
 class _Refused(asyncio.Protocol):

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -11,6 +11,8 @@ from msgspec import Struct
 from gateway.mqtt_protocol import Connect, ConnectReturnCode
 from gateway.routes import DEVICE_NAME
 
+Secrets = Mapping[str, Collection[str]]
+"""The SHA-256 of each secret, in hex, by the name that it belongs to."""
 _DEVICE: Final = "{device}"
 _PLAIN_LEVEL = re.compile(r"[^{}+#\0]*")
 
@@ -22,6 +24,10 @@ class Identity(Struct, frozen=True):
     """None where anybody may write as any device."""
     operator: bool = False
     """Sends commands, and nothing else."""
+    is_check: bool = False
+    """Sends the test reading of `sluice check`, and is no device."""
+    digest: str | None = None
+    """Of the secret that it logged in with; None for a certificate, and where anybody may write."""
 
 
 class Refusal(Struct, frozen=True):
@@ -32,30 +38,35 @@ class Refusal(Struct, frozen=True):
     message: str
 
 
-def identify(
+def identify(  # noqa: PLR0913 - each is another source
     connect: Connect,
     certificate_name: str | None,
-    users: Mapping[str, str],
-    operators: Mapping[str, str],
+    users: Secrets,
+    operators: Secrets,
     *,
     anonymous: bool,
+    listed: bool | None = None,
 ) -> Identity | Refusal:
-    """Judge a CONNECT's credentials. `users` and `operators` give the SHA-256 of each secret, in hex.
+    """Judge a CONNECT's credentials.
 
     A verified client certificate (`certificate_name` is its common name) stands for the user name and password of the
-    device that it names, where no user name is given. Where there are users it must be one of them, so that a device
-    that was removed stays out although its certificate lives on.
+    device that it names, where no user name is given. Where anybody was ever listed as a user (`listed`; without it:
+    where there are users) it must be one of them, so that a device that was removed stays out although its certificate
+    lives on.
+
+    What a refusal says holds nothing that the client gave, which may be a secret in the wrong place.
     """
     user, password = connect.user_name, connect.password
     if anonymous and user not in operators:
         return Identity(None)
     if user is None and certificate_name is not None and DEVICE_NAME.fullmatch(certificate_name):
-        if certificate_name in users or not users:
+        if certificate_name in users or not (bool(users) if listed is None else listed):
             return Identity(certificate_name)
         return Refusal(
             ConnectReturnCode.NOT_AUTHORIZED,
             "certificate-of-no-user",
-            f"the client certificate names {certificate_name!r}, which is not in mqtt_listener.users",
+            f"the client certificate names {certificate_name!r}, which is no device that is listed (sluice devices "
+            "list; mqtt_listener.users)",
         )
     if user is None or password is None:
         return Refusal(
@@ -65,14 +76,23 @@ def identify(
         )
     digest = hashlib.sha256(password).hexdigest()
     # An unknown user costs the same comparison as a known one, so that time tells nobody who exists.
-    expected = operators.get(user) or users.get(user) or "-" * len(digest)
-    if hmac.compare_digest(digest.encode(), expected.encode()):
-        return Identity(user, operator=user in operators)
+    expected = operators.get(user) or users.get(user) or ("-" * len(digest),)
+    if any([hmac.compare_digest(digest.encode(), each.encode()) for each in expected]):  # noqa: C419 - the same
+        return Identity(user, operator=user in operators, digest=digest)
     return Refusal(
-        ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD,
-        "bad-credentials",
-        f"wrong password or unknown user {user[:80]!r}; see mqtt_listener.users and mqtt_listener.operators",
+        ConnectReturnCode.BAD_USER_NAME_OR_PASSWORD, "bad-credentials", _why_wrong(user, password, users, operators)
     )
+
+
+def _why_wrong(user: str, password: bytes, users: Secrets, operators: Secrets) -> str:
+    """Why user name and password will not do, for the log alone."""
+    if user in users or user in operators:
+        return "the password is wrong; sluice devices rotate makes another one for this device"
+    name = password.decode(errors="replace")
+    digest = hashlib.sha256(user.encode()).hexdigest()
+    if digest in users.get(name, ()) or digest in operators.get(name, ()):
+        return f"user name and password are the wrong way round: the user name is {name!r}"
+    return "no device is called so; sluice devices list has those that are, sluice devices add makes one"
 
 
 class CommandTopics:

@@ -40,6 +40,7 @@ class Client:
         "_will",
         "_will_reported",
         "device",
+        "identity",
         "key",
         "operator",
         "peer",
@@ -60,11 +61,14 @@ class Client:
         self.session = opening.session
         self.key: SessionKey = opening.session.key
         self.peer = peer
+        self.identity = identity
         self.operator = identity.operator
         self.writer = None if identity.operator else identity.user
         """The device that its readings may be of; None where anybody may write as any device."""
-        self.device = None if identity.operator else identity.user or connect.client_id or None
-        """The device that it is; None where it did not say which one, and for an operator."""
+        self.device: str | None = None
+        """The device that it is; None where it did not say which one, for an operator, and for `sluice check`."""
+        if not (identity.operator or identity.is_check):
+            self.device = identity.user or connect.client_id or None
         self.present = opening.session.on_disk and not connect.clean_session
         """Whether CONNACK may say that its session was there before."""
         self._client_id = connect.client_id

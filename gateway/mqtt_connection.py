@@ -4,9 +4,12 @@ What the packets ask for is `mqtt_client`'s; a PUBLISH with QoS 1, which nearly 
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from gateway.login_limit import Attempt, TooManyError, Waiting
+from gateway.mqtt_access import Identity
 from gateway.mqtt_client import Client
 from gateway.mqtt_inflight import Inflight
 from gateway.mqtt_link import Link
@@ -23,14 +26,15 @@ from gateway.mqtt_protocol import (
     connack,
     publish,
 )
-from gateway.mqtt_refusals import TAKEN_OVER, RefusedError
-from gateway.mqtt_session import Batch, Session
+from gateway.mqtt_refusals import REVOKED, TAKEN_OVER, LoginRefusedError, RefusedError
+from gateway.mqtt_session import Batch, Session, SessionKey
 from gateway.mqtt_sessions import Opening
 from gateway.mqtt_tls import common_name
 from gateway.reading import Reading
 
 if TYPE_CHECKING:
     from gateway.ingress_mqtt_listener import MqttListener
+    from gateway.mqtt_logins import Logins
 
 REFUSAL_HOLD_S: Final = 1.0
 """How long CONNACK 3 answers after the intake refused; then a client is let in, and shows if it still does."""
@@ -40,8 +44,13 @@ SPARE_CONNECTIONS: Final = 64
 SHUTDOWN: Final = "shutdown"
 _INTAKE_REFUSED: Final = "intake-refused"
 _HELD_TOO_MUCH: Final = "held-too-much"
-OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, _INTAKE_REFUSED, _HELD_TOO_MUCH})
+OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, _INTAKE_REFUSED, _HELD_TOO_MUCH})
 """Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
+_TOO_MANY: Final = "too-many-failed-logins"
+_NOT_JUDGED: Final = (
+    "this name failed too often, and more log-ins of it wait already than may (mqtt_listener.failed_logins_held_max): "
+    "its password was not looked at"
+)
 
 
 class Connection(Link):
@@ -51,12 +60,14 @@ class Connection(Link):
         "_clean",
         "_client",
         "_client_id",
+        "_hold_timer",
         "_inflight",
         "_listener",
         "_opening",
         "_plain",
         "_protocol",
         "_user",
+        "_waiting",
         "_waits_for_commit",
         "_writer",
     )
@@ -74,7 +85,10 @@ class Connection(Link):
         self._plain = False
         """Whether a PUBLISH is a reading: CONNECT was accepted, and not an operator's."""
         self._opening: list[Event] | None = None
-        """What came behind a CONNECT whose session waits for its commit."""
+        """What came behind a CONNECT that waits: to be judged, or for its session's commit."""
+        self._waiting: Waiting | None = None
+        """Why it waits to be judged, or to be told that it is refused."""
+        self._hold_timer: asyncio.TimerHandle | None = None
         self._clean = False
         self._inflight = Inflight(listener.settings, listener.inflight)
         self._waits_for_commit = False
@@ -116,6 +130,7 @@ class Connection(Link):
         listener, client = self._listener, self._client
         listener.connections.discard(self)
         listener.paused.discard(self)
+        self._wait_no_more()
         if client is None:
             return
         if self._cause is None:
@@ -186,11 +201,81 @@ class Connection(Link):
     # --- CONNECT ------------------------------------------------------------------------------------------
 
     def _connect(self, connect: Connect) -> None:
-        """Open the session of a CONNECT. Raises RefusedError."""
+        """Open the session of a CONNECT, now or once it may be judged. Raises RefusedError."""
+        attempt = Attempt.of(self.peer, connect.user_name)
+        try:
+            waiting = self._listener.login_limit.before(attempt, self._loop.time())
+        except TooManyError:
+            self._refuse_login(connect, _TOO_MANY, _NOT_JUDGED)
+            return
+        if waiting is None:
+            self._judge(connect, attempt, is_late=False)
+        else:
+            self._wait(waiting, partial(self._judge_late, connect, attempt))
+
+    def _judge(self, connect: Connect, attempt: Attempt, *, is_late: bool) -> None:
+        """Let a client in, or refuse its log-in, in a while where too many of them failed. Raises RefusedError."""
+        now_s = self._loop.time()
+        try:
+            admitted = admit(self._listener, connect, common_name(self._transport), attempt, now_s)
+        except LoginRefusedError as refused:
+            waiting, answer = None, refused.answer
+            try:
+                waiting = self._listener.login_limit.failed(attempt, now_s, has_waited=is_late)
+            except TooManyError:
+                answer = b""
+            self._refuse_login(connect, refused.reason, refused.message, answer, waiting)
+            return
+        self._open(connect, *admitted)
+
+    def _judge_late(self, connect: Connect, attempt: Attempt) -> None:
+        """Go on with a CONNECT that had to wait."""
+        self._wait_no_more()
+        events, self._opening = self._opening or [], None
+        if self._cause is not None:
+            return
+        try:
+            self._judge(connect, attempt, is_late=True)
+        except RefusedError as refused:
+            self.refuse(refused.reason, refused.message, refused.answer)
+        self._go_on(events)
+
+    def _go_on(self, events: list[Event]) -> None:
+        """Take what came behind a CONNECT that waited, unless it waits on."""
+        if self._opening is not None:
+            self._opening += events
+        elif self._cause is None:
+            self.pause_or_resume()
+            self._act(events, 0)
+
+    def _refuse_login(
+        self, connect: Connect, reason: str, message: str, answer: bytes = b"", waiting: Waiting | None = None
+    ) -> None:
+        """Log a refused log-in, and end the connection, now or in a while."""
+        self._listener.refusals.refused_login(reason, message, connect, self.peer)
+        if waiting is None:
+            self.end(reason, answer)
+        else:
+            self._wait(waiting, partial(self.end, reason, answer))
+
+    def _wait(self, waiting: Waiting, then: Callable[[], None]) -> None:
+        """Read nothing until `then`."""
+        self._waiting, self._opening = waiting, []
+        self._hold_timer = self._loop.call_later(waiting.seconds, then)
+        self.pause_or_resume()
+
+    def _wait_no_more(self) -> None:
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        if self._waiting is not None:
+            self._listener.login_limit.release(self._waiting)
+            self._waiting = None
+
+    def _open(self, connect: Connect, identity: Identity, key: SessionKey) -> None:
+        """Open the session of a client that was admitted."""
         listener = self._listener
-        self._user, self._client_id = connect.user_name, connect.client_id
-        identity, key = admit(listener, connect, common_name(self._transport), self._heard)
-        self._user = identity.user
+        self._user, self._client_id = identity.user, connect.client_id
         older = listener.sessions.get(key)
         opening = listener.kept.open(key, clean=connect.clean_session)
         if older is not None:
@@ -203,6 +288,11 @@ class Connection(Link):
         self._opening = []
         self.pause_or_resume()
         listener.take([], partial(self._opened, client, connect.keep_alive_s, opening), opening.marks)
+
+    def end_where_revoked(self, logins: "Logins") -> None:
+        """End the connection of a client whose secret is good no more."""
+        if self._client is not None and not logins.holds(self._client.identity):
+            self.refuse(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
 
     def _opened(
         self,
@@ -350,7 +440,7 @@ class Connection(Link):
     # --- the end ------------------------------------------------------------------------------------------
 
     def _check_silence(self) -> None:
-        if self._client is None:  # whatever it has sent of a CONNECT
+        if self._client is None and self._waiting is None:  # whatever it has sent of a CONNECT
             self._abort("connect-timeout", "no CONNECT within mqtt_listener.connect_timeout_s")
         else:
             super()._check_silence()

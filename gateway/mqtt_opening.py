@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from gateway.login_limit import Attempt
 from gateway.mqtt_access import Identity, Refusal, identify
 from gateway.mqtt_protocol import Connect, ConnectReturnCode, connack
-from gateway.mqtt_refusals import RefusedError
+from gateway.mqtt_refusals import LoginRefusedError, RefusedError
 from gateway.mqtt_session import SessionKey
 from gateway.mqtt_sessions import SessionsFullError
 
@@ -15,17 +16,29 @@ UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
 
 
 def admit(
-    listener: "MqttListener", connect: Connect, certificate_name: str | None, now_s: float
+    listener: "MqttListener", connect: Connect, certificate_name: str | None, attempt: Attempt, now_s: float
 ) -> tuple[Identity, SessionKey]:
     """Judge a CONNECT; give whom it names and its session's key, for which there is room.
 
     `certificate_name` is the common name of a verified client certificate; `now_s` is of the event loop's clock.
-    Raises RefusedError, with the CONNACK to answer.
+    Raises RefusedError, with the CONNACK to answer; LoginRefusedError where its credentials are the reason.
     """
-    settings = listener.settings
-    identity = identify(connect, certificate_name, settings.users, settings.operators, anonymous=settings.anonymous)
+    settings, logins = listener.settings, listener.logins
+    if listener.checks.lets_in(connect.user_name, connect.password):
+        identity: Identity | Refusal = Identity(connect.user_name, is_check=True)
+    else:
+        identity = identify(
+            connect,
+            certificate_name,
+            logins.devices,
+            logins.operators,
+            anonymous=settings.anonymous,
+            listed=logins.listed,
+        )
     if isinstance(identity, Refusal):
-        raise RefusedError(identity.reason, identity.message, connack(identity.code))
+        raise LoginRefusedError(identity.reason, identity.message, connack(identity.code))
+    if identity.user is not None and not identity.is_check:
+        listener.login_limit.succeeded(attempt)
     key = (identity.user, connect.client_id or listener.generated_client_id())
     if listener.intake.holding or now_s < listener.refusing_until:
         raise RefusedError(

@@ -3,9 +3,12 @@
 import asyncio
 from collections import Counter
 from collections.abc import Container
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
+
+from gateway.mqtt_protocol import Connect
+from gateway.terminal_text import counted
 
 LOG_INTERVAL_S: Final = 60.0
 """One refusal is logged of each client and reason in that time, and at its end the sum of all others."""
@@ -16,17 +19,37 @@ Whoever makes names up so hides no mistake of a sensor whose user name is in the
 is misspelt, or that gives none, is one of the others: among many made-up names it may be counted, and not named."""
 TAKEN_OVER: Final = "taken-over"
 """Why a connection ends whose client has connected anew: nothing was refused."""
+REVOKED: Final = "credentials-ended"
+"""Why one ends whose secret was good when it began, and is no more."""
 _ENDED: Final = "connection ended by the MQTT listener"
 ENDS: Final = {
     "keep-alive-timeout": f"{_ENDED}: nothing more was heard; check its power and radio",
     "write-stall": _ENDED,
+    REVOKED: _ENDED,
     "connect-timeout": _ENDED,
 }
-"""What the log says where a connection ends because the client does nothing: it asked for nothing to be refused."""
+"""What the log says where a connection ends although the client asked for nothing to be refused."""
 NAME_CHARACTERS_MAX: Final = 80
 """As much of a name as the log repeats."""
 
+LOGIN: Final = "refused log-in"
+"""What a line of the log begins with, for those who look for it."""
+LOGINS_AGAIN: Final = "refused log-ins in the last minute, beside those that have a line"
+ADDRESSES_MAX: Final = 4
+"""Lines in LOG_INTERVAL_S of one name, from several addresses."""
+SHOWN_CHARACTERS: Final = 2
+
 _log = structlog.get_logger("sluice.mqtt_listener")
+
+
+class _Login(NamedTuple):
+    """Refused log-ins that are told as one."""
+
+    is_known: bool
+    user: str | None
+    """As it is told."""
+    address: str
+    reason: str
 
 
 class RefusedError(Exception):
@@ -42,11 +65,15 @@ class RefusedError(Exception):
         self.answer = answer
 
 
+class LoginRefusedError(RefusedError):
+    """A client's credentials will not do."""
+
+
 class Refusals:
     """Counts refusals and ends by reason, and logs refusals by client."""
 
     def __init__(self, configured: Container[str]) -> None:
-        """`configured` are the user names that are in the configuration."""
+        """`configured` are the user names of those who may log in."""
         self.counts: Counter[str] = Counter()
         self._configured = configured
         self._logged: set[tuple[str, str]] = set()
@@ -54,6 +81,9 @@ class Refusals:
         self._logged_others: set[tuple[str, str]] = set()
         self._logged_taken_over: set[tuple[str, str]] = set()
         self._unlogged: Counter[str] = Counter()
+        self._logins: Counter[_Login] = Counter()
+        """Refused log-ins of this interval that have a line, and how many more there were of each."""
+        self._unlogged_logins: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def refused(
@@ -63,9 +93,7 @@ class Refusals:
 
         A client is known by its user name, its client identifier, or its address: by the first of them that there is.
         """
-        self.counts[reason] += 1
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._end_interval)
+        self._count(reason)
         client = (reason, _cut(user or client_id or peer.rpartition(":")[0]))
         logged = self._logged if user in self._configured else self._logged_others
         if reason == TAKEN_OVER:
@@ -85,6 +113,40 @@ class Refusals:
         else:
             heading = ENDS.get(reason, "refused by the MQTT listener")
             _log.warning(heading, reason=reason, why=message, **whose)
+
+    def refused_login(self, reason: str, message: str, connect: Connect, peer: str) -> None:
+        """Count a refused log-in, and log it: the first of each name, address and reason, or in the sum of them.
+
+        A name that nobody has here is not shown: it is the secret, where a person put the two into each other's place,
+        and no rule tells a secret from a name. Its beginning and its length are enough to find out whose it is.
+        """
+        self._count(reason)
+        user = connect.user_name
+        is_known = user in self._configured
+        login = _Login(is_known, _name_told(user, is_known=is_known), peer.rpartition(":")[0], reason)
+        if login in self._logins:
+            self._logins[login] += 1
+            return
+        # Whoever makes names up takes no line from those that are known, nor one name all of them.
+        alike = [each for each in self._logins if each.is_known == is_known]
+        of_name = sum(each.user == login.user for each in alike)
+        if len(alike) >= LINES_MAX or (is_known and of_name >= ADDRESSES_MAX):
+            self._unlogged_logins[reason] += 1
+            return
+        self._logins[login] = 0
+        _log.warning(
+            LOGIN,
+            reason=reason,
+            why=message,
+            user=login.user,
+            peer=peer,
+            client_id=_client_id_told(connect, is_known=is_known),
+        )
+
+    def _count(self, reason: str) -> None:
+        self.counts[reason] += 1
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOG_INTERVAL_S, self._end_interval)
 
     def finish(self) -> None:
         """Log what is not logged yet: the listener ends."""
@@ -106,6 +168,40 @@ class Refusals:
                 reasons=dict(self._unlogged),
             )
             self._unlogged.clear()
+        self._tell_logins()
+
+    def _tell_logins(self) -> None:
+        """Log how many log-ins were refused beside those that have a line of this interval."""
+        again = {
+            f"{login.user or '-'} from {login.address}: {login.reason}": more
+            for login, more in self._logins.items()
+            if more
+        }
+        others = dict(self._unlogged_logins)
+        self._logins.clear()
+        self._unlogged_logins.clear()
+        if again or others:
+            count = sum(again.values()) + sum(others.values())
+            _log.warning(LOGINS_AGAIN, count=count, again=again, others=others)
+
+
+def _name_told(name: str | None, *, is_known: bool) -> str | None:
+    if name is None or is_known:
+        return name
+    return f"{name[:SHOWN_CHARACTERS]}… ({counted(len(name), 'character')}, no device's name)"
+
+
+def _client_id_told(connect: Connect, *, is_known: bool) -> str:
+    """The client identifier; masked where it repeats what is not to be shown."""
+    client_id, user = connect.client_id, "" if is_known else connect.user_name or ""
+    password = (connect.password or b"").decode(errors="replace")
+    if any(hidden and (hidden in client_id or _is_much_of(client_id, hidden)) for hidden in (user, password)):
+        return f"{client_id[:SHOWN_CHARACTERS]}… ({counted(len(client_id), 'character')})"
+    return _cut(client_id)
+
+
+def _is_much_of(part: str, whole: str) -> bool:
+    return part in whole and 2 * len(part) >= len(whole)
 
 
 def _cut(name: str) -> str:

@@ -14,6 +14,7 @@ import secrets
 import time
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -27,19 +28,21 @@ from gateway.clock_floor import ClockFloor
 from gateway.clock_kernel import ClockWatch, boot_id, boottime_us
 from gateway.config_file import route_table
 from gateway.device_clocks import DeviceClocks
+from gateway.device_credentials import file_of
 from gateway.forward_kafka import Forwarder
 from gateway.housekeeping import Housekeeping, LaneTurns
 from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 from gateway.name_lookup import bound_look_ups
 from gateway.service_notify import service_words
-from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings
+from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings, StatusPageSettings
 from gateway.tls_dates import CertificateDates
 
 if TYPE_CHECKING:
     from gateway.ingress_mqtt_broker import BrokerIngress
     from gateway.ingress_mqtt_listener import MqttListener
     from gateway.ingress_serial import SerialIngress
+    from gateway.status_page import StatusPage
 
 log = structlog.get_logger()
 
@@ -72,15 +75,14 @@ async def run(settings: Settings) -> None:
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             tasks.create_task(housekeeping.run(), name="housekeeping")
             parts: control.Parts = {"uplink": forwarder.report, "clock": housekeeping.clock_report.view}
-            tasks.create_task(
-                control.serve(control.socket_path(settings.buffer.path), control.handlers(front_door, buffer, parts)),
-                name="control",
-            )
+            commands = control.handlers(front_door, buffer, parts)
+            tasks.create_task(control.serve(control.socket_path(settings.buffer.path), commands), name="control")
             # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
             if settings.mqtt_listener is not None:
-                listener = _mqtt_listener(settings.mqtt_listener, front_door, dates)
+                listener = _mqtt_listener(settings.mqtt_listener, front_door, dates, file_of(settings))
                 tasks.create_task(listener.run(), name="mqtt-listener")
-                parts["mqtt_listener"] = lambda: listener.counts
+                parts |= {"mqtt_listener": lambda: listener.counts, "logins": listener.logins.state}
+                commands["devices-changed"] = listener.devices_changed
             await _forget_removed_brokers(settings, front_door)
             if settings.mqtt_brokers:
                 brokers = _brokers(settings, front_door, dates)
@@ -91,6 +93,9 @@ async def run(settings: Settings) -> None:
                 serial = _serial(settings.serial, front_door, clocks)
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
+            if settings.status_page is not None:
+                page = _status_page(settings, settings.status_page, front_door, buffer, forwarder, housekeeping, parts)
+                tasks.create_task(page.run(), name="status-page")
             ready = listener.listening if settings.mqtt_listener is not None else None
             tasks.create_task(
                 service_notify.watch(ready, buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
@@ -103,10 +108,12 @@ async def run(settings: Settings) -> None:
         log.info("stopped", rows_waiting=buffer.state.rows)
 
 
-def _mqtt_listener(settings: ListenerSettings, front_door: FrontDoor, dates: CertificateDates) -> "MqttListener":
+def _mqtt_listener(
+    settings: ListenerSettings, front_door: FrontDoor, dates: CertificateDates, devices_file: Path
+) -> "MqttListener":
     from gateway.ingress_mqtt_listener import MqttListener  # noqa: PLC0415
 
-    return MqttListener(settings, front_door, boottime_us, dates)
+    return MqttListener(settings, front_door, boottime_us, dates, front_door.checks, devices_file=devices_file)
 
 
 def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "list[BrokerIngress]":
@@ -129,3 +136,19 @@ def _serial(settings: SerialSettings, front_door: FrontDoor, clocks: DeviceClock
     from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
 
     return SerialIngress(settings, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
+
+
+def _status_page(  # noqa: PLR0913, PLR0917 - the parts that it shows
+    settings: Settings,
+    of_page: StatusPageSettings,
+    front_door: FrontDoor,
+    buffer: Buffer,
+    forwarder: Forwarder,
+    housekeeping: Housekeeping,
+    parts: control.Parts,
+) -> "StatusPage":
+    from gateway.status_page import StatusPage  # noqa: PLC0415
+    from gateway.status_page_view import StatusView  # noqa: PLC0415
+
+    view = StatusView(settings, front_door, buffer, forwarder.report, housekeeping.clock_report.view, parts)
+    return StatusPage(of_page, view)

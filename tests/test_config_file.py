@@ -67,7 +67,6 @@ def test_a_good_file() -> None:
         ("1884", "70000", 10, "70000 will not do; write a TCP port, 1 to 65535"),
         ("1884", '"1884"', 10, '"1884" will not do; write a number, without quotes: a TCP port'),
         ("anonymous = true", 'anonymous = "yes"', 11, "write true or false"),
-        ("anonymous = true", "anonymous = false", 9, "nobody could connect"),
         ('["kafka.example:9092"]', '"kafka.example:9092"', 14, 'write it in brackets: ["kafka.example:9092"]'),
         ('["kafka.example:9092"]', "9092", 14, "write a list of texts"),
         (":9092", ":99999", 14, "99999 is no port; write 1 to 65535"),
@@ -358,11 +357,10 @@ def test_a_device_may_be_called_as_a_setting_is() -> None:
     assert set(listener.users) == {"host"}
 
 
-def test_certificates_of_clients_are_enough_for_devices_to_connect() -> None:
-    text = with_listener("", f'{TLS}client_ca = "/etc/sluice/ca.pem"\n').replace("anonymous = true\n", "")
-    assert parse(text, PATH).mqtt_listener is not None
-    ((_, message),) = mistakes(text.replace("client_ca =", "#"))
-    assert "nobody could connect" in message
+def test_devices_may_be_added_after_the_settings_are_written() -> None:
+    listener = parse(GOOD.replace("anonymous = true", "anonymous = false"), PATH).mqtt_listener
+    assert listener is not None
+    assert not listener.users
 
 
 @pytest.mark.parametrize(

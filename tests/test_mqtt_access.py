@@ -9,29 +9,31 @@ from hypothesis import strategies as st
 from gateway.mqtt_access import CommandTopics, Identity, Refusal, identify, matches
 from gateway.mqtt_protocol import Connect
 
-USERS = {"m001": hashlib.sha256(b"one").hexdigest()}
-OPERATORS = {"ops": hashlib.sha256(b"two").hexdigest()}
+ONE, TWO, OLD = (hashlib.sha256(secret).hexdigest() for secret in (b"one", b"two", b"old"))
+USERS = {"m001": (ONE, OLD)}
+OPERATORS = {"ops": (TWO,)}
 
 
 @pytest.mark.parametrize(
     ("user", "password", "certificate", "anonymous", "outcome"),
     [
-        ("m001", b"one", None, False, Identity("m001")),
+        ("m001", b"one", None, False, Identity("m001", digest=ONE)),
+        ("m001", b"old", None, False, Identity("m001", digest=OLD)),
         ("m001", b"two", None, False, "bad-credentials"),
         ("m002", b"one", None, False, "bad-credentials"),
         ("", b"", None, False, "bad-credentials"),
         ("m001", None, None, False, "no-credentials"),
         (None, None, None, False, "no-credentials"),
-        ("ops", b"two", None, False, Identity("ops", operator=True)),
+        ("ops", b"two", None, False, Identity("ops", operator=True, digest=TWO)),
         ("ops", b"one", None, False, "bad-credentials"),
         (None, None, "m001", False, Identity("m001")),
         (None, None, "m007", False, "certificate-of-no-user"),
         (None, None, "not a device", False, "no-credentials"),
-        ("m001", b"one", "m007", False, Identity("m001")),
+        ("m001", b"one", "m007", False, Identity("m001", digest=ONE)),
         ("m001", b"two", "m001", False, "bad-credentials"),
         (None, None, None, True, Identity(None)),
         ("m001", b"wrong", None, True, Identity(None)),
-        ("ops", b"two", None, True, Identity("ops", operator=True)),
+        ("ops", b"two", None, True, Identity("ops", operator=True, digest=TWO)),
         ("ops", b"wrong", None, True, "bad-credentials"),
         ("ops", None, None, True, "no-credentials"),
     ],
@@ -51,6 +53,31 @@ def test_who_may_connect(
 def test_where_there_are_no_users_every_certificate_of_the_ca_names_a_device() -> None:
     connect = Connect("c", True, 60, None, None, None)
     assert identify(connect, "m007", {}, OPERATORS, anonymous=False) == Identity("m007")
+
+
+def test_where_all_users_were_taken_out_their_certificates_let_nobody_in() -> None:
+    connect = Connect("c", True, 60, None, None, None)
+    found = identify(connect, "m007", {}, OPERATORS, anonymous=False, listed=True)
+    assert isinstance(found, Refusal)
+    assert found.reason == "certificate-of-no-user"
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "told"),
+    [
+        ("m001", b"two", "the password is wrong"),
+        ("m007", b"two", "no device is called so"),
+        ("old", b"m001", "user name and password are the wrong way round: the user name is 'm001'"),
+        ("two", b"ops", "the user name is 'ops'"),
+        ("seven", b"m001", "no device is called so"),
+        ("m007", b"\xff", "no device is called so"),
+    ],
+)
+def test_why_a_log_in_is_refused_is_told_without_what_the_client_gave(user: str, password: bytes, told: str) -> None:
+    found = identify(Connect("c", True, 60, None, user, password), None, USERS, OPERATORS, anonymous=False)
+    assert isinstance(found, Refusal)
+    assert told in found.message
+    assert user == "m001" or user not in found.message
 
 
 TOPICS = CommandTopics(("command/{device}/#", "to/{device}/+/set"))

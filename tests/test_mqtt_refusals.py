@@ -5,12 +5,12 @@ from structlog.testing import capture_logs
 
 from gateway import mqtt_refusals
 from gateway.ingress_mqtt_listener import MqttListener
-from gateway.mqtt_refusals import LINES_MAX, Refusals
+from gateway.mqtt_protocol import Connect
+from gateway.mqtt_refusals import ADDRESSES_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
 from tests.mqtt_peers import USERS, RecordingIntake, connect, connected, listening, until
 
 LOGGED = "refused by the MQTT listener"
 AGAIN = "an older connection was ended: the same client identifier connected again"
-SUMMED_UP = "refused or ended by the MQTT listener in the last minute, beside what was logged"
 
 
 async def try_to_log_in(listener: MqttListener, *users: str) -> None:
@@ -26,21 +26,74 @@ async def test_a_mistyped_password_is_logged_of_each_device_once_and_then_summed
     with capture_logs() as lines:
         async with listening(RecordingIntake(), anonymous=False, users=USERS) as listener:
             await try_to_log_in(listener, "m001", "m001", "m002", "m001", "m003")
-            named = [(line["reason"], line["user"]) for line in lines if line["event"] == LOGGED]
-            assert named == [("bad-credentials", "m001"), ("bad-credentials", "m002"), ("bad-credentials", "m003")]
-            await until(lambda: lines[-1]["event"] == SUMMED_UP)
-            assert lines[-1]["reasons"] == {"bad-credentials": 2}
+            named = [(line["reason"], line["user"]) for line in lines if line["event"] == LOGIN]
+            unknown = "m0… (4 characters, no device's name)"
+            assert named == [("bad-credentials", "m001"), ("bad-credentials", "m002"), ("bad-credentials", unknown)]
+            await until(lambda: lines[-1]["event"] == LOGINS_AGAIN)
+            assert lines[-1]["again"] == {"m001 from 127.0.0.1: bad-credentials": 2}
+            assert (lines[-1]["count"], lines[-1]["others"]) == (2, {})
             await try_to_log_in(listener, "m001")
-            assert lines[-1]["event"] == LOGGED, "once in each minute"
+            assert lines[-1]["event"] == LOGIN, "once in each minute"
             assert listener.counts["bad-credentials"] == 6
+
+
+def log_in(refusals: Refusals, user: str | None, peer: str = "192.0.2.1:1024", client_id: str = "") -> None:
+    refusals.refused_login("bad-credentials", "why", Connect(client_id, True, 60, None, user, b"the password"), peer)
+
+
+async def test_made_up_names_and_addresses_hide_no_device_and_every_log_in_is_counted() -> None:
+    refusals = Refusals({f"m{number}" for number in range(1_000)})
+    with capture_logs() as lines:
+        for number in range(1_000):
+            log_in(refusals, f"{number:04} made up" * (1 + number % 40))
+        assert len(lines) == LINES_MAX
+        for number in range(1_000):
+            log_in(refusals, "m7", f"192.0.2.{number % 256}:1024")
+        assert len(lines) == LINES_MAX + ADDRESSES_MAX
+        log_in(refusals, "m8")
+        assert lines[-1]["user"] == "m8"
+        told = len(lines)
+        refusals.finish()
+        assert len(lines) == told + 1
+        assert lines[-1]["count"] == 2_001 - told
+        assert lines[-1]["count"] == sum(lines[-1]["again"].values()) + sum(lines[-1]["others"].values())
+        log_in(refusals, "m8")
+        assert lines[-1]["event"] == LOGIN
+        refusals.finish()
+        assert len(lines) == told + 2
+
+
+@pytest.mark.parametrize(
+    ("user", "client_id", "user_told", "client_told"),
+    [
+        ("m1", "kitchen", "m1", "kitchen"),
+        ("m1", "the password", "m1", "th… (12 characters)"),
+        ("m1", "m1-the password", "m1", "m1… (15 characters)"),
+        ("hush-hush", "hush-hush", "hu… (9 characters, no device's name)", "hu… (9 characters)"),
+        ("hush-hush", "m1", "hu… (9 characters, no device's name)", "m1"),
+        ("", "", "… (0 characters, no device's name)", ""),
+        (None, "kitchen", None, "kitchen"),
+        ("m1", "x" * 4_000, "m1", "x" * 80),
+    ],
+)
+async def test_the_log_shows_nothing_that_may_be_a_secret(
+    user: str | None, client_id: str, user_told: str | None, client_told: str
+) -> None:
+    refusals = Refusals({"m1"})
+    with capture_logs() as lines:
+        log_in(refusals, user, client_id=client_id)
+        refusals.finish()
+    assert (lines[0]["user"], lines[0]["client_id"]) == (user_told, client_told)
+    assert "hush-hush" not in str(lines)
+    assert "the password" not in str(lines)
 
 
 def refuse(count: int, refusals: Refusals, name: str) -> None:
     for number in range(count):
-        refusals.refused("bad-credentials", "wrong password", user=f"{name}{number}")
+        refusals.refused("packet-too-large", "too large", user=f"{name}{number}")
 
 
-async def test_made_up_names_neither_flood_the_log_nor_hide_a_device_nor_are_kept() -> None:
+async def test_made_up_clients_neither_flood_the_log_nor_hide_a_device_nor_are_kept() -> None:
     refusals = Refusals({f"m{number}" for number in range(1_000)})
     with capture_logs() as lines:
         refuse(1_000, refusals, "made up ")
@@ -48,8 +101,8 @@ async def test_made_up_names_neither_flood_the_log_nor_hide_a_device_nor_are_kep
         refuse(1_000, refusals, "m")
         assert [line["user"] for line in lines[LINES_MAX:]] == [f"m{number}" for number in range(LINES_MAX)]
         refusals.finish()
-        assert lines[-1]["reasons"] == {"bad-credentials": 2_000 - 2 * LINES_MAX}
-        refusals.refused("bad-credentials", "wrong password", user="x" * 4_000)
+        assert lines[-1]["reasons"] == {"packet-too-large": 2_000 - 2 * LINES_MAX}
+        refusals.refused("packet-too-large", "too large", user="x" * 4_000)
         assert lines[-1]["user"] == "x" * 80
         refusals.finish()
 

@@ -1,0 +1,119 @@
+"""What a person types into a sensor so that it finds this gateway and is let in: addresses, port, topics, a QR code."""
+
+import fcntl
+import io
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.check_certificates import CertificateFileError, read_certificates, read_names
+from gateway.device_credentials import Made
+from gateway.settings import ListenerSettings, Settings
+
+HOSTS_MAX: Final = 4
+_SIOCGIFADDR: Final = 0x8915
+"""netdevice(7): an interface's IPv4 address."""
+_VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
+
+
+class Handout(Struct, frozen=True):
+    """One device's, or operator's."""
+
+    user: str
+    secret: str
+    hosts: tuple[str, ...]
+    """Any of them leads here, the first one the longest."""
+    port: int
+    tls: bool
+    plain_port: int | None
+    """Beside the one with TLS, where there is one."""
+    topics: tuple[str, ...]
+    uri: str
+    """The same in one, as the QR code has it."""
+
+    def __repr__(self) -> str:
+        """Without the secret, for tracebacks and logs."""
+        return f"Handout({self.user!r})"
+
+
+def handout(settings: Settings, listener: ListenerSettings, made: Made, *, operator: bool) -> Handout:
+    """What to type for a secret that was made just now."""
+    hosts = tuple(_hosts(listener))
+    tls, port = listener.tls, listener.port
+    scheme = "mqtt"
+    if tls is not None:
+        scheme, port = "mqtts", tls.port
+    host = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
+    topics = listener.command_topics if operator else [route.topic for route in settings.routes]
+    return Handout(
+        made.name,
+        made.secret,
+        hosts,
+        port,
+        tls is not None,
+        (listener.port or None) if tls is not None else None,
+        tuple(dict.fromkeys(_topic(topic, "DEVICE" if operator else made.name) for topic in topics)),
+        f"{scheme}://{made.name}:{made.secret}@{host}:{port}",
+    )
+
+
+def is_only_for_this_box(host: str) -> bool:
+    """Whether a listener there is reached by nobody else."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def qr_code(text: str) -> str:
+    """A QR code in half blocks, for a terminal that is light on dark."""
+    import segno  # noqa: PLC0415 - only where one is shown
+
+    out = io.StringIO()
+    segno.make_qr(text, error="l").terminal(out, compact=True, border=2)
+    return out.getvalue()
+
+
+def _topic(template: str, device: str) -> str:
+    """A topic as a person reads it: the device's name, and what is left to choose in capitals."""
+    named = template.replace("{device}", device)
+    return _VARIABLE.sub(lambda variable: variable[1].upper(), named)
+
+
+def _hosts(listener: ListenerSettings) -> Iterator[str]:
+    """By what clients reach the listener; with TLS, what its certificate is for: no other name will do then."""
+    names: list[str] = []
+    if listener.tls is not None:
+        with suppress(CertificateFileError):
+            read_certificates(listener.tls.certificate)
+            names = read_names(listener.tls.certificate)
+    if not names:
+        names = [listener.host] if listener.host not in _EVERYWHERE else [*_own_name(), *_own_addresses()]
+    yield from dict.fromkeys(names[:HOSTS_MAX] or [socket.gethostname()])
+
+
+def _own_name() -> Iterator[str]:
+    """This box's name by mDNS, as Avahi announces it."""
+    name = socket.gethostname().partition(".")[0]
+    if name and name != "localhost":
+        yield f"{name}.local"
+
+
+def _own_addresses() -> Iterator[str]:
+    """The IPv4 addresses that this box has on its networks now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, interface in socket.if_nameindex():
+            request = struct.pack("256s", interface.encode()[:15])
+            # One without an address, or without a cable.
+            with suppress(OSError):
+                address = ipaddress.ip_address(fcntl.ioctl(asked, _SIOCGIFADDR, request)[20:24])
+                if not address.is_loopback:
+                    yield str(address)

@@ -1,0 +1,155 @@
+"""Who may log in at the MQTT listener: by the settings, and by the devices' file as it is at this moment."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from gateway.device_credentials import NONE, Credentials, CredentialsError, Secrets, load, seconds
+from gateway.mqtt_access import Identity
+from gateway.settings import ListenerSettings
+
+NOBODY: Final = (
+    "no device can log in at the MQTT listener: neither mqtt_listener.users nor the devices' file has one; "
+    "make a secret for each (sluice devices add NAME...)"
+)
+TROUBLE_INTERVAL_S: Final = 3_600.0
+"""How often the log tells again of a file that cannot be read."""
+RETRY_INTERVAL_S: Final = 10.0
+"""How often such a file is tried again although it looks unchanged."""
+_KEPT: Final = "what it held before holds until this gateway ends"
+
+_log = structlog.get_logger("sluice.mqtt_listener")
+_Signature = tuple[int, int, int]
+
+
+class Logins:
+    """The hashes that are good for a log-in now.
+
+    `file` is the devices' file, if any. `now_s` tells seconds since 1970, as well as this box knows.
+    """
+
+    def __init__(self, settings: ListenerSettings, file: Path | None, now_s: Callable[[], float]) -> None:
+        self._settings = settings
+        self.file = file
+        self._now_s = now_s
+        self.devices: Mapping[str, tuple[str, ...]] = {}
+        """The SHA-256 of each secret, in hex, by device."""
+        self.operators: Mapping[str, tuple[str, ...]] = {}
+        self.listed = bool(settings.users)
+        """Whether somebody has ever been listed: then a certificate must name one who is."""
+        self.trouble = ""
+        """Why the file is not used as it is now."""
+        self._told_s = self._tried_s = 0.0
+        self._seen: _Signature | None = None
+        self._was_there = False
+        """Whether there has been a file, readable or not."""
+        self._credentials = NONE
+        self._next_end_s: float | None = None
+        self._unite()
+        self.look()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.devices or name in self.operators
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.devices
+        yield from self.operators
+
+    @property
+    def let_nobody_in(self) -> bool:
+        """Whether no device could log in."""
+        settings = self._settings
+        certified = settings.tls is not None and settings.tls.client_ca is not None
+        return not (settings.anonymous or certified or self.devices)
+
+    def look(self) -> bool:
+        """Read the file again where it has changed; tell whether somebody's secret may have ended since.
+
+        A file that cannot be read, or is gone, leaves things as they are: one bad write must not lock a whole site out.
+        """
+        changed = self._look_at_file()
+        if not changed and self._next_end_s is not None and self._now_s() >= self._next_end_s:
+            changed = True
+        if changed:
+            self._unite()
+        return changed
+
+    def holds(self, identity: Identity) -> bool:
+        """Whether what a client logged in with is good still."""
+        user = identity.user
+        if user is None or identity.is_check:
+            return True
+        if identity.digest is None:  # a certificate
+            return user in self.devices or not self.listed
+        return identity.digest in (self.operators if identity.operator else self.devices).get(user, ())
+
+    def state(self) -> dict[str, object]:
+        """What `sluice status` is told."""
+        return {"file": str(self.file), "devices": len(self.devices), "trouble": self.trouble or None}
+
+    def _look_at_file(self) -> bool:
+        if self.file is None:
+            return False
+        signature, now_s = _signature(self.file), self._now_s()
+        is_due = bool(self.trouble) and not 0 <= now_s - self._tried_s < RETRY_INTERVAL_S
+        if signature == self._seen and not is_due:
+            return False
+        self._seen, self._tried_s = signature, now_s
+        try:
+            credentials = load(self.file)
+            if signature is None and self._was_there:
+                self._tell(f"{self.file} is gone; put it back, or restart sluice to do without it", now_s)
+                return False
+        except CredentialsError as error:
+            self.listed = self._was_there = True
+            self._tell(str(error), now_s)
+            return False
+        if self.trouble:
+            _log.info("the devices' file can be read again", path=str(self.file))
+        self.trouble, self._credentials = "", credentials
+        self._was_there = self._was_there or signature is not None
+        self.listed = self.listed or self._was_there
+        return True
+
+    def _tell(self, trouble: str, now_s: float) -> None:
+        if trouble == self.trouble and 0 <= now_s - self._told_s < TROUBLE_INTERVAL_S:
+            return
+        self.trouble, self._told_s = trouble, now_s
+        _log.error("the devices' file cannot be used", why=trouble, meaning=_KEPT, devices=len(self.devices))
+
+    def _unite(self) -> None:
+        """Put together what holds now; where a name is in the settings and the file, the secrets of both do."""
+        now_s, settings = self._now_s(), self._settings
+        self.devices = _united(settings.users, self._credentials.devices, now_s)
+        self.operators = _united(settings.operators, self._credentials.operators, now_s)
+        self._next_end_s = min(_ends(self._credentials, now_s), default=None)
+
+
+def _signature(path: Path) -> _Signature | None:
+    """What changes whenever the file does, its rights included; None where it is not there."""
+    try:
+        found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - each second
+    except OSError:
+        return None
+    return found.st_ctime_ns, found.st_ino, found.st_size
+
+
+def _united(
+    settings: Mapping[str, str], credentials: Mapping[str, Secrets], now_s: float
+) -> dict[str, tuple[str, ...]]:
+    united: dict[str, tuple[str, ...]] = {name: (digest,) for name, digest in settings.items()}
+    for name, secrets in credentials.items():
+        held = tuple(secret.sha256 for secret in secrets if secret.holds(now_s))
+        if held:
+            united[name] = united.get(name, ()) + held
+    return united
+
+
+def _ends(credentials: Credentials, now_s: float) -> Iterator[float]:
+    """When secrets that hold now will end."""
+    for of in (credentials.devices, credentials.operators):
+        for secrets in of.values():
+            yield from (seconds(secret.until) for secret in secrets if secret.until is not None and secret.holds(now_s))
