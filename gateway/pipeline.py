@@ -64,11 +64,7 @@ async def run(settings: Settings) -> None:
         log.warning(NO_SOURCE)
     front_door.event("boot", None, version=version("sluice"), buffer=buffer.id, rows_waiting=buffer.state.rows)
     try:
-        with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
-            # Before anybody is connected to: whose certificate has ended is not to be let in.
-            dates.floor.recall(await buffer.marks(CLOCK_MARKS))
-            await buffer.report_lanes("start", front_door.lane_entry)
-        await front_door.recall_clocks()
+        await _recall(buffer, front_door, dates)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(buffer.watch(), name="buffer")
             tasks.create_task(forwarder.run(), name="forwarder")
@@ -106,6 +102,15 @@ async def run(settings: Settings) -> None:
         front_door.keep_clocks()
         await buffer.close()
         log.info("stopped", rows_waiting=buffer.state.rows)
+
+
+async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates) -> None:
+    """Go on with what the file keeps of earlier starts."""
+    with suppress(BufferFileError):  # a disk that fails now is tried again by Housekeeping
+        # Before anybody is connected to: whose certificate has ended is not to be let in.
+        dates.floor.recall(await buffer.marks(CLOCK_MARKS))
+        await buffer.report_lanes("start", front_door.lane_entry)
+    await front_door.recall_clocks()
 
 
 def _mqtt_listener(

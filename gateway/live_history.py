@@ -1,0 +1,374 @@
+"""The last hour in memory: what devices measured, how deep the buffer was, when the uplink was up. All of it bounded.
+
+`look` is called every few seconds; readings themselves cost what `DevicesHeard.note` takes to keep the newest of each
+stream in between.
+"""
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway.buffer_rows import Entry
+from gateway.devices_heard import DevicesHeard
+from gateway.terminal_text import shortened
+
+HOUR_US: Final = 3_600_000_000
+POINT_US: Final = 30_000_000
+POINTS: Final = HOUR_US // POINT_US
+"""Of a device's curve."""
+SAMPLE_US: Final = 10_000_000
+SAMPLES: Final = HOUR_US // SAMPLE_US
+"""Of the gateway's curves."""
+DECODE_US: Final = 10_000_000
+"""A stream's payload is decoded no more often than this."""
+STREAMS_MAX: Final = 4
+"""Of a device, whose values are kept; of more, the one that was silent for longest gives way."""
+VALUES_MAX: Final = 6
+"""Of one payload."""
+NAME_CHARACTERS_MAX: Final = 32
+TEXT_CHARACTERS_MAX: Final = 40
+DEPTH_MAX: Final = 3
+"""Objects within objects that are looked into."""
+WANTED_US: Final = 60_000_000
+"""So long a device that somebody looked at keeps its place."""
+SILENT_US: Final = HOUR_US
+"""After so long its place is another's who wants one."""
+RATE_POINTS: Final = 10
+"""The rate is that of so many of a device's points: five minutes."""
+_OF_IDENTITY: Final = frozenset({"boot", "seq", "sequence", "tick", "lost", "time", "timestamp", "ts", "device", "id"})
+"""Members that say who took a reading and when."""
+
+Value = float | str | None
+
+
+class Sample(NamedTuple):
+    """The gateway at one moment."""
+
+    rows: int
+    """That wait."""
+    bytes_used: int
+    uplink: int
+    """An index of `UPLINK_STATES`."""
+    readings: int
+    """Since the start."""
+
+
+UPLINK_STATES: Final = ("unknown", "down", "up", "waits")
+
+
+class Trace:
+    """One device in the last hour. Times are CLOCK_BOOTTIME in microseconds."""
+
+    __slots__ = (
+        "anchor",
+        "before",
+        "counts",
+        "decoded_us",
+        "heard_us",
+        "longest_us",
+        "metric",
+        "missing",
+        "name",
+        "pending",
+        "point",
+        "points",
+        "streams",
+        "values",
+        "wanted_us",
+    )
+
+    def __init__(self, name: str, now_us: int) -> None:
+        self.name = name
+        self.heard_us = 0
+        self.wanted_us = -WANTED_US
+        self.longest_us = 0
+        """The longest pause between two looks at which something new was there."""
+        self.streams: dict[str, int] = {}
+        """And when each was decoded last."""
+        self.pending: dict[str, Entry] = {}
+        self.values: dict[str, tuple[tuple[str, Value], ...]] = {}
+        """By stream."""
+        self.decoded_us = 0
+        self.metric: tuple[str, str] | None = None
+        """Stream and member that the curve is of."""
+        self.points = array("f", [math.nan]) * POINTS
+        self.point = now_us // POINT_US
+        """The number of the newest point, counted from the boot."""
+        self.counts: deque[tuple[int, int]] = deque(maxlen=RATE_POINTS)
+        """When, and how many readings had come in by then."""
+        self.anchor: tuple[str, int, int] | None = None
+        """A boot, a sequence that was seen of it, and how many readings there were then, at the least."""
+        self.before: tuple[str | None, int] | None = None
+        """The boot at the last look, and how many readings of it there were."""
+        self.missing = 0
+        """Readings of this boot that did not come, at the least, by their sequences."""
+
+    def curve(self, now_us: int) -> list[float | None]:
+        """The last hour, oldest first; None where nothing was measured."""
+        self._advance(now_us)
+        oldest = self.point + 1
+        found = (self.points[(oldest + index) % POINTS] for index in range(POINTS))
+        return [None if math.isnan(value) else float(f"{value:.6g}") for value in found]
+
+    def per_s(self, readings: int, now_us: int) -> float | None:
+        """Readings a second over the last minutes; None where too little was seen."""
+        if not self.counts:
+            return None
+        since_us, before = self.counts[0]
+        return None if now_us - since_us < POINT_US else max(0, readings - before) * 1e6 / (now_us - since_us)
+
+    def decode(self, now_us: int) -> None:
+        """Look into the payloads that are due."""
+        for stream, entry in list(self.pending.items()):
+            if now_us < self.streams.get(stream, -DECODE_US) + DECODE_US:
+                continue
+            del self.pending[stream]
+            if stream not in self.streams and len(self.streams) >= STREAMS_MAX:
+                oldest = min(self.streams, key=lambda each: self.streams[each])
+                del self.streams[oldest]
+                self.values.pop(oldest, None)
+            self.streams[stream], self.decoded_us = now_us, entry.received_us
+            self.values[stream] = values = values_of(entry.payload)
+            self._plot(stream, dict(values), now_us)
+
+    def _plot(self, stream: str, values: Mapping[str, Value], now_us: int) -> None:
+        metric = self.metric
+        if metric is None or metric[0] not in self.streams:
+            name = next((name for name, value in values.items() if isinstance(value, float)), None)
+            if name is None:
+                return
+            metric = self.metric = stream, name
+        value = values.get(metric[1]) if metric[0] == stream else None
+        if isinstance(value, float):
+            self._advance(now_us)
+            self.points[self.point % POINTS] = value
+
+    def _advance(self, now_us: int) -> None:
+        """Make room for the points that came since."""
+        newest = now_us // POINT_US
+        for number in range(max(self.point + 1, newest - POINTS + 1), newest + 1):
+            self.points[number % POINTS] = math.nan
+        self.point = max(self.point, newest)
+
+
+class LiveHistory:
+    """Keeps it for `devices_max` devices, and for the gateway as a whole. Belongs to the event loop."""
+
+    def __init__(self, devices_max: int, now_us: int) -> None:
+        self._devices_max = devices_max
+        self.traces: dict[str, Trace] = {}
+        """By device."""
+        self._streams: dict[str, Trace] = {}
+        self._wanted: set[str] = set()
+        self.since_us = now_us
+        self._sampled_us = now_us - SAMPLE_US
+        self._rows = array("q", [-1]) * SAMPLES
+        self._bytes = array("q", [-1]) * SAMPLES
+        self._uplink = array("b", [0]) * SAMPLES
+        self._per_s = array("f", [math.nan]) * SAMPLES
+        self._sample = now_us // SAMPLE_US
+        self._readings: tuple[int, int] | None = None
+        """How many there were at the last sample, and when that was."""
+
+    def want(self, devices: Collection[str], now_us: int) -> None:
+        """Somebody looks at these: they are to have a place."""
+        for device in devices:
+            trace = self.traces.get(device)
+            if trace is not None:
+                trace.wanted_us = now_us
+        missing = {device for device in devices if device not in self.traces}
+        self._wanted = set(list(missing)[: self._devices_max])
+
+    def look(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
+        """See what came in since the last look."""
+        latest, heard.latest = heard.latest or {}, {}
+        for stream in self._streams.keys() & latest.keys():
+            self._streams[stream].pending[stream] = latest[stream]
+        if len(self.traces) < self._devices_max or self._wanted or len(self._streams) < len(latest):
+            self._meet(latest, now_us)
+        for trace in self.traces.values():
+            self._follow(trace, heard, now_us)
+        self._note(sample, now_us)
+
+    def _meet(self, latest: Mapping[str, Entry], now_us: int) -> None:
+        """Give streams a place that have none."""
+        for stream, entry in latest.items():
+            name = entry.series.device
+            if stream in self._streams or not name or entry.quarantined is not None:
+                continue
+            trace = self.traces.get(name)
+            if trace is None:
+                if len(self.traces) >= self._devices_max and not self._give_way(now_us, wanted=name in self._wanted):
+                    continue
+                trace = self.traces[name] = Trace(name, now_us)
+                if name in self._wanted:
+                    trace.wanted_us = now_us
+            if len(trace.streams.keys() | trace.pending.keys()) >= STREAMS_MAX and not self._forget_stream(
+                trace, now_us
+            ):
+                continue
+            self._streams[stream] = trace
+            trace.pending[stream] = entry
+        self._wanted.clear()
+
+    def _forget_stream(self, trace: Trace, now_us: int) -> bool:
+        """Whether one of a device's streams has been silent for so long that another may take its place."""
+        for stream, decoded_us in trace.streams.items():
+            if decoded_us < now_us - SILENT_US and stream not in trace.pending:
+                del trace.streams[stream]
+                trace.values.pop(stream, None)
+                self._streams.pop(stream, None)
+                return True
+        return False
+
+    def _give_way(self, now_us: int, *, wanted: bool) -> bool:
+        """Take the place of a device that nobody looks at; of those, the one that was heard first."""
+        if not wanted and all(now_us - trace.heard_us < SILENT_US for trace in self.traces.values()):
+            return False
+        free = [trace for trace in self.traces.values() if now_us - trace.wanted_us > WANTED_US]
+        if not free:
+            return False
+        oldest = min(free, key=lambda trace: trace.heard_us)
+        del self.traces[oldest.name]
+        for stream in [stream for stream, trace in self._streams.items() if trace is oldest]:
+            del self._streams[stream]
+        return True
+
+    def _follow(self, trace: Trace, heard: DevicesHeard, now_us: int) -> None:
+        if trace.pending:
+            _count_missing(trace, heard)
+            trace.decode(now_us)
+        of = heard.get(trace.name)
+        if of is None:
+            return
+        trace.before = of.boot, of.readings
+        if of.received_us > trace.heard_us:
+            if trace.heard_us:
+                trace.longest_us = max(trace.longest_us, of.received_us - trace.heard_us)
+            trace.heard_us = of.received_us
+        if trace.counts and of.readings < trace.counts[-1][1]:
+            # Another boot.
+            trace.counts.clear()
+        if not trace.counts or now_us - trace.counts[-1][0] >= POINT_US:
+            trace.counts.append((now_us, of.readings))
+
+    # -- the gateway ----------------------------------------------------------------------------
+
+    def _note(self, sample: Sample, now_us: int) -> None:
+        newest = now_us // SAMPLE_US
+        if newest == self._sample and self._readings is not None:
+            return
+        for number in range(max(self._sample + 1, newest - SAMPLES + 1), newest + 1):
+            place = number % SAMPLES
+            self._rows[place] = self._bytes[place] = -1
+            self._uplink[place], self._per_s[place] = 0, math.nan
+        self._sample = newest
+        place = newest % SAMPLES
+        self._rows[place], self._bytes[place], self._uplink[place] = sample.rows, sample.bytes_used, sample.uplink
+        if self._readings is not None:
+            before, at_us = self._readings
+            self._per_s[place] = max(0, sample.readings - before) * 1e6 / max(1, now_us - at_us)
+        self._readings = sample.readings, now_us
+
+    def series(self) -> dict[str, Sequence[float | None]]:
+        """The gateway's last hour, oldest first, `SAMPLE_US` apart: None (of the uplink 0) where it was not looked."""
+        places = [(self._sample + 1 + index) % SAMPLES for index in range(SAMPLES)]
+        return {
+            "rows": [None if self._rows[place] < 0 else self._rows[place] for place in places],
+            "bytes": [None if self._bytes[place] < 0 else self._bytes[place] for place in places],
+            "uplink": [self._uplink[place] for place in places],
+            "per_s": [
+                None if math.isnan(self._per_s[place]) else float(f"{self._per_s[place]:.3g}") for place in places
+            ],
+        }
+
+    @property
+    def per_s(self) -> float | None:
+        """Readings a second between the last two samples."""
+        value = self._per_s[self._sample % SAMPLES]
+        return None if math.isnan(value) else value
+
+
+def _count_missing(trace: Trace, heard: DevicesHeard) -> None:
+    """By sequences of one stream: each that was passed over, and for which no reading came, is one."""
+    of = heard.get(trace.name)
+    # Several streams may share a sequence or have one each: nobody knows which.
+    if of is None or len(trace.streams.keys() | trace.pending.keys()) != 1:
+        trace.anchor, trace.missing = None, 0
+        return
+    (entry,) = trace.pending.values()
+    boot, sequence = entry.device_boot, entry.device_sequence
+    if boot is None or sequence is None or boot != of.boot:
+        return
+    if trace.anchor is None or trace.anchor[0] != boot:
+        trace.missing = 0
+        # It came after the last look: that is all that is known of how many came before it.
+        trace.anchor = (boot, sequence, trace.before[1] + 1) if trace.before and trace.before[0] == boot else None
+        return
+    _, first, readings = trace.anchor
+    # Readings that came after this one, or again, make it fewer: it is never too many.
+    trace.missing = max(0, (sequence - first) - (of.readings - readings))
+
+
+# -- payloads -------------------------------------------------------------------------------------
+
+
+def values_of(payload: bytes) -> tuple[tuple[str, Value], ...]:
+    """What a payload says, for people: its numbers and short texts with their names; of no JSON nothing.
+
+    A payload that is a number alone has the name "". SenML's records are taken by their names.
+    """
+    try:
+        found = msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    values: list[tuple[str, Value]] = []
+    if isinstance(found, list):
+        _gather_senml(found, values)
+    else:
+        _gather("", found, values, DEPTH_MAX)
+    return tuple(values)
+
+
+def _gather(name: str, value: object, values: list[tuple[str, Value]], depth: int) -> None:
+    if len(values) >= VALUES_MAX:
+        return
+    if isinstance(value, dict):
+        for member, inner in value.items() if depth else ():
+            if not (depth == DEPTH_MAX and member in _OF_IDENTITY):
+                _gather(f"{name}.{member}".removeprefix("."), inner, values, depth - 1)
+        return
+    shown = _shown(value)
+    if shown is not None:
+        values.append((shortened(name, NAME_CHARACTERS_MAX), shown))
+
+
+def _gather_senml(records: list[object], values: list[tuple[str, Value]]) -> None:
+    """SenML (RFC 8428, section 5): names go on from a base name."""
+    base = ""
+    for record in records[: 4 * VALUES_MAX]:
+        if not isinstance(record, dict):
+            continue
+        base = str(record.get("bn", base))
+        shown = next((_shown(record[member]) for member in ("v", "vs", "vb") if member in record), None)
+        if shown is not None and len(values) < VALUES_MAX:
+            values.append((shortened(f"{base}{record.get('n', '')}", NAME_CHARACTERS_MAX), shown))
+
+
+def _shown(value: object) -> Value:
+    """A number, or a text of what is none."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if math.isfinite(number) else None
+    if isinstance(value, str) and value:
+        return shortened(value, TEXT_CHARACTERS_MAX)
+    return None

@@ -1,0 +1,261 @@
+"""The status page's server: HTTP/1.1 for browsers on the LAN, for Prometheus and for whoever asks about health.
+
+h11 parses; here are the connections and their bounds. What is answered is `status_page_answers`'.
+"""
+
+import asyncio
+import errno
+import socket
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Final
+
+import h11
+import structlog
+
+from gateway.settings import StatusPageSettings
+from gateway.status_page_access import is_of_a_private_network
+from gateway.status_page_answers import Answer, Answers, Request, refusal
+from gateway.status_page_view import StatusView
+
+HEADER_BYTES_MAX: Final = 16_384
+BODY_BYTES_MAX: Final = 4_096
+"""The log-in is the only request with a body."""
+REQUEST_S: Final = 10.0
+"""How long a request may take to come in, once it has begun, and its answer to be taken."""
+IDLE_S: Final = 30.0
+"""How long a connection may wait for its next request: the page asks every other second."""
+REQUESTS_MAX: Final = 1_000
+"""Of a connection; a browser then makes another."""
+PER_ADDRESS_MAX: Final = 12
+"""Connections of one address: a browser opens six."""
+READ_BYTES: Final = 8_192
+RETRY_S: Final = 30.0
+"""How long until the port is tried again that is taken."""
+TIDY_S: Final = 10.0
+
+_log = structlog.get_logger("sluice.status_page")
+
+
+class _RefusedError(Exception):
+    """A request that is not read to its end."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.words = words
+
+
+class StatusPage:
+    """Serves it until cancelled. A port that cannot be had is no reason not to take readings."""
+
+    def __init__(self, settings: StatusPageSettings, view: StatusView) -> None:
+        self._settings = settings
+        self._view = view
+        self._answers = Answers(settings, view, socket.gethostname())
+        self._connections: set[asyncio.Task[None]] = set()
+        self._by_address: Counter[str] = Counter()
+        self.listening = asyncio.Event()
+        self.turned_away = 0
+        """Connections that there was no room for, or that came from elsewhere."""
+
+    async def run(self) -> None:
+        """For the pipeline's TaskGroup."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._view.look(), name="status-page-look")
+            tasks.create_task(self._view.refresh(), name="status-page-refresh")
+            tasks.create_task(self._serve(), name="status-page-serve")
+
+    async def _serve(self) -> None:
+        said = ""
+        while True:
+            try:
+                server = await asyncio.start_server(
+                    self._connected, self._settings.host, self._settings.port, limit=HEADER_BYTES_MAX, backlog=64
+                )
+            except OSError as error:
+                words = _bind_words(self._settings, error)
+                if words != said:
+                    said = words
+                    _log.warning(words)
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                self.listening.set()
+                _log.info("the status page is served", host=self._settings.host, port=self._settings.port)
+                if self._answers.trouble:
+                    _log.warning("nobody can log in to the status page", why=self._answers.trouble)
+                while True:
+                    await asyncio.sleep(TIDY_S)
+                    self._answers.log_ins.sum_up(time.monotonic())
+            finally:
+                self.listening.clear()
+                server.close()
+                self._answers.log_ins.sum_up(time.monotonic(), is_end=True)
+                for connection in self._connections:
+                    connection.cancel()
+                await asyncio.gather(*self._connections, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection is there: make room, or turn it away before it costs anything."""
+        peer = _peer(writer)
+        if len(self._connections) >= self._settings.connections_max or self._by_address[peer] >= PER_ADDRESS_MAX:
+            self.turned_away += 1
+            writer.transport.abort()
+            return
+        self._by_address[peer] += 1
+        task = asyncio.get_running_loop().create_task(self._converse(reader, writer, peer), name="status-page-client")
+        self._connections.add(task)
+        task.add_done_callback(lambda done: self._ended(done, peer))
+
+    def _ended(self, task: "asyncio.Task[None]", peer: str) -> None:
+        self._connections.discard(task)
+        self._by_address[peer] -= 1
+        if not self._by_address[peer]:
+            del self._by_address[peer]
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a request to the status page failed", error=repr(task.exception()))
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
+        try:
+            for _ in range(REQUESTS_MAX):
+                if not await self._exchange(connection, reader, writer, peer):
+                    break
+        except (OSError, TimeoutError, h11.ProtocolError) as error:
+            _log.debug("a client of the status page went away", peer=peer, error=str(error))
+        finally:
+            writer.close()
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await writer.wait_closed()
+            writer.transport.abort()
+
+    async def _exchange(
+        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
+    ) -> bool:
+        """One request and its answer; whether another may follow."""
+        is_last = False
+        method = b"GET"
+        try:
+            found = await _request(connection, reader)
+            if found is None:
+                return False
+            head, body = found
+            method = head.method
+            if is_of_a_private_network(peer):
+                answer = await self._answer(_told(head, body, peer))
+            else:
+                self.turned_away += 1
+                answer, is_last = (
+                    refusal(403, "this page is for the gateway's own network, and you are not in it"),
+                    True,
+                )
+        except h11.RemoteProtocolError as error:
+            answer, is_last = refusal(error.error_status_hint or 400, "this is no request that can be answered"), True
+        except _RefusedError as error:
+            answer, is_last = refusal(error.status, error.words), True
+        except TimeoutError:
+            if connection.their_state is h11.IDLE:
+                return False
+            answer, is_last = refusal(408, "the request took too long"), True
+        if connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
+            return False
+        async with asyncio.timeout(REQUEST_S):
+            for data in _sent(connection, answer, method, is_last=is_last):
+                writer.write(data)
+            await writer.drain()
+        if is_last or not _may_go_on(connection):
+            return False
+        connection.start_next_cycle()
+        return True
+
+    async def _answer(self, request: Request) -> Answer:
+        try:
+            return await self._answers.answer(request)
+        except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
+            _log.exception("a request to the status page could not be answered", path=request.path[:80])
+            return refusal(500, "the gateway could not answer; its log says why (journalctl -u sluice)")
+
+
+def _may_go_on(connection: h11.Connection) -> bool:
+    return connection.our_state is h11.DONE and connection.their_state is h11.DONE
+
+
+async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> tuple[h11.Request, bytes] | None:
+    """The next request with its body; None where the client has gone. Raises what h11 does, and TimeoutError."""
+    head: h11.Request | None = None
+    body = bytearray()
+    loop = asyncio.get_running_loop()
+    due_s = loop.time() + IDLE_S
+    is_begun = bool(connection.trailing_data[0])
+    if is_begun:
+        due_s = loop.time() + REQUEST_S
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            async with asyncio.timeout_at(due_s):
+                data = await reader.read(READ_BYTES)
+            if data and not is_begun:
+                is_begun, due_s = True, loop.time() + REQUEST_S
+            connection.receive_data(data)
+        elif isinstance(event, h11.Request):
+            head = event
+            if connection.they_are_waiting_for_100_continue:
+                raise _RefusedError(417, "no request here has a body that is worth asking for")
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > BODY_BYTES_MAX:
+                raise _RefusedError(413, "the request is larger than any that this page makes")
+        elif isinstance(event, h11.EndOfMessage):
+            assert head is not None  # noqa: S101 - h11 gives the request first
+            return head, bytes(body)
+        else:  # ConnectionClosed, or PAUSED, which a finished exchange leaves behind
+            return None
+
+
+def _told(head: h11.Request, body: bytes, peer: str) -> Request:
+    target = head.target.decode("ascii", "replace")
+    path, _, query = target.partition("?")
+    headers: dict[str, str] = {}
+    repeated = set()
+    for raw_name, raw_value in head.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if name in headers:
+            repeated.add(name)
+        headers[name] = value
+    # Two of these are two opinions of who asks whom: the one is this server's, the other some proxy's.
+    if repeated & {"host", "origin", "authorization"}:
+        headers["host"] = ""
+    return Request(head.method.decode("latin-1"), path, query, headers, body, peer)
+
+
+def _sent(connection: h11.Connection, answer: Answer, method: bytes, *, is_last: bool) -> list[bytes]:
+    headers = [*answer.headers, ("content-length", str(len(answer.body)))]
+    if answer.status == 304:
+        headers = list(answer.headers)
+    if is_last:
+        headers.append(("connection", "close"))
+    parts = [connection.send(h11.Response(status_code=answer.status, headers=headers))]
+    if answer.body and method != b"HEAD" and answer.status != 304:
+        parts.append(connection.send(h11.Data(data=answer.body)))
+    parts.append(connection.send(h11.EndOfMessage()))
+    return [part for part in parts if part]
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    name = writer.get_extra_info("peername")
+    return str(name[0]) if name else ""
+
+
+def _bind_words(settings: StatusPageSettings, error: OSError) -> str:
+    where = f"the status page cannot be served on {settings.host} port {settings.port}"
+    goes_on = f"readings are taken all the same; it is tried again every {RETRY_S:.0f} s"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: the port is taken; stop what has it, or set another status_page.port; {goes_on}"
+    if error.errno == errno.EACCES:
+        return f"{where}: ports below 1024 need a privilege; set status_page.port to 1024 or above; {goes_on}"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return f"{where}: this machine has no such address; set status_page.host (0.0.0.0 means all); {goes_on}"
+    return f"{where}: {error.strerror or error}; see status_page.host and status_page.port; {goes_on}"

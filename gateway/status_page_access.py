@@ -1,0 +1,226 @@
+"""Who may see the status page: whose address, under which name, with which session; failed log-ins. No I/O.
+
+Times are a monotonic clock's, in seconds.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections import Counter, OrderedDict
+from typing import Final
+
+import structlog
+
+SESSION_BYTES: Final = 16
+SESSIONS_MAX: Final = 64
+"""Of more, the one that was used least lately ends."""
+SESSION_IDLE_S: Final = 43_200.0
+SESSION_S: Final = 604_800.0
+"""A session ends when it was not used for half a day, and after a week at the latest."""
+FAILURES_MAX: Final = 5
+FAILURES_TOTAL_MAX: Final = 20
+FAILURES_S: Final = 60.0
+"""Failed log-ins of one address, and of all, within a minute; what goes beyond is refused unread."""
+ADDRESSES_MAX: Final = 1_000
+"""Of which failures are remembered; of more, those that failed first are forgotten."""
+KNOWN_MAX: Final = 64
+"""Addresses that were let in: failures of others do not keep them out."""
+LINES_MAX: Final = 20
+LOG_INTERVAL_S: Final = 60.0
+"""Refused log-ins that are logged one by one within a minute; what goes beyond is summed up."""
+HOST_CHARACTERS_MAX: Final = 255
+_OF_A_LAN: Final = ("", ".local", ".lan", ".home.arpa", ".internal")
+"""What may follow this box's own name: no such name is to be had on the internet, so nobody can make it lead here."""
+
+_log = structlog.get_logger("sluice.status_page")
+
+
+# -- addresses and names ----------------------------------------------------------------------------
+
+
+def is_of_a_private_network(address: str) -> bool:
+    """Whether a peer's address is of this box, its link, or a private network."""
+    found = _address(address)
+    return found is not None and found.is_private and not found.is_unspecified
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a peer's address is of this box alone."""
+    found = _address(address)
+    return found is not None and found.is_loopback
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return found if mapped is None else mapped
+
+
+def is_our_name(host: str, host_name: str) -> bool:
+    """Whether a request's Host may be one of this gateway: against DNS rebinding.
+
+    A page of somebody else's may lead a name of its own to this box's address, and then read what the browser is shown
+    here. It cannot do so with an address, with a name of mDNS, nor with one that is not to be had on the internet.
+    """
+    host = host.strip().lower()
+    if not host or len(host) > HOST_CHARACTERS_MAX:
+        return False
+    if host.startswith("["):
+        name, bracket, port = host[1:].partition("]")
+        return bool(bracket) and _is_port(port) and is_of_a_private_network(name)
+    name, colon, port = host.partition(":")
+    if not _is_port(colon + port):
+        return False
+    name = name.removesuffix(".")
+    if name == "localhost" or (name.endswith(".local") and name != ".local"):
+        return True
+    own = host_name.lower().partition(".")[0]
+    if own and any(name == own + suffix for suffix in _OF_A_LAN):
+        return True
+    return is_of_a_private_network(name)
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.startswith(":") and text[1:].isascii() and text[1:].isdigit() and len(text) <= 6)
+
+
+# -- sessions ---------------------------------------------------------------------------------------
+
+
+class Sessions:
+    """Who has logged in: by the digest of what the browser's cookie holds."""
+
+    def __init__(self) -> None:
+        self._by_digest: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        """When each began and was used last; the one that was used least lately first."""
+
+    def begin(self, now_s: float) -> str:
+        """What the cookie of a new session is to hold."""
+        token = secrets.token_urlsafe(SESSION_BYTES)
+        self._by_digest[_digest(token)] = now_s, now_s
+        while len(self._by_digest) > SESSIONS_MAX:
+            self._by_digest.popitem(last=False)
+        return token
+
+    def is_open(self, token: str, now_s: float) -> bool:
+        """Whether a cookie is one of ours, and still counts."""
+        digest = _digest(token)
+        found = self._by_digest.get(digest)
+        if found is None:
+            return False
+        began_s, used_s = found
+        if now_s - used_s > SESSION_IDLE_S or now_s - began_s > SESSION_S:
+            del self._by_digest[digest]
+            return False
+        self._by_digest[digest] = began_s, now_s
+        self._by_digest.move_to_end(digest)
+        return True
+
+    def end(self, token: str) -> None:
+        """Somebody logs out."""
+        self._by_digest.pop(_digest(token), None)
+
+    def end_all(self) -> None:
+        """The password is another."""
+        self._by_digest.clear()
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
+
+class Remembered:
+    """A password that was right a moment ago, for programs that send it each time: scrypt would take all of a core.
+
+    Neither it nor a hash that could be tried elsewhere is kept: the key is of this process.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+        self._mac = b""
+
+    def remember(self, line: str, password: str) -> None:
+        """This password is the one that the file's line stands for."""
+        self._mac = self._of(line, password)
+
+    def is_right(self, line: str, password: str) -> bool:
+        """Whether it was, and the file still says so."""
+        return bool(self._mac) and hmac.compare_digest(self._of(line, password), self._mac)
+
+    def _of(self, line: str, password: str) -> bytes:
+        return hmac.digest(self._key, f"{line}\0{password}".encode("utf-8", "replace"), "sha256")
+
+
+# -- failed log-ins ---------------------------------------------------------------------------------
+
+
+class LogIns:
+    """How many have failed lately, of whom; and what the log says of it, which nobody may flood."""
+
+    def __init__(self) -> None:
+        self._failed: OrderedDict[str, list[float]] = OrderedDict()
+        self._failed_all: list[float] = []
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._lines: list[float] = []
+        self._unlogged: Counter[str] = Counter()
+        self.refused = 0
+        """Since the start."""
+
+    def wait_s(self, peer: str, now_s: float) -> float:
+        """How long an address has to wait before it may try again; 0 where it need not."""
+        waits = [_wait_s(self._failed.get(peer, []), FAILURES_MAX, now_s)]
+        if peer not in self._known:
+            waits.append(_wait_s(self._failed_all, FAILURES_TOTAL_MAX, now_s))
+        return max(waits)
+
+    def begin(self, peer: str, now_s: float) -> None:
+        """It tries: that counts as failed until it has succeeded, however many try at a time."""
+        of = self._failed.setdefault(peer, [])
+        self._failed.move_to_end(peer)
+        of.append(now_s)
+        del of[:-FAILURES_MAX]
+        while len(self._failed) > ADDRESSES_MAX:
+            self._failed.popitem(last=False)
+        self._failed_all.append(now_s)
+        del self._failed_all[:-FAILURES_TOTAL_MAX]
+
+    def succeeded(self, peer: str, began_s: float) -> None:
+        """What it had tried was right."""
+        self._failed.pop(peer, None)
+        if began_s in self._failed_all:
+            self._failed_all.remove(began_s)
+        self._known[peer] = None
+        self._known.move_to_end(peer)
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    def note_refused(self, peer: str, why: str, now_s: float) -> None:
+        """The audit line of a log-in that was refused, or its place in a sum."""
+        self.refused += 1
+        self.sum_up(now_s)
+        if len(self._lines) >= LINES_MAX:
+            self._unlogged[why] += 1
+            return
+        self._lines.append(now_s)
+        _log.warning("a log-in to the status page was refused", peer=peer, why=why)
+
+    def sum_up(self, now_s: float, *, is_end: bool = False) -> None:
+        """Log how many were not logged, once their minute is over: to be called now and then, and at the end."""
+        if self._lines and (is_end or now_s - self._lines[0] > LOG_INTERVAL_S):
+            self._lines.clear()
+            if self._unlogged:
+                _log.warning(
+                    "log-ins to the status page were refused in the last minute, beside those that were logged",
+                    reasons=dict(self._unlogged),
+                )
+                self._unlogged.clear()
+
+
+def _wait_s(failures: list[float], most: int, now_s: float) -> float:
+    if len(failures) < most:
+        return 0.0
+    return max(0.0, failures[-most] + FAILURES_S - now_s)

@@ -1,0 +1,357 @@
+"""What the status page answers: to whom, files, figures, log-ins. Connections are `status_page`'s."""
+
+import asyncio
+import base64
+import binascii
+import gzip
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from gateway import page_password
+from gateway.page_password import PagePasswordError
+from gateway.settings import StatusPageSettings
+from gateway.status_page_access import LogIns, Remembered, Sessions, is_loopback, is_our_name
+from gateway.status_page_view import SHOWN, SHOWN_MAX, StatusView
+
+COOKIE: Final = "sluice"
+GZIP_BYTES_MIN: Final = 600
+"""Below this, compression gains nothing."""
+GZIP_LEVEL: Final = 4
+SCRYPT_WAITING_MAX: Final = 4
+"""Log-ins that wait for their turn: one is hashed at a time, for each takes 16 MB."""
+FIELDS_MAX: Final = 8
+_CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_SECURITY: Final = (
+    ("content-security-policy", _CSP),
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    # Nothing to others; with "no-referrer" a browser would not say, either, that a form is of this page.
+    ("referrer-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+)
+_KINDS: Final = {
+    "index.html": "text/html; charset=utf-8",
+    "login.html": "text/html; charset=utf-8",
+    "app.js": "text/javascript; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+}
+_JSON: Final = "application/json"
+_TEXT: Final = "text/plain; charset=utf-8"
+_PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_log = structlog.get_logger("sluice.status_page")
+
+
+class Request(NamedTuple):
+    """One request, read whole."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    """By name in lower case."""
+    body: bytes
+    peer: str
+
+
+class Answer(Struct, frozen=True):
+    """Its answer."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+_Way = Callable[[Request], Awaitable[Answer]]
+
+
+class _File(NamedTuple):
+    kind: str
+    plain: bytes
+    packed: bytes
+    etag: str
+
+
+def refusal(status: int, words: str) -> Answer:
+    """An answer in words, to whoever gets nothing else."""
+    return _answer(status, _TEXT, f"{words}\n".encode())
+
+
+class Answers:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        settings: StatusPageSettings,
+        view: StatusView,
+        host_name: str,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._view = view
+        self._host_name = host_name
+        self._now_s = now_s
+        self._sessions = Sessions()
+        self._remembered = Remembered()
+        self.log_ins = LogIns()
+        self._hashing = asyncio.Lock()
+        self._waiting = 0
+        self._line = ""
+        self.trouble = ""
+        """Why nobody can log in; empty where somebody can."""
+        self._read_password()
+        reads = "GET", "HEAD"
+        self._ways: dict[str, tuple[tuple[str, ...], _Way]] = {
+            "/": (reads, self._page),
+            "/app.js": (reads, _static),
+            "/style.css": (reads, _static),
+            "/health": (reads, self._health),
+            "/metrics": (reads, self._metrics),
+            "/api/state": (reads, self._api),
+            "/api/curves": (reads, self._api),
+            "/login": (("POST",), self._log_in),
+            "/logout": (("POST",), self._log_out),
+        }
+
+    async def answer(self, request: Request) -> Answer:
+        """To one request."""
+        if not is_our_name(request.headers.get("host", ""), self._host_name):
+            return refusal(
+                421,
+                "this gateway is not called so: open it by its address, such as http://192.168.1.20:8080, or as "
+                f"http://{self._host_name.partition('.')[0] or 'gateway'}.local:8080",
+            )
+        known = self._ways.get(request.path)
+        if known is None:
+            return refusal(404, "there is no such page; the gateway's is at /")
+        methods, way = known
+        if request.method not in methods:
+            return _answer(405, _TEXT, b"this path is not asked so\n", ("allow", ", ".join(methods)))
+        return await way(request)
+
+    # -- pages ----------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Answer:
+        if self._is_logged_in(request):
+            return _served(request, _file("index.html"))
+        return self._log_in_page(200)
+
+    def _log_in_page(self, status: int, words: str = "", *more: tuple[str, str]) -> Answer:
+        self._read_password()
+        if self.trouble:
+            words = "Nobody can log in yet: no password is set. Run sluice setup on the gateway."
+        told = f'<p class="refused" role="alert">{words}</p>' if words else ""
+        text = _file("login.html").plain.replace(b"<!--told-->", told.encode())
+        if self.trouble:
+            text = text.replace(b"<fieldset>", b"<fieldset disabled>")
+        return _answer(status, _KINDS["login.html"], text, ("cache-control", "no-store"), *more)
+
+    def _is_logged_in(self, request: Request) -> bool:
+        token = _cookie(request.headers.get("cookie", ""))
+        return bool(token) and self._sessions.is_open(token, self._now_s())
+
+    async def _api(self, request: Request) -> Answer:
+        if not self._is_logged_in(request):
+            return _json({"error": "log in first"}, status=401)
+        asked = _fields(request.query)
+        limit = asked.get("limit", "")
+        shown = min(int(limit), SHOWN_MAX) if limit.isascii() and limit.isdigit() and len(limit) < 5 else SHOWN
+        query = asked.get("q", "")
+        if request.path == "/api/state":
+            return _json(await self._view.state(query, shown), request)
+        return _json(self._view.curves(query, shown), request)
+
+    async def _health(self, _: Request) -> Answer:
+        is_well, reason, warnings = await self._view.health()
+        if not is_well:
+            return _json({"status": "failing", "reason": reason}, status=503)
+        told: dict[str, object] = {"status": "ok"}
+        if warnings:
+            told["warnings"] = warnings
+        return _json(told)
+
+    async def _metrics(self, request: Request) -> Answer:
+        if not is_loopback(request.peer) and not self._is_logged_in(request):
+            refused = await self._basic(request)
+            if refused is not None:
+                return refused
+        text = await self._view.metrics()
+        return _packed(request, _PROMETHEUS, text)
+
+    async def _basic(self, request: Request) -> Answer | None:
+        """None where the request carries the page's password, whatever the user."""
+        password = _basic_password(request.headers.get("authorization", ""))
+        ask = "www-authenticate", 'Basic realm="sluice", charset="UTF-8"'
+        if password is None:
+            return _answer(401, _TEXT, b"the status page's password is needed, with any user name\n", ask)
+        self._read_password()
+        if self._line and self._remembered.is_right(self._line, password):
+            return None
+        refused = await self._refused(request.peer, password)
+        if refused is None:
+            self._remembered.remember(self._line, password)
+            return None
+        status, words, retry = refused
+        return _answer(status, _TEXT, f"{words}\n".encode(), *([ask] if status == 401 else []), *retry)
+
+    # -- log-ins --------------------------------------------------------------------------------
+
+    async def _log_in(self, request: Request) -> Answer:
+        if not _is_of_our_page(request):
+            self.log_ins.note_refused(request.peer, "it came from another site's page", self._now_s())
+            return refusal(403, "log in on the gateway's own page")
+        password = _fields(request.body.decode("utf-8", "replace")).get("password", "")
+        refused = await self._refused(request.peer, password)
+        if refused is not None:
+            status, words, retry = refused
+            return self._log_in_page(status, words, *retry)
+        token = self._sessions.begin(self._now_s())
+        _log.info("somebody logged in to the status page", peer=request.peer)
+        cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
+        return _answer(303, _TEXT, b"", ("location", "/"), ("set-cookie", cookie), ("cache-control", "no-store"))
+
+    async def _log_out(self, request: Request) -> Answer:
+        if not _is_of_our_page(request):
+            return refusal(403, "log out on the gateway's own page")
+        self._sessions.end(_cookie(request.headers.get("cookie", "")))
+        cookie = f"{COOKIE}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"
+        return _answer(303, _TEXT, b"", ("location", "/"), ("set-cookie", cookie), ("cache-control", "no-store"))
+
+    async def _refused(self, peer: str, password: str) -> tuple[int, str, list[tuple[str, str]]] | None:
+        """Why a password lets nobody in: status, words and headers; None where it does."""
+        self._read_password()
+        now_s = self._now_s()
+        if self.trouble:
+            self.log_ins.note_refused(peer, "no password is set", now_s)
+            return 503, "no password is set: run sluice setup on the gateway", []
+        wait_s = self.log_ins.wait_s(peer, now_s)
+        if wait_s or self._waiting >= SCRYPT_WAITING_MAX:
+            wait = max(1, round(wait_s))
+            self.log_ins.note_refused(peer, "too many have failed", now_s)
+            return 429, f"Too many log-ins have failed: try again in {wait} s.", [("retry-after", str(wait))]
+        self.log_ins.begin(peer, now_s)
+        line = self._line
+        self._waiting += 1
+        try:
+            async with self._hashing:
+                is_right = await asyncio.to_thread(page_password.verify, password, line)
+        finally:
+            self._waiting -= 1
+        if is_right and line == self._line:
+            self.log_ins.succeeded(peer, now_s)
+            return None
+        self.log_ins.note_refused(peer, "the password is wrong", self._now_s())
+        return 401, "That is not the password of this gateway.", []
+
+    def _read_password(self) -> None:
+        """Take the file as it is now: with another password nobody stays logged in."""
+        try:
+            line, trouble = page_password.read(self._settings.password_file), ""
+        except PagePasswordError as error:
+            line, trouble = "", str(error)
+        if trouble and trouble != self.trouble:
+            _log.warning("nobody can log in to the status page", why=trouble)
+        if self._line and line != self._line:
+            self._sessions.end_all()
+        self._line, self.trouble = line, trouble
+
+
+# -- answers ----------------------------------------------------------------------------------------
+
+
+def _answer(status: int, kind: str, body: bytes, *more: tuple[str, str]) -> Answer:
+    headers = [("content-type", kind), *_SECURITY, *more]
+    if not any(name == "cache-control" for name, _ in more):
+        headers.append(("cache-control", "no-store"))
+    return Answer(status, headers, body)
+
+
+def _json(told: Any, request: Request | None = None, status: int = 200) -> Answer:
+    body = msgspec.json.encode(told)
+    return _answer(status, _JSON, body) if request is None else _packed(request, _JSON, body, status)
+
+
+def _packed(request: Request, kind: str, body: bytes, status: int = 200) -> Answer:
+    if len(body) < GZIP_BYTES_MIN or not _takes_gzip(request):
+        return _answer(status, kind, body, ("vary", "accept-encoding"))
+    packed = gzip.compress(body, GZIP_LEVEL, mtime=0)
+    return _answer(status, kind, packed, ("content-encoding", "gzip"), ("vary", "accept-encoding"))
+
+
+async def _static(request: Request) -> Answer:
+    return _served(request, _file(request.path[1:]))
+
+
+def _served(request: Request, file: _File) -> Answer:
+    """A file of ours: browsers ask each time whether it is still the same, which costs a hundred bytes."""
+    fresh = ("etag", file.etag), ("cache-control", "no-cache"), ("vary", "accept-encoding, cookie")
+    if file.etag in request.headers.get("if-none-match", ""):
+        return Answer(304, [*_SECURITY, *fresh], b"")
+    if _takes_gzip(request):
+        return _answer(200, file.kind, file.packed, ("content-encoding", "gzip"), *fresh)
+    return _answer(200, file.kind, file.plain, *fresh)
+
+
+@cache
+def _file(name: str) -> _File:
+    plain = files("gateway").joinpath("page", name).read_bytes()
+    return _File(_KINDS[name], plain, gzip.compress(plain, 9, mtime=0), f'"{hashlib.sha256(plain).hexdigest()[:16]}"')
+
+
+# -- requests ---------------------------------------------------------------------------------------
+
+
+def _takes_gzip(request: Request) -> bool:
+    told = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+    return "gzip" in told or any(each.startswith("gzip;q=") and each != "gzip;q=0" for each in told)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """Of a form or a query: the last of each name."""
+    try:
+        found = parse_qs(text, keep_blank_values=True, max_num_fields=FIELDS_MAX)
+    except ValueError:
+        return {}
+    return {name: values[-1] for name, values in found.items()}
+
+
+def _cookie(header: str) -> str:
+    for part in header.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""
+
+
+def _basic_password(header: str) -> str | None:
+    """What RFC 7617 carries; None where it carries nothing."""
+    scheme, _, told = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        text = base64.b64decode(told.strip(), validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return None
+    _, colon, password = text.partition(":")
+    return password if colon else None
+
+
+def _is_of_our_page(request: Request) -> bool:
+    """Whether a form was sent by this page, as far as the browser says."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        return False
+    origin = request.headers.get("origin")
+    return origin is None or origin == f"http://{request.headers.get('host', '')}"

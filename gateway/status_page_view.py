@@ -1,0 +1,563 @@
+"""What the status page shows: put together from the running parts and from the buffer's file, while somebody looks."""
+
+import asyncio
+import os
+import platform
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from msgspec import Struct
+
+from gateway import devices_text
+from gateway.buffer_losses import OWN
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import BufferStatus, read_status, reading, this_moment
+from gateway.clock_kernel import boottime_us
+from gateway.device_listing import Device, merged, places_on_ports
+from gateway.device_states import DevicesAsked, DeviceState, devices_page
+from gateway.live_history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
+from gateway.status_page_words import Alarm, Facts, Headline, Silent, alarms, headline, since_s
+from gateway.terminal_text import size
+from gateway.write_budget import UsageHour, WriteBudget, hours_until_full, last_day, room_bytes, write_budget
+
+if TYPE_CHECKING:
+    from gateway.buffer import Buffer
+    from gateway.clock_report import ClockView
+    from gateway.control import Parts
+    from gateway.devices_heard import Heard
+    from gateway.forward_memory import UplinkState
+    from gateway.intake import FrontDoor
+    from gateway.settings import Settings
+
+LOOK_S: Final = 2.0
+WATCHED_S: Final = 20.0
+"""So long after somebody asked, what takes effort is kept up to date."""
+FILE_S: Final = 10.0
+DEVICES_S: Final = 4.0
+"""How old what was found in the file, and the list of devices, may become while somebody looks."""
+EFFORT_SHARE: Final = 20
+"""The list of devices is not made anew before this times what it took: 5 % of the event loop at the most."""
+FIRST_S: Final = 5.0
+"""How long the first who looks is kept waiting."""
+ANSWER_S: Final = 5.0
+"""Within which the buffer's thread is to answer."""
+AT_ONCE: Final = 50
+"""Devices after which the others on the event loop get their turn."""
+SHOWN: Final = 50
+SHOWN_MAX: Final = 200
+QUERY_CHARACTERS_MAX: Final = 64
+ALARMS_MAX: Final = 50
+SILENT_S_MIN: Final = 60.0
+SILENT_PAUSES: Final = 3
+SILENT_INTERVALS: Final = 5
+"""A device is silent once it paused for longer than a minute, three times its longest pause, and five readings."""
+UNHEARD_S: Final = 600.0
+"""So long after the start, a device that the buffer knows and that was not heard yet is silent."""
+FORGOTTEN_S: Final = 604_800.0
+"""A device that was silent for a week is no alarm any more."""
+WORN_TENTHS: Final = 8
+"""Of an eMMC's life, by which it is to be replaced (JEDEC eMMC 5.1, DEVICE_LIFE_TIME_EST)."""
+
+_log = structlog.get_logger("sluice.status_page")
+
+
+class OnDisk(Struct, frozen=True):
+    """What was found in the buffer's file, and of the disk that it is on."""
+
+    found: BufferStatus | None
+    lost: dict[str, int]
+    """By device: what is gone for good and was not reported yet."""
+    lost_us: int
+    """When the last of them was lost (CLOCK_BOOTTIME), where that was since this box was started; else 0."""
+    hours: list[UsageHour]
+    unused_bytes: int
+    disk_free_bytes: int | None
+    wear: str | None
+
+
+NOTHING_FOUND: Final = OnDisk(None, {}, 0, [], 0, None, None)
+
+
+class Row(Struct, frozen=True):
+    """A device as the list has it."""
+
+    device: Device
+    silent: Silent | None
+
+    @property
+    def is_trouble(self) -> bool:
+        """Whether it comes first."""
+        return self.silent is not None or self.device.finding
+
+
+class ShownDevice(Struct, frozen=True):
+    """A device as the page gets it."""
+
+    device: str
+    place: str | None
+    serial: bool | None
+    heard_s: float | None
+    silent: bool
+    per_s: float | None
+    values: list[tuple[str, Value]]
+    value_s: float | None
+    """How old the values are."""
+    missing: int
+    lost: int
+    drift: str
+    bound: str
+    note: str | None
+    finding: bool
+
+
+class StatusView:
+    """Gathers it. Belongs to the event loop."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts that it looks at
+        self,
+        settings: "Settings",
+        front_door: "FrontDoor",
+        buffer: "Buffer",
+        uplink: Callable[[], "UplinkState"],
+        clock: Callable[[], "ClockView"],
+        parts: "Parts",
+    ) -> None:
+        assert settings.status_page is not None  # noqa: S101 - it is made where that is
+        self._settings = settings
+        self._front_door = front_door
+        self._buffer = buffer
+        self._uplink = uplink
+        self._clock = clock
+        self._parts = parts
+        self._started_us = boottime_us()
+        self.history = LiveHistory(settings.status_page.history_devices_max, self._started_us)
+        front_door.heard.latest = {}
+        self._on_disk = NOTHING_FOUND
+        self._lost: dict[str, int] = {}
+        """By device: since the start, and those before that were not reported yet."""
+        self._lost_sum = 0
+        self._rows: list[Row] = []
+        self._asked_s = -WATCHED_S
+        self._wanted = asyncio.Event()
+        self._ready = asyncio.Event()
+
+    # -- what goes on ---------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Take note of what came in, every other second, until cancelled."""
+        while True:
+            try:
+                self.history.look(self._front_door.heard, self._sample(), boottime_us())
+            except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
+                _log.exception("the status page could not take note of what came in")
+            await asyncio.sleep(LOOK_S)
+
+    def _sample(self) -> Sample:
+        state = self._buffer.state
+        return Sample(
+            state.rows, state.bytes_used, _uplink_state(self._uplink()), self._front_door.counts.get("readings", 0)
+        )
+
+    async def refresh(self) -> None:
+        """Keep up to date what takes effort, while somebody looks, until cancelled."""
+        file_due_s = 0.0
+        while True:
+            if time.monotonic() - self._asked_s > WATCHED_S:
+                self._wanted.clear()
+                await self._wanted.wait()
+            began_s = time.monotonic()
+            try:
+                if began_s >= file_due_s:
+                    await self._look_at_the_file()
+                    file_due_s = time.monotonic() + FILE_S
+                    began_s = time.monotonic()
+                self._rows = await self._list_devices()
+            except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
+                _log.exception("the status page could not be brought up to date")
+            self._ready.set()
+            effort_s = time.monotonic() - began_s
+            await asyncio.sleep(max(DEVICES_S, EFFORT_SHARE * effort_s))
+
+    async def _look_at_the_file(self) -> None:
+        # What is reported meanwhile is missed until the next look, and not counted twice.
+        told = self._front_door.lost_told.copy()
+        self._on_disk = await asyncio.to_thread(read_disk, self._settings.buffer.path, self._buffer.boot_id)
+        told.update(self._on_disk.lost)
+        self._lost = dict(told)
+        self._lost_sum = max(self._lost_sum, told.total())
+
+    async def _asked(self) -> None:
+        """Somebody looks."""
+        self._asked_s = time.monotonic()
+        self._wanted.set()
+        if not self._ready.is_set():
+            # A disk that hangs keeps nobody waiting: the page says what is known without it.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_S):
+                    await self._ready.wait()
+
+    async def _list_devices(self) -> list[Row]:
+        states: list[DeviceState] = []
+        is_last, after = False, ""
+        while not is_last:
+            page = await devices_page(
+                DevicesAsked(after), self._front_door.heard, self._front_door.clocks, boottime_us()
+            )
+            states += page.devices
+            is_last = page.is_last or not page.devices
+            after = page.devices[-1].device if page.devices else after
+        found = self._on_disk.found
+        places = places_on_ports(self._part("serial"))
+        listed = merged(
+            () if found is None else found.devices,
+            states,
+            places,
+            frozenset(),
+            this_moment(self._settings.gateway),
+            in_memory=True,
+        )
+        rows: list[Row] = []
+        for number, device in enumerate(listed):
+            if device.device:
+                rows.append(Row(device, self._silent(device)))
+            if number % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        rows.sort(key=lambda row: (not row.is_trouble, _natural(row.device.device)))
+        return rows
+
+    def _silent(self, device: Device) -> Silent | None:
+        if device.heard_s is None or device.heard_s > FORGOTTEN_S:
+            return None
+        of = self._front_door.heard.get(device.device)
+        if of is None:
+            up_s = (boottime_us() - self._started_us) / 1e6
+            return Silent(device.device, device.heard_s, 0.0) if up_s > UNHEARD_S < device.heard_s else None
+        trace = self.history.traces.get(device.device)
+        longest_s = 0.0 if trace is None else trace.longest_us / 1e6
+        mean_s = _mean_s(of)
+        limit_s = max(SILENT_S_MIN, SILENT_PAUSES * longest_s, SILENT_INTERVALS * (mean_s or 0.0))
+        if of.readings < 2 or device.heard_s <= limit_s:
+            return None
+        return Silent(device.device, device.heard_s, longest_s)
+
+    def _part(self, name: str) -> Any:
+        part = self._parts.get(name)
+        return {} if part is None else part()
+
+    # -- what is asked --------------------------------------------------------------------------
+
+    def facts(self) -> Facts:
+        """All that alarms are made of, as far as it is known at this moment."""
+        settings, on_disk, state = self._settings, self._on_disk, self._buffer.state
+        now_us = boottime_us()
+        usage = self._buffer.usage
+        day = last_day([UsageHour(usage.seconds, usage.readings, usage.stored_bytes, usage.disk_bytes), *on_disk.hours])
+        room = None
+        if on_disk.disk_free_bytes is not None:
+            room = room_bytes(
+                bytes_used=state.bytes_used,
+                bytes_max=settings.buffer.bytes_max,
+                unused_bytes=on_disk.unused_bytes,
+                disk_free=on_disk.disk_free_bytes,
+                disk_free_min=settings.buffer.free_bytes_min,
+            )
+        lost_us = max(on_disk.lost_us, self._front_door.lost_told_us)
+        return Facts(
+            settings=settings,
+            up_s=(now_us - self._started_us) / 1e6,
+            boottime_us=now_us,
+            wall_s=time.time(),
+            rows=state.rows,
+            bytes_used=state.bytes_used,
+            full=state.full,
+            failing=state.failing,
+            uplink=self._uplink(),
+            clock=self._clock(),
+            found=on_disk.found,
+            room_bytes=room,
+            hours_until_full=None if room is None else hours_until_full(room, day),
+            budget=write_budget(day),
+            wear=on_disk.wear,
+            disk_free_bytes=on_disk.disk_free_bytes,
+            lost=self._lost_sum,
+            lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
+            counts={**self._buffer.counts, **self._front_door.counts},
+            serial=self._part("serial"),
+            brokers=self._part("mqtt_brokers"),
+            devices=len(self._rows),
+            heard=sum(row.silent is None and row.device.heard_s is not None for row in self._rows),
+            silent=tuple(sorted((row.silent for row in self._rows if row.silent), key=lambda each: -each.silent_s)),
+            findings=tuple(
+                (row.device.device, row.device.note) for row in self._rows if row.device.finding and row.device.note
+            ),
+        )
+
+    async def state(self, query: str, limit: int) -> dict[str, object]:
+        """What the page polls: all figures of this moment, and those devices that it shows."""
+        await self._asked()
+        facts = self.facts()
+        found = alarms(facts)
+        now_us = facts.boottime_us
+        matching = self._matching(query)
+        shown = [self._shown(row, now_us) for row in matching[: min(limit, SHOWN_MAX)]]
+        self.history.want([row.device for row in shown], now_us)
+        top: Headline = headline(facts, found)
+        listed: list[Alarm] = found[:ALARMS_MAX]
+        return {
+            "gateway": self._settings.gateway.id,
+            "namespace": self._settings.gateway.namespace,
+            "headline": top,
+            "alarms": listed,
+            "alarms_more": max(0, len(found) - ALARMS_MAX),
+            "uplink": _uplink_view(facts),
+            "buffer": _buffer_view(facts),
+            "intake": {
+                "per_s": self.history.per_s,
+                "readings": facts.counts.get("readings", 0),
+                "lost": facts.lost,
+                "quarantined": facts.found.quarantined if facts.found is not None else None,
+            },
+            "clock": {"synced": facts.clock.synced, "bound": devices_text.bound(facts.clock.error_us)},
+            "disk": _disk_view(facts.budget, facts),
+            "devices": {
+                "total": len(self._rows),
+                "heard": facts.heard,
+                "silent": len(facts.silent),
+                "matching": len(matching),
+                "shown": shown,
+            },
+            "up_s": round(facts.up_s),
+            "versions": versions(),
+        }
+
+    def curves(self, query: str, limit: int) -> dict[str, object]:
+        """The last hour, of the gateway and of those devices."""
+        now_us = boottime_us()
+        traces = self.history.traces
+        names = [row.device.device for row in self._matching(query)[: min(limit, SHOWN_MAX)]]
+        return {
+            "step_s": SAMPLE_US / 1e6,
+            "uplink_states": UPLINK_STATES,
+            **self.history.series(),
+            "devices": {
+                name: {"metric": traces[name].metric, "points": traces[name].curve(now_us)}
+                for name in names
+                if name in traces and traces[name].metric is not None
+            },
+        }
+
+    def _matching(self, query: str) -> list[Row]:
+        if not query:
+            return self._rows
+        wanted = query[:QUERY_CHARACTERS_MAX].casefold()
+        return [
+            row
+            for row in self._rows
+            if wanted in row.device.device.casefold() or wanted in (row.device.place or "").casefold()
+        ]
+
+    def _shown(self, row: Row, now_us: int) -> ShownDevice:
+        device = row.device
+        of = self._front_door.heard.get(device.device)
+        trace = self.history.traces.get(device.device)
+        clock = device.clocks[-1] if device.clocks else None
+        return ShownDevice(
+            device.device,
+            device.place,
+            device.is_serial,
+            device.heard_s if of is None else max(0.0, round((now_us - of.received_us) / 1e6, 1)),
+            row.silent is not None,
+            _per_s(of, trace, now_us),
+            [] if trace is None else list(_values(trace)),
+            None if trace is None or not trace.decoded_us else max(0.0, round((now_us - trace.decoded_us) / 1e6, 1)),
+            0 if trace is None else trace.missing,
+            self._lost.get(device.device, 0),
+            "" if clock is None else devices_text.drift(clock),
+            "" if clock is None else devices_text.bound(clock.error_us),
+            device.note,
+            device.finding,
+        )
+
+    async def health(self) -> tuple[bool, str, list[str]]:
+        """Whether the gateway does its work; why not; and what is not well beside that. Tells nothing secret."""
+        facts = self.facts()
+        warnings = []
+        if facts.full:
+            warnings.append("the buffer is full")
+        if not facts.uplink.up:
+            warnings.append("Kafka is not reached")
+        if not facts.clock.synced:
+            warnings.append("the clock is not synced")
+        if facts.failing:
+            return (
+                False,
+                "the buffer cannot be written: no reading is acknowledged until its disk works again",
+                warnings,
+            )
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._buffer.answers()
+        except TimeoutError:
+            return False, f"the buffer's thread has not answered for {ANSWER_S:.0f} s: its disk may hang", warnings
+        return True, "", warnings
+
+    async def metrics(self) -> bytes:
+        """The same in Prometheus's text format."""
+        from gateway import metrics  # noqa: PLC0415 - with it comes its client, which nobody else needs
+
+        await self._asked()
+        kept = self.history.traces
+        return metrics.text(
+            self.facts(),
+            versions(),
+            self._part("mqtt_listener"),
+            [
+                metrics.DeviceFigures(row.device.device, of.readings, of.received_us, kept[row.device.device].missing)
+                for row in self._rows
+                if row.device.device in kept
+                for of in [self._front_door.heard.get(row.device.device)]
+                if of is not None
+            ],
+        )
+
+
+def versions() -> dict[str, str]:
+    """What runs here."""
+    try:
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        system = platform.system()
+    return {
+        "sluice": version("sluice"),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "system": system,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "host": platform.node(),
+    }
+
+
+def read_disk(path: Path, boot: str) -> OnDisk:
+    """Look at the buffer's file and its disk; what cannot be read is not known. On a thread of its own."""
+    free: int | None = None
+    try:
+        disk = os.statvfs(path)
+        free = disk.f_bavail * disk.f_frsize
+    except OSError:
+        pass
+    wear = _wear(path)
+    own = tuple(OWN)
+    of_sensors = f"reason NOT IN ({', '.join('?' * len(own))})"
+    try:
+        found = read_status(path)
+        with reading(path) as connection:
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+            (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
+            hours = connection.execute(
+                "SELECT seconds, readings, stored_bytes, disk_bytes FROM usage ORDER BY number DESC"
+            ).fetchall()
+            lost = dict(
+                connection.execute(f"SELECT device, sum(count) FROM loss WHERE {of_sensors} GROUP BY device", own)
+            )
+            (lost_us,) = connection.execute(
+                f"SELECT max(last_us) FROM loss WHERE {of_sensors} AND boot_id = ?", (*own, boot)
+            ).fetchone()
+    except BufferFileError as error:
+        _log.debug("the buffer's file could not be looked at", error=str(error))
+        return OnDisk(None, {}, 0, [], 0, free, wear)
+    return OnDisk(found, lost, lost_us or 0, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, wear)
+
+
+def _wear(path: Path) -> str | None:
+    """What the memory that a path is on says of its age, where that is bad."""
+    try:
+        number = path.stat().st_dev
+        # A partition stands below its disk.
+        block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
+        disk = block if (block / "device").exists() else block.parent
+        tenths = max(int(part, 16) for part in (disk / "device" / "life_time").read_text().split())
+    except (OSError, ValueError):
+        return None
+    if tenths < WORN_TENTHS:
+        return None
+    return f"The memory that the buffer is on has used up {min(tenths, 10) * 10} % of its life, by its own count."
+
+
+def _values(trace: Trace) -> Iterator[tuple[str, Value]]:
+    for stream, values in trace.values.items():
+        before = f"{stream.rpartition('/')[2]} " if len(trace.values) > 1 else ""
+        for name, value in values:
+            yield f"{before}{name}".strip(), value
+
+
+def _per_s(of: "Heard | None", trace: Trace | None, now_us: int) -> float | None:
+    """Readings a second: of the last minutes, or on average since the sensor's start where that is not known."""
+    if of is None:
+        return None
+    recent = None if trace is None else trace.per_s(of.readings, now_us)
+    if recent is not None:
+        return float(f"{recent:.3g}")
+    mean_s = _mean_s(of)
+    return None if not mean_s else float(f"{1 / mean_s:.3g}")
+
+
+def _mean_s(of: "Heard") -> float | None:
+    """Between two readings of its boot."""
+    return (of.received_us - of.since_us) / 1e6 / (of.readings - 1) if of.readings > 1 else None
+
+
+def _uplink_state(uplink: "UplinkState") -> int:
+    if uplink.up:
+        return UPLINK_STATES.index("up")
+    if uplink.quota_used_up:
+        return UPLINK_STATES.index("waits")
+    return UPLINK_STATES.index("unknown" if uplink.error is None else "down")
+
+
+def _uplink_view(facts: Facts) -> dict[str, object]:
+    uplink = facts.uplink
+    ago_s = since_s(facts)
+    return {
+        "state": UPLINK_STATES[_uplink_state(uplink)],
+        "since_s": None if ago_s is None else max(0, round(ago_s)),
+        "link": f"{size(uplink.bytes_per_s)}/s" if uplink.bytes_per_s else None,
+        "sent": uplink.sent,
+        "wire": size(uplink.wire_bytes),
+    }
+
+
+def _buffer_view(facts: Facts) -> dict[str, object]:
+    return {
+        "rows": facts.rows,
+        "used": size(facts.bytes_used),
+        "most": size(facts.settings.buffer.bytes_max),
+        "share": round(facts.bytes_used / facts.settings.buffer.bytes_max, 4),
+        "full": facts.full,
+        "lasts_s": None if facts.hours_until_full is None else round(facts.hours_until_full * 3_600),
+    }
+
+
+def _disk_view(budget: WriteBudget | None, facts: Facts) -> dict[str, object]:
+    per_day = None if budget is None else budget.disk_bytes_per_day
+    card_days = None if budget is None else budget.card_days
+    return {
+        "free": None if facts.disk_free_bytes is None else size(facts.disk_free_bytes),
+        "per_day": None if per_day is None else size(per_day),
+        "card_s": None if card_days is None else round(card_days * 86_400),
+        "worn": facts.wear,
+        "failing": facts.failing is not None,
+    }
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """So that `2` stands before `10`."""
+    parts = filter(None, re.split(r"([0-9]{1,18})", name))
+    return [(False, int(part), "") if part.isascii() and part.isdigit() else (True, 0, part) for part in parts]

@@ -1,0 +1,426 @@
+"""What the status page says: whether all is well, else what is wrong, what it means and what to do. No I/O."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final, Literal
+
+from msgspec import Struct
+
+from gateway.buffer_status import BufferStatus
+from gateway.clock_report import ClockView
+from gateway.forward_memory import UplinkState
+from gateway.settings import NO_SOURCE, Settings
+from gateway.terminal_text import YEAR_S, counted, shortened, size, span
+from gateway.write_budget import WriteBudget
+
+Level = Literal["bad", "warn", "note"]
+NAMED_MAX: Final = 3
+"""Devices, topics and ports that are named one by one."""
+NAME_CHARACTERS_MAX: Final = 64
+"""As much of a name as an alarm repeats."""
+NEARLY_FULL: Final = 0.8
+"""A share of `buffer.bytes_max`."""
+SOON_FULL_S: Final = 86_400.0
+"""The same in time, where the intake is known."""
+CARD_DAYS_MIN: Final = 365.0
+"""A memory card that lasts less than that is worth a word."""
+LOST_TOLD_S: Final = 3_600.0
+"""Losses are an alarm for so long."""
+START_S: Final = 20.0
+"""So long after the start, that Kafka has not answered is no alarm yet."""
+_WHEN_FULL: Final = {
+    "refuse": "sensors are asked to keep what they have; those that cannot lose it",
+    "drop-oldest": "the oldest readings are dropped to make room, and counted as lost",
+}
+_ORDER: Final = {"bad": 0, "warn": 1, "note": 2}
+
+
+class Alarm(Struct, frozen=True):
+    """One thing that is not well."""
+
+    level: Level
+    subject: str
+    words: str
+    todo: str = ""
+
+
+class Silent(Struct, frozen=True):
+    """A device that was heard, and is no longer."""
+
+    device: str
+    silent_s: float
+    usually_s: float
+    """The longest pause that it made before."""
+
+
+class Facts(Struct, frozen=True):
+    """All that the sentence on top is made of, at about one moment."""
+
+    settings: Settings
+    up_s: float
+    """Since the gateway was started."""
+    boottime_us: int
+    wall_s: float
+    """This box's clock, be it right or not."""
+    rows: int
+    bytes_used: int
+    full: bool
+    failing: str | None
+    """SQLite's words while commits fail."""
+    uplink: UplinkState
+    clock: ClockView
+    found: BufferStatus | None
+    """What stands in the file; None where it could not be read."""
+    room_bytes: int | None
+    hours_until_full: float | None
+    budget: WriteBudget | None
+    wear: str | None
+    """What the disk itself says of its age, where it is bad."""
+    disk_free_bytes: int | None
+    lost: int
+    """Readings that are gone for good: since the start, and those before that were not reported."""
+    lost_s: float | None
+    """How long ago some were lost last; None where none was."""
+    counts: dict[str, int]
+    serial: dict[str, Any]
+    brokers: dict[str, Any]
+    devices: int
+    heard: int
+    """Of those, heard since the start and not silent."""
+    silent: tuple[Silent, ...]
+    """Longest first."""
+    findings: tuple[tuple[str, str], ...]
+    """Devices of which something is to be mended, and what."""
+
+
+class Headline(Struct, frozen=True):
+    """The sentence on top."""
+
+    level: Literal["well", "note", "warn", "bad"]
+    words: str
+    todo: str
+
+
+def headline(facts: Facts, alarms: Sequence[Alarm]) -> Headline:
+    """What is worst; or that all is well."""
+    worst = alarms[0] if alarms else None
+    others = sum(alarm.level != "note" for alarm in alarms) - 1
+    if worst is None or worst.level == "note":
+        return Headline("well", f"All is well: {_well_words(facts)}.", "")
+    more = f" And {counted(others, 'more thing')} below." if others > 0 else ""
+    return Headline(worst.level, f"{worst.words}{more}", worst.todo)
+
+
+def _well_words(facts: Facts) -> str:
+    heard = counted(facts.heard, "device") + (" is heard" if facts.heard == 1 else " are heard")
+    if not facts.heard:
+        heard = "no device has been heard yet"
+    waits = "nothing waits" if facts.rows < 1_000 else f"{facts.rows:,} readings and events are on their way"
+    uplink = "Kafka takes the readings" if facts.uplink.up else "Kafka is being connected to"
+    return f"{heard}, {uplink}, {waits}"
+
+
+def alarms(facts: Facts) -> list[Alarm]:
+    """All that is not well, the worst first."""
+    found = [
+        *_disk(facts),
+        *_buffer(facts),
+        *_uplink(facts),
+        *_losses(facts),
+        *_devices(facts),
+        *_serial(facts.serial),
+        *_brokers(facts.brokers),
+        *_clock(facts),
+        *_quarantine(facts),
+        *_wear(facts),
+    ]
+    if not facts.settings.has_source:
+        found.append(Alarm("bad", "Sensors", NO_SOURCE[0].upper() + NO_SOURCE[1:]))
+    return sorted(found, key=lambda alarm: _ORDER[alarm.level])
+
+
+# -- the box ----------------------------------------------------------------------------------------
+
+
+def _disk(facts: Facts) -> Iterator[Alarm]:
+    if facts.failing:
+        yield Alarm(
+            "bad",
+            "Disk",
+            f"The disk fails: {facts.failing}. No reading is acknowledged until it works again; sensors keep what they "
+            "have.",
+            "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more.",
+        )
+    for name in facts.found.set_aside if facts.found is not None else ():
+        yield Alarm(
+            "warn",
+            "Disk",
+            f"The buffer's file was found corrupt and set aside ({name}); what could be read of it was saved.",
+            "Replace the memory card if this happens again. Remove that file once you need nothing more of it.",
+        )
+
+
+def _buffer(facts: Facts) -> Iterator[Alarm]:
+    share = facts.bytes_used / facts.settings.buffer.bytes_max
+    then = _WHEN_FULL[facts.settings.buffer.when_full]
+    if facts.full:
+        yield Alarm(
+            "bad",
+            "Buffer",
+            f"The buffer is full ({size(facts.bytes_used)}): {then} (buffer.when_full).",
+            "Get Kafka reached again, or give the buffer more room (buffer.bytes_max, free space on the disk).",
+        )
+        return
+    soon_s = None if facts.hours_until_full is None else facts.hours_until_full * 3_600
+    is_soon = soon_s is not None and soon_s < SOON_FULL_S and not facts.uplink.up
+    if share >= NEARLY_FULL or is_soon:
+        lasts = "" if soon_s is None else f"; at the present rate the room lasts for {span(soon_s)}"
+        yield Alarm(
+            "warn",
+            "Buffer",
+            f"The buffer fills: {share:.0%} of its room is used{lasts}. When it is full, {then}.",
+            "Get Kafka reached again, or raise buffer.bytes_max.",
+        )
+
+
+def _wear(facts: Facts) -> Iterator[Alarm]:
+    if facts.wear is not None:
+        yield Alarm("warn", "Disk", facts.wear, "Replace it at the next visit.")
+    days = facts.budget.card_days if facts.budget is not None else None
+    if days is not None and days < CARD_DAYS_MIN:
+        yield Alarm(
+            "warn",
+            "Disk",
+            f"At today's rate a plain memory card lasts {span(days * 86_400)}.",
+            "Use a card sold for endurance, or an SSD; or raise buffer.commit_delay_ms, which spares it.",
+        )
+
+
+def _clock(facts: Facts) -> Iterator[Alarm]:
+    clock = facts.clock
+    if not clock.synced:
+        since = span((facts.boottime_us - clock.since_us) / 1e6)
+        if facts.uplink.waits_for_clock:
+            hold = span(facts.settings.gateway.hold_unsynced_s)
+            then = f"readings wait on this box for it, at most {hold} (gateway.hold_unsynced_s)"
+        else:
+            then = "readings go with times that nothing vouches for, and are put right once it is"
+        yield Alarm(
+            "warn",
+            "Clock",
+            f"This box's clock is not synced (for {since}): {then}.",
+            "See that time sync by NTP reaches its server (timedatectl). sluice check says more.",
+        )
+    elif clock.steps and clock.stepped_us is not None and facts.boottime_us - clock.stepped_us < LOST_TOLD_S * 1e6:
+        ago = span((facts.boottime_us - clock.stepped_us) / 1e6)
+        yield Alarm(
+            "warn",
+            "Clock",
+            f"Somebody set this box's clock {ago} ago, by {clock.stepped_by_us / 1e6:+,.1f} s, although it was synced.",
+            "See who does (two time services, a person, a host): one of the two times was wrong.",
+        )
+
+
+# -- the uplink -------------------------------------------------------------------------------------
+
+
+def since_s(facts: Facts) -> float | None:
+    """How long the uplink is as it is; None where this box's clock was set in between."""
+    if not facts.uplink.since:
+        return None
+    ago_s = facts.wall_s - facts.uplink.since
+    return ago_s if -60 <= ago_s <= facts.up_s + 60 else None
+
+
+def _uplink(facts: Facts) -> Iterator[Alarm]:
+    uplink = facts.uplink
+    if uplink.quota_used_up:
+        until = "until this day of the network's ends"
+        if uplink.quota_until is not None:
+            until = f"until {datetime.fromtimestamp(uplink.quota_until + 30, UTC):%H:%M} UTC"
+        yield Alarm(
+            "warn",
+            "Uplink",
+            f"Nothing is sent {until}: what may be sent in a day is used up (kafka.bytes_per_day_max). {_safe(facts)}",
+            "Raise it if the contract with the network allows.",
+        )
+    elif not uplink.up and (uplink.error is not None or facts.up_s > START_S):
+        ago_s = since_s(facts)
+        how_long = "" if ago_s is None else f" for {span(ago_s)}"
+        what = "refuses this gateway, or is refused by it" if uplink.barred else "is not reached"
+        why = _sentence(shortened(uplink.error or "no answer yet", 400))
+        yield Alarm(
+            "warn" if not facts.full else "bad",
+            "Uplink",
+            f"Kafka {what}{how_long}: {why} {_safe(facts)}",
+            "Check the network and the settings under [kafka]: sluice check goes through the way step by step."
+            if not uplink.barred
+            else "Check the log-in, the certificates and their files: sluice check says which.",
+        )
+    for topic, flaw in islice(uplink.refused_topics.items(), NAMED_MAX):
+        yield Alarm(
+            "warn",
+            "Uplink",
+            f"Kafka's topic {_name(topic)} is not written to: {_sentence(shortened(flaw, 400))} Its readings wait in "
+            "the quarantine.",
+            "Have the topic mended; they then go by themselves. sluice check has the command.",
+        )
+    if len(uplink.refused_topics) > NAMED_MAX:
+        more = len(uplink.refused_topics) - NAMED_MAX
+        yield Alarm("warn", "Uplink", f"And {counted(more, 'more topic')} of Kafka's cannot be written to.")
+    if uplink.parked:
+        first, why = next(iter(uplink.parked.items()))
+        yield Alarm(
+            "warn",
+            "Uplink",
+            f"{counted(len(uplink.parked), 'partition')} of Kafka's take nothing, such as {_name(first)}: "
+            f"{_sentence(shortened(why, 200))} Their readings wait on disk, others go on.",
+            "See to the cluster's brokers.",
+        )
+
+
+def _safe(facts: Facts) -> str:
+    """What becomes of readings meanwhile, and for how long."""
+    kept = f"{facts.rows:,} readings and events are safe on this box" if facts.rows else "Nothing waits yet"
+    if facts.full or facts.room_bytes == 0:
+        return f"{kept}; there is no room for more."
+    if facts.hours_until_full is not None:
+        return f"{kept}; its room lasts {_days(facts.hours_until_full * 3_600)} more."
+    if facts.room_bytes is not None:
+        return f"{kept}; there is room for {size(facts.room_bytes)} more."
+    return f"{kept}."
+
+
+def _days(seconds: float) -> str:
+    """A span that is an estimate: no hours beside days."""
+    return f"{seconds // 86_400:,.0f} days" if 2 * 86_400 <= seconds < 2 * YEAR_S else span(seconds)
+
+
+# -- sensors ----------------------------------------------------------------------------------------
+
+
+def _losses(facts: Facts) -> Iterator[Alarm]:
+    if facts.lost and facts.lost_s is not None and facts.lost_s < LOST_TOLD_S:
+        reasons = dict(facts.found.losses) if facts.found is not None else {}
+        why = f" ({', '.join(sorted(reasons))})" if reasons else ""
+        yield Alarm(
+            "bad",
+            "Losses",
+            f"{counted(facts.lost, 'reading')} {'is' if facts.lost == 1 else 'are'} lost for good{why}, the last "
+            f"{span(facts.lost_s)} ago; each is counted and reported.",
+            "sluice buffer ls tells whose, and how many of each.",
+        )
+
+
+def _devices(facts: Facts) -> Iterator[Alarm]:
+    silent = facts.silent
+    if len(silent) == 1:
+        one = silent[0]
+        yield Alarm(
+            "warn",
+            "Devices",
+            f"{_name(one.device)} has been silent for {span(one.silent_s)}"
+            + (f"; it never paused for more than {span(one.usually_s)} before." if one.usually_s else "."),
+            "Check its power, and its line or radio.",
+        )
+    elif silent:
+        named = ", ".join(f"{_name(each.device)} for {span(each.silent_s)}" for each in silent[:NAMED_MAX])
+        more = f", and {len(silent) - NAMED_MAX:,} more" if len(silent) > NAMED_MAX else ""
+        yield Alarm(
+            "warn",
+            "Devices",
+            f"{len(silent):,} devices are silent: {named}{more}.",
+            "Check their power, and their line or radio.",
+        )
+    by_words: dict[str, list[str]] = {}
+    for device, words in facts.findings:
+        by_words.setdefault(words, []).append(device)
+    for words, names in islice(by_words.items(), NAMED_MAX):
+        more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+        yield Alarm("warn", "Devices", f"{', '.join(map(_name, names[:NAMED_MAX]))}{more}: {_sentence(words)}")
+    if len(by_words) > NAMED_MAX:
+        yield Alarm("warn", "Devices", f"Of {counted(len(facts.findings), 'device')} something is to be mended.")
+    missing = facts.counts.get("identity-missing", 0)
+    if missing:
+        yield Alarm(
+            "note",
+            "Devices",
+            f"{counted(missing, 'reading')} came without the boot and seq that their route is to find (identity): "
+            "stored, but twice if sent again.",
+            "Correct what these sensors send.",
+        )
+
+
+def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
+    for name, port in serial.get("ports", {}).items():
+        if port.get("rivals"):
+            yield Alarm(
+                "bad", "Serial", f"{_name(name)} is read by others too, each gets a part: {_sentence(port['rivals'])}"
+            )
+        if port.get("shared"):
+            yield Alarm("warn", "Serial", f"One name stands on several ports: {_sentence(port['shared'])}")
+        if port.get("trouble"):
+            yield Alarm("warn", "Serial", f"{_name(name)}: {_sentence(port['trouble'])}")
+        mute = [device for device, unit in port.get("units", {}).items() if not unit["answers"] and unit["fault"]]
+        if mute:
+            named = ", ".join(map(_name, mute[:NAMED_MAX]))
+            yield Alarm(
+                "warn",
+                "Serial",
+                f"{counted(len(mute), 'Modbus unit')} on {_name(name)} do not answer: {named}.",
+                "Check their power, the two wires, their address and baud.",
+            )
+    for name, reason in serial.get("unopened", {}).items():
+        yield Alarm("bad", "Serial", f"{_name(name)} cannot be opened: {_sentence(reason)}")
+    gone = serial.get("gone", {})
+    for name, port in gone.items():
+        last = ", ".join(map(_name, port["devices"][:NAMED_MAX]))
+        yield Alarm(
+            "bad",
+            "Serial",
+            f"{_name(name)} has been gone for {span(port['gone_s'])} (unplugged, or no power)"
+            + (f"; last heard there: {last}." if last else "."),
+            "Plug it in again.",
+        )
+    for name in serial.get("missing", []):
+        if name not in gone:
+            yield Alarm(
+                "warn", "Serial", f"{_name(name)} is not there.", "Plug it in, or mend the settings under [serial]."
+            )
+
+
+def _brokers(brokers: dict[str, Any]) -> Iterator[Alarm]:
+    for name, broker in brokers.items():
+        if not broker["connected"]:
+            yield Alarm(
+                "bad",
+                "Broker",
+                f"The site's MQTT broker {_name(name)} is not connected: nothing comes from its sensors.",
+                "Check that it runs; the gateway's log says why it is not reached (journalctl -u sluice).",
+            )
+        for refused in broker["refused"][:NAMED_MAX]:
+            yield Alarm("bad", "Broker", f"The site's MQTT broker {_name(name)} refuses {_name(refused)}.")
+
+
+def _quarantine(facts: Facts) -> Iterator[Alarm]:
+    if facts.found is None or not facts.found.quarantined:
+        return
+    reasons = ", ".join(
+        f"{count:,} {_name(reason)}"
+        for reason, count in sorted(facts.found.quarantine_reasons.items(), key=lambda each: -each[1])[:NAMED_MAX]
+    )
+    yield Alarm(
+        "note",
+        "Quarantine",
+        f"{facts.found.quarantined:,} messages could not be forwarded and are kept on this box ({reasons}).",
+        "sluice buffer quarantine ls says what to do about each reason.",
+    )
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith((".", "?", "!")) else f"{words}."
+
+
+def _name(name: str) -> str:
+    return shortened(name, NAME_CHARACTERS_MAX)
