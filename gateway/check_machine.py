@@ -33,6 +33,7 @@ from gateway.check_certificates import (
     read_names,
 )
 from gateway.check_clock import check_clock
+from gateway.check_devices import check_devices
 from gateway.check_disk import check_disk
 from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock
@@ -85,6 +86,7 @@ def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[F
         yield "serial", check_serial(settings.serial, settings.buffer.path, route_table(settings))
     if settings.mqtt_listener is not None:
         yield "listener", _listener(settings.mqtt_listener, settings.buffer.path, today)
+        yield "listener", check_devices(settings, settings.mqtt_listener)
     for index, broker in enumerate(settings.mqtt_brokers):
         yield "broker", _broker(f"mqtt_brokers[{index}]", broker, today)
     yield "tls", _kafka(settings.kafka, today)

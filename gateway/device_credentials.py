@@ -190,14 +190,30 @@ def add(path: Path, names: Iterable[str], now: datetime | None, *, operators: bo
                     f"{each.name} is there already; sluice devices rotate {each.name} makes it "
                     "another secret, and ends the one that it has"
                 )
-        if len(known.devices) + len(known.operators) + len(made) > NAMES_MAX:
-            raise CredentialsError(f"{path} would hold more than {NAMES_MAX} names; revoke those that are gone")
+        _check_room(path, len(known.devices) + len(known.operators) + len(made))
         new = {each.name: (_kept(each, now),) for each in made}
         if operators:
             change.to(known.devices, {**known.operators, **new})
         else:
             change.to({**known.devices, **new}, known.operators)
     return made
+
+
+def put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
+    """Give devices secrets that were made elsewhere, by their SHA-256 in hex, in place of any that they have.
+
+    Raises CredentialsError.
+    """
+    made = None if now is None else spelled(now)
+    with _changing(path) as change:
+        known = change.found
+        for name in digests:
+            _check_name(name)
+            if name in known.operators:
+                raise CredentialsError(f"{name} is an operator already; write another name, or revoke that one")
+        devices = {**known.devices, **{name: (Secret(digest, made),) for name, digest in digests.items()}}
+        _check_room(path, len(devices) + len(known.operators))
+        change.to(devices, known.operators)
 
 
 def rotate(path: Path, name: str, now: datetime | None, keep_old_hours: float = 0.0) -> Made:
@@ -272,6 +288,11 @@ def _check_name(name: str) -> None:
             f"{name!r} is no device name; write 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or "
             "digit"
         )
+
+
+def _check_room(path: Path, names: int) -> None:
+    if names > NAMES_MAX:
+        raise CredentialsError(f"{path} would hold more than {NAMES_MAX} names; revoke those that are gone")
 
 
 class _Change:

@@ -1,0 +1,80 @@
+"""`sluice check`: may devices log in at the MQTT listener, and can the file of their secrets' hashes be used?"""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.check import Finding, remark, well, wrong
+from gateway.device_credentials import Credentials, CredentialsError, file_of, load
+from gateway.mqtt_logins import NOBODY
+from gateway.settings import ListenerSettings, Settings
+from gateway.terminal_text import counted
+
+NAMES_TOLD_MAX = 5
+_FILE = "mqtt_listener.devices_file"
+_LOG_INS = "mqtt_listener.users"
+
+
+def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Finding]:
+    """Look at who may log in at the listener, without asking it."""
+    path = file_of(settings)
+    try:
+        credentials = load(path)
+    except CredentialsError as error:
+        yield wrong(
+            _FILE,
+            f"{error}. A gateway that runs goes on with what it read before; started anew, it lets none of them in",
+        )
+        return
+    yield from _rights(path)
+    yield from _namesakes(listener, credentials)
+    certified = listener.tls is not None and listener.tls.client_ca is not None
+    number = len(listener.users.keys() | credentials.devices.keys())
+    if number:
+        yield well(_LOG_INS, f"{counted(number, 'device')} may log in (sluice devices list)")
+    elif not listener.anonymous and not certified:
+        yield remark(_LOG_INS, NOBODY)
+
+
+def _rights(path: Path) -> Iterator[Finding]:
+    """Whether the daemon, whose folder it is in, can read it, and nobody else."""
+    try:
+        found, folder = path.stat(), path.parent.stat()
+    except OSError:
+        return
+    if os.geteuid() == 0 and found.st_uid != folder.st_uid:
+        yield wrong(
+            _FILE,
+            f"{path} is not the user's whose directory it is in, so that sluice cannot read it; "
+            f"run: chown --reference={path.parent} {path}",
+        )
+    elif found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        yield remark(_FILE, f"others may read {path}, which names all devices; take the right away: chmod 0600 {path}")
+
+
+def _namesakes(listener: ListenerSettings, credentials: Credentials) -> Iterator[Finding]:
+    """Names that stand in gateway.toml and in the file."""
+    crossed = (listener.operators.keys() & credentials.devices.keys()) | (
+        listener.users.keys() & credentials.operators.keys()
+    )
+    if crossed:
+        yield wrong(
+            _FILE,
+            f"{_named(crossed)}: a device in one place and an operator in the other (gateway.toml, the devices' file); "
+            "the operator counts. Revoke the one that was added, or take the other out of gateway.toml",
+        )
+    twice = (listener.users.keys() & credentials.devices.keys()) | (
+        listener.operators.keys() & credentials.operators.keys()
+    )
+    if twice:
+        yield remark(
+            _LOG_INS,
+            f"{_named(twice)}: the secret in gateway.toml works beside the one that sluice devices made; take its line "
+            "out and restart sluice, unless that is meant",
+        )
+
+
+def _named(names: set[str]) -> str:
+    told = sorted(names)[:NAMES_TOLD_MAX]
+    return ", ".join(told) + (", ..." if len(names) > len(told) else "")
