@@ -25,6 +25,8 @@ ANSWERS_NAME: Final = "sluice.toml"
 TAKEN_NAME: Final = f"{ANSWERS_NAME}.taken"
 DONE_NAME: Final = f"{ANSWERS_NAME}.done"
 REPORT_NAME: Final = "sluice-report.txt"
+PROVISIONING_NAMES: Final = (SECRETS_NAME, ANSWERS_NAME, TAKEN_NAME, DONE_NAME, REPORT_NAME)
+"""All that may lie on a medium, what is secret first."""
 _HIDDEN_ENDING: Final = f"{ANSWERS_NAME}.txt"
 """What a Windows that hides endings makes of the name."""
 _FLASH: Final = (

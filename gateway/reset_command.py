@@ -15,6 +15,8 @@ from gateway import buffer_lock, config_file, device_credentials, setup_service
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_status
 from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.provision import PROVISIONING_NAMES
+from gateway.provision_media import BOOT_FOLDERS
 from gateway.settings import BufferSettings, Settings
 from gateway.setup_write import is_unfinished, wipe
 from gateway.terminal_text import counted, escaped, hanging
@@ -111,6 +113,10 @@ def look(config: Path) -> Found:
     ours += [path for path in beside if is_unfinished(path.name)]
     kept = [path for path in beside if path.name.startswith(f"{config.name}.") or path.name == "kafka-ca.pem"]
     data = [*_of_buffer(buffer)]
+    if folder == DEFAULT_CONFIG.parent:
+        # What would set this box up again at its next start, and what it was set up from.
+        boot = [boot / name for boot in BOOT_FOLDERS for name in PROVISIONING_NAMES]
+        ours += [path for path in boot if path.is_file()]
     settings_files = [*kept, *([config] if config.exists() else [])]
     gone = {*ours, *data, *settings_files}
     left = [path for path in (*beside, *named) if path not in gone]

@@ -1,0 +1,173 @@
+"""`sluice setup` as a person meets it, at a real terminal: without a network, with wrong answers, cut off."""
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from gateway import config_file, device_credentials, page_password
+from gateway.setup_answers import ANONYMOUS_WORDS
+from gateway.setup_dialogue import QUESTIONS_MAX
+from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, at_a_terminal, questions_asked, set_up
+
+NOWHERE = "127.0.0.1:1"
+"""Where no Kafka is."""
+PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
+WITHOUT_KAFKA = ["north-farm/barn-1", NOWHERE, "y", "barn-1", PASSWORD, ENTER, "42, 43", ENTER]
+"""Answers to all that is asked where Kafka cannot be reached."""
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_whole_setup_without_a_network(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    shown, code = set_up(config, WITHOUT_KAFKA)
+    # Something is to be mended, and everything is written.
+    assert code == 1, shown
+    asked = questions_asked(shown)
+    assert len(asked) == len(set(asked)) <= QUESTIONS_MAX
+    settings = config_file.load(config)
+    assert (settings.gateway.id, settings.gateway.namespace) == ("barn-1", "north-farm")
+    assert settings.kafka.bootstrap == (NOWHERE,)
+    assert settings.kafka.tls is not None, "what cannot be asked is taken for safe"
+    assert settings.kafka.sasl is not None
+    assert settings.kafka.sasl.password_file.read_text() == f"{PASSWORD}\n"
+    assert settings.serial is not None
+    assert settings.serial.ports == ("all",)
+    assert settings.mqtt_listener is not None
+    assert not settings.mqtt_listener.anonymous
+    assert files_below(tmp_path) == {
+        "gateway.toml",
+        "devices.json",
+        "secrets/kafka.password",
+        "credentials/status-page",
+    }
+    assert mode(config) == 0o640
+    assert mode(settings.kafka.sasl.password_file) == 0o400
+    assert mode(tmp_path / "credentials") == 0o700
+    assert PASSWORD not in shown
+    assert PASSWORD not in config.read_text()
+    # What is shown once is what counts.
+    secrets = dict(re.findall(r"^    (status page|42|43) +(\S+)\r$", shown, re.MULTILINE))
+    assert page_password.verify(secrets["status page"], (tmp_path / "credentials" / "status-page").read_text())
+    devices = device_credentials.load(tmp_path / "devices.json").devices
+    assert {name: each.sha256 for name, (each,) in devices.items()} == {
+        name: device_credentials.digest(secrets[name]) for name in ("42", "43")
+    }
+
+
+def test_enter_all_the_way_changes_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    set_up(config, WITHOUT_KAFKA)
+    config.write_text(config.read_text() + "\n[log]\nlevel = 'debug' # by hand\n")
+    before = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path)}
+    shown, code = set_up(config, [ENTER, ENTER, "y", ENTER, ENTER, ENTER, ENTER, ENTER])
+    assert code == 1, shown
+    assert {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path)} == before
+
+
+def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    set_up(config, WITHOUT_KAFKA)
+    config.write_text(config.read_text() + "\n[log]\nlevel = 'debug' # by hand\n")
+    before = config.read_text()
+    other = "other-51ab03fe"
+    shown, _ = set_up(config, ["south/barn-2", ENTER, "y", "barn-2", other, "none", "44", ENTER])
+    settings = config_file.load(config)
+    assert (settings.gateway.id, settings.log.level) == ("barn-2", "debug")
+    assert settings.serial is None
+    assert settings.kafka.sasl is not None
+    assert settings.kafka.sasl.password_file.read_text() == f"{other}\n"
+    (old,) = tmp_path.glob("gateway.toml.*")
+    assert old.read_text() == before
+    assert f"written: {old} (as it was before)" in " ".join(shown.split())
+    # The password in place was not written over before the settings that go with it.
+    assert files_below(tmp_path / "secrets") == {"kafka-2.password"}
+    assert set(device_credentials.load(tmp_path / "devices.json").devices) == {"42", "43", "44"}
+
+
+def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    with at_a_terminal("setup", "--config", config) as terminal:
+        terminal.answer("no name/barn")
+        assert "'no name' will not do" in terminal.until(PROMPT)
+        terminal.type("north/barn-1")
+        terminal.answer("http://kafka")
+        assert "before an address stands tls://" in terminal.until(PROMPT)
+        terminal.type("kafka.example")
+        assert "is no address; write host:port" in terminal.until(PROMPT)
+        terminal.type(NOWHERE)
+        assert "nothing listens at 127.0.0.1:1" in terminal.until(ANYWAY)
+        terminal.type("n")
+        terminal.answer(f"plain://{NOWHERE}")
+        terminal.until(ANYWAY)
+        terminal.type("y")
+        terminal.answer("none")
+        terminal.answer("COM3")
+        assert "'COM3' is no port" in terminal.until(PROMPT)
+        terminal.type("/dev/ttyUSB97")
+        assert "/dev/ttyUSB97 is not there now" in terminal.until(ANYWAY)
+        terminal.type("y")
+        terminal.answer("a b/c")
+        assert "'b/c' is no name of a sensor" in terminal.until(PROMPT)
+        terminal.type("later")
+        terminal.answer("1234567")
+        assert "at least 8 characters" in terminal.until(PROMPT)
+        terminal.type("12345678")
+        terminal.end()
+    settings = config_file.load(config)
+    assert settings.kafka.tls is None
+    assert settings.serial is not None
+    assert settings.serial.ports == ("/dev/ttyUSB97",)
+    assert page_password.verify("12345678", (tmp_path / "credentials" / "status-page").read_text())
+
+
+def test_nobody_is_anonymous_but_in_so_many_words(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    with at_a_terminal("setup", "--config", config) as terminal:
+        terminal.answer("north/barn-1")
+        terminal.answer(f"plain://{NOWHERE}")
+        terminal.until(ANYWAY)
+        terminal.type("y")
+        terminal.answer("none")
+        terminal.answer("none")
+        terminal.answer("anonymous = true")
+        assert "'=' is no name of a sensor" in terminal.until(PROMPT)
+        terminal.type(ANONYMOUS_WORDS)
+        terminal.answer("none")
+        terminal.end()
+    settings = config_file.load(config)
+    assert settings.mqtt_listener is not None
+    assert settings.mqtt_listener.anonymous
+    assert settings.status_page is None
+    assert files_below(tmp_path) == {"gateway.toml"}
+
+
+@pytest.mark.parametrize("answered", range(len(WITHOUT_KAFKA)))
+def test_ctrl_c_at_any_question_leaves_nothing(answered: int, tmp_path: Path) -> None:
+    config = tmp_path / "gateway" / "gateway.toml"
+    with at_a_terminal("setup", "--config", config) as terminal:
+        for answer in WITHOUT_KAFKA[:answered]:
+            terminal.until(f"{PROMPT}|{ANYWAY}")
+            terminal.type(answer)
+        terminal.until(f"{PROMPT}|{ANYWAY}")
+        terminal.press(CTRL_C)
+        assert terminal.end() == 2
+    assert "stopped: nothing was written" in terminal.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_in_place_that_have_mistakes_are_not_guessed_at(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text("[gateway]\nid = 3\n")
+    with at_a_terminal("setup", "--config", config) as terminal:
+        assert terminal.end() == 2
+    assert "correct the settings in place first" in terminal.text
+    assert config.read_text() == "[gateway]\nid = 3\n"
