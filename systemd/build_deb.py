@@ -137,7 +137,7 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
     ):
         (folder / name).write_text(text)
         deb_documents.compress(folder / name)
-    deb_documents.write_man_pages_of(main, release.version, made, root / "usr/share/man/man1")
+    deb_documents.write_man_pages(main, release.version, made, root / "usr/share/man/man1")
     deb_documents.write_completions(main, root)
 
 
@@ -157,13 +157,13 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
     control.mkdir()
     needs = (
         # Its compiled modules fit this minor version and no other. By this name it stays when the release is upgraded.
-        f"python{target.python}, libc6 (>= 2.36), libgcc-s1, ca-certificates, init-system-helpers (>= 1.54), openssl, "
+        f"python{target.python}, libc6 (>= 2.36), libgcc-s1, init-system-helpers (>= 1.54), "
         "systemd | systemd-standalone-sysusers, udev"
     )
     (control / "control").write_text(
         f"Package: sluice\nVersion: {full_version(release, target)}\nArchitecture: {target.architecture}\n"
         f"Maintainer: {release.maintainer}\nInstalled-Size: {installed_kb}\nDepends: {needs}\n"
-        f"Recommends: avahi-daemon\nSection: net\nPriority: optional\nSluice-Debian: {target.release}\n"
+        f"Recommends: avahi-daemon, ca-certificates, openssl\nSection: net\nPriority: optional\nSluice-Debian: {target.release}\n"
         "Description: edge gateway for constrained devices: MQTT and serial in, Kafka out\n"
         " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them on disk\n"
         " through outages and power cuts, and forwards them to Kafka. What a sensor has an\n"

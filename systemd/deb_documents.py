@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import inspect
 import re
 import uuid
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import click
 from click.shell_completion import get_completion_class
-from click_man.core import write_man_pages
-from cyclonedx.factory.license import LicenseFactory
+from click_man.man import ManPage
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -126,23 +127,42 @@ def sbom(name: str, version: str, inside: Sequence[Inside], made: datetime) -> s
     return str(JsonV1Dot6(bom).output_as_string(indent=1)) + "\n"
 
 
-def write_man_pages_of(command: click.Command, version: str, made: datetime, folder: Path) -> None:
-    """A man page of each command, compressed, in `folder`."""
+def write_man_pages(command: click.Command, version: str, made: datetime, folder: Path) -> None:
+    """A man page of `sluice` and of each of its commands, compressed, in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    _load(command, click.Context(command, info_name="sluice"))
-    write_man_pages("sluice", command, version=version, target_dir=str(folder), date=f"{made:%Y-%m-%d}")
-    for page in sorted(folder.glob("*.1")):
-        compress(page)
+    _write_man_page(click.Context(command, info_name="sluice"), version, made, folder)
 
 
-def _load(command: click.Command, context: click.Context) -> None:
-    """Have what a group loads when it is asked for stand among its commands, where click-man looks."""
+def _write_man_page(context: click.Context, version: str, made: datetime, folder: Path) -> None:
+    command = context.command
+    page = ManPage(context.command_path)
+    page.version, page.date = version, f"{made:%Y-%m-%d}"
+    page.short_help = _roff(command.get_short_help_str(60))
+    page.synopsis = " ".join(command.collect_usage_pieces(context))
+    page.description = _roff(inspect.cleandoc(command.help or ""))
+    for parameter in command.get_params(context):
+        # An argument has none, nor has a hidden option.
+        if (told := parameter.get_help_record(context)) is not None:
+            page.options.append((_roff(told[0]), _roff(told[1])))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             found = command.get_command(context, name)
-            if found is not None:
-                command.commands[name] = found
-                _load(found, click.Context(found, info_name=name, parent=context))
+            if found is not None and not found.hidden:
+                page.commands.append((name, _roff(found.get_short_help_str(60))))
+                _write_man_page(click.Context(found, info_name=name, parent=context), version, made, folder)
+    text = str(page)
+    if command.epilog:
+        text += f".SH EXAMPLE\n.nf\n{_roff(command.epilog.removeprefix('Example: '))}\n.fi\n"
+    path = folder / f"{context.command_path.replace(' ', '-')}.1"
+    path.write_text(text)
+    compress(path)
+
+
+def _roff(text: str) -> str:
+    """Text that roff prints as it is: no line begins with a request, no backslash with an escape."""
+    # \b on a line of its own is click's for a paragraph that is not wrapped.
+    plain = text.replace("\b\n", "").replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"(?m)^(?=[.'])", r"\\&", plain)
 
 
 def write_completions(command: click.Command, root: Path) -> None:

@@ -1,0 +1,286 @@
+"""A box: a Debian tree made by mmdebstrap, booted with its own systemd by systemd-nspawn, in a network of the test's.
+
+Its disk is a folder and outlives a reboot and a power cut; the kernel is this machine's. Needs root.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from demo import child_process
+from tests.netns import DNS_ADDRESS, Namespace
+
+ROOT = Path(__file__).parent.parent
+TREES = ROOT / "build" / "box"
+"""Each release's tree, made once, as a tar file."""
+SUITES = {12: "bookworm", 13: "trixie"}
+PACKAGES = "systemd,systemd-sysv,udev,dbus,python3,openssl,iproute2,mosquitto-clients"
+"""What the tree has: what a small server has, so that the package's own dependencies are there without a network."""
+PROGRAMS = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux", "tar": "tar"}
+BOOT_S_MAX = 60.0
+STOP_S_MAX = 60.0
+REBOOTED = 133
+"""How systemd-nspawn ends where its box asked to be started again."""
+
+
+class BoxUnavailableError(RuntimeError):
+    """This machine starts no box for us; the message says why and what to do."""
+
+
+class Box:
+    """One box. It stands still until it is booted."""
+
+    def __init__(self, root: Path, log: Path) -> None:
+        self.root = root
+        self._log = log
+        """What its console says."""
+        self._nspawn: subprocess.Popen[bytes] | None = None
+        self._namespace: Namespace | None = None
+        self._leader = 0
+
+    def boot(self, namespace: Namespace | None = None) -> float:
+        """Start it, in a network namespace or without a network; gives the seconds until systemd was done starting.
+
+        Raises AssertionError where that does not come to an end.
+        """
+        self._namespace = namespace
+        network = (
+            ["--private-network"] if namespace is None else [f"--network-namespace-path=/run/netns/{namespace.name}"]
+        )
+        begin = time.monotonic()
+        command = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=pipe"]
+        # The clock is read as on a box of its own; nobody in there has the right to set it.
+        command += ["--system-call-filter=adjtimex clock_adjtime", "--resolv-conf=off", "--timezone=off"]
+        command += [*network, f"--directory={self.root}"]
+        # With `unshare` ends all that runs in its process namespace, the box included; systemd-nspawn alone leaves that.
+        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        self._nspawn = child_process.spawn([*apart, *command], self._log)
+        self._leader = self._wait_for_leader()
+        deadline = begin + BOOT_S_MAX
+        while (state := self.call("systemctl", "is-system-running").stdout.strip()) not in {"running", "degraded"}:
+            assert time.monotonic() < deadline, f"the box does not come up ({state}):\n{self.console()}"
+            time.sleep(0.05)
+        assert state == "running", self.call("systemctl", "--failed", "--no-pager").stdout
+        return time.monotonic() - begin
+
+    def _wait_for_leader(self) -> int:
+        """The process number of the box's own first process."""
+        assert self._nspawn is not None
+        deadline = time.monotonic() + BOOT_S_MAX
+        while True:
+            assert self._nspawn.poll() is None, f"systemd-nspawn ended:\n{self.console()}"
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                for nspawn in _children(self._nspawn.pid):
+                    for child in _children(nspawn):
+                        if _is_first(child):
+                            return child
+            assert time.monotonic() < deadline, f"the box has no first process:\n{self.console()}"
+            time.sleep(0.02)
+
+    def call(self, *command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command in the box as root, whatever comes of it."""
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "DEBIAN_FRONTEND": "noninteractive",
+            "LANG": "C.UTF-8",
+            "HOME": "/root",
+            "TERM": "dumb",
+        }
+        inside = ["nsenter", "--all", f"--target={self._leader}", "--", *command]
+        return subprocess.run(
+            inside, input=text or "", capture_output=True, text=True, check=False, timeout=120, env=environment
+        )
+
+    def run(self, *command: str, text: str | None = None) -> str:
+        """The same for a command that must succeed; gives what it printed."""
+        ended = self.call(*command, text=text)
+        assert ended.returncode == 0, f"{' '.join(command)}: {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        return ended.stdout
+
+    def apt(self, *arguments: str) -> str:
+        """`apt-get`, which asks nothing. There is no network to get anything from."""
+        return self.run("apt-get", "-y", "-q", "-o", "Dpkg::Use-Pty=0", "--no-install-recommends", *arguments)
+
+    def take(self, *files: Path) -> None:
+        """Copy files into root's home in the box."""
+        for file in files:
+            shutil.copyfile(file, self.root / "root" / file.name)
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """A file in the box, made as root; folders above it are made."""
+        place = self.root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        place.chmod(mode)
+
+    def there(self, path: str) -> bool:
+        """Whether a path is in the box."""
+        return os.path.lexists(self.root / path.lstrip("/"))
+
+    def property(self, unit: str, name: str) -> str:
+        """What systemd says of a unit, such as its ActiveState."""
+        return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
+
+    def journal(self, unit: str = "sluice.service") -> str:
+        """Everything that a unit has said, in every boot that the journal has."""
+        return self.run("journalctl", "--no-pager", "--quiet", "--output=short-monotonic", f"--unit={unit}")
+
+    def console(self) -> str:
+        return child_process.log_tail(self._log, 30)
+
+    def reboot(self) -> float:
+        """As `systemctl reboot` does it: everything is stopped in order. Gives the seconds that starting took."""
+        assert self._nspawn is not None
+        self.call("systemctl", "reboot")
+        assert self._nspawn.wait(STOP_S_MAX) == REBOOTED, self.console()
+        return self.boot(self._namespace)
+
+    def kill(self) -> None:
+        """Everything in it is gone at once, as when its power is cut; what was written to files stays."""
+        if self._nspawn is not None:
+            self._nspawn.kill()
+            self._nspawn.wait()
+            leader = Path(f"/proc/{self._leader}")
+            # The kernel ends it a moment later.
+            deadline = time.monotonic() + STOP_S_MAX
+            while leader.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            self._nspawn = None
+
+
+def _children(process: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _is_first(process: int) -> bool:
+    """Whether it is the first one of a process namespace in this one's, and systemd already."""
+    numbers = Path(f"/proc/{process}/status").read_text().partition("NSpid:")[2].partition("\n")[0].split()
+    return numbers[-1] == "1" and Path(f"/proc/{process}/comm").read_text().strip() == "systemd"
+
+
+def tree(release: int) -> Path:
+    """The tar file of a Debian release's tree; made where it is not there yet (half a minute).
+
+    Raises:
+        BoxUnavailableError: not root, a program is missing, or the packages cannot be had.
+    """
+    if os.geteuid() != 0:
+        raise BoxUnavailableError("a Debian tree is made and booted by root alone: run as root")
+    for program, package in PROGRAMS.items():
+        if shutil.which(program) is None:
+            raise BoxUnavailableError(f"there is no `{program}`: install Debian's package {package}")
+    TREES.mkdir(parents=True, exist_ok=True)
+    made = TREES / f"debian{release}.tar"
+    wanted = TREES / f"debian{release}.packages"
+    with (TREES / "lock").open("w") as lock:
+        # Tests run side by side.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made.exists() and wanted.exists() and wanted.read_text() == PACKAGES):
+            _make_tree(SUITES[release], made)
+            wanted.write_text(PACKAGES)
+    return made
+
+
+def _make_tree(suite: str, made: Path) -> None:
+    """By the archive that this machine has its own packages from, and in the same way."""
+    sites = _output("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages")
+    site = next((line.split()[1] for line in sites.splitlines() if line.startswith("Debian ")), None)
+    if site is None:
+        raise BoxUnavailableError("apt knows no archive of Debian's here, or its lists are missing: apt-get update")
+    part = made.with_suffix(".part")
+    command = ["mmdebstrap", "--quiet", "--format=tar", "--variant=minbase", f"--include={PACKAGES}"]
+    # What nobody reads there takes a third of the time that a box is made in.
+    for unread in ("locale", "man", "doc", "perl"):
+        command.append(f'--customize-hook=rm -rf "$1"/usr/share/{unread}')
+    ended = subprocess.run(
+        [*command, suite, str(part), f"deb {site} {suite} main"], capture_output=True, text=True, check=False
+    )
+    if ended.returncode:
+        raise BoxUnavailableError(f"mmdebstrap cannot make a tree of {suite}: {ended.stderr.strip()[-2000:]}")
+    part.rename(made)
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@contextmanager
+def new_box(directory: Path, release: int = 12) -> Iterator[Box]:
+    """A box of its own for the length of a `with`, not booted yet. Raises BoxUnavailableError as `tree` does."""
+    source = tree(release)
+    root = directory / "box"
+    root.mkdir(parents=True)
+    subprocess.run(["tar", "--extract", "--file", source, "--directory", root, "--numeric-owner"], check=True)
+    (root / "etc" / "hostname").write_text("barn-1\n")
+    (root / "etc" / "hosts").write_text("127.0.0.1 localhost barn-1\n")
+    (root / "etc" / "resolv.conf").unlink(missing_ok=True)
+    (root / "etc" / "resolv.conf").write_text(f"nameserver {DNS_ADDRESS}\n")
+    # There is no network to fetch anything from, and none is tried.
+    (root / "etc" / "apt" / "sources.list").write_text("")
+    # Kept through a reboot.
+    (root / "var" / "log" / "journal").mkdir(exist_ok=True)
+    box = Box(root, directory / "console.log")
+    try:
+        yield box
+    finally:
+        box.kill()
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def box_or_skip(directory: Path, release: int = 12) -> Iterator[Box]:
+    """The same for a fixture: where there can be no box, its tests are skipped with the reason."""
+    with contextlib.ExitStack() as stack:
+        try:
+            box = stack.enter_context(new_box(directory, release))
+        except BoxUnavailableError as reason:
+            if os.environ.get("CI") and os.geteuid() == 0:
+                # What matters must run there: a skip would pass for a success.
+                raise
+            pytest.skip(str(reason))
+        yield box
+
+
+def build(output: Path, *targets: str, version: str | None = None, key: Path | None = None) -> list[Path]:
+    """The packages of these targets, as `make deb` builds them."""
+    from systemd import build_deb
+    from systemd.deb_python import TARGETS
+
+    release = build_deb.prepare(version, key)
+    return [build_deb.build(target, release, output) for target in TARGETS if str(target) in targets]
+
+
+def settings(prefix: str, bootstrap: str, extra: Sequence[str] = ()) -> str:
+    """A `gateway.toml` whose topics begin with `prefix`."""
+    lines = "\n".join(extra)
+    return f"""\
+[gateway]
+id = "barn-1"
+clock = "system"
+hold_new_clock_s = 0
+
+[mqtt_listener]
+host = "0.0.0.0"
+port = 1883
+anonymous = true
+
+[kafka]
+bootstrap = ["{bootstrap}"]
+create_topics = true
+events_topic = "{prefix}-events"
+quarantine_topic = "{prefix}-quarantine"
+
+[[routes]]
+topic = "device/{{device}}/{{stream}}"
+kafka = "{prefix}-{{stream}}"
+identity = "json"
+{lines}
+"""
