@@ -130,23 +130,23 @@ class Answers(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 EXAMPLE: Final = f"""\
-# Answers for `sluice setup --answers FILE`; as sluice.toml on the boot partition or on a USB stick they are taken in
-# when the gateway starts. Lines that begin with # say what counts without them, or are examples.
+# Answers for `sluice setup --answers FILE`. As sluice.toml on the boot partition, or on a USB stick, they are
+# taken in when the gateway starts. What stands behind a # is an example, or says what counts without it.
 
 [gateway]
-# id = "barn-1"                    # this box; without it, made from its hardware
+# id = "barn-1"                    # this box; without it, a name made from its hardware
 namespace = "north-farm"           # the site: keeps two sites' device 42 apart
 
 [kafka]
 bootstrap = ["kafka.example:9093"] # one or more brokers, host:port
-tls = true                         # false: the brokers take connections without it; all can be read on the way
+tls = true                         # false: the brokers speak no TLS, and all can be read on the way
 # ca = "kafka-ca.pem"              # beside this file: who signed the brokers' certificates; else whom this box trusts
-# user = "barn-1"                  # the log-in, where Kafka wants one; its password is kafka_password in {SECRETS_NAME}
+# user = "barn-1"                  # the log-in, where Kafka wants one; its password is kafka_password, see below
 # mechanism = "SCRAM-SHA-512"      # or "SCRAM-SHA-256"; "PLAIN" only with tls
 create_topics = true               # topics that are missing are made; false: you make them
 
 [sensors]
-serial = ["all"]                   # every USB adapter, now and later; or ports: ["/dev/serial/by-id/..."]; or []
+serial = ["all"]                   # every USB adapter, now and later; or ports ["/dev/serial/by-id/..."]; or []
 mqtt = true                        # sensors may connect to port 1883 of this box
 devices = ["42", "43"]             # each gets a secret of its own; more later: sluice devices add NAME
 # anonymous = "{ANONYMOUS_WORDS}"   # in these words, instead of devices: no secrets at all
@@ -155,7 +155,7 @@ devices = ["42", "43"]             # each gets a secret of its own; more later: 
 enabled = true                     # http://THIS-BOX:8080 on the LAN, with a password
 
 [service]
-start = true                       # start it, and at every boot
+start = true                       # start it, now and at every boot
 
 # Secrets stand in a file of their own beside this one, {SECRETS_NAME}, without a header:
 #   kafka_password = "..."
@@ -164,7 +164,7 @@ start = true                       # start it, and at every boot
 #   "42" = "..."                   # a sensor's, {SECRET_LENGTH_MIN} characters or more; else made, shown once
 #   [devices_sha256]
 #   "43" = "..."                   # or only its SHA-256 (printf %s SECRET | sha256sum)
-# Where no one looks at a screen (boot partition, USB stick) nothing can be shown: give them all there.
+# Where nobody looks at a screen (boot partition, USB stick) nothing can be shown: give them all there.
 """
 
 
@@ -276,7 +276,7 @@ def _struct_mistakes(
             hidden = is_secret or each.name == "secrets"
             yield from _value_mistakes(hints[each.name], table[each.name], here, is_secret=hidden)
         elif each.required:
-            yield place, f"{spell(here)} is missing{_MISSING.get(here, '')}"
+            yield place, f"{each.name} is missing{_MISSING.get(here, '')}"
 
 
 def _value_mistakes(hint: object, value: object, place: Place, *, is_secret: bool) -> Iterator[tuple[Place, str]]:

@@ -78,8 +78,9 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
     if mistakes:
         # What else is wrong is told with it.
         answers = msgspec.structs.replace(answers, kafka=msgspec.structs.replace(answers.kafka, user=None))
+    ca = ca or ca_text(given)
     try:
-        made = make(config, existing, answers, gateway_id=gateway_id, ca=ca or ca_text(given), page_hash=hashed)
+        made = make(config, existing, answers, gateway_id=gateway_id, ca=ca, page_hash=hashed)
     except ConfigError as error:
         raise ConfigError(given.path, [*mistakes, *(_of_answers(given, each) for each in error.mistakes)]) from None
     if mistakes:

@@ -1,0 +1,568 @@
+"""`sluice setup --answers`: what answers become, what is told of wrong ones, and that nothing is ever half-written."""
+
+import os
+import pwd
+import signal
+import stat
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import config_file, device_credentials, page_password, setup_answers, setup_write
+from gateway.cli import main
+from gateway.setup_answers import ANONYMOUS_WORDS, EXAMPLE, SECRETS_NAME, Answers, Secrets, parse, parse_secrets
+from gateway.setup_hardware import proposed_id
+from gateway.setup_plan import carry_out, new_page_password, plan
+from gateway.setup_settings import Existing
+from gateway.setup_write import Folder, NewFile, Owner, SetupWriteError, owners_for
+from gateway.toml_mistakes import ConfigError
+from gateway.toml_text import toml_text
+
+ANSWERS = """\
+[gateway]
+id = "barn-1"
+namespace = "north-farm"
+[kafka]
+bootstrap = ["127.0.0.1:1"]
+tls = true
+user = "barn-1"
+[sensors]
+devices = ["42", "43"]
+"""
+SECRETS = """\
+kafka_password = "kafka-9d2c1b77"
+page_password = "page-51ab03fe"
+[devices]
+"42" = "device-0123456789"
+[devices_sha256]
+"43" = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+"""
+NOW = datetime(2026, 3, 14, tzinfo=UTC)
+
+
+def write(folder: Path, answers: str = ANSWERS, secrets: str = SECRETS) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "barn-1.toml").write_text(answers)
+    if secrets:
+        (folder / SECRETS_NAME).write_text(secrets)
+    return folder / "barn-1.toml"
+
+
+def setup(config: Path, *arguments: str | Path) -> Result:
+    words = ["setup", "--config", str(config), *map(str, arguments)]
+    return CliRunner(env={"COLUMNS": "1000"}).invoke(main, words)
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, Path("a.toml"))
+    return str(caught.value).splitlines()
+
+
+def state(folder: Path) -> dict[str, bytes]:
+    """Every file with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# -- what answers become ----------------------------------------------------------------------------
+
+
+def test_a_file_of_answers_sets_a_gateway_up(tmp_path: Path) -> None:
+    config = tmp_path / "etc" / "gateway.toml"
+    done = setup(config, "--answers", write(tmp_path / "given"), "--no-check")
+    assert done.exit_code == 0, done.output
+    settings = config_file.load(config)
+    assert settings.gateway.namespace == "north-farm"
+    assert settings.kafka.sasl is not None
+    assert settings.kafka.sasl.password_file == tmp_path / "etc" / "secrets" / "kafka.password"
+    assert settings.kafka.sasl.password_file.read_text() == "kafka-9d2c1b77\n"
+    assert settings.status_page is not None
+    assert page_password.verify("page-51ab03fe", page_password.read(settings.status_page.password_file))
+    (known,) = device_credentials.load(tmp_path / "etc" / "devices.json").devices["42"]
+    assert known.sha256 == device_credentials.digest("device-0123456789")
+    for secret in ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789"):
+        assert secret not in done.output
+        assert secret not in config.read_text()
+    assert not list(tmp_path.rglob(".*")), "nothing is left of the writing"
+
+
+def test_kafka_that_cannot_be_reached_is_told_and_everything_is_written(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    done = setup(config, "--answers", write(tmp_path / "given"))
+    assert done.exit_code == 1, done.output
+    assert "FAIL  Kafka at 127.0.0.1:1: cannot be reached: nothing listens at 127.0.0.1:1" in done.output
+    assert config_file.load(config).gateway.id == "barn-1"
+
+
+def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
+    shown = setup(config, "--answers", answers, "--no-check").output
+    made = device_credentials.load(tmp_path / "devices.json").devices
+    lines = dict(line.split()[-2:] for line in shown.splitlines() if line.startswith("    "))
+    assert {device_credentials.digest(lines[name]) for name in ("42", "43")} == {
+        each.sha256 for (each,) in made.values()
+    }
+    assert "Shown once" in shown
+    again = setup(config, "--answers", answers, "--no-check").output
+    assert "Shown once" not in again
+    assert "42 keeps the secret that it has: sluice devices rotate 42 makes another" in again
+    assert device_credentials.load(tmp_path / "devices.json").devices == made
+
+
+def test_the_example_sets_a_gateway_up(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(main, ["setup", "--example-answers"])
+    assert printed.output == EXAMPLE
+    assert max(map(len, EXAMPLE.splitlines())) <= 120
+    answers = write(tmp_path / "given", EXAMPLE, "")
+    assert setup(tmp_path / "gateway.toml", "--answers", answers, "--no-check").exit_code == 0
+
+
+def test_every_answer_stands_in_the_example() -> None:
+    for name, section in Answers.__annotations__.items():
+        if name == "secrets":
+            continue
+        for answer in section.__struct_fields__:
+            assert f"{answer} = " in EXAMPLE, answer
+    for secret in Secrets.__struct_fields__:
+        assert secret in EXAMPLE
+
+
+def test_what_is_not_asked_for_stays(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(
+        """\
+fallback_topic = "strays"
+[gateway]
+id = "old"
+clock = "system"
+[kafka]
+bootstrap = ["old:9092"]
+lanes_max = 7
+[kafka.tls]
+certificate = "/x.pem"
+key = "/x.key"
+[mqtt_listener]
+port = 1900
+[mqtt_listener.users]
+"7" = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+[serial]
+ports = []
+[[serial.text]]
+port = "/dev/ttyUSB9"
+device = "scale"
+format = "csv"
+columns = ["a"]
+[[routes]]
+topic = "device/{device}/{stream}"
+kafka = "device-{stream}"
+identity = "json"
+"""
+    )
+    before = config.read_text()
+    done = setup(config, "--answers", write(tmp_path / "given"), "--no-check")
+    assert done.exit_code == 0, done.output
+    settings = config_file.load(config)
+    assert settings.fallback_topic == "strays"
+    assert (settings.gateway.id, settings.gateway.clock) == ("barn-1", "system")
+    assert (settings.kafka.bootstrap, settings.kafka.lanes_max) == (("127.0.0.1:1",), 7)
+    assert settings.kafka.tls is not None
+    assert settings.kafka.tls.key == Path("/x.key")
+    assert settings.mqtt_listener is not None
+    assert (settings.mqtt_listener.port, list(settings.mqtt_listener.users)) == (1900, ["7"])
+    assert settings.serial is not None
+    assert settings.serial.text[0].columns == ("a",)
+    assert settings.routes[0].identity == "json"
+    (kept,) = tmp_path.glob("gateway.toml.*")
+    assert kept.read_text() == before
+
+
+def test_files_of_root_are_the_folders_owners(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    os.chown(folder, 4711, 4712)
+    assert setup(folder / "gateway.toml", "--answers", write(tmp_path / "given"), "--no-check").exit_code == 0
+    for path in folder.rglob("*"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (4711, 4712), path
+
+
+def test_files_in_the_services_place_are_whose_the_service_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class User:
+        pw_uid, pw_gid = 990, 991
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(pwd, "getpwnam", lambda _name: User)
+    owners = owners_for(Path("/etc/sluice/gateway.toml"))
+    assert (owners.settings, owners.secrets) == (Owner(0, 991), Owner(990, 991))
+    assert owners.credentials == Owner(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "serial", "proposal"),
+    [
+        ("Raspberry Pi 4 Model B Rev 1.4\0", "10000000A1B2C3D4\0", "rpi-a1b2c3d4"),
+        ("Some Board\0", "0042\0", "gateway-0042"),
+    ],
+)
+def test_a_name_is_proposed_from_the_board(model: str, serial: str, proposal: str, tmp_path: Path) -> None:
+    (tmp_path / "model").write_text(model)
+    (tmp_path / "serial-number").write_text(serial)
+    assert proposed_id(tmp_path, tmp_path / "machine-id") == proposal
+
+
+def test_without_a_serial_number_the_installation_names_it(tmp_path: Path) -> None:
+    (tmp_path / "serial-number").write_text("0000000000000000\0")
+    machine = tmp_path / "machine-id"
+    machine.write_text("0123456789abcdef0123456789abcdef\n")
+    first = proposed_id(tmp_path, machine)
+    assert "01234567" not in first, "a machine-id is nobody's business"
+    machine.write_text("1123456789abcdef0123456789abcdef\n")
+    assert first != proposed_id(tmp_path, machine)
+    assert parse(f'[gateway]\nid = "{first}"\n[kafka]\nbootstrap = ["a:1"]\ntls = true', Path("a"))
+
+
+def test_passwords_that_are_made_can_be_read_out() -> None:
+    made = {new_page_password() for _ in range(100)}
+    assert len(made) == 100
+    assert all(len(password) == 14 and not set(password) & set("01ilo") for password in made)
+
+
+# -- what is told of wrong ones -----------------------------------------------------------------------
+
+KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "a.toml: kafka is missing; write [kafka] with bootstrap"),
+        ('kafka = "a:1"', "a.toml:1: kafka: is a section: write [kafka] on a line of its own"),
+        ('[kafka]\nbootstrap = ["a:1"]', "a.toml:1: kafka: tls is missing; write tls = true, or tls = false where"),
+        (
+            "[kafka]\nbootstrap = 3\ntls = true",
+            'a.toml:2: kafka.bootstrap: 3 will not do; write a list of texts, such as ["...',
+        ),
+        (KAFKA + "mechanisn = 3", "a.toml:4: kafka.mechanisn: there is no such answer; write 'mechanism' instead"),
+        (KAFKA + 'password = "secret-1"', "a.toml:4: kafka.password: there is no such answer; write kafka_password"),
+        (KAFKA + "devices = []", "a.toml:4: kafka.devices: there is no such answer; `devices` stands below [sensors]"),
+        (
+            KAFKA + "mechanism = 'GSSAPI'",
+            'a.toml:4: kafka.mechanism: "GSSAPI" will not do; write one of "SCRAM-SHA-512"',
+        ),
+        (
+            KAFKA + "[sensors]\nanonymous = 'yes'",
+            f'is said in these words, or not at all: anonymous = "{ANONYMOUS_WORDS}"',
+        ),
+        (KAFKA + f"[sensors]\ndevices = ['a']\nanonymous = '{ANONYMOUS_WORDS}'", "stands beside devices"),
+        (KAFKA + "[sensors]\nmqtt = false\ndevices = ['a']", "a.toml:5: sensors.mqtt: is false, and devices are to"),
+        (
+            KAFKA + "[sensors]\ndevices = ['a b']",
+            'a.toml:5: sensors.devices: ["a b"] will not do; write a list of names',
+        ),
+        (KAFKA + "[secrets]\nkafka_password = 'x'", "a.toml:1: kafka.user: is missing, and there is a kafka_password"),
+        (KAFKA + "[secrets]\npage_password = 'short'", "what stands here will not do; write a text of at least 8"),
+        (KAFKA + "[secrets.devices]\n7 = 'short'", "secrets.devices: what stands here will not do; write a secret of"),
+        ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nca = "x"', "a.toml:4: kafka.ca: stands beside tls = false"),
+        ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nmechanism = "PLAIN"', "is PLAIN, which sends the password itself"),
+        ("[kafka", "a.toml:1: is not TOML"),
+    ],
+)
+def test_a_mistake_has_its_line_and_what_to_write_instead(text: str, told: str) -> None:
+    assert any(told in line for line in mistakes(text)), mistakes(text)
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (ANSWERS.replace("127.0.0.1:1", "kafka"), ':5: kafka.bootstrap: "kafka" is no address; write host:port'),
+        (ANSWERS.replace("[sensors]", "[sensors]\nserial = ['/dev/tty USB']"), ""),
+    ],
+)
+def test_what_the_settings_themselves_refuse_is_told_at_the_answer(answers: str, told: str, tmp_path: Path) -> None:
+    done = setup(tmp_path / "gateway.toml", "--answers", path := write(tmp_path / "given", answers), "--no-check")
+    if not told:
+        assert done.exit_code == 0, done.output
+        return
+    assert done.exit_code == 2
+    assert f"{path}{told}" in done.output
+    assert "nothing was written: correct this first" in done.output
+    assert not (tmp_path / "gateway.toml").exists()
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
+    answers = ANSWERS.replace("127.0.0.1:1", "kafka")
+    done = setup(tmp_path / "gateway.toml", "--answers", write(tmp_path / "given", answers, ""), "--no-check")
+    assert "kafka.user: has no password; write kafka_password into sluice-secrets.toml" in done.output
+    assert "is no address" in done.output
+
+
+def test_secrets_stand_in_one_place(tmp_path: Path) -> None:
+    answers = write(tmp_path / "given", ANSWERS + "[secrets]\nkafka_password = 'x'")
+    assert "stands here and in sluice-secrets.toml too" in setup(tmp_path / "g.toml", "--answers", answers).output
+
+
+def test_an_authority_that_is_none_is_told(tmp_path: Path) -> None:
+    answers = write(tmp_path / "given", ANSWERS.replace("tls = true", 'tls = true\nca = "ca.pem"'))
+    told = setup(tmp_path / "g.toml", "--answers", answers, "--no-check")
+    assert told.exit_code == 2
+    assert "barn-1.toml:7: kafka.ca: " in told.output
+    (tmp_path / "given" / "ca.pem").write_text("nothing")
+    assert "holds no certificate" in setup(tmp_path / "g.toml", "--answers", answers, "--no-check").output
+
+
+def test_without_a_terminal_it_says_how_else(tmp_path: Path) -> None:
+    done = setup(tmp_path / "gateway.toml")
+    assert done.exit_code == 2
+    assert "sluice setup --answers FILE" in done.output
+    assert setup(tmp_path / "gateway.toml", "--no-check").exit_code == 2
+
+
+def test_the_services_place_is_roots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    told = setup_write.writable_trouble(Path("/etc/sluice/gateway.toml"))
+    assert told is not None
+    assert "sudo sluice setup" in told
+
+
+scalars = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=20))
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=8,
+)
+names = st.sampled_from(
+    [*Answers.__struct_fields__, *Secrets.__struct_fields__, "bootstrap", "tls", "user", "sites", "x"]
+)
+documents = st.dictionaries(names, st.one_of(values, st.dictionaries(names, values, max_size=4)), max_size=6)
+
+
+@given(documents)
+def test_whatever_stands_in_a_document_is_read_back_as_it_is_written(document: dict[str, Any]) -> None:
+    assert tomllib.loads(toml_text(document, {})) == document
+
+
+def told_of(read: Callable[[str, Path], object], text: str) -> tuple[object, str | None]:
+    """What was read, or the mistakes that were told."""
+    try:
+        return read(text, Path("a.toml")), None
+    except ConfigError as error:
+        return None, str(error)
+
+
+@given(documents)
+def test_whatever_answers_are_they_are_taken_or_told(document: dict[str, Any]) -> None:
+    assert told_of(parse, toml_text(document, {}))[1] != ""
+
+
+@given(st.text(max_size=200) | st.text(alphabet="[]=\"{}\n#\\'abc123,.", max_size=60))
+def test_whatever_stands_in_the_file_is_taken_or_told(text: str) -> None:
+    assert told_of(parse, text)[1] != ""
+    assert told_of(parse_secrets, text)[1] != ""
+
+
+MARK = "hunter2"
+marked = st.one_of(
+    st.just(MARK),
+    st.just([MARK]),
+    st.just({MARK: MARK}),
+    st.just({"x": {MARK: 1}}),
+    st.just(MARK + "\x00"),
+    st.just({MARK: MARK * 9, "y": 3}),
+)
+
+
+@given(st.dictionaries(st.sampled_from(Secrets.__struct_fields__), marked, min_size=1))
+def test_no_mistake_of_secrets_tells_a_secret(document: dict[str, Any]) -> None:
+    ways = [(parse_secrets, toml_text(document, {})), (parse, KAFKA + toml_text({"secrets": document}, {}))]
+    for read, text in ways:
+        found, told = told_of(read, text)
+        assert MARK not in repr(found)
+        assert MARK not in (told or "")
+
+
+def test_a_secret_that_is_no_toml_is_not_told() -> None:
+    for text in (f'kafka_password = "{MARK}', f"kafka_password = {MARK}", f"kafka_password = '{MARK}\n'", f"{MARK}\n"):
+        with pytest.raises(ConfigError) as caught:
+            parse_secrets(text, Path("a.toml"))
+        assert MARK not in str(caught.value)
+
+
+# -- nothing half-written -----------------------------------------------------------------------------
+
+KILLED = """\
+import os, signal, sys
+from pathlib import Path
+from gateway import setup_write
+from gateway.cli import main
+
+step, name = int(sys.argv[1]), sys.argv[2]
+real = getattr(setup_write, name)
+
+def until_killed(*arguments):
+    global step
+    if step == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    step -= 1
+    return real(*arguments)
+
+setattr(setup_write, name, until_killed)
+main(sys.argv[3:])
+"""
+OTHER = ANSWERS.replace('user = "barn-1"', 'user = "barn-2"').replace('"43"]', '"43", "44"]')
+OTHER_SECRETS = SECRETS.replace("kafka-9d2c1b77", "other-9d2c1b77").replace(
+    '"42" =', '"44" = "device-1123456789"\n"42" ='
+)
+
+
+def killed_at(name: str, step: int, config: Path, answers: Path) -> int:
+    """Run a setup that is killed as it comes to a step the so manieth time; its exit code."""
+    words = ["setup", "--config", str(config), "--answers", str(answers), "--no-check"]
+    command = [sys.executable, "-c", KILLED, str(step), name, *words]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+
+
+@pytest.mark.parametrize("name", ["_prepare", "_rename", "_sync_folder"])
+def test_a_first_setup_that_is_killed_leaves_no_settings_and_the_next_one_completes_it(
+    name: str, tmp_path: Path
+) -> None:
+    config, answers = tmp_path / "etc" / "gateway.toml", write(tmp_path / "given")
+    steps = 0
+    while killed_at(name, steps, config, answers) == -signal.SIGKILL:
+        # The last renaming is the one that counts; what comes after it is the folder's sync.
+        if config.exists():
+            assert name == "_sync_folder"
+            assert_set_up(config, "barn-1", "kafka-9d2c1b77")
+            config.unlink()
+        steps += 1
+    assert steps >= 3
+    assert_set_up(config, "barn-1", "kafka-9d2c1b77")
+    assert not list(config.parent.rglob(".*"))
+
+
+@pytest.mark.parametrize("name", ["_prepare", "_rename"])
+def test_a_second_setup_that_is_killed_leaves_what_was_in_place(name: str, tmp_path: Path) -> None:
+    config = tmp_path / "etc" / "gateway.toml"
+    assert setup(config, "--answers", write(tmp_path / "given"), "--no-check").exit_code == 0
+    before = config.read_text()
+    answers, steps = write(tmp_path / "other", OTHER, OTHER_SECRETS), 0
+    while killed_at(name, steps, config, answers) == -signal.SIGKILL:
+        assert config.read_text() == before
+        assert_set_up(config, "barn-1", "kafka-9d2c1b77")
+        steps += 1
+    assert steps >= 3
+    assert_set_up(config, "barn-2", "other-9d2c1b77")
+
+
+def assert_set_up(config: Path, user: str, password: str) -> None:
+    """The settings are whole, and go with the password that they name."""
+    sasl = config_file.load(config).kafka.sasl
+    assert sasl is not None
+    assert (sasl.user, sasl.password_file.read_text()) == (user, f"{password}\n")
+    assert {"42", "43"} <= set(device_credentials.load(config.with_name("devices.json")).devices)
+
+
+@pytest.mark.slow
+def test_setups_killed_at_any_moment_leave_the_old_or_the_new(tmp_path: Path) -> None:
+    config = tmp_path / "etc" / "gateway.toml"
+    first, second = write(tmp_path / "given"), write(tmp_path / "other", OTHER, OTHER_SECRETS)
+    assert setup(config, "--answers", first, "--no-check").exit_code == 0
+    allowed = {("barn-1", "kafka-9d2c1b77"), ("barn-2", "other-9d2c1b77")}
+    for attempt in range(16):
+        words = [
+            "-m",
+            "gateway.cli",
+            "setup",
+            "--config",
+            config,
+            "--no-check",
+            "--answers",
+            (second, first)[attempt % 2],
+        ]
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            process.wait(0.3 + attempt * 0.02)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(20)
+        sasl = config_file.load(config).kafka.sasl
+        assert sasl is not None
+        assert (sasl.user, sasl.password_file.read_text().strip()) in allowed
+
+
+@pytest.mark.parametrize("call", ["open", "fchmod", "fsync", "replace", "write"])
+def test_a_disk_that_fails_leaves_what_was_in_place(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text("old")
+    files = [NewFile(tmp_path / "secret", b"s", 0o400), NewFile(config, b"new", 0o640)]
+
+    def failing(*_arguments: object, **_options: object) -> NoReturn:
+        raise OSError(28, "No space left on device", str(config))
+
+    opened = os.open
+
+    def failing_to_make(path: Path, flags: int, *mode: int) -> int:
+        return failing() if flags & os.O_CREAT else opened(path, flags, *mode)
+
+    faults: dict[str, tuple[object, str, object]] = {
+        "open": (os, "open", failing_to_make),
+        "write": (os, "fdopen", failing),
+        "replace": (Path, "replace", failing),
+    }
+    monkeypatch.setattr(*faults.get(call, (os, call, failing)))
+    with pytest.raises(SetupWriteError, match="No space left on device; the settings are as they were"):
+        setup_write.write(files, config, "old")
+    monkeypatch.undo()
+    assert config.read_text() == "old"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_settings_that_were_changed_meanwhile_are_not_overwritten(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    planned = plan(setup_answers.load(write(tmp_path / "given")), config, Existing(), is_watched=True)
+    config.write_text("somebody else's")
+    with pytest.raises(SetupWriteError, match="was changed meanwhile"):
+        carry_out(planned)
+    assert config.read_text() == "somebody else's"
+
+
+def test_a_plan_tells_no_secret(tmp_path: Path) -> None:
+    planned = plan(setup_answers.load(write(tmp_path / "given")), tmp_path / "g.toml", Existing(), is_watched=True)
+    for secret in ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789"):
+        assert secret not in repr(planned)
+    assert "[kafka.sasl]" in planned.settings_text
+
+
+def test_folders_and_files_have_their_modes_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        setup_write.make_folders([Folder(tmp_path / "secrets", 0o750)])
+        setup_write.write([NewFile(tmp_path / "secrets" / "a", b"x", 0o400)], tmp_path / "none", "")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "secrets" / "a").stat().st_mode) == 0o400
+
+
+def test_what_is_wiped_is_overwritten_first(tmp_path: Path) -> None:
+    secret, other = tmp_path / "secret", tmp_path / "other"
+    secret.write_text("hunter2")
+    secret.chmod(0o400)
+    # A second name of the same file shows what became of its bytes.
+    os.link(secret, other)
+    setup_write.wipe(secret)
+    assert not secret.exists()
+    assert other.read_bytes() == bytes(7)
+    setup_write.wipe(secret)
