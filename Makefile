@@ -1,6 +1,7 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
 # make test   all tests            make test-fast   those that are not slow, and need neither Kafka nor Spark nor simavr
 # make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
+# make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
@@ -23,12 +24,12 @@ PACKAGES := python3.11 python3-venv openjdk-17-jdk-headless maven $(FIRMWARE_PAC
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
-TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables
+TEST_PACKAGES := $(PACKAGES) mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container
 WITH_SERVERS := kafka or spark or avr
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
-.PHONY: always demo test test-fast check lock install jars clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
+.PHONY: always demo test test-fast check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -108,6 +109,9 @@ build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/%_pom.xml |
 	@$(MAVEN) --file $< dependency:copy-dependencies -DincludeScope=runtime \
 		'-DoutputDirectory=$(CURDIR)/build/jars/$*' $(PLAIN)
 	@touch $@
+
+deb: build/apt-demo install
+	@$(BIN)/python -m systemd.build_deb $(if $(VERSION),--version $(VERSION)) $(if $(SIGNING_KEY),--signing-key $(SIGNING_KEY))
 
 # -- benches ---------------------------------------------------------------------------------------
 bench-gateway: build/apt-test install jars build/bench/load peers

@@ -28,6 +28,7 @@ _PLACES = {
     "sluice.service": f"{UNITS}/sluice.service",
     "sluice-provision.service": f"{UNITS}/sluice-provision.service",
     "sluice.sysusers": "usr/lib/sysusers.d/sluice.conf",
+    "60-sluice-usb.rules": "usr/lib/udev/rules.d/60-sluice-usb.rules",
     "60-sluice-serial.rules": "usr/lib/udev/rules.d/60-sluice-serial.rules",
     "90-sluice-braille.rules": "usr/lib/udev/rules.d/90-sluice-braille.rules",
     # Avahi reads no other folder.
@@ -131,8 +132,8 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
         ("changelog.upstream", (ROOT / "CHANGELOG.md").read_text()),
         (
             "changelog",
-            f"sluice ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n"
-            f" -- {release.maintainer}  {made:%a, %d %b %Y %H:%M:%S +0000}\n",
+            f"sluice ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n -- "
+            f"{release.maintainer}  {made:%a, %d %b %Y %H:%M:%S +0000}\n",
         ),
     ):
         (folder / name).write_text(text)
@@ -163,19 +164,20 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
     (control / "control").write_text(
         f"Package: sluice\nVersion: {full_version(release, target)}\nArchitecture: {target.architecture}\n"
         f"Maintainer: {release.maintainer}\nInstalled-Size: {installed_kb}\nDepends: {needs}\n"
-        f"Recommends: avahi-daemon, ca-certificates, openssl\nSection: net\nPriority: optional\nSluice-Debian: {target.release}\n"
+        f"Recommends: avahi-daemon, ca-certificates, openssl\nSection: net\nPriority: optional\n"
+        f"Sluice-Debian: {target.release}\n"
         "Description: edge gateway for constrained devices: MQTT and serial in, Kafka out\n"
         " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them on disk\n"
         " through outages and power cuts, and forwards them to Kafka. What a sensor has an\n"
         " acknowledgement for is on disk, whether Kafka is up or not.\n"
         " .\n"
-        " Run \"sudo sluice setup\" to set it up.\n"
+        ' Run "sudo sluice setup" to set it up.\n'
     )
     conffiles = [f"/{path.relative_to(root)}" for path in files if path.relative_to(root).parts[0] == "etc"]
     if conffiles:
         (control / "conffiles").write_text("".join(f"{name}\n" for name in conffiles))
-    sums = subprocess.run(  # noqa: S603 - paths of our own
-        ["md5sum", *(str(path.relative_to(root)) for path in files)],  # noqa: S607 - what dpkg expects
+    sums = subprocess.run(
+        ["md5sum", *(str(path.relative_to(root)) for path in files)],
         cwd=root,
         capture_output=True,
         check=True,
@@ -199,15 +201,15 @@ def _settle(root: Path, epoch_s: int) -> None:
 def _pack(root: Path, path: Path, epoch_s: int) -> None:
     # One thread: with several the blocks that xz makes, and so the bytes, depend on the machine's memory.
     command = ["dpkg-deb", "--root-owner-group", "-Zxz", "-z6", "--threads-max=1", "--build", str(root), str(path)]
-    subprocess.run(  # noqa: S603 - dpkg-deb
+    subprocess.run(
         command, env={**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}, stdout=subprocess.DEVNULL, check=True
     )
 
 
 def _git(*arguments: str) -> str:
     environment = {**os.environ, "TZ": "UTC"}
-    ended = subprocess.run(  # noqa: S603 - git
-        ["git", *arguments],  # noqa: S607 - wherever it is
+    ended = subprocess.run(
+        ["git", *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,

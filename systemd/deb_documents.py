@@ -1,4 +1,4 @@
-"""What a .deb holds beside the program: man pages, shell completion, licences, and the list of what is inside (SBOM)."""
+"""What a .deb holds beside the program: man pages, shell completion, licences, the list of what is inside (SBOM)."""
 
 import gzip
 import hashlib

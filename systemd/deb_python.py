@@ -144,7 +144,7 @@ def fetch_wheels(target: Target, pins: Iterable[Pin], folder: Path) -> list[Path
     command += ["--python-version", target.python, "--dest", str(folder), "--requirement", str(wanted)]
     command += [word for tag in tags for word in ("--platform", tag)]
     command += [word for abi in abis for word in ("--abi", abi)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - pip
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise DependencyError(f"pip cannot get the packages for {target}:\n{ended.stdout}{ended.stderr}".strip())
     versions = {pin.name: pin.version for pin in pins}
@@ -171,7 +171,9 @@ def unpack(wheel: Path, folder: Path) -> None:
                 continue
             path = folder / place
             if path.exists():
-                raise DependencyError(f"{wheel.name} has {place}, and so has another package: only one can be installed")
+                raise DependencyError(
+                    f"{wheel.name} has {place}, and so has another package: only one can be installed"
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(archive.read(entry))
 

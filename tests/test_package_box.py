@@ -52,7 +52,13 @@ class Site:
     def fleet(self, name: str, interval_ms: int = 200) -> subprocess.Popen[bytes]:
         """Twenty sensors, outside; what they were told is in NAME.ledger."""
         command = [sys.executable, "-m", "sluice_sim", "fleet", "--host", self.address, "--sensors", "20"]
-        command += ["--interval-ms", str(interval_ms), "--ledger", str(self.scene.directory / f"{name}.ledger"), "--json"]
+        command += [
+            "--interval-ms",
+            str(interval_ms),
+            "--ledger",
+            str(self.scene.directory / f"{name}.ledger"),
+            "--json",
+        ]
         log = self.scene.directory / f"{name}.log"
         network = self.scene.network
         return network.run(network.router, command, log, output=log.with_suffix(".out"))
@@ -64,7 +70,9 @@ class Site:
     def check(self, name: str, topic: str) -> None:
         """What the fleet got an acknowledgement for is in Kafka, once, in order."""
         self.wait_until_drained()
-        found = audit(acknowledged_in((self.scene.directory / f"{name}.ledger").read_text()), in_kafka(self.scene.consume(topic)))
+        found = audit(
+            acknowledged_in((self.scene.directory / f"{name}.ledger").read_text()), in_kafka(self.scene.consume(topic))
+        )
         assert found.acknowledged > 50
         assert not found.faults, str(found)
 
