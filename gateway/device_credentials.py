@@ -128,6 +128,13 @@ def load(path: Path) -> Credentials:
     try:
         # Commands run as root in a folder that is not root's: what is no file, or a link to one, is not followed.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise CredentialsFileError(f"{path} is no file; remove it, and add the devices anew")
+            with open(handle, "rb", closefd=False) as file:  # noqa: PTH123 - what is open already
+                text = file.read(FILE_BYTES_MAX + 1)
+        finally:
+            os.close(handle)
     except FileNotFoundError:
         return NONE
     except PermissionError as error:
@@ -136,13 +143,6 @@ def load(path: Path) -> Credentials:
         ) from error
     except OSError as error:
         raise CredentialsFileError(f"{path} cannot be read: {error.strerror}; {_mend(path)}") from error
-    with open(handle, "rb") as file:  # noqa: PTH123 - what is open already
-        try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise CredentialsFileError(f"{path} is no file; remove it, and add the devices anew")
-            text = file.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            raise CredentialsFileError(f"{path} cannot be read: {error.strerror}; {_mend(path)}") from error
     return _parsed(path, text)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gateway.ingress_mqtt_listener import MqttListener
@@ -89,11 +90,12 @@ async def listening(
     port: int | None = None,
     clock: Callable[[], int] = lambda: 123_456,
     dates: Dates = by_system_clock,
+    devices_file: Path | None = None,
     **settings: Any,
 ) -> AsyncIterator[MqttListener]:
     settings.setdefault("anonymous", True)
     given = ListenerSettings(port=free_port() if port is None else port, **settings)
-    listener = MqttListener(given, intake, clock, dates)
+    listener = MqttListener(given, intake, clock, dates, devices_file=devices_file)
     running = asyncio.create_task(listener.run())
     begun = asyncio.create_task(listener.listening.wait())
     try:
