@@ -131,7 +131,7 @@ def load(path: Path) -> Credentials:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise CredentialsFileError(f"{path} is no file; remove it, and add the devices anew")
-            with open(handle, "rb", closefd=False) as file:  # noqa: PTH123 - what is open already
+            with open(handle, "rb", closefd=False) as file:
                 text = file.read(FILE_BYTES_MAX + 1)
         finally:
             os.close(handle)

@@ -165,7 +165,10 @@ class Link(asyncio.Protocol, abc.ABC):
         if answer and self._transport.can_write_eof():
             # Closing while the peer's bytes are unread resets the connection, which may destroy the answer
             # on its way: so our side ends first, and the peer closes, or is cut off.
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # it has gone while it was not read from
+                self.cut()
         else:
             self._transport.close()
 
