@@ -229,6 +229,10 @@ class RoomLeft(Struct, frozen=True):
     """None where too little was seen to tell, or nothing came in."""
     seen_s: float
     """How much of the last 24 hours of running that rate is of."""
+    disk_bytes_per_day: float | None = None
+    """What is written to the disk at the rate of these; None where too little was seen."""
+    card_days: float | None = None
+    """How long a cheap memory card lasts at that rate (`sluice buffer ls` says by what)."""
 
 
 def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLeft:
@@ -241,7 +245,8 @@ def read_room_left(settings: Settings, daemon: dict[str, Any] | None) -> RoomLef
         hours = buffer_inspect.usage(db)
     day = last_day([*_unwritten(daemon or {}), *hours])
     room = _room_bytes(settings, space)
-    return RoomLeft(room, hours_until_full(room, day), day.seconds)
+    writes = write_budget(day)
+    return RoomLeft(room, hours_until_full(room, day), day.seconds, writes.disk_bytes_per_day, writes.card_days)
 
 
 def read_rows_behind(settings: Settings) -> int:

@@ -110,6 +110,8 @@ class BufferStatus(Struct, frozen=True):
     set_aside: tuple[str, ...]
     """Names of the files beside it that SQLite found corrupt, and that were replaced."""
     devices: tuple[DeviceStatus, ...]
+    losses_by_device: dict[str, int] = {}
+    """The same as `losses` by device; those of nobody who is known under an empty name."""
 
 
 def read_status(path: Path) -> BufferStatus:
@@ -240,6 +242,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
     # A record of 0 says that something was lost, and that nobody knows how much.
     losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
+    by_device = dict(connection.execute("SELECT device, sum(count) FROM loss GROUP BY device").fetchall())
     oldest_us, oldest_boot, *clock_columns = oldest or (0, "", 0, None, None)
     clock = clock_of(*clock_columns)
     return BufferStatus(
@@ -256,6 +259,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         losses=losses,
         set_aside=set_aside_files(path),
         devices=_devices(connection),
+        losses_by_device=by_device,
     )
 
 

@@ -1,83 +1,20 @@
-"""How the disk under the buffer is, as far as the kernel tells it: its file system, errors, wear of flash."""
+"""`sluice check`: the disk under the buffer: its file system, its health, room for files."""
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from gateway.check import Finding, remark, well, wrong
+from gateway.disk_health import MOUNTS, SYSTEM, health_words, read_disk, troubles
 from gateway.terminal_text import counted
 
 INODES_MIN: Final = 1_000
 """A buffer takes a few files, and others on the file system some more."""
-LIFE_EXCEEDED: Final = 11
-LIFE_SOON: Final = 9
-"""Of DEVICE_LIFE_TIME_EST_TYP_A and _B: tenths of its life that are used, begun ones counted (JESD84-B51, 7.4.22)."""
-EOL_WARNING, EOL_URGENT = 2, 3
-"""Of PRE_EOL_INFO: 80 and 90 % of the blocks in reserve are used (JESD84-B51, section 7.4.21)."""
-_NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs", "afs"})
-_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
-_WITHOUT_JOURNAL: Final = frozenset({"vfat", "msdos", "exfat", "ext2"})
-_SLAVES_MAX: Final = 8
+_INODES: Final = "delete files that nobody needs (df -i tells which file system, du --inodes where they are)"
 
 
-class Disk(Struct, frozen=True):
-    """What is under a folder. What the kernel does not tell is None."""
-
-    kind: str
-    """Of the file system: `ext4`; empty where it is not known."""
-    name: str = ""
-    """Of the disk: `mmcblk0`; empty where there is none of its own."""
-    what: str = ""
-    """What it is, in words: `an SD card (SC32G)`."""
-    life_used_tenths: int | None = None
-    """Of the worse of an eMMC's two kinds of memory; 11 is beyond what its maker promises."""
-    reserve: int | None = None
-    """PRE_EOL_INFO."""
-    state: str | None = None
-    """What the kernel says of a disk that can be taken off line: `running`, `live`, or what is wrong."""
-    is_protected: bool = False
-    """Whether the disk itself takes no writes."""
-    errors: int = 0
-    """That the file system has met since it was last checked."""
-    error_s: int | None = None
-    """When it met the last one: seconds since 1970."""
-
-
-def read_disk(folder: Path, system: Path = Path("/sys"), mounts: Path = Path("/proc/self/mountinfo")) -> Disk:
-    """Look at what is under a folder that is there. Raises OSError where that cannot be looked at."""
-    number = folder.stat().st_dev
-    device = f"{os.major(number)}:{os.minor(number)}"
-    kind = _file_system_of(device, mounts)
-    try:
-        block = (system / "dev/block" / device).resolve(strict=True)
-    except OSError:
-        return Disk(kind)
-    errors = _number(system / "fs" / kind / block.name / "errors_count") or 0 if kind else 0
-    error_s = _number(system / "fs" / kind / block.name / "last_error_time") if errors else None
-    disk = _whole(block)
-    of = disk / "device"
-    lives = [int(told, 16) for told in _text(of / "life_time").split() if told.startswith("0x")]
-    return Disk(
-        kind,
-        disk.name,
-        _what(disk, of),
-        max(lives, default=None),
-        _number(of / "pre_eol_info"),
-        _text(of / "state") or None,
-        _text(disk / "ro") == "1",
-        errors,
-        error_s or None,
-    )
-
-
-def check_disk(
-    buffer: Path, system: Path = Path("/sys"), mounts: Path = Path("/proc/self/mountinfo")
-) -> Iterator[Finding]:
+def check_disk(buffer: Path, system: Path = SYSTEM, mounts: Path = MOUNTS) -> Iterator[Finding]:
     """Judge the disk of a buffer; nothing where its folder cannot be looked at, which is said of that."""
     folder = buffer.parent
     try:
@@ -85,129 +22,12 @@ def check_disk(
         space = os.statvfs(folder)
     except OSError:
         return
-    troubles = [*_file_system(disk, folder), *_health(disk)]
+    found = [wrong("disk", words) if fails else remark("disk", words) for fails, words in troubles(disk, folder)]
     if space.f_files and space.f_favail < INODES_MIN:
         words = (
             f"the disk of {buffer} has room for {counted(space.f_favail, 'file')} more, whatever its space; {_INODES}"
         )
-        troubles.append(wrong("disk", words) if not space.f_favail else remark("disk", words))
-    yield from troubles
-    if not troubles and disk.name:
+        found.append(remark("disk", words) if space.f_favail else wrong("disk", words))
+    yield from found
+    if not found and disk.name:
         yield well("disk", f"{health_words(disk)}; {disk.kind} without errors")
-
-
-_INODES: Final = "delete files that nobody needs (df -i tells which file system, du --inodes where they are)"
-
-
-def health_words(disk: Disk) -> str:
-    """A disk in a few words: `mmcblk0 is an eMMC (DG4032), 10 to 20 % of its life used`."""
-    life = ""
-    tenths = disk.life_used_tenths
-    if tenths:
-        most = (
-            "all of its life and more"
-            if tenths >= LIFE_EXCEEDED
-            else f"{tenths * 10 - 10} to {tenths * 10} % of its life"
-        )
-        life = f", {most} used"
-    return f"{disk.name} is {disk.what}{life}"
-
-
-def _file_system(disk: Disk, folder: Path) -> Iterator[Finding]:
-    if disk.kind in _NETWORK:
-        yield wrong(
-            "disk",
-            f"{folder} is on a file system of another machine's ({disk.kind}), on which SQLite's WAL does not work; "
-            "write a path on a disk of this box's own (buffer.path)",
-        )
-    elif disk.kind in _MEMORY:
-        yield remark(
-            "disk",
-            f"{folder} is in memory ({disk.kind}): what sensors were told is safe is gone when this box restarts; "
-            "write a path on a disk (buffer.path), unless this is a trial",
-        )
-    elif disk.kind in _WITHOUT_JOURNAL:
-        yield remark(
-            "disk",
-            f"{folder} is on a file system without a journal ({disk.kind}), which a power cut may damage; write a path "
-            "on ext4 (buffer.path)",
-        )
-    if disk.errors:
-        when = "" if disk.error_s is None else f", the last on {datetime.fromtimestamp(disk.error_s, UTC):%Y-%m-%d}"
-        yield wrong(
-            "disk",
-            f"{disk.kind} on {disk.name} has met {counted(disk.errors, 'error')} since its last check{when}: the disk "
-            "or card may be dying (dmesg tells). Save what is on it, have it checked at the next start (fsck -f), and "
-            "replace it where they come again",
-        )
-
-
-def _health(disk: Disk) -> Iterator[Finding]:
-    replace = "have it replaced, and save what is on it before (sluice buffer export)"
-    if disk.is_protected:
-        yield wrong(
-            "disk", f"{disk.name} is {disk.what} that takes no writes: its switch, or its end of life; {replace}"
-        )
-    if disk.state not in {None, "running", "live"}:
-        yield wrong("disk", f"{disk.name} is {disk.what}, and the kernel says that it is {disk.state}; {replace}")
-    tenths, reserve = disk.life_used_tenths or 0, disk.reserve or 0
-    if tenths >= LIFE_EXCEEDED or reserve >= EOL_URGENT:
-        why = "its flash has outlived what its maker promises" if tenths >= LIFE_EXCEEDED else _RESERVE.format("90")
-        yield wrong("disk", f"{disk.name} is {disk.what}, and {why}: it may fail any day; {replace}")
-    elif tenths >= LIFE_SOON or reserve >= EOL_WARNING:
-        why = f"{tenths * 10 - 10} % of its life is used" if tenths >= LIFE_SOON else _RESERVE.format("80")
-        yield remark(
-            "disk", f"{disk.name} is {disk.what}, and {why}; have another one ready (sluice buffer ls: its wear)"
-        )
-
-
-_RESERVE: Final = "{} % of the blocks that it keeps in reserve are used"
-
-
-def _file_system_of(device: str, mounts: Path) -> str:
-    """The kind of file system on a device, by the last line that has it (proc_pid_mountinfo(5)); empty for none."""
-    found = ""
-    with suppress(OSError, UnicodeDecodeError):
-        for line in mounts.read_text(encoding="utf-8").splitlines():
-            before, _, after = line.partition(" - ")
-            columns = before.split()
-            if columns[2:3] == [device]:
-                found = after.partition(" ")[0]
-    return found
-
-
-def _whole(block: Path) -> Path:
-    """The disk that a partition, or what is mapped onto one, is on."""
-    for _ in range(_SLAVES_MAX):
-        slaves = sorted(path.resolve() for path in (block / "slaves").glob("*"))
-        if not slaves:
-            break
-        block = slaves[0]
-    return block.parent if (block / "partition").exists() else block
-
-
-def _what(disk: Path, of: Path) -> str:
-    kind = _text(of / "type")
-    name = _text(of / "name") or _text(of / "model")
-    model = f" ({name})" if name.isprintable() and name else ""
-    if kind == "SD":
-        return f"an SD card{model}, which does not tell its wear"
-    if kind == "MMC":
-        return f"an eMMC{model}"
-    if disk.name.startswith("nvme"):
-        return f"an NVMe disk{model}"
-    return f"a disk{model}"
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(_text(path), 0)
-    except ValueError:
-        return None

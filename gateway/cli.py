@@ -4,17 +4,14 @@ import asyncio
 import faulthandler
 import importlib
 import signal
-import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
 from click.exceptions import NoSuchCommand
 
 from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import WrappingGroup, config_option, json_option, load_settings
+from gateway.cli_options import WrappingGroup, config_option, load_settings
 
 _ELSEWHERE = {
     "buffer": "gateway.buffer_commands:buffer",
@@ -22,7 +19,9 @@ _ELSEWHERE = {
     "provision": "gateway.provision_command:provision_command",
     "reset": "gateway.reset_command:reset",
     "setup": "gateway.setup_commands:setup",
+    "update": "gateway.update_command:update",
     "check": "gateway.check_command:check",
+    "status": "gateway.status_command:status",
 }
 """Commands of other modules, loaded when one is asked for: `sluice run` needs none of what they do."""
 
@@ -74,48 +73,6 @@ def run(config: Path) -> None:
         asyncio.run(_until_stopped(pipeline.run(settings)))
     except* (BufferFileError, OSError) as errors:
         raise click.ClickException("; ".join(_words(error) for error in _leaves(errors))) from None
-
-
-@main.command(
-    short_help="What waits in the buffer, and how the daemon is.", epilog="Example: sluice status --config gateway.toml"
-)
-@config_option
-@json_option
-def status(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Show what waits in the buffer and how the daemon is; works on a running gateway and on a stopped one."""
-    from gateway import control, status_text  # noqa: PLC0415
-    from gateway.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
-    from gateway.buffer_status import read_status, this_moment  # noqa: PLC0415
-    from gateway.terminal_text import hanging  # noqa: PLC0415
-
-    settings = load_settings(config)
-    path = settings.buffer.path
-    try:
-        found = read_status(path)
-    except BufferFileError as error:
-        raise click.ClickException(str(error)) from error
-    daemon: dict[str, Any] | None = None
-    unheard = ""
-    if found.running:
-        try:
-            daemon = control.call(control.socket_path(path), "state")
-        except control.ControlError as error:
-            unheard = str(error)
-    if as_json:
-        click.echo(msgspec.json.encode({**msgspec.to_builtins(found), "daemon": daemon}))
-        return
-    seen = status_text.Glance(
-        settings,
-        found,
-        daemon,
-        unheard,
-        read_room_left(settings, daemon),
-        read_rows_behind(settings),
-        this_moment(settings.gateway),
-        time.time(),
-    )
-    for line in status_text.status_lines(seen):
-        click.echo(hanging(line, status_text.INDENT))
 
 
 async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:

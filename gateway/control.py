@@ -93,14 +93,23 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         told = {name: part() for name, part in (parts or {}).items()}
         counts = {**buffer.counts, **front_door.counts}
         last = front_door.counted_last
-        return {"buffer": buffer.state, "usage": buffer.usage, "counts": counts, "counted_last": last, **told}
+        lost = front_door.lost_told.total()
+        return {
+            "buffer": buffer.state,
+            "usage": buffer.usage,
+            "counts": counts,
+            "counted_last": last,
+            "lost_told": lost,
+            **told,
+        }
 
     async def devices(arguments: dict[str, Any]) -> object:
         # Imported when it is asked for: the commands' side of this module needs none of it.
         from gateway.device_states import DevicesAsked, devices_page  # noqa: PLC0415
 
         asked = _converted(arguments, DevicesAsked)
-        return await devices_page(asked, front_door.heard, front_door.clocks, boottime_us())
+        lost = front_door.lost_told
+        return await devices_page(asked, front_door.heard, front_door.clocks, boottime_us(), lost)
 
     async def quarantine_retry(arguments: dict[str, Any]) -> object:
         return await front_door.retry_quarantined(_numbers(arguments))

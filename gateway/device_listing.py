@@ -63,6 +63,8 @@ class Listing(NamedTuple):
     running: bool
     unheard: str
     """Why a daemon that runs did not answer; empty where it did."""
+    states: tuple[DeviceState, ...] = ()
+    """As the daemon told them; none where it did not."""
 
 
 class Place(NamedTuple):
@@ -98,7 +100,8 @@ def read_devices(settings: Settings) -> Listing:
             saved, restarted = states_from_marks(read_marks(connection, MARKS), now)
         else:
             saved, restarted = states, frozenset[str]()
-    return Listing(list(merged(found, saved, places, restarted, now, in_memory=states is not None)), running, unheard)
+    devices = list(merged(found, saved, places, restarted, now, in_memory=states is not None))
+    return Listing(devices, running, unheard, tuple(states or ()))
 
 
 def _ask_daemon(path: Path) -> Iterator[DeviceState]:

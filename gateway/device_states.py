@@ -2,6 +2,8 @@
 
 import asyncio
 import heapq
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -15,6 +17,7 @@ PAGE_MAX = 500
 """Devices in one answer."""
 AT_ONCE = 10
 """After so many the others get their turn: a clock that was restored is looked into here, half a millisecond each."""
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class ClockState(Struct, frozen=True):
@@ -77,6 +80,8 @@ class HeardState(Struct, frozen=True):
     """When the last reading came that had a tick which is none."""
     odd_date: ToldDate | None = None
     """The last time that it told and that could not be right."""
+    missing: int | None = None
+    """Readings that did not come, at the least, by their sequences; None where these do not tell."""
 
 
 class DeviceState(Struct, frozen=True):
@@ -87,6 +92,8 @@ class DeviceState(Struct, frozen=True):
     """None where no reading came since the start."""
     clocks: tuple[ClockState, ...] = ()
     """Of its newest boot; the one that was used last at the end."""
+    lost: int = 0
+    """Readings that are gone for good, as far as that was reported since the start."""
 
 
 class DevicesPage(Struct, frozen=True):
@@ -104,8 +111,10 @@ class DevicesAsked(Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 
-async def devices_page(asked: DevicesAsked, heard: DevicesHeard, clocks: DeviceClocks, now_us: int) -> DevicesPage:
-    """The next devices, as they are at CLOCK_BOOTTIME `now_us`."""
+async def devices_page(
+    asked: DevicesAsked, heard: DevicesHeard, clocks: DeviceClocks, now_us: int, lost: Mapping[str, int] = _NOTHING
+) -> DevicesPage:
+    """The next devices, as they are at CLOCK_BOOTTIME `now_us`; `lost` by device."""
     runs: dict[str, list[Run]] = {}
     for run in clocks.newest_runs():
         if run.device > asked.after:
@@ -124,6 +133,7 @@ async def devices_page(asked: DevicesAsked, heard: DevicesHeard, clocks: DeviceC
                 name,
                 None if of is None else msgspec.convert(of, HeardState, from_attributes=True),
                 tuple(ClockState.of(run, now_us) for run in runs.get(name, ())),
+                lost.get(name, 0),
             )
         )
     return DevicesPage(states, len(names) <= asked.limit)

@@ -51,9 +51,11 @@ class Heard:
         "boot",
         "boot_before",
         "due_us",
+        "first_sequence",
         "followed",
         "from_tick_ms",
         "from_us",
+        "is_mixed",
         "is_serial",
         "odd_date",
         "paces",
@@ -66,6 +68,7 @@ class Heard:
         "tells",
         "tick_ms",
         "tick_restarts",
+        "top_sequence",
         "unreadable_us",
     )
 
@@ -76,6 +79,11 @@ class Heard:
         """When the first and the last reading of this boot came in."""
         self.readings = 0
         """Of this boot."""
+        self.first_sequence: int | None = None
+        self.top_sequence = -1
+        """The sensor's, of this boot: of the reading that came first, and the highest."""
+        self.is_mixed = False
+        """Whether readings of this boot came on several MQTT topics, which may have a sequence each."""
         self.subject = ""
         """The MQTT topic, or the serial port."""
         self.is_serial = False
@@ -104,6 +112,16 @@ class Heard:
         """Ticks per millisecond over the last two stretches."""
         self.tick_restarts = 0
         """How often it began anew in this boot."""
+
+    @property
+    def missing(self) -> int | None:
+        """Readings of this boot that did not come, at the least, by their sequences; None where these do not tell.
+
+        What comes again, or late from before the first, makes it fewer: it is never too many.
+        """
+        if self.first_sequence is None or self.is_mixed:
+            return None
+        return max(0, self.top_sequence - self.first_sequence + 1 - self.readings)
 
     def follow(self, series: Series, tick_ms: int, received_us: int) -> None:
         """Take the pace of this topic's tick from here on."""
@@ -181,13 +199,20 @@ class DevicesHeard:
                 # A topic without an identity, beside others that have one, is of no other boot.
                 if heard is None or (heard.boot != boot and boot is not None):
                     heard = self._begin(series.device, boot, entry.received_us, series)
+                if heard.first_sequence is None:
+                    heard.first_sequence = entry.device_sequence
                 if heard.subject != series.subject:
+                    # A serial line counts all of its streams through.
+                    heard.is_mixed = bool(heard.subject) and series.stream == series.subject
                     heard.subject = series.subject[:SUBJECT_MAX]
                     heard.is_serial = series.stream != series.subject
                 if latest is not None and len(entry.payload) <= LATEST_BYTES_MAX and len(latest) < LATEST_MAX:
                     latest[series.stream] = entry
             received_us = heard.received_us = entry.received_us
             heard.readings += 1
+            sequence = entry.device_sequence
+            if sequence is not None and sequence > heard.top_sequence:
+                heard.top_sequence = sequence
             tick_ms = entry.tick_ms
             if tick_ms is not None:
                 heard.tells = "tick"

@@ -1,7 +1,7 @@
 """The words of `sluice status`: from what was read of the file, and what the daemon answered, to lines. No I/O."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
@@ -11,14 +11,19 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer_status import told
+from gateway.devices_text import bound
+from gateway.disk_health import health_words, troubles
 from gateway.settings import NO_SOURCE
+from gateway.status_devices import heading, rate
 from gateway.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
 from gateway.write_budget import SEEN_S_MIN
 
 if TYPE_CHECKING:
     from gateway.buffer_commands import RoomLeft
     from gateway.buffer_status import BufferStatus, DeviceStatus, Now
+    from gateway.disk_health import Disk
     from gateway.settings import Settings
+    from gateway.status_devices import DeviceRow
 
 INDENT = 12
 """Where what is said begins, and where a wrapped line goes on."""
@@ -57,6 +62,22 @@ class Glance:
     """This box's clock, be it right or not: seconds since 1970."""
     zone: tzinfo | None = None
     """Of whoever reads this; None is this machine's."""
+    devices: "Sequence[DeviceRow] | None" = None
+    """What the daemon has in memory of them; None where it was not asked, or did not answer."""
+    disk: "Disk | None" = None
+    rates: "Rates | None" = None
+    """Of what goes on, where it was looked at before."""
+
+
+class Rates(Struct, frozen=True):
+    """What changed between two looks, by the second."""
+
+    readings: float
+    """Taken in."""
+    sent: float
+    """Readings and events that Kafka took."""
+    wire_bytes: float
+    """On the uplink, both ways."""
 
 
 class _Uplink(Struct, frozen=True):
@@ -98,7 +119,11 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield f"{_BESIDE}what it is doing is not known: {seen.unheard}"
     if answer.get("uplink") is not None:
         yield from _uplink_lines(seen, msgspec.convert(answer["uplink"], _Uplink))
+    yield from _traffic_lines(seen, answer)
     yield from _buffer_lines(seen)
+    yield from _disk_lines(seen)
+    if answer.get("clock"):
+        yield _clock_line(seen, answer["clock"])
     if not settings.has_source:
         yield f"sources     {NO_SOURCE}"
     yield from _input_lines(answer, seen.now.boottime_us)
@@ -109,12 +134,60 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield "quarantine  empty"
     if found.losses:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
+    if answer.get("lost_told"):
+        label = _BESIDE if found.losses else "lost        "
+        yield f"{label}{answer['lost_told']:,} readings since the start, told on {seen.settings.kafka.events_topic}"
+    if seen.devices is not None:
+        yield f"devices     {heading(seen.devices)}"
+        return
     devices = f"{len(found.devices):,}" if found.devices else "none yet"
     send = "sends a sequence of its own" if len(found.devices) == 1 else "send a sequence of their own"
     ports = (answer.get("serial") or {}).get("ports", {})
     beside = " (text and Modbus stand under serial)" if any(map(_is_mute, ports.values())) else ""
     yield f"devices     {devices} that {send}{beside}"
     yield from _device_lines(seen)
+
+
+def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+    """What went through since the start, and what goes through now."""
+    counts, uplink = answer.get("counts", {}), answer.get("uplink") or {}
+    if "readings" not in counts:
+        return
+    now = ""
+    if seen.rates is not None:
+        rates = seen.rates
+        now = f"{rate(rates.readings)} in, {rate(rates.sent)} to Kafka, {size(rates.wire_bytes)}/s on the uplink; "
+    sent = f", {uplink['sent']:,} readings and events to Kafka" if "sent" in uplink else ""
+    yield f"readings    {now}since the start {counts['readings']:,} came in{sent}"
+
+
+def _clock_line(seen: Glance, clock: dict[str, Any]) -> str:
+    if not clock.get("synced"):
+        return "clock       NOT SYNCED: nothing vouches for this box's time; sluice check says what to do"
+    error_us = clock.get("error_us")
+    within = "" if error_us is None else f", within {bound(error_us)}"
+    how = "taken as it is" if seen.settings.gateway.clock == "system" else "synced"
+    steps = clock.get("steps", 0)
+    stepped = "" if not steps else f"; SET {'once' if steps == 1 else f'{steps:,} times'} since the start"
+    since_us = clock.get("since_us")
+    since = "" if since_us is None else f" for {span((seen.now.boottime_us - since_us) / 1e6)}"
+    return f"clock       {how}{since}{within}{stepped}"
+
+
+def _disk_lines(seen: Glance) -> Iterator[str]:
+    """The disk's health, as far as it is told, and what is written to it."""
+    room = seen.room
+    parts = []
+    if seen.disk is not None and seen.disk.name:
+        parts.append(health_words(seen.disk))
+    if room.disk_bytes_per_day is not None:
+        lasts = "" if room.card_days is None else f", by which a cheap card lasts {span(room.card_days * 86_400)}"
+        parts.append(f"{size(room.disk_bytes_per_day)} a day are written{lasts}")
+    if parts:
+        yield f"disk        {'; '.join(parts)}"
+    if seen.disk is not None:
+        for trouble in troubles(seen.disk, seen.settings.buffer.path.parent):
+            yield f"{_BESIDE}{trouble.words}"
 
 
 def _device_lines(seen: Glance) -> Iterator[str]:
@@ -348,7 +421,7 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
     refusals = {reason: count for reason, count in counts.items() if reason not in {"connected", "disconnected"}}
     if refusals:
         yield f"listener    refused or ended since the start{_by_reason(refusals)}"
-    yield from _serial_lines(daemon.get("serial", {}), now_us)
+    yield from _serial_lines(daemon.get("serial") or {}, now_us)
 
 
 def _time_lines(counts: dict[str, int], last: dict[str, str]) -> Iterator[str]:

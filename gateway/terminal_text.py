@@ -15,6 +15,7 @@ LAST_COLUMN_MIN = 12
 """To this the last column gives way before any other does."""
 WIDTH_UNKNOWN = 80
 """Of a terminal that does not know its own width, as many a serial console."""
+HEIGHT_UNKNOWN = 24
 UNBOUNDED = 1_000_000
 """The width where no terminal is written to: whoever reads a pipe or a file gets whole lines."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,6 +33,14 @@ def terminal_width(stream: TextIO | None = None) -> int:
         return int(told)
     try:
         return os.get_terminal_size((stream or sys.stdout).fileno()).columns or WIDTH_UNKNOWN
+    except (OSError, ValueError):  # no terminal, or closed
+        return UNBOUNDED
+
+
+def terminal_height(stream: TextIO | None = None) -> int:
+    """Lines of the terminal behind a stream, standard output by default."""
+    try:
+        return os.get_terminal_size((stream or sys.stdout).fileno()).lines or HEIGHT_UNKNOWN
     except (OSError, ValueError):  # no terminal, or closed
         return UNBOUNDED
 

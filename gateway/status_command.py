@@ -1,0 +1,118 @@
+"""`sluice status`: what waits in the buffer, how the daemon and its devices are; once, or again and again."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gateway.buffer_schema import BufferFileError
+from gateway.cli_options import config_option, json_option, load_settings
+from gateway.settings import Settings
+from gateway.status_text import DEVICES_MAX, INDENT, Glance, status_lines
+
+WATCH_S = 2.0
+
+
+@click.command(
+    short_help="What waits in the buffer, how the daemon and its devices are.",
+    epilog="Example: sluice status --watch 5 --config gateway.toml",
+)
+@config_option
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(0.2, 3_600),
+    metavar="[SECONDS]",
+    is_flag=False,
+    flag_value=WATCH_S,
+    help=f"Show it again and again, every {WATCH_S:g} seconds or as often as is said, until q is pressed.",
+)
+@json_option
+def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Show what waits in the buffer and how the daemon is; works on a running gateway and on a stopped one.
+
+    Devices in trouble come first: silent for ten times their usual interval, readings MISSING (at the least, by the
+    sensor's own sequence since it or the gateway started), readings LOST, or a finding (!) of sluice devices.
+    """
+    settings = load_settings(config)
+    if watch_s is not None:
+        _watch(settings, watch_s, as_json=as_json)
+        return
+    try:
+        seen = glance(settings)
+    except BufferFileError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(msgspec.json.encode(told(seen)))
+        return
+    from gateway.status_devices import device_lines  # noqa: PLC0415
+    from gateway.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
+
+    lines = [hanging(line, INDENT) for line in status_lines(seen)]
+    for line in lines:
+        click.echo(line)
+    if seen.devices:
+        # As much of one screen as is left, with the prompt below it; as many as a page has where nobody looks.
+        left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 2
+        for line in device_lines(seen.devices, max(_ROWS_MIN, min(DEVICES_MAX, left)), terminal_width()):
+            click.echo(line)
+
+
+_ROWS_MIN = 5
+
+
+def told(seen: Glance) -> dict[str, Any]:
+    """The same for programs."""
+    devices = None if seen.devices is None else msgspec.to_builtins(seen.devices)
+    disk = None if seen.disk is None else msgspec.to_builtins(seen.disk)
+    found = msgspec.to_builtins(seen.found)
+    return {**found, "daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "disk": disk}
+
+
+def glance(settings: Settings) -> Glance:
+    """Look at the buffer file, and ask the daemon where one runs. Raises BufferFileError, click.ClickException."""
+    from gateway import control  # noqa: PLC0415
+    from gateway.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
+    from gateway.buffer_status import read_status, this_moment  # noqa: PLC0415
+    from gateway.device_listing import read_devices  # noqa: PLC0415
+    from gateway.disk_health import read_disk  # noqa: PLC0415
+    from gateway.status_devices import device_rows  # noqa: PLC0415
+
+    path = settings.buffer.path
+    found = read_status(path)
+    daemon: dict[str, Any] | None = None
+    devices = None
+    unheard = ""
+    if found.running:
+        try:
+            daemon = control.call(control.socket_path(path), "state")
+        except control.ControlError as error:
+            unheard = str(error)
+        else:
+            devices = device_rows(read_devices(settings), found.losses_by_device)
+    return Glance(
+        settings,
+        found,
+        daemon,
+        unheard,
+        read_room_left(settings, daemon),
+        read_rows_behind(settings),
+        this_moment(settings.gateway),
+        time.time(),
+        devices=devices,
+        disk=read_disk(path.parent),
+    )
+
+
+def _watch(settings: Settings, interval_s: float, *, as_json: bool) -> None:
+    from gateway.status_watch import is_screen, watch  # noqa: PLC0415
+
+    if as_json or not is_screen(sys.stdin, sys.stdout):
+        raise click.UsageError(
+            "--watch draws on a terminal, and standard input or output is none here; a program calls "
+            "`sluice status --json` as often as it likes"
+        )
+    watch(lambda: glance(settings), interval_s)

@@ -1,0 +1,259 @@
+"""`sluice status --watch`: the same screen drawn again and again, in place, until somebody presses q.
+
+It is drawn on the terminal's alternate screen, line by line over what stands there, so that nothing flickers and what
+was on the screen before is back at the end, however that comes. Somebody else looks while a thread asks the gateway:
+one that hangs does not keep q from ending this.
+"""
+
+import os
+import select
+import signal
+import sys
+import termios
+import textwrap
+import threading
+import time
+import tty
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Final, Self, TextIO
+
+import click
+
+from gateway.buffer_schema import BufferFileError
+from gateway.status_devices import device_lines
+from gateway.status_text import INDENT, Glance, Rates, status_lines
+from gateway.terminal_text import escaped, shortened, span
+
+DEVICES_MIN: Final = 4
+"""Lines that the devices have at the least, where there are any: what is above them is cut short for that."""
+RATES_S: Final = 10.0
+"""Rates are those of so long, where it was looked for that long."""
+LATE_S: Final = 5.0
+"""An answer that takes longer than this is told of."""
+SHARE_MAX: Final = 0.2
+"""Of the time, what asking may take: with thousands of devices it is done less often."""
+_ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
+"""The alternate screen; no cursor, no wrapping of lines; cleared."""
+_LEAVE: Final = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_BEGIN, _END = "\x1b[?2026h\x1b[H", "\x1b[J\x1b[?2026l"
+"""A drawing, shown at once by terminals that know how: from the top left corner on; what is below it is cleared."""
+_QUIT: Final = frozenset({b"q", b"Q", b"\x03", b"\x04"})
+_SIGNALS: Final = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT)
+
+
+def is_screen(keys: TextIO, screen: TextIO) -> bool:
+    """Whether there is a terminal to draw on, and one to press a key at."""
+    return keys.isatty() and screen.isatty() and os.environ.get("TERM", "") not in {"", "dumb"}
+
+
+class _Ended(Exception):  # noqa: N818 - no error
+    """By a signal, whose number it carries; 0 for a key."""
+
+
+def watch(look: Callable[[], Glance], interval_s: float) -> None:
+    """Draw what `look` sees until q, Ctrl-C or a signal; `look` is called in a thread of its own."""
+    looking = _Looking(look, interval_s)
+    number = 0
+    with ExitStack() as until_end:
+        came = until_end.enter_context(_signals())
+        screen = until_end.enter_context(_Screen(sys.stdin.fileno()))
+        looking.start()
+        try:
+            while True:
+                screen.draw(looking)
+                _wait(screen, looking, came)
+        except _Ended as ended:
+            number = int(ended.args[0])
+    if number:
+        # As the signal would have ended it, now that the terminal is as it was.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def _wait(screen: "_Screen", looking: "_Looking", came: int) -> None:
+    """Until something is to be drawn. Raises _Ended."""
+    ready, _, _ = select.select([screen.keys, came, looking.news], [], [], 1.0)
+    if looking.news in ready:
+        os.read(looking.news, 4096)
+    if came in ready:
+        for number in os.read(came, 64):
+            if number in {signal.SIGTERM, signal.SIGHUP}:
+                raise _Ended(number)
+            if number == signal.SIGINT:
+                raise _Ended(0)
+            if number == signal.SIGTSTP:
+                screen.suspend()
+    if screen.keys in ready:
+        pressed = os.read(screen.keys, 64)
+        # Nothing: the terminal is gone.
+        if not pressed or pressed[:1] in _QUIT:
+            raise _Ended(0)
+
+
+@contextmanager
+def _signals() -> Iterator[int]:
+    """Their numbers, to be read from what this gives: none of them interrupts a drawing."""
+    came, write = os.pipe()
+    os.set_blocking(write, False)
+    os.set_blocking(came, False)
+    former = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+    former_fd = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield came
+    finally:
+        signal.set_wakeup_fd(former_fd)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        os.close(came)
+        os.close(write)
+
+
+# -- the screen -----------------------------------------------------------------------------------
+
+
+class _Screen:
+    """The terminal, while it is ours."""
+
+    def __init__(self, keys: int) -> None:
+        self.keys = keys
+        self._former: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._former = termios.tcgetattr(self.keys)
+        self._take()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
+
+    def _take(self) -> None:
+        # Ctrl-C and Ctrl-Z are signals as ever.
+        tty.setcbreak(self.keys, termios.TCSADRAIN)
+        self._write(_ENTER)
+
+    def _give_back(self) -> None:
+        # A terminal that is gone needs nothing.
+        with suppress(OSError, termios.error):
+            self._write(_LEAVE)
+        with suppress(OSError, termios.error):
+            termios.tcsetattr(self.keys, termios.TCSADRAIN, self._former)
+
+    def suspend(self) -> None:
+        """Ctrl-Z: give the terminal back, stop, and take it again when going on."""
+        self._give_back()
+        former = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, former)
+        self._take()
+
+    def draw(self, looking: "_Looking") -> None:
+        """Draw what was seen last."""
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+        lines = drawing(looking.seen, looking.trouble, looking.late_s(), looking.interval_s, columns or 80, rows or 24)
+        # Behind a line that fills its row the cursor stands on the last character, which would be cleared.
+        cleared = (line if len(line) >= columns else f"{line}\x1b[K" for line in lines)
+        self._write(_BEGIN + "\r\n".join(cleared) + _END)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def drawing(  # noqa: PLR0913, PLR0917 - what a screen is made of
+    seen: Glance | None, trouble: str, late_s: float, interval_s: float, columns: int, rows: int
+) -> list[str]:
+    """The lines of a screen: at most so many, none wider than it."""
+    when = "" if seen is None else f"{time.strftime('%H:%M:%S', time.localtime(seen.wall_s))}, "
+    late = f"no answer for {span(late_s)}, " if late_s >= LATE_S else ""
+    head = f"{when}{late}every {interval_s:g} s; q ends"
+    if trouble or seen is None:
+        words = trouble or "looking ..."
+        return [shortened(head, columns), "", *textwrap.wrap(escaped(words), columns)][:rows]
+    above = [line for told in status_lines(seen) for line in _wrapped(told, columns)]
+    above[0] = _with_head(above[0], head, columns)
+    devices = seen.devices or ()
+    left = rows - len(above)
+    least = min(DEVICES_MIN, len(devices) + 1) if devices else 0
+    if left < least:
+        above = [*above[: max(1, rows - least - 1)], "... sluice status says more"]
+        left = rows - len(above)
+    # The table's own headings are a line of it.
+    table = list(device_lines(devices, left - 1, columns))[:left] if devices and left > 1 else []
+    return [line[:columns] for line in (*above, *table)][:rows]
+
+
+def _wrapped(line: str, columns: int) -> list[str]:
+    indent = " " * INDENT
+    return textwrap.wrap(line, columns, subsequent_indent=indent, break_on_hyphens=False) or [""]
+
+
+def _with_head(first: str, head: str, columns: int) -> str:
+    """The first line with what is said of the watching at its right end, as far as there is room."""
+    gap = columns - len(first) - len(head)
+    return f"{first}{' ' * gap}{head}" if gap >= 2 else shortened(f"{first}  {head}", columns)
+
+
+# -- what is looked at ----------------------------------------------------------------------------
+
+
+class _Looking(threading.Thread):
+    """Looks again and again. `news` has something to read whenever there is something new."""
+
+    def __init__(self, look: Callable[[], Glance], interval_s: float) -> None:
+        # The end does not wait for a gateway that hangs.
+        super().__init__(name="look", daemon=True)
+        self.interval_s = interval_s
+        self.news, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self.seen: Glance | None = None
+        self.trouble = ""
+        self._look = look
+        self._since_s: float | None = None
+        self._before: deque[tuple[float, int, int, int]] = deque()
+
+    def late_s(self) -> float:
+        """How long an answer has been waited for."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def run(self) -> None:
+        """Look, for as long as the process lives."""
+        while True:
+            begun_s = self._since_s = time.monotonic()
+            try:
+                seen, trouble = self._look(), ""
+            except (BufferFileError, click.ClickException, OSError) as error:
+                seen, trouble = None, error.message if isinstance(error, click.ClickException) else str(error)
+            took_s = time.monotonic() - begun_s
+            self._since_s = None
+            # Both are replaced whole: the one who draws never sees a half.
+            self.trouble = trouble
+            self.seen = None if seen is None else _with_rates(seen, self._before)
+            with suppress(BlockingIOError):
+                os.write(self._write, b".")
+            time.sleep(max(0.0, max(self.interval_s, took_s / SHARE_MAX) - took_s))
+
+
+def _with_rates(seen: Glance, before: "deque[tuple[float, int, int, int]]") -> Glance:
+    """The same with what changed since an earlier look, which is remembered in `before`."""
+    answer = seen.answer or {}
+    uplink = answer.get("uplink") or {}
+    counts = answer.get("counts", {}).get("readings", 0), uplink.get("sent", 0), uplink.get("wire_bytes", 0)
+    at_s = seen.now.boottime_us / 1e6
+    if seen.answer is None or (before and any(now < then for now, then in zip(counts, before[-1][1:], strict=True))):
+        # Stopped, or started anew: it counts from the beginning.
+        before.clear()
+    if seen.answer is None:
+        return seen
+    while len(before) > 1 and at_s - before[1][0] >= RATES_S:
+        before.popleft()
+    rates = None
+    if before and at_s > before[0][0]:
+        then_s, *then = before[0]
+        readings, sent, wire_bytes = ((now - of) / (at_s - then_s) for now, of in zip(counts, then, strict=True))
+        rates = Rates(readings, sent, wire_bytes)
+    before.append((at_s, *counts))
+    return replace(seen, rates=rates)
