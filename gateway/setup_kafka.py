@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import socket
 import ssl
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,67 +44,79 @@ class Broker(Struct, frozen=True):
 
 def look_at(addresses: Sequence[str]) -> list[Broker]:
     """Find out what brokers speak, side by side; nothing secret is sent."""
-
-    async def look() -> list[Broker]:
-        return await asyncio.gather(*map(_look_at, addresses))
-
-    return asyncio.run(look())
+    # A thread for each: OpenSSL keeps its errors by thread, and what one broker refuses would be told of another.
+    with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="setup") as threads:
+        return list(threads.map(_look_at, addresses))
 
 
-async def _look_at(address: str) -> Broker:
+def _look_at(address: str) -> Broker:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     stage: Stage = "name"
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            (_, _, _, found), *_ = await names.addresses(host, int(port))
+        resolved = asyncio.run(_resolved(host, int(port)))
         stage = "connect"
-        async with asyncio.timeout(PATIENCE_S):
-            _, writer = await asyncio.open_connection(found[0], found[1])
-            writer.close()
+        found = _first_reached(resolved)
     except (OSError, TimeoutError) as error:
         fault = reach_words(error, host, int(port), KafkaSettings((address,)), stage=stage)
         return Broker(address, f"{fault.words}; {fault.hint}")
     for tls in (True, False):
+        # The other way, then: what is wrong with both is found as the settings are tried.
+        with suppress(OSError, EOFError, ValueError, struct.error), _connected(found, tls=tls) as connection:
+            return Broker(address, tls=tls, mechanisms=_asked(connection))
+    return Broker(address, tls=_speaks_tls(found))
+
+
+async def _resolved(host: str, port: int) -> list[tuple[str, int]]:
+    """The addresses of a host. Raises OSError, TimeoutError."""
+    async with asyncio.timeout(PATIENCE_S):
+        return [(found[0], found[1]) for _, _, _, found in await names.addresses(host, port)]
+
+
+def _first_reached(addresses: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    """The first address that takes a connection. Raises OSError, TimeoutError of the first one where none does."""
+    failures: list[OSError] = []
+    for address in addresses:
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                mechanisms = await _asked(found[0], found[1], tls=tls)
-        except (OSError, EOFError, TimeoutError, ValueError, struct.error):
-            # The other way, then: what is wrong with both is found as the settings are tried.
-            continue
-        return Broker(address, tls=tls, mechanisms=mechanisms)
-    return Broker(address, tls=await _speaks_tls(found[0], found[1]))
+            socket.create_connection(address, PATIENCE_S).close()
+        except OSError as error:
+            failures.append(error)
+        else:
+            return address
+    raise failures[0]
 
 
-async def _speaks_tls(host: str, port: int) -> bool:
+@contextmanager
+def _connected(found: tuple[str, int], *, tls: bool) -> Iterator[socket.socket]:
+    with socket.create_connection(found, PATIENCE_S) as plain:
+        if not tls:
+            yield plain
+            return
+        with _any_certificate().wrap_socket(plain) as wrapped:
+            yield wrapped
+
+
+def _speaks_tls(found: tuple[str, int]) -> bool:
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            _, writer = await asyncio.open_connection(host, port, ssl=_any_certificate())
-            writer.close()
-    except (OSError, TimeoutError):
+        with _connected(found, tls=True):
+            return True
+    except OSError:
         return False
-    return True
 
 
-async def _asked(host: str, port: int, *, tls: bool) -> tuple[str, ...]:
+def _asked(connection: socket.socket) -> tuple[str, ...]:
     """The mechanisms that a broker takes, none where it wants no log-in.
 
     Kafka's SaslHandshake, version 1: `clients/src/main/resources/common/message/SaslHandshakeRequest.json`. Raises
     OSError, EOFError, ValueError, struct.error where what answers is none, or speaks otherwise.
     """
-    context = _any_certificate() if tls else None
-    reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=_ANSWER_BYTES_MAX)
-    try:
-        wanted = MECHANISMS[0].encode()
-        asked = struct.pack(f">hhih6sh{len(wanted)}s", _SASL_HANDSHAKE, 1, 1, 6, b"sluice", len(wanted), wanted)
-        writer.write(struct.pack(">i", len(asked)) + asked)
-        await writer.drain()
-        (length,) = struct.unpack(">i", await reader.readexactly(4))
-        if not 10 <= length <= _ANSWER_BYTES_MAX:
-            raise ValueError("no answer of Kafka's")
-        answer = await reader.readexactly(length)
-    finally:
-        writer.close()
+    wanted = MECHANISMS[0].encode()
+    asked = struct.pack(f">hhih6sh{len(wanted)}s", _SASL_HANDSHAKE, 1, 1, 6, b"sluice", len(wanted), wanted)
+    connection.sendall(struct.pack(">i", len(asked)) + asked)
+    (length,) = struct.unpack(">i", _read(connection, 4))
+    if not 10 <= length <= _ANSWER_BYTES_MAX:
+        raise ValueError("no answer of Kafka's")
+    answer = _read(connection, length)
     (count,) = struct.unpack_from(">i", answer, 6)
     found, at = [], 10
     for _ in range(count):
@@ -110,6 +124,16 @@ async def _asked(host: str, port: int, *, tls: bool) -> tuple[str, ...]:
         found.append(answer[at + 2 : at + 2 + size].decode("ascii"))
         at += 2 + size
     return tuple(found)
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    read = b""
+    while len(read) < size:
+        more = connection.recv(size - len(read))
+        if not more:
+            raise EOFError
+        read += more
+    return read
 
 
 def _any_certificate() -> ssl.SSLContext:
