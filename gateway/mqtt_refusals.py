@@ -38,6 +38,10 @@ LOGINS_AGAIN: Final = "refused log-ins in the last minute, beside those that hav
 ADDRESSES_MAX: Final = 4
 """Lines in LOG_INTERVAL_S of one name, from several addresses."""
 SHOWN_CHARACTERS: Final = 2
+STRETCH_CHARACTERS: Final = 8
+"""A shorter piece of a secret gives it away to nobody."""
+HIDDEN_CHARACTERS_MAX: Final = 256
+"""As much of a user name or password as is looked for in other texts."""
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 
@@ -195,13 +199,16 @@ def _client_id_told(connect: Connect, *, is_known: bool) -> str:
     """The client identifier; masked where it repeats what is not to be shown."""
     client_id, user = connect.client_id, "" if is_known else connect.user_name or ""
     password = (connect.password or b"").decode(errors="replace")
-    if any(hidden and (hidden in client_id or _is_much_of(client_id, hidden)) for hidden in (user, password)):
+    if _shares_much(client_id, user) or _shares_much(client_id, password):
         return f"{client_id[:SHOWN_CHARACTERS]}… ({counted(len(client_id), 'character')})"
     return _cut(client_id)
 
 
-def _is_much_of(part: str, whole: str) -> bool:
-    return part in whole and 2 * len(part) >= len(whole)
+def _shares_much(told: str, hidden: str) -> bool:
+    """Whether a text holds a stretch of what is to be hidden, or all of it where that is short."""
+    length = min(len(hidden), STRETCH_CHARACTERS)
+    ends = min(len(hidden), HIDDEN_CHARACTERS_MAX) - length + 1
+    return length > 0 and any(hidden[at : at + length] in told for at in range(ends))
 
 
 def _cut(name: str) -> str:

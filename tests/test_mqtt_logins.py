@@ -1,6 +1,7 @@
 """Who may log in changes as the devices' file does, at once, and a file that cannot be read changes nothing."""
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,6 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from structlog.testing import capture_logs
 
-from gateway import device_credentials
 from gateway.device_credentials import add, digest, revoke, rotate
 from gateway.mqtt_access import Identity
 from gateway.mqtt_logins import NOBODY, RETRY_INTERVAL_S, TROUBLE_INTERVAL_S, Logins
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_read_leaves_all_as_it_is_and_is_told_of_loudly(
         def refuse(*_: object, **__: object) -> int:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(device_credentials.os, "open", refuse)
+        monkeypatch.setattr(os, "open", refuse)
     with capture_logs() as lines:
         for _ in range(int(TROUBLE_INTERVAL_S) + 60):
             assert not logins.look()
@@ -193,8 +193,11 @@ class Sensor:
         def stored(*_: object) -> None:
             self.stored += 1
 
+        def ended(*_: object) -> None:
+            loop.call_soon_threadsafe(self.ended.set)
+
         self._client.on_connect = answered
-        self._client.on_disconnect = lambda *_: loop.call_soon_threadsafe(self.ended.set)
+        self._client.on_disconnect = ended
         self._client.on_publish = stored
         self._client.connect_async("127.0.0.1", port)
         self._client.loop_start()
