@@ -9,6 +9,7 @@ import socket
 import time
 from collections import Counter
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Final
 
 import h11
@@ -157,7 +158,7 @@ class StatusPage:
         except _RefusedError as error:
             answer, is_last = refusal(error.status, error.words), True
         except TimeoutError:
-            if connection.their_state is h11.IDLE:
+            if connection.their_state is h11.IDLE and not connection.trailing_data[0]:
                 return False
             answer, is_last = refusal(408, "the request took too long"), True
         if connection.our_state not in {h11.IDLE, h11.SEND_RESPONSE}:
@@ -237,7 +238,11 @@ def _sent(connection: h11.Connection, answer: Answer, method: bytes, *, is_last:
         headers = list(answer.headers)
     if is_last:
         headers.append(("connection", "close"))
-    parts = [connection.send(h11.Response(status_code=answer.status, headers=headers))]
+    parts = [
+        connection.send(
+            h11.Response(status_code=answer.status, reason=HTTPStatus(answer.status).phrase, headers=headers)
+        )
+    ]
     if answer.body and method != b"HEAD" and answer.status != 304:
         parts.append(connection.send(h11.Data(data=answer.body)))
     parts.append(connection.send(h11.EndOfMessage()))

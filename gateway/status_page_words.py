@@ -42,6 +42,8 @@ class Alarm(Struct, frozen=True):
     level: Level
     subject: str
     words: str
+    """What happened."""
+    means: str = ""
     todo: str = ""
 
 
@@ -97,19 +99,18 @@ class Facts(Struct, frozen=True):
 class Headline(Struct, frozen=True):
     """The sentence on top."""
 
-    level: Literal["well", "note", "warn", "bad"]
+    level: Literal["well", "warn", "bad"]
     words: str
+    means: str
     todo: str
 
 
 def headline(facts: Facts, alarms: Sequence[Alarm]) -> Headline:
     """What is worst; or that all is well."""
     worst = alarms[0] if alarms else None
-    others = sum(alarm.level != "note" for alarm in alarms) - 1
     if worst is None or worst.level == "note":
-        return Headline("well", f"All is well: {_well_words(facts)}.", "")
-    more = f" And {counted(others, 'more thing')} below." if others > 0 else ""
-    return Headline(worst.level, f"{worst.words}{more}", worst.todo)
+        return Headline("well", f"All is well: {_well_words(facts)}.", "", "")
+    return Headline(worst.level, worst.words, worst.means, worst.todo)
 
 
 def _well_words(facts: Facts) -> str:
@@ -148,15 +149,16 @@ def _disk(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "bad",
             "Disk",
-            f"The disk fails: {facts.failing}. No reading is acknowledged until it works again; sensors keep what they "
-            "have.",
+            f"The disk fails: {_sentence(facts.failing)}",
+            "No reading is acknowledged until it works again; sensors keep what they have.",
             "See that the card or disk is there and has room; if it stays so, replace it. sluice check says more.",
         )
     for name in facts.found.set_aside if facts.found is not None else ():
         yield Alarm(
             "warn",
             "Disk",
-            f"The buffer's file was found corrupt and set aside ({name}); what could be read of it was saved.",
+            f"The buffer's file was found corrupt and set aside ({name}).",
+            "What could be read of it was saved.",
             "Replace the memory card if this happens again. Remove that file once you need nothing more of it.",
         )
 
@@ -168,31 +170,34 @@ def _buffer(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "bad",
             "Buffer",
-            f"The buffer is full ({size(facts.bytes_used)}): {then} (buffer.when_full).",
+            f"The buffer is full ({size(facts.bytes_used)}).",
+            f"{then[0].upper()}{then[1:]} (buffer.when_full).",
             "Get Kafka reached again, or give the buffer more room (buffer.bytes_max, free space on the disk).",
         )
         return
     soon_s = None if facts.hours_until_full is None else facts.hours_until_full * 3_600
     is_soon = soon_s is not None and soon_s < SOON_FULL_S and not facts.uplink.up
     if share >= NEARLY_FULL or is_soon:
-        lasts = "" if soon_s is None else f"; at the present rate the room lasts for {span(soon_s)}"
+        lasts = "" if soon_s is None else f"At the present rate the room lasts for {span(soon_s)}. "
         yield Alarm(
             "warn",
             "Buffer",
-            f"The buffer fills: {share:.0%} of its room is used{lasts}. When it is full, {then}.",
+            f"The buffer fills: {share:.0%} of its room is used.",
+            f"{lasts}When it is full, {then}.",
             "Get Kafka reached again, or raise buffer.bytes_max.",
         )
 
 
 def _wear(facts: Facts) -> Iterator[Alarm]:
     if facts.wear is not None:
-        yield Alarm("warn", "Disk", facts.wear, "Replace it at the next visit.")
+        yield Alarm("warn", "Disk", facts.wear, "It may fail soon.", "Replace it at the next visit.")
     days = facts.budget.card_days if facts.budget is not None else None
     if days is not None and days < CARD_DAYS_MIN:
         yield Alarm(
             "warn",
             "Disk",
-            f"At today's rate a plain memory card lasts {span(days * 86_400)}.",
+            f"A plain memory card lasts {span(days * 86_400)} at the rate of the last day.",
+            "Then it fails, mostly without a word before.",
             "Use a card sold for endurance, or an SSD; or raise buffer.commit_delay_ms, which spares it.",
         )
 
@@ -203,13 +208,14 @@ def _clock(facts: Facts) -> Iterator[Alarm]:
         since = span((facts.boottime_us - clock.since_us) / 1e6)
         if facts.uplink.waits_for_clock:
             hold = span(facts.settings.gateway.hold_unsynced_s)
-            then = f"readings wait on this box for it, at most {hold} (gateway.hold_unsynced_s)"
+            then = f"Readings wait on this box for it, at most {hold} (gateway.hold_unsynced_s)."
         else:
-            then = "readings go with times that nothing vouches for, and are put right once it is"
+            then = "Readings go with times that nothing vouches for, and are put right once it is."
         yield Alarm(
             "warn",
             "Clock",
-            f"This box's clock is not synced (for {since}): {then}.",
+            f"This box's clock has not been synced for {since}.",
+            then,
             "See that time sync by NTP reaches its server (timedatectl). sluice check says more.",
         )
     elif clock.steps and clock.stepped_us is not None and facts.boottime_us - clock.stepped_us < LOST_TOLD_S * 1e6:
@@ -218,7 +224,8 @@ def _clock(facts: Facts) -> Iterator[Alarm]:
             "warn",
             "Clock",
             f"Somebody set this box's clock {ago} ago, by {clock.stepped_by_us / 1e6:+,.1f} s, although it was synced.",
-            "See who does (two time services, a person, a host): one of the two times was wrong.",
+            "One of the two times was wrong.",
+            "See who does it: two time services, a person, a host.",
         )
 
 
@@ -242,18 +249,20 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "warn",
             "Uplink",
-            f"Nothing is sent {until}: what may be sent in a day is used up (kafka.bytes_per_day_max). {_safe(facts)}",
+            f"Nothing is sent {until}: what may be sent in a day is used up (kafka.bytes_per_day_max).",
+            _safe(facts),
             "Raise it if the contract with the network allows.",
         )
     elif not uplink.up and (uplink.error is not None or facts.up_s > START_S):
         ago_s = since_s(facts)
         how_long = "" if ago_s is None else f" for {span(ago_s)}"
-        what = "refuses this gateway, or is refused by it" if uplink.barred else "is not reached"
+        what = "cannot be used" if uplink.barred else "has not been reached"
         why = _sentence(shortened(uplink.error or "no answer yet", 400))
         yield Alarm(
             "warn" if not facts.full else "bad",
             "Uplink",
-            f"Kafka {what}{how_long}: {why} {_safe(facts)}",
+            f"Kafka {what}{how_long}: {why}",
+            _safe(facts),
             "Check the network and the settings under [kafka]: sluice check goes through the way step by step."
             if not uplink.barred
             else "Check the log-in, the certificates and their files: sluice check says which.",
@@ -262,8 +271,8 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "warn",
             "Uplink",
-            f"Kafka's topic {_name(topic)} is not written to: {_sentence(shortened(flaw, 400))} Its readings wait in "
-            "the quarantine.",
+            f"Kafka's topic {_name(topic)} is not written to: {_sentence(shortened(flaw, 400))}",
+            "Its readings wait in the quarantine.",
             "Have the topic mended; they then go by themselves. sluice check has the command.",
         )
     if len(uplink.refused_topics) > NAMED_MAX:
@@ -275,7 +284,8 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
             "warn",
             "Uplink",
             f"{counted(len(uplink.parked), 'partition')} of Kafka's take nothing, such as {_name(first)}: "
-            f"{_sentence(shortened(why, 200))} Their readings wait on disk, others go on.",
+            f"{_sentence(shortened(why, 200))}",
+            "Their readings wait on disk, others go on.",
             "See to the cluster's brokers.",
         )
 
@@ -308,7 +318,8 @@ def _losses(facts: Facts) -> Iterator[Alarm]:
             "bad",
             "Losses",
             f"{counted(facts.lost, 'reading')} {'is' if facts.lost == 1 else 'are'} lost for good{why}, the last "
-            f"{span(facts.lost_s)} ago; each is counted and reported.",
+            f"{span(facts.lost_s)} ago.",
+            "Each is counted, and reported to Kafka.",
             "sluice buffer ls tells whose, and how many of each.",
         )
 
@@ -320,8 +331,8 @@ def _devices(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "warn",
             "Devices",
-            f"{_name(one.device)} has been silent for {span(one.silent_s)}"
-            + (f"; it never paused for more than {span(one.usually_s)} before." if one.usually_s else "."),
+            f"{_name(one.device)} has been silent for {span(one.silent_s)}.",
+            f"Before, it never paused for more than {span(max(1.0, one.usually_s))}." if one.usually_s else "",
             "Check its power, and its line or radio.",
         )
     elif silent:
@@ -331,6 +342,7 @@ def _devices(facts: Facts) -> Iterator[Alarm]:
             "warn",
             "Devices",
             f"{len(silent):,} devices are silent: {named}{more}.",
+            "",
             "Check their power, and their line or radio.",
         )
     by_words: dict[str, list[str]] = {}
@@ -346,8 +358,8 @@ def _devices(facts: Facts) -> Iterator[Alarm]:
         yield Alarm(
             "note",
             "Devices",
-            f"{counted(missing, 'reading')} came without the boot and seq that their route is to find (identity): "
-            "stored, but twice if sent again.",
+            f"{counted(missing, 'reading')} came without the boot and seq that their route is to find (identity).",
+            "They are stored, but twice if they are sent again.",
             "Correct what these sensors send.",
         )
 
@@ -356,7 +368,10 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
     for name, port in serial.get("ports", {}).items():
         if port.get("rivals"):
             yield Alarm(
-                "bad", "Serial", f"{_name(name)} is read by others too, each gets a part: {_sentence(port['rivals'])}"
+                "bad",
+                "Serial",
+                f"{_name(name)} is read by other programs too.",
+                f"Each gets a part of what comes: {_sentence(port['rivals'])}",
             )
         if port.get("shared"):
             yield Alarm("warn", "Serial", f"One name stands on several ports: {_sentence(port['shared'])}")
@@ -364,11 +379,13 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
             yield Alarm("warn", "Serial", f"{_name(name)}: {_sentence(port['trouble'])}")
         mute = [device for device, unit in port.get("units", {}).items() if not unit["answers"] and unit["fault"]]
         if mute:
+            does_not = "does not" if len(mute) == 1 else "do not"
             named = ", ".join(map(_name, mute[:NAMED_MAX]))
             yield Alarm(
                 "warn",
                 "Serial",
-                f"{counted(len(mute), 'Modbus unit')} on {_name(name)} do not answer: {named}.",
+                f"{counted(len(mute), 'Modbus unit')} on {_name(name)} {does_not} answer: {named}.",
+                "",
                 "Check their power, the two wires, their address and baud.",
             )
     for name, reason in serial.get("unopened", {}).items():
@@ -379,14 +396,14 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
         yield Alarm(
             "bad",
             "Serial",
-            f"{_name(name)} has been gone for {span(port['gone_s'])} (unplugged, or no power)"
-            + (f"; last heard there: {last}." if last else "."),
+            f"{_name(name)} has been gone for {span(port['gone_s'])}.",
+            "It was unplugged, or has no power" + (f"; last heard there: {last}." if last else "."),
             "Plug it in again.",
         )
     for name in serial.get("missing", []):
         if name not in gone:
             yield Alarm(
-                "warn", "Serial", f"{_name(name)} is not there.", "Plug it in, or mend the settings under [serial]."
+                "warn", "Serial", f"{_name(name)} is not there.", "", "Plug it in, or mend the settings under [serial]."
             )
 
 
@@ -396,7 +413,8 @@ def _brokers(brokers: dict[str, Any]) -> Iterator[Alarm]:
             yield Alarm(
                 "bad",
                 "Broker",
-                f"The site's MQTT broker {_name(name)} is not connected: nothing comes from its sensors.",
+                f"The site's MQTT broker {_name(name)} is not connected.",
+                "Nothing comes from its sensors.",
                 "Check that it runs; the gateway's log says why it is not reached (journalctl -u sluice).",
             )
         for refused in broker["refused"][:NAMED_MAX]:
@@ -413,7 +431,8 @@ def _quarantine(facts: Facts) -> Iterator[Alarm]:
     yield Alarm(
         "note",
         "Quarantine",
-        f"{facts.found.quarantined:,} messages could not be forwarded and are kept on this box ({reasons}).",
+        f"{counted(facts.found.quarantined, 'message')} could not be forwarded: {reasons}.",
+        "They are kept on this box.",
         "sluice buffer quarantine ls says what to do about each reason.",
     )
 

@@ -58,15 +58,19 @@ function drawn(name, attributes) {
   return node;
 }
 
-// A line through the points that there are; with its ends where the hour's are.
+// Of the last hour, what there is; ten minutes at the least.
+let share = 1;
+function recent(points) { return points.slice(points.length - Math.round(points.length * share)); }
+
+// A line through the points that there are.
 function path(points, width, height, low, high) {
   let line = "", isDown = false;
-  const step = width / Math.max(1, points.length - 1), range = high - low || 1;
+  const step = (width - 4) / Math.max(1, points.length - 1), range = high - low || 1;
   points.forEach((value, index) => {
     if (value === null) { isDown = false; return; }
-    const x = (index * step).toFixed(1), y = (height - 2 - ((value - low) / range) * (height - 4)).toFixed(1);
-    const lone = !isDown && (index + 1 >= points.length || points[index + 1] === null);
-    line += `${isDown ? "L" : "M"}${x} ${y}` + (lone ? `l.1 0` : "");
+    const x = (2 + index * step).toFixed(1), y = (height - 3 - ((value - low) / range) * (height - 6)).toFixed(1);
+    const isLone = !isDown && (index + 1 >= points.length || points[index + 1] === null);
+    line += `${isDown ? "L" : "M"}${x} ${y}${isLone ? "h.1" : ""}`;
     isDown = true;
   });
   return line;
@@ -75,8 +79,7 @@ function chart(svg, points, label) {
   const known = points.filter((value) => value !== null), high = Math.max(1e-9, ...known);
   svg.setAttribute("viewBox", "0 0 360 46");
   svg.setAttribute("aria-label", label);
-  const line = path(points, 360, 46, 0, high);
-  svg.replaceChildren(drawn("path", { d: line, "stroke-linecap": "round" }));
+  svg.replaceChildren(drawn("path", { d: path(points, 360, 46, 0, high) }));
   return known.length ? high : null;
 }
 function strip(svg, states, names) {
@@ -94,21 +97,21 @@ function strip(svg, states, names) {
     from = to;
   }
   svg.replaceChildren(...bars);
-  const known = states.filter((each) => each).length;
-  const down = states.filter((each) => names[each] === "down").length;
-  svg.setAttribute("aria-label", known ? `Uplink in the last hour: down for ${Math.round(100 * down / known)} % of it` : "not known yet");
+  const known = states.filter((each) => each).length, down = states.filter((each) => names[each] === "down").length;
+  svg.setAttribute("aria-label", known ? `Down for ${Math.round((100 * down) / known)} % of the time shown` : "Not known yet");
 }
 
 // -- what is shown ----------------------------------------------------------------------------
 
 function showHeadline(top) {
-  const box = $("headline"), told = top.words + top.todo;
+  const box = $("headline"), told = top.level + top.words + top.means + top.todo;
   box.className = top.level;
   if (box.dataset.told === told) return;
   box.dataset.told = told;
   const sign = element("span", "sign", SIGNS[top.level]);
   sign.setAttribute("aria-hidden", "true");
   box.replaceChildren(sign, element("p", "words", top.words));
+  if (top.means) box.append(element("p", "means", top.means));
   if (top.todo) box.append(element("p", "todo", top.todo));
 }
 function showAlarms(alarms, more) {
@@ -117,6 +120,7 @@ function showAlarms(alarms, more) {
   const items = rest.map((alarm) => {
     const item = element("li", `alarm ${alarm.level}`);
     item.append(element("b", "", alarm.subject), alarm.words);
+    if (alarm.means) item.append(" ", alarm.means);
     if (alarm.todo) item.append(" ", element("span", "todo", alarm.todo));
     return item;
   });
@@ -133,7 +137,7 @@ function showCards() {
   $("uplink").className = `figure ${uplink.state}`;
   const since = uplink.since_s === null ? "" : `since ${clockTime(uplink.since_s)} (${span(uplink.since_s)})`;
   set($("uplink-more"), [since, uplink.link && `link carries ${uplink.link} or more`].filter(Boolean).join(", "));
-  set($("rows"), `${count(buffer.rows)} ${buffer.rows === 1 ? "row" : "rows"}`);
+  set($("rows"), count(buffer.rows));
   const lasts = buffer.lasts_s === null ? "" : `, room for ${span(buffer.lasts_s)} offline`;
   set($("rows-more"), `${buffer.used} of ${buffer.most} used (${(buffer.share * 100).toFixed(1)} %)${lasts}`);
   $("rows").className = `figure ${buffer.full ? "down" : ""}`;
@@ -143,8 +147,8 @@ function showCards() {
   const box = [
     ["Clock", clock.synced ? `synced ${clock.bound}` : "NOT SYNCED"],
     ["Disk", disk.failing ? "FAILING" : disk.worn ? "worn out" : disk.free ? `${disk.free} free` : "not known"],
-    ["Written a day", disk.per_day || "known after 10 min"],
-    ["A plain card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
+    ["Writes a day", disk.per_day || "not known yet"],
+    ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
     ["Running for", span(state.up_s)],
   ];
   const told = JSON.stringify(box);
@@ -199,19 +203,23 @@ function showDevices() {
 }
 function showCurves() {
   if (!curves) return;
-  strip($("uplink-hour"), curves.uplink, curves.uplink_states);
-  const most = chart($("rows-hour"), curves.rows, "Rows that waited in the last hour");
+  const first = curves.rows.findIndex((value) => value !== null), all = curves.rows.length;
+  share = first < 0 ? 1 : Math.max(1 / 6, (all - first) / all);
+  for (const node of document.querySelectorAll(".from")) set(node, `${span(share * 3600)} ago`);
+  set($("window"), `Last ${span(share * 3600)}`);
+  strip($("uplink-hour"), recent(curves.uplink), curves.uplink_states);
+  const most = chart($("rows-hour"), recent(curves.rows), "Rows that waited in the last hour");
   set($("rows-most"), most === null ? "" : `at most ${count(Math.round(most))}`);
-  const fastest = chart($("intake-hour"), curves.per_s, "Readings a second in the last hour");
+  const fastest = chart($("intake-hour"), recent(curves.per_s), "Readings a second in the last hour");
   set($("intake-most"), fastest === null || fastest < 1e-6 ? "" : `at most ${rate(fastest)}`);
   for (const line of $("rows-of-devices").children) {
     const of = curves.devices[line.dataset.device], cell = line.children[3];
     const known = of ? of.points.filter((value) => value !== null) : [];
-    if (!known.length) { cell.replaceChildren(); continue; }
+    if (known.length < 2) { cell.replaceChildren(); continue; }
     const low = Math.min(...known), high = Math.max(...known), pad = high === low ? Math.abs(high) * 0.1 || 1 : 0;
     const svg = drawn("svg", { class: "spark", viewBox: "0 0 120 30", preserveAspectRatio: "none", role: "img" });
     svg.setAttribute("aria-label", `${of.metric[1] || "reading"} in the last hour: from ${number(low)} to ${number(high)}`);
-    svg.append(drawn("path", { d: path(of.points, 120, 30, low - pad, high + pad), "stroke-linecap": "round" }));
+    svg.append(drawn("path", { d: path(recent(of.points), 120, 30, low - pad, high + pad) }));
     cell.replaceChildren(svg);
   }
 }
