@@ -77,7 +77,8 @@ def update(package: Path, signature: Path | None, allow_downgrade: bool) -> None
     try:
         _update(package, signature or package.with_name(f"{package.name}.sig"), allow_downgrade=allow_downgrade)
     except UpdateError as error:
-        click.echo(hanging(f"not installed: {escaped(str(error))}", 4, sys.stderr), err=True)
+        for number, line in enumerate(str(error).split("\n")):
+            click.echo(hanging(f"{'    ' if number else 'not installed: '}{escaped(line)}", 4, sys.stderr), err=True)
         sys.exit(FINDING)
 
 
@@ -241,11 +242,25 @@ def _read_signature(path: Path) -> bytes:
 
 def _install(package: Path) -> None:
     """By apt, which refuses before anything is changed where something else is missing."""
-    words = ["install", "--yes", "--quiet", "--no-download", "--no-install-recommends", "--allow-downgrades"]
-    ended = _call("apt-get", "-o", "Dpkg::Use-Pty=0", *words, str(package), patience_s=None)
+    words = ["install", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", str(package)]
+    planned = _apt("--simulate", *words)
+    others = [line.split()[1] for line in planned.splitlines() if line.startswith(("Inst ", "Remv "))]
+    others = [name for name in others if name != PACKAGE]
+    if others:
+        raise UpdateError(
+            "it needs other packages of Debian's, and nothing is fetched here: sudo apt install "
+            f"{' '.join(others)}, then run it again"
+        )
+    _apt("-o", "Dpkg::Use-Pty=0", *words)
+
+
+def _apt(*words: str) -> str:
+    """What apt-get prints. Raises UpdateError with it where it fails."""
+    ended = _call("apt-get", *words, patience_s=None)
     if ended.returncode != 0:
         told = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()][-15:]
         raise UpdateError("\n".join(("apt did not install it; what ran before still runs. It says:", *told)))
+    return ended.stdout
 
 
 def _keep(package: Path, signature: bytes) -> None:

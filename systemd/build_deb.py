@@ -102,8 +102,8 @@ def _write_program(root: Path, target: Target, release: Release) -> None:
     (told / "METADATA").write_text(
         f"Metadata-Version: 2.4\nName: sluice\nVersion: {release.version}\nSummary: {project['description']}\n{needs}"
     )
-    for name, place in (("launcher", "usr/bin/sluice"), ("self-test", f"{LIBRARY}/self-test")):
-        _write_script(root / place, (HERE / "debian" / name).read_text(), target)
+    for name, script in (("launcher", "usr/bin/sluice"), ("self-test", f"{LIBRARY}/self-test")):
+        _write_script(root / script, (HERE / "debian" / name).read_text(), target)
     key = root / KEYS / "release.pem"
     key.parent.mkdir(parents=True)
     key.write_text(deb_signing.public_key(release.private_key))
@@ -132,14 +132,18 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
         ("changelog.upstream", (ROOT / "CHANGELOG.md").read_text()),
         (
             "changelog",
-            f"sluice ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n -- "
-            f"{release.maintainer}  {made:%a, %d %b %Y %H:%M:%S +0000}\n",
+            _changelog(release),
         ),
     ):
         (folder / name).write_text(text)
         deb_documents.compress(folder / name)
     deb_documents.write_man_pages(main, release.version, made, root / "usr/share/man/man1")
     deb_documents.write_completions(main, root)
+
+
+def _changelog(release: Release) -> str:
+    signed = f" -- {release.maintainer}  {deb_documents.at(release.epoch_s):%a, %d %b %Y %H:%M:%S +0000}\n"
+    return f"sluice ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n{signed}"
 
 
 def _write_units(root: Path) -> None:

@@ -75,11 +75,12 @@ def write_licences(inside: Iterable[Inside], folder: Path) -> None:
 
 def copyright_text(inside: Sequence[Inside]) -> str:
     """`debian/copyright`: this project's licence, and where those of the packages inside stand."""
-    paragraphs = [
-        "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: sluice",
+    ours = (
         "Files: *\nCopyright: the Sluice maintainers\nLicense: Apache-2.0\n"
-        " On Debian systems the full text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0.",
-    ]
+        " On Debian systems the full text of the Apache License 2.0 is in /usr/share/common-licenses/Apache-2.0."
+    )
+    form = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: sluice"
+    paragraphs = [form, ours]
     for package in inside:
         place = (
             f"The full text is in /usr/share/doc/sluice/licenses/{package.name.lower()}/."

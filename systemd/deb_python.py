@@ -66,7 +66,7 @@ class Pin:
 
 def read_pins(constraints: str) -> dict[str, Pin]:
     """Every package of `constraints.txt`, by its canonical name."""
-    pins = {}
+    pins: dict[str, Pin] = {}
     for block in re.split(r"(?m)^(?=[A-Za-z0-9])", constraints):
         if found := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", block):
             name = canonicalize_name(found[1])

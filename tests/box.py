@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -255,31 +255,3 @@ def build(output: Path, *targets: str, version: str | None = None, key: Path | N
 
     release = build_deb.prepare(version, key)
     return [build_deb.build(target, release, output) for target in TARGETS if str(target) in targets]
-
-
-def settings(prefix: str, bootstrap: str, extra: Sequence[str] = ()) -> str:
-    """A `gateway.toml` whose topics begin with `prefix`."""
-    lines = "\n".join(extra)
-    return f"""\
-[gateway]
-id = "barn-1"
-clock = "system"
-hold_new_clock_s = 0
-
-[mqtt_listener]
-host = "0.0.0.0"
-port = 1883
-anonymous = true
-
-[kafka]
-bootstrap = ["{bootstrap}"]
-create_topics = true
-events_topic = "{prefix}-events"
-quarantine_topic = "{prefix}-quarantine"
-
-[[routes]]
-topic = "device/{{device}}/{{stream}}"
-kafka = "{prefix}-{{stream}}"
-identity = "json"
-{lines}
-"""

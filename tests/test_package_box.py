@@ -13,7 +13,7 @@ import pytest
 from demo import child_process
 from gateway.buffer_status import read_status
 from tests import box as boxes
-from tests.box import Box, box_or_skip, settings
+from tests.box import Box, box_or_skip
 from tests.netns import GATEWAY_NETS
 from tests.uplink_ledger import acknowledged_in, audit, in_kafka
 from tests.uplink_scene import Scene, scene_or_skip
@@ -23,6 +23,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 OLD, NEW = "1.0.0", "1.1.0"
 EXPOSURE_MAX = 2.0
 SECRET = "correct-horse-battery"  # noqa: S105 - made up for this
+TOPIC = "device-thermo"
+SENSORS = tuple(f"m{number:03}" for number in range(1, 21))
+ROUTE = """
+[[routes]]
+topic = "device/{device}/{stream}"
+kafka = "device-{stream}"
+identity = "json"
+"""
+ANSWERS = """\
+[gateway]
+id = "barn-1"
+namespace = "north-farm"
+[kafka]
+bootstrap = ["{bootstrap}"]
+tls = false
+[sensors]
+devices = {devices}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +69,8 @@ class Site:
 
     def fleet(self, name: str, interval_ms: int = 200) -> subprocess.Popen[bytes]:
         """Twenty sensors, outside; what they were told is in NAME.ledger."""
-        command = [sys.executable, "-m", "sluice_sim", "fleet", "--host", self.address, "--sensors", "20"]
+        command = [sys.executable, "-m", "sluice_sim", "fleet", "--host", self.address, "--sensors", str(len(SENSORS))]
+        command += ["--user-secret", SECRET]
         command += [
             "--interval-ms",
             str(interval_ms),
@@ -77,6 +96,25 @@ class Site:
         assert not found.faults, str(found)
 
 
+def set_up(box: Box, bootstrap: str) -> None:
+    """As an installer does from a file of answers; then what a box without NTP needs."""
+    secrets = "".join(f'{name} = "{SECRET}"\n' for name in SENSORS)
+    box.write("/root/sluice.toml", ANSWERS.format(bootstrap=bootstrap, devices=list(SENSORS)))
+    box.write("/root/sluice-secrets.toml", f'page_password = "{SECRET}"\n[devices]\n{secrets}', 0o600)
+    told = box.call("sluice", "setup", "--answers", "/root/sluice.toml")
+    assert told.returncode in {0, 1}, told.stdout + told.stderr
+    assert box.property("sluice.service", "ActiveState") == "active", box.journal()
+    settings = (box.root / "etc/sluice/gateway.toml").read_text()
+    assert SECRET not in settings
+    # Nobody keeps this clock, and what a sensor's own says is not waited for.
+    known = '[gateway]\nclock = "system"\nhold_new_clock_s = 0\n'
+    assert settings.count("[gateway]\n") == 1
+    settings = settings.replace("[gateway]\n", known) + ROUTE
+    # As it is, owner and mode included.
+    box.run("tee", "/etc/sluice/gateway.toml", text=settings)
+    box.run("systemctl", "restart", "sluice.service")
+
+
 def stop(fleet: subprocess.Popen[bytes]) -> None:
     child_process.stop(fleet, 20.0)
 
@@ -93,11 +131,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         box.apt("install", f"/root/{old.name}")
         assert box.property("sluice.service", "ActiveState") == "inactive", "it is not set up yet"
         assert box.property("sluice.service", "ConditionResult") == "no"
-        box.write("/etc/sluice/secrets/kafka.password", SECRET, 0o400)
-        box.write("/etc/sluice/gateway.toml", settings("site", scene.bootstrap), 0o640)
-        box.run("chown", "root:sluice", "/etc/sluice/gateway.toml")
-        box.run("chown", "sluice:", "/etc/sluice/secrets/kafka.password")
-        box.run("systemctl", "start", "sluice.service")
+        set_up(box, scene.bootstrap)
         yield Site(box, scene, old, new)
 
 
@@ -115,18 +149,23 @@ def test_the_service_is_up_as_its_own_user_with_the_kernels_clock_in_sight(site:
     assert site.box.property("sluice.service", "ActiveState") == "active"
     assert site.box.run("stat", "-c", "%U", f"/proc/{pid}").strip() == "sluice"
     groups = site.box.run("getent", "group", "dialout", "sluice").splitlines()
-    told = site.box.run("grep", "Groups:", f"/proc/{pid}/status").split()[1:]
-    assert {line.split(":")[2] for line in groups} == set(told)
+    has = site.box.run("grep", "Groups:", f"/proc/{pid}/status").split()[1:]
+    assert {line.split(":")[2] for line in groups} == set(has)
     assert "wait" in site.box.property("sluice.service", "StatusText")
     assert site.box.run("cat", f"/proc/{pid}/limits").split("Max core file size")[1].split()[0] == "0"
-    told = site.box.run("stat", "-c", "%U:%G %a", "/etc/sluice", "/etc/sluice/secrets", "/etc/sluice/credentials")
-    assert told.split("\n")[:3] == ["root:sluice 750", "root:sluice 750", "root:root 700"]
-    assert site.box.run("stat", "-c", "%U %a", "/var/lib/sluice", "/var/lib/sluice/buffer.db").split() == [
-        "sluice",
-        "750",
-        "sluice",
-        "600",
+    assert modes(site.box, "/etc/sluice", "/etc/sluice/secrets", "/etc/sluice/credentials", "/var/lib/sluice") == [
+        "root:sluice 750",
+        "root:sluice 750",
+        "root:root 700",
+        "sluice:sluice 750",
     ]
+    files = ("/etc/sluice/gateway.toml", "/etc/sluice/credentials/status-page", "/var/lib/sluice/buffer.db")
+    assert modes(site.box, *files) == ["root:sluice 640", "root:root 400", "sluice:sluice 600"]
+
+
+def modes(box: Box, *paths: str) -> list[str]:
+    """Owner, group and mode of each."""
+    return box.run("stat", "-c", "%U:%G %a", *paths).splitlines()
 
 
 def test_a_reboot_and_a_power_cut_lose_nothing(site: Site) -> None:
@@ -141,7 +180,7 @@ def test_a_reboot_and_a_power_cut_lose_nothing(site: Site) -> None:
         time.sleep(3)
     finally:
         stop(fleet)
-    site.check("reboot", "site-thermo")
+    site.check("reboot", TOPIC)
 
 
 def test_a_daemon_that_hangs_is_started_anew(site: Site) -> None:
@@ -173,20 +212,34 @@ def test_a_waiting_buffer_is_there_after_an_upgrade_and_a_downgrade(site: Site) 
         before = site.rows()
         assert before > 100
         pid = site.box.property("sluice.service", "MainPID")
-        site.box.apt("install", f"/root/{site.new.name}")
+        told = site.box.run("sluice", "update", f"/root/{site.new.name}")
+        assert told.startswith(f"installed: sluice {NEW}~deb12, before it {OLD}~deb12")
         assert site.box.run("sluice", "--version").strip() == f"sluice {NEW}"
         assert site.box.property("sluice.service", "MainPID") not in {pid, "0"}
         assert site.rows() >= before
         time.sleep(2)
         between = site.rows()
-        site.box.apt("install", "--allow-downgrades", f"/root/{site.old.name}")
+        refused = site.box.call("sluice", "update", f"/root/{site.old.name}")
+        assert refused.returncode == 1
+        assert "--allow-downgrade" in refused.stderr
+        site.box.run("sluice", "update", "--allow-downgrade", f"/root/{site.old.name}")
         assert site.box.run("sluice", "--version").strip() == f"sluice {OLD}"
         assert site.rows() >= between
         time.sleep(2)
     finally:
         site.scene.network.heal()
         stop(fleet)
-    site.check("upgrade", "site-thermo")
+    site.check("upgrade", TOPIC)
+
+
+def test_a_changed_package_and_one_without_a_signature_are_refused(site: Site) -> None:
+    site.box.run("sh", "-c", f"cp /root/{site.new.name} /root/changed.deb; printf x >> /root/changed.deb")
+    unsigned = site.box.call("sluice", "update", "/root/changed.deb")
+    signed = site.box.call("sluice", "update", "--signature", f"/root/{site.new.name}.sig", "/root/changed.deb")
+    assert (unsigned.returncode, signed.returncode) == (1, 1)
+    assert "its signature cannot be read" in unsigned.stderr
+    assert "its signature is of none of the keys" in signed.stderr
+    assert site.box.run("sluice", "--version").strip() == f"sluice {OLD}"
 
 
 def test_an_upgrade_that_does_not_fit_the_settings_leaves_the_old_one_running(site: Site) -> None:
@@ -216,7 +269,7 @@ def test_removing_keeps_what_waits_and_purging_deletes_it(site: Site) -> None:
     site.box.apt("remove", "sluice")
     assert not site.box.there("/usr/lib/sluice")
     assert not site.box.there("/usr/bin/sluice")
-    for kept in ("/etc/sluice/gateway.toml", "/etc/sluice/secrets/kafka.password", "/var/lib/sluice/buffer.db"):
+    for kept in ("/etc/sluice/gateway.toml", "/etc/sluice/credentials/status-page", "/var/lib/sluice/buffer.db"):
         assert site.box.there(kept), kept
     site.box.apt("install", f"/root/{site.new.name}")
     assert site.box.property("sluice.service", "ActiveState") == "active", "as it was before"
