@@ -23,9 +23,7 @@ _NOTHING = "no sluice.toml is there: nothing was to be done"
     epilog="Example: sluice provision /media/stick",
 )
 @config_option
-@click.argument(
-    "folders", type=click.Path(path_type=Path, exists=True, file_okay=False), nargs=-1, metavar="[FOLDER]..."
-)
+@click.argument("folders", type=click.Path(path_type=Path), nargs=-1, metavar="[FOLDER]...")
 def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
     """Set this gateway up from sluice.toml (what sluice setup --example-answers prints) and sluice-secrets.toml.
 
@@ -37,6 +35,9 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
     The exit code is 1 where something was there and was not taken in.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for folder in folders:
+        if not folder.is_dir():
+            raise click.UsageError(f"{folder} is no folder; name the one that sluice.toml is in")
     trouble = writable_trouble(config)
     if trouble is not None:
         raise click.ClickException(trouble)
@@ -55,7 +56,7 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
 
 
 def _outcomes(config: Path, folders: Sequence[Path]) -> Iterator[Provisioned]:
-    yield from (provision(folder, config) for folder in folders or BOOT_FOLDERS if folder.is_dir())
+    yield from (provision(folder, config) for folder in folders or BOOT_FOLDERS)
     if folders or config.exists():
         return
     for name in sticks():

@@ -1,0 +1,180 @@
+"""`sluice reset`: all that is of a site goes from the box, after it was said what that is, and only if it is meant."""
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway import buffer_aside, buffer_lock, reset_command, setup_service
+from gateway.cli import main
+from tests.buffers import entry, opened, store
+from tests.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
+
+ANSWERS = """\
+[gateway]
+id = "barn-1"
+[kafka]
+bootstrap = ["127.0.0.1:1"]
+tls = true
+user = "barn-1"
+[sensors]
+devices = ["42"]
+[secrets]
+kafka_password = "kafka-9d2c1b77"
+page_password = "page-51ab03fe"
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine runs is none of these tests'."""
+    monkeypatch.setattr(setup_service, "is_active", lambda: False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A gateway that was set up twice, and somebody's notes beside its settings."""
+    answers, config = tmp_path / "answers.toml", tmp_path / "etc" / "gateway.toml"
+    for namespace in ("north", "south"):
+        answers.write_text(ANSWERS.replace("[kafka]", f'namespace = "{namespace}"\n[kafka]'))
+        invoke("setup", config, "--answers", str(answers), "--no-check")
+    (config.parent / "notes.txt").write_text("keep")
+    (config.parent / "secrets" / "mine").write_text("keep")
+    (config.parent / ".gateway.toml.setup-unfinished").write_text("kafka-9d2c1b77")
+    return config
+
+
+def invoke(command: str, config: Path, *arguments: str) -> Result:
+    return CliRunner(env={"COLUMNS": "1000"}).invoke(main, [command, "--config", str(config), *arguments])
+
+
+def reset(config: Path, *arguments: str) -> Result:
+    return invoke("reset", config, *arguments)
+
+
+def left(config: Path) -> set[str]:
+    return {str(path.relative_to(config.parent)) for path in config.parent.rglob("*") if not path.is_dir()}
+
+
+async def fill(path: Path) -> None:
+    async with opened(path) as buffer:
+        assert await store(buffer, [entry(b"a", sequence=0), entry(b"b", sequence=1)])
+
+
+async def test_everything_of_the_site_goes_and_what_is_not_its_stays(config: Path) -> None:
+    buffer = config.with_name("buffer.db")
+    await fill(buffer)
+    unfinished = buffer_aside.begin(buffer)
+    buffer_aside.finish(unfinished)
+    await fill(buffer)
+    done = reset(config, "--yes-wipe", "barn-1")
+    assert done.exit_code == 0, done.output
+    assert "2 rows WAIT AND WERE NOT SENT" in done.output
+    assert left(config) == {"notes.txt", "secrets/mine"}
+    assert f"left: {config.parent / 'notes.txt'}" in done.output
+    assert "On flash memory (cards, SSDs) neither reaches what lies beneath" in done.output
+    assert "nothing is there to be wiped" in reset(config, "--yes-wipe", "barn-1").output
+
+
+async def test_what_is_secret_is_overwritten(config: Path, tmp_path: Path) -> None:
+    secret = config.parent / "secrets" / "kafka.password"
+    os.link(secret, tmp_path / "seen")
+    assert reset(config, "--yes-wipe", "barn-1").exit_code == 0
+    assert not (tmp_path / "seen").read_bytes().strip(b"\0")
+
+
+def test_another_gateways_id_wipes_nothing(config: Path) -> None:
+    before = left(config)
+    told = reset(config, "--yes-wipe", "barn-2")
+    assert told.exit_code == 2
+    assert "that is not this gateway's id, which is barn-1: nothing was wiped" in told.output
+    assert left(config) == before
+
+
+def test_without_a_terminal_the_id_has_to_be_given(config: Path) -> None:
+    before = left(config)
+    told = reset(config)
+    assert told.exit_code == 2
+    assert "--yes-wipe ID does it without asking" in told.output
+    assert left(config) == before
+
+
+def test_a_buffer_in_use_is_not_wiped(config: Path) -> None:
+    before = left(config) | {"buffer.db.lock"}
+    with buffer_lock.acquire(config.with_name("buffer.db")):
+        told = reset(config, "--yes-wipe", "barn-1")
+    assert told.exit_code == 2
+    assert "is in use by another sluice: stop that one" in told.output
+    assert left(config) == before
+
+
+@pytest.mark.parametrize("arguments", [(), ("--stop",)])
+def test_a_service_that_runs_is_stopped_only_where_it_may_be(
+    arguments: tuple[str, ...], config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
+    monkeypatch.setattr(setup_service, "is_active", lambda: True)
+    monkeypatch.setattr(setup_service, "stop", lambda: stopped.append("sluice"))
+    done = reset(config, "--yes-wipe", "barn-1", *arguments)
+    assert stopped == (["sluice"] if arguments else [])
+    assert done.exit_code == (0 if arguments else 2)
+    assert arguments or "the gateway runs: nothing was wiped" in done.output
+    assert config.exists() == (not arguments)
+
+
+@pytest.mark.parametrize("text", ["[gateway]\nid = 'barn-1'\n[kafka]\nbootstrap = 3\n", "[gateway", None])
+async def test_settings_that_are_wrong_or_gone_hold_nothing_up(text: str | None, config: Path) -> None:
+    await fill(config.with_name("buffer.db"))
+    if text is None:
+        config.unlink()
+    else:
+        config.write_text(text)
+    name = "barn-1" if text is not None and "id" in text else reset_command.UNNAMED
+    assert reset(config, "--yes-wipe", name).exit_code == 0
+    assert left(config) == {"notes.txt", "secrets/mine"}
+
+
+def test_cut_off_it_is_called_again(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = reset_command.remove, []
+
+    def failing(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(5, "Input/output error", str(path))
+        real(path)
+
+    monkeypatch.setattr(reset_command, "remove", failing)
+    told = reset(config, "--yes-wipe", "barn-1")
+    assert told.exit_code == 1
+    assert "Input/output error: not all is wiped; call it again" in told.output
+    # The settings go last: without them nobody would know where the rest is.
+    assert config.exists()
+    assert reset(config, "--yes-wipe", "barn-1").exit_code == 0
+    assert left(config) == {"notes.txt", "secrets/mine"}
+
+
+def test_at_a_terminal_the_id_is_typed(config: Path) -> None:
+    before = left(config)
+    with at_a_terminal("reset", "--config", config) as terminal:
+        shown = terminal.until(PROMPT)
+        assert "To wipe it, type barn-1" in shown
+        terminal.press(CTRL_C)
+        assert terminal.end() == 2
+    assert "nothing was wiped" in terminal.text
+    assert left(config) == before
+    with at_a_terminal("reset", "--config", config) as terminal:
+        terminal.answer("barn-1")
+        assert terminal.end() == 0
+    assert left(config) == {"notes.txt", "secrets/mine"}
+
+
+def test_the_boot_partition_would_not_set_it_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boot, config = tmp_path / "boot", tmp_path / "etc" / "gateway.toml"
+    for name in ("sluice.toml", "sluice-secrets.toml", "sluice.toml.done", "sluice-report.txt", "cmdline.txt"):
+        boot.mkdir(exist_ok=True)
+        (boot / name).write_text("x")
+    monkeypatch.setattr(reset_command, "BOOT_FOLDERS", (boot,))
+    monkeypatch.setattr(reset_command, "DEFAULT_CONFIG", config)
+    assert reset(config, "--yes-wipe", reset_command.UNNAMED).exit_code == 0
+    assert [path.name for path in boot.iterdir()] == ["cmdline.txt"]
