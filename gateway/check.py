@@ -37,6 +37,8 @@ from gateway.tls_dates import Dates, true_time
 
 BROKERS_DIALLED_MAX = 12
 """In a larger cluster so many are tried: each that cannot be reached costs up to `kafka.connect_timeout_s`."""
+ABSENT, UNWRITTEN = "does not exist", "is not written to"
+"""How it is said of a topic that nothing goes to it."""
 _FILES = frozenset({"kafka.tls.ca", "kafka.tls.certificate", "kafka.tls.key", "kafka.sasl.password_file"})
 """Settings of files that `check_machine` looks into."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
@@ -168,6 +170,7 @@ async def connected(link: KafkaLink, settings: Settings) -> AsyncIterator[AIOKaf
             yield admin
         finally:
             await admin.close()
+            await link.let_go()
 
 
 async def _dial(admin: AIOKafkaAdminClient, link: KafkaLink, kafka: KafkaSettings) -> tuple[int, dict[str, Finding]]:
@@ -361,12 +364,12 @@ def _findings(verdict: TopicVerdict, created: TopicVerdict | None, kafka: KafkaS
     if verdict.reason == UNKNOWN and kafka.create_topics:
         return [well(subject, "does not exist yet; sluice run makes it, with LogAppendTime (kafka.create_topics)")]
     if verdict.reason == UNKNOWN:
-        words = "does not exist; `sluice check --create-topics` makes it, with LogAppendTime"
+        words = f"{ABSENT}; `sluice check --create-topics` makes it, with LogAppendTime"
         return [Finding(subject, ok=False, words=words)]
     if verdict.waits:
-        return [Finding(subject, ok=False, words=f"is not written to just now: {verdict.reason}; {verdict.hint}")]
+        return [Finding(subject, ok=False, words=f"{UNWRITTEN} just now: {verdict.reason}; {verdict.hint}")]
     if not verdict.usable:
-        words = f"is not written to, and what comes for it goes to the quarantine: {verdict.reason}; {verdict.hint}"
+        words = f"{UNWRITTEN}, and what comes for it goes to the quarantine: {verdict.reason}; {verdict.hint}"
         return [Finding(subject, ok=False, words=words)]
     # One that no right lets this gateway see may have been there all the time.
     is_new = created is not None and created.made

@@ -227,6 +227,7 @@ async def _record(settings: Settings, place: CheckPlace) -> ConsumerRecord:
                 return await consumer.getone(partition)
         finally:
             await consumer.stop()
+            await link.let_go()
 
 
 def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, place: CheckPlace) -> str | None:

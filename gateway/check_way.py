@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from aiokafka.errors import KafkaError
 from msgspec import structs
@@ -201,9 +200,9 @@ async def _open(tried: _Tried, settings: Settings) -> None:
         return
     begun_s = time.monotonic()
     try:
-        async with connected(link, structs.replace(settings, kafka=kafka)) as admin:
+        async with connected(link, structs.replace(settings, kafka=kafka)):
             tried.is_let_in = True
-            _note_opened(tried, kafka, _shown(admin), _ms(begun_s))
+            _note_opened(tried, kafka, link.tls, _ms(begun_s))
     except (KafkaError, OSError, TimeoutError) as error:
         fault = link.faults.get(tried.address)
         if fault is None:
@@ -232,24 +231,14 @@ def _note_fault(tried: _Tried, kafka: KafkaSettings, fault: Fault) -> None:
         tried.found[link] = wrong(f"{_SUBJECTS[link]} {tried.address}", _told(fault))
 
 
-def _shown(admin: Any) -> ssl.SSLObject | None:
-    """TLS of a connection that lives; aiokafka is pinned, and a test comes by here."""
-    for connection in admin._client._conns.values():  # noqa: SLF001
-        writer = connection._writer  # noqa: SLF001
-        if writer is not None and (tls := writer.get_extra_info("ssl_object")) is not None:
-            found: ssl.SSLObject = tls
-            return found
-    return None
-
-
 def _tls_finding(subject: str, tls: ssl.SSLObject) -> Finding:
     version = (tls.version() or "TLS").replace("TLSv", "TLS ")
     told = tls.getpeercert() or {}
-    signed = f", signed by {issuer}" if (issuer := _common_name(told.get("issuer"))) else ""
+    signed = f", signed by {issuer}," if (issuer := _common_name(told.get("issuer"))) else ""
     try:
         end = validity(tls.getpeercert(binary_form=True) or b"").end
     except ValueError:
-        return well(subject, f"{version}{signed}")
+        return well(subject, f"{version}{signed.rstrip(',')}")
     words = f"{version}; the certificate{signed} is valid until {end:%Y-%m-%d}"
     if end - datetime.now(UTC) <= SOON:
         return remark(subject, f"{words}: see that it is renewed at the broker before that")

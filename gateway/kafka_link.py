@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import aiokafka.client
 import structlog
@@ -42,6 +42,9 @@ from gateway.name_lookup import Address, names
 from gateway.settings import KafkaSettings
 from gateway.tls_dates import Dates, by_system_clock
 
+if TYPE_CHECKING:
+    import ssl
+
 STAGGER_S: Final = 0.25
 """How long an address is waited for before the next one of the same name is tried beside it (RFC 8305, section 5)."""
 BOOTSTRAP_STAGGER_S: Final = 0.5
@@ -58,6 +61,8 @@ PAUSES_MAX: Final = 256
 """Addresses that are remembered: a cluster may call its brokers something else every day."""
 TLS_CLOSE_S: Final = 1.0
 """How long a broker gets to answer close_notify; asyncio's own 30 s would hold up the end of a session."""
+CLOSING_TURNS: Final = 4
+"""Turns of the event loop that a transport of TLS, and the one below it, take to end."""
 SCRAM_ITERATIONS_MAX: Final = 1_000_000
 """More of them are refused: a broker, or who speaks in its place, asks for them, and 4096 are usual."""
 _BOOTSTRAP: Final = ("bootstrap.invalid", 1)
@@ -150,6 +155,8 @@ class KafkaLink:
         """What bounds each connection that is being made."""
         self._asked: set[asyncio.Timeout] = set()
         """What ends each wish of the client's for a connection, for which several may be made."""
+        self.tls: ssl.SSLObject | None = None
+        """Of the connection whose handshake was done last; None where none was, and without TLS."""
         self._was_cut = False
         """Whether connections were ended because the network became another one."""
         self._closed_bytes = 0
@@ -280,6 +287,16 @@ class KafkaLink:
             _expire(asked)
         for connection in dict.fromkeys((*self._attempts, *self._sockets.values())):
             self._end(connection)
+
+    async def let_go(self) -> None:
+        """Have connections that were closed gone before the event loop is: TLS would wait for the broker's farewell.
+
+        What failed stays known.
+        """
+        for connection in dict.fromkeys(self._sockets.values()):
+            connection.abort()
+        for _ in range(CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     def _end(self, connection: "_Connection") -> None:
         attempt = self._attempts.get(connection)
@@ -553,6 +570,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no t
         # Where this fails, the transport that it made closes the socket.
         transport, _ = await loop.create_connection(lambda: protocol, sock=link, **tls)
         self._transport = transport
+        self._link.tls = transport.get_extra_info("ssl_object")
         self._writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         self._reader, self._protocol = reader, protocol
         self._read_task = self._create_reader_task()
