@@ -129,10 +129,11 @@ def load(path: Path) -> Credentials:
         # Commands run as root in a folder that is not root's: what is no file, or a link to one, is not followed.
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode):
                 raise CredentialsFileError(f"{path} is no file; remove it, and add the devices anew")
             with open(handle, "rb", closefd=False) as file:
-                text = file.read(FILE_BYTES_MAX + 1)
+                text = file.read(min(found.st_size, FILE_BYTES_MAX) + 1)
         finally:
             os.close(handle)
     except FileNotFoundError:

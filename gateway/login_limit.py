@@ -42,6 +42,10 @@ class Attempt(NamedTuple):
     source: str
     user: str
 
+    def __repr__(self) -> str:
+        """Without the name, which may be a secret in the wrong place: asyncio logs callbacks that fail."""
+        return f"Attempt({self.source!r}, ...)"
+
     @classmethod
     def of(cls, peer: str, user: str | None) -> "Attempt":
         """As `address:port` and the user name of a CONNECT have it."""

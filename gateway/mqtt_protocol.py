@@ -86,6 +86,10 @@ class Connect(Struct, frozen=True):
     user_name: str | None
     password: bytes | None
 
+    def __repr__(self) -> str:
+        """Without what may be secret: asyncio logs the arguments of a callback that fails."""
+        return "Connect(...)"
+
 
 class PubAck(Struct, frozen=True, gc=False):
     """The client has taken what this server published (section 3.4)."""

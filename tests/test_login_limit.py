@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from gateway import mqtt_connection
 from gateway.login_limit import ENTRIES_MAX, MANY, Attempt, LoginLimit, TooManyError, Waiting, source_of
 from gateway.mqtt_refusals import LOGIN
 from tests.mqtt_peers import (
@@ -266,6 +267,27 @@ async def test_a_listener_that_ends_does_not_wait_for_those_that_wait() -> None:
     writer.close()
     await until(lambda: not listener.login_limit.waiting)
     assert time.monotonic() < begun + 5
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_mistake_of_ours_shows_no_secret_in_its_traceback(
+    waits: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a mistake")
+
+    async with listening(
+        RecordingIntake(), anonymous=False, users=USERS, failed_logins_per_minute_max=1, failed_login_delay_s=0.1
+    ) as listener:
+        if waits:
+            async with connected(listener, connect(login=("hush-hush", "hush-hush"))) as peer:
+                assert await peer.read_to_end() == WRONG
+        monkeypatch.setattr(mqtt_connection, "admit", fail)
+        async with connected(listener, connect("hush-hush", login=("hush-hush", "hush-hush"))):
+            await until(lambda: "a mistake" in caplog.text)
+    assert "hush" not in caplog.text
 
 
 async def test_patience_with_a_client_that_waits_is_no_shorter_than_its_pause() -> None:
