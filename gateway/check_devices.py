@@ -49,7 +49,10 @@ def _rights(path: Path) -> Iterator[Finding]:
             f"{path} is not the user's whose directory it is in, so that sluice cannot read it; "
             f"run: chown --reference={path.parent} {path}",
         )
-    elif found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return
+    # In a folder of root's the daemon has it by the group.
+    others = stat.S_IRWXO if folder.st_uid == 0 and folder.st_gid != 0 else stat.S_IRWXG | stat.S_IRWXO
+    if found.st_mode & others:
         yield remark(_FILE, f"others may read {path}, which names all devices; take the right away: chmod 0600 {path}")
 
 

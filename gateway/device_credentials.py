@@ -315,9 +315,11 @@ class _Change:
         handle = os.open(new, flags, 0o600, dir_fd=folder)
         with open(handle, "wb") as file:  # noqa: PTH123 - what is open already
             if os.geteuid() == 0:
-                # The daemon, whose folder it is, has to read it.
+                # The daemon has to read it, whose folder it is; of root's own folder it may have the group.
                 owner = os.fstat(folder)
                 os.fchown(handle, owner.st_uid, owner.st_gid)
+                if owner.st_uid == 0 and owner.st_gid != 0:
+                    os.fchmod(handle, 0o640)
             file.write(text + b"\n")
             file.flush()
             os.fsync(handle)

@@ -394,7 +394,7 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
         for name, value in rows:
             click.echo(hanging(f"{name:<10}{value}", 10))
         if qr:
-            click.echo(_encodable(qr_code(each.uri)))
+            click.echo(_encodable(qr_code(each.uri).rstrip("\n")))
         click.echo("")
     click.echo(hanging("Write it down now: the password is shown this once, and only a hash of it is kept.", INDENT))
     _say(outcome)

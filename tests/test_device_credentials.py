@@ -213,6 +213,10 @@ def test_root_makes_the_file_for_whose_folder_it_is(tmp_path: Path) -> None:
     add(file(tmp_path), ["42"], NOW)
     found = file(tmp_path).stat()
     assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (65_534, 65_534, 0o600)
+    os.chown(tmp_path, 0, 65_534)
+    add(file(tmp_path), ["43"], NOW)
+    found = file(tmp_path).stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (0, 65_534, 0o640), "by the group, as in /etc/sluice"
 
 
 ADDS = """\
