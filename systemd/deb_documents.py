@@ -144,7 +144,8 @@ def _write_man_page(context: click.Context, version: str, made: datetime, folder
     for parameter in command.get_params(context):
         # An argument has none, nor has a hidden option.
         if (told := parameter.get_help_record(context)) is not None:
-            page.options.append((_roff(told[0]), _roff(told[1])))
+            # click-man escapes the first itself.
+            page.options.append((told[0], _roff(told[1])))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             found = command.get_command(context, name)
