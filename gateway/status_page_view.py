@@ -319,7 +319,7 @@ class StatusView:
             "uplink": _uplink_view(facts),
             "buffer": _buffer_view(facts),
             "intake": {
-                "per_s": self.history.per_s,
+                "per_s": self.history.per_s or _mean_per_s(facts),
                 "readings": facts.counts.get("readings", 0),
                 "lost": facts.lost,
                 "quarantined": facts.found.quarantined if facts.found is not None else None,
@@ -512,6 +512,11 @@ def _per_s(of: "Heard | None", trace: Trace | None, now_us: int) -> float | None
 def _mean_s(of: "Heard") -> float | None:
     """Between two readings of its boot."""
     return (of.received_us - of.since_us) / 1e6 / (of.readings - 1) if of.readings > 1 else None
+
+
+def _mean_per_s(facts: Facts) -> float | None:
+    """Since the start: for its first seconds, which nobody has sampled yet."""
+    return facts.counts.get("readings", 0) / facts.up_s if 1 < facts.up_s < SAMPLE_US / 1e6 * 2 else None
 
 
 def _uplink_state(uplink: "UplinkState") -> int:

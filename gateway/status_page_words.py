@@ -280,10 +280,11 @@ def _uplink(facts: Facts) -> Iterator[Alarm]:
         yield Alarm("warn", "Uplink", f"And {counted(more, 'more topic')} of Kafka's cannot be written to.")
     if uplink.parked:
         first, why = next(iter(uplink.parked.items()))
+        take = "takes" if len(uplink.parked) == 1 else "take"
         yield Alarm(
             "warn",
             "Uplink",
-            f"{counted(len(uplink.parked), 'partition')} of Kafka's take nothing, such as {_name(first)}: "
+            f"{counted(len(uplink.parked), 'partition')} of Kafka's {take} nothing, such as {_name(first)}: "
             f"{_sentence(shortened(why, 200))}",
             "Their readings wait on disk, others go on.",
             "See to the cluster's brokers.",

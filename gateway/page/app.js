@@ -2,7 +2,7 @@
 // Asks the gateway every other second how it is, and shows it. What it says comes from whoever can send a reading: it is
 // only ever put into text.
 
-const POLL_MS = 2000, CURVES_MS = 20000, TIMEOUT_MS = 8000, STALE_S = 6, SHOWN = 50, SHOWN_MAX = 200;
+const POLL_MS = 2000, CURVES_MS = 10000, TIMEOUT_MS = 8000, STALE_S = 6, SHOWN = 50, SHOWN_MAX = 200;
 const SVG = "http://www.w3.org/2000/svg";
 const SIGNS = { well: "✓", note: "i", warn: "!", bad: "✕" };
 const $ = (id) => document.getElementById(id);

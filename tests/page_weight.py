@@ -1,0 +1,63 @@
+"""What the status page weighs on the wire, and when a browser has painted something of it: for a test and the bench."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = Path("/usr/bin/chromium")
+"""Debian's."""
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+"""Tests run as root, and where nothing is to be asked of the internet."""
+
+
+class PageWeight(NamedTuple):
+    """The first load after a log-in, with nothing cached: page, script, style, and the first figures and curves."""
+
+    kilobytes: float
+    """On the wire, headers included."""
+    first_paint_ms: float
+    """First contentful paint, from when the page was asked for."""
+    requests: int
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+def log_in(page: Page, url: str, password: str) -> None:
+    """As a person does, until the figures are there."""
+    page.goto(url)
+    page.fill("#password", password)
+    page.click("button")
+    page.wait_for_selector("#cards:not([hidden])")
+
+
+def page_weight(page: Page, url: str, password: str) -> PageWeight:
+    """Log in, forget what was cached, and load the page anew."""
+    log_in(page, url, password)
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.clearBrowserCache")
+    sizes: list[int] = []
+
+    def finished(event: dict[str, Any]) -> None:
+        sizes.append(int(event["encodedDataLength"]))
+
+    session.on("Network.loadingFinished", finished)
+    with page.expect_response(lambda response: "/api/curves" in response.url) as curves:
+        page.reload()
+    curves.value.finished()
+    page.wait_for_selector("#cards:not([hidden])")
+    page.wait_for_timeout(300)
+    painted: float = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+    session.detach()
+    return PageWeight(sum(sizes) / 1_000, painted, len(sizes))

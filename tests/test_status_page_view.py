@@ -1,0 +1,259 @@
+"""What the page is given: devices and their values, who is silent, whether the gateway does its work, Prometheus."""
+
+import asyncio
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway import status_page_view
+from gateway.buffer import Buffer
+from gateway.buffer_rows import Entry, Loss
+from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boot_id, boottime_us
+from gateway.clock_report import ClockView
+from gateway.config_file import route_table
+from gateway.forward_memory import UplinkState
+from gateway.intake import FrontDoor
+from gateway.reading import Reading
+from gateway.settings import (
+    BufferSettings,
+    GatewaySettings,
+    KafkaSettings,
+    ListenerSettings,
+    Settings,
+    StatusPageSettings,
+)
+from gateway.status_page_view import StatusView, read_disk
+
+
+class Box:
+    """A front door and a buffer, without anybody in front or behind."""
+
+    def __init__(self, folder: Path, devices_max: int = 200) -> None:
+        self.settings = Settings(
+            GatewaySettings("barn-1", clock="system"),
+            KafkaSettings(("127.0.0.1:1",)),
+            BufferSettings(folder / "buffer.db"),
+            ListenerSettings(anonymous=True),
+            status_page=StatusPageSettings(history_devices_max=devices_max),
+        )
+        self.buffer = Buffer(self.settings.buffer, boot_id(), lambda: BootClock.constant(0, 1_000))
+        self.front_door = FrontDoor(
+            self.buffer, route_table(self.settings), self.settings.gateway, self.settings.kafka, boottime_us
+        )
+        self.uplink = UplinkState(up=True)
+        self.serial: dict[str, Any] = {}
+        self.view = StatusView(
+            self.settings,
+            self.front_door,
+            self.buffer,
+            lambda: self.uplink,
+            lambda: ClockView(synced=True, error_us=1_000, since_us=0),
+            {"serial": lambda: self.serial},
+        )
+        self.buffer.open()
+
+    async def take(self, device: str, payload: str = '{"celsius": 21.5}', ago_s: float = 0) -> None:
+        topic = f"device/{device}/thermo"
+        stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        reading = Reading(topic, topic, payload.encode(), boottime_us() - int(ago_s * 1e6))
+        self.front_door.take([reading], stored.set_result)
+        assert await stored
+
+    def look(self) -> None:
+        self.view.history.look(self.front_door.heard, self.view._sample(), boottime_us())
+
+    async def refreshed(self) -> None:
+        """What `refresh` does once."""
+        await self.view._look_at_the_file()
+        self.view._rows = await self.view._list_devices()
+        self.view._ready.set()
+
+    async def state(self, query: str = "", limit: int = 50) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(msgspec.json.encode(await self.view.state(query, limit)))
+        return found
+
+
+@pytest.fixture
+async def box(tmp_path: Path) -> Any:
+    found = Box(tmp_path)
+    yield found
+    await found.buffer.close()
+
+
+async def test_a_device_with_its_reading(box: Box) -> None:
+    await box.take("42")
+    box.look()
+    await box.refreshed()
+    state = await box.state()
+    (device,) = state["devices"]["shown"]
+    assert (device["device"], device["place"], device["serial"]) == ("42", "device/42/thermo", False)
+    assert device["values"] == [["celsius", 21.5]]
+    assert 0 <= device["heard_s"] < 5
+    assert state["headline"]["level"] == "well"
+    assert state["buffer"]["rows"] >= 1
+    curves = box.view.curves("", 50)
+    assert curves["devices"]["42"]["metric"] == ("device/42/thermo", "celsius")  # type: ignore[index]
+
+
+async def test_devices_in_trouble_come_first_and_names_as_people_count(box: Box) -> None:
+    for name in ("10", "9", "barn-2", "barn-10", "1"):
+        await box.take(name)
+    for ago_s in (300, 200, 100):
+        await box.take("barn-3", ago_s=ago_s)
+        box.look()
+    await box.refreshed()
+    state = await box.state()
+    assert [each["device"] for each in state["devices"]["shown"]] == ["1", "9", "10", "barn-2", "barn-3", "barn-10"]
+    box.front_door.heard.get("barn-3").received_us -= 900_000_000  # type: ignore[union-attr]
+    await box.refreshed()
+    state = await box.state()
+    first = state["devices"]["shown"][0]
+    assert (first["device"], first["silent"], state["devices"]["silent"]) == ("barn-3", True, 1)
+    assert state["headline"]["words"].startswith("barn-3 has been silent for 16 min")
+
+
+async def test_a_sensor_that_sleeps_for_ten_minutes_is_not_silent_for_that(box: Box) -> None:
+    await box.take("goat", ago_s=1_500)
+    box.look()
+    await box.take("goat", ago_s=900)
+    box.look()
+    await box.take("goat", ago_s=899)
+    await box.refreshed()
+    assert (await box.state())["devices"]["silent"] == 0
+
+
+async def test_what_is_searched_for_is_found_by_name_and_by_place(box: Box) -> None:
+    for name in ("goat-1", "goat-2", "sheep-1"):
+        await box.take(name)
+    await box.refreshed()
+    for query, found in (("GOAT", 2), ("device/sheep", 1), ("cow", 0), ("", 3)):
+        assert (await box.state(query))["devices"]["matching"] == found
+    assert len((await box.state("", 2))["devices"]["shown"]) == 2
+
+
+async def test_losses_are_told_before_and_after_they_are_reported(box: Box) -> None:
+    now_us = boottime_us()
+    box.buffer.count_loss(Loss("42", "refused", boot_id(), 7, now_us, now_us))
+    await box.take("42")
+    await asyncio.sleep(1.2)
+    await box.refreshed()
+    state = await box.state()
+    assert (state["intake"]["lost"], state["devices"]["shown"][0]["lost"]) == (7, 7)
+    assert state["headline"]["words"].startswith("7 readings are lost for good (refused), the last ")
+    await box.front_door.report_losses()
+    await box.refreshed()
+    state = await box.state()
+    assert (state["intake"]["lost"], state["devices"]["shown"][0]["lost"]) == (7, 7)
+    assert state["headline"]["words"].startswith("7 readings are lost for good, the last ")
+
+
+async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not(box: Box) -> None:
+    assert await box.view.health() == (True, "", [])
+    box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
+    box.buffer.state.full = True
+    assert await box.view.health() == (True, "", ["the buffer is full", "Kafka is not reached"])
+    box.buffer.state.failing = "disk I/O error at /secret/path"
+    is_well, reason, _ = await box.view.health()
+    assert not is_well
+    assert reason.startswith("the buffer cannot be written")
+    assert "secret" not in reason
+
+
+async def test_a_thread_that_hangs_is_no_health(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_page_view, "ANSWER_S", 0.1)
+    monkeypatch.setattr(box.buffer, "answers", asyncio.Event().wait)
+    is_well, reason, _ = await box.view.health()
+    assert not is_well
+    assert "has not answered" in reason
+
+
+async def test_metrics_are_what_prometheus_takes(box: Box) -> None:
+    await box.take("42")
+    await box.take('4"2\\', "1")
+    box.look()
+    await box.refreshed()
+    text = (await box.view.metrics()).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["sluice_readings"].samples[0].value == 2
+    assert families["sluice_uplink_up"].samples[0].value == 1
+    assert families["sluice_buffer_bytes"].samples[0].value > 0
+    devices = {sample.labels["device"] for sample in families["sluice_device_silence_seconds"].samples}
+    assert "42" in devices
+    assert all(re.fullmatch(r"(sluice|process)_[a-z0-9_]+", name) for name in families)
+    assert all(family.documentation for name, family in families.items() if name.startswith("sluice_"))
+
+
+async def test_devices_beyond_the_bound_have_no_label(tmp_path: Path) -> None:
+    box = Box(tmp_path, devices_max=3)
+    for number in range(10):
+        await box.take(str(number))
+    box.look()
+    await box.refreshed()
+    text = (await box.view.metrics()).decode()
+    assert text.count("sluice_device_readings_total{") == 3
+    assert "sluice_devices 10.0" in text
+    await box.buffer.close()
+
+
+async def test_a_mistake_while_gathering_is_logged_and_tried_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_page_view, "LOOK_S", 0.01)
+    monkeypatch.setattr(status_page_view, "DEVICES_S", 0.01)
+    monkeypatch.setattr(box.view.history, "look", lambda *_: 1 / 0)
+    monkeypatch.setattr(box.view, "_list_devices", lambda: 1 / 0)
+    tasks = [asyncio.create_task(box.view.look()), asyncio.create_task(box.view.refresh())]
+    assert (await box.state())["devices"]["total"] == 0
+    await asyncio.sleep(0.1)
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def look_at(*_: object) -> status_page_view.OnDisk:
+        nonlocal looks
+        looks += 1
+        return status_page_view.NOTHING_FOUND
+
+    monkeypatch.setattr(status_page_view, "read_disk", look_at)
+    task = asyncio.create_task(box.view.refresh())
+    await asyncio.sleep(0.2)
+    assert looks == 0
+    await box.state()
+    assert looks == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
+    assert read_disk(tmp_path / "none.db", "boot").found is None
+    path = tmp_path / "other.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE other (x)")
+    connection.close()
+    found = read_disk(path, "boot")
+    assert found.found is None
+    assert found.disk_free_bytes
+
+
+def test_a_payload_of_the_latest_reading_is_the_entry_itself() -> None:
+    """What the front door keeps is no copy."""
+    from gateway.devices_heard import DevicesHeard
+    from tests.buffers import entry
+
+    heard, one = DevicesHeard(), replace(entry())
+    heard.latest = {}
+    heard.note([one])
+    (kept,) = heard.latest.values()
+    assert isinstance(kept, Entry)
+    assert kept is one

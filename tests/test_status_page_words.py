@@ -1,0 +1,220 @@
+"""What the page says: each thing that may be wrong, in words that say what to do; and that all is well."""
+
+from dataclasses import replace as dataclass_replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.buffer_status import BufferStatus
+from gateway.clock_report import ClockView
+from gateway.forward_memory import UplinkState
+from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
+from gateway.status_page_words import Alarm, Facts, Silent, alarms, headline
+from gateway.write_budget import DAY_S, UsageHour, write_budget
+
+WALL_S = 1_800_000_000.0
+UP = UplinkState(up=True, since=WALL_S - 600)
+DOWN = UplinkState(error="nothing listens at kafka.example:9092", since=WALL_S - 600)
+FOUND = BufferStatus("id", True, 0, 0, None, None, False, 1, 0, {}, {}, (), ())
+WELL = Facts(
+    settings=Settings(
+        GatewaySettings("barn-1"),
+        KafkaSettings(("kafka.example:9092",)),
+        BufferSettings(Path("/nowhere"), bytes_max=1_000_000_000),
+        ListenerSettings(anonymous=True),
+    ),
+    up_s=3_600,
+    boottime_us=10**10,
+    wall_s=WALL_S,
+    rows=3,
+    bytes_used=1_000_000,
+    full=False,
+    failing=None,
+    uplink=UP,
+    clock=ClockView(synced=True, error_us=2_000, since_us=0),
+    found=FOUND,
+    room_bytes=500_000_000,
+    hours_until_full=72.0,
+    budget=None,
+    wear=None,
+    disk_free_bytes=10**9,
+    lost=0,
+    lost_s=None,
+    counts={"readings": 100},
+    serial={},
+    brokers={},
+    devices=3,
+    heard=3,
+    silent=(),
+    findings=(),
+)
+
+
+def only(facts: Facts) -> Alarm:
+    (alarm,) = alarms(facts)
+    return alarm
+
+
+def test_all_is_well_in_a_sentence() -> None:
+    assert alarms(WELL) == []
+    top = headline(WELL, [])
+    assert (top.level, top.todo) == ("well", "")
+    assert top.words == "All is well: 3 devices are heard, Kafka takes the readings, nothing waits."
+    nobody = replace(WELL, devices=0, heard=0)
+    assert "no device has been heard yet" in headline(nobody, alarms(nobody)).words
+
+
+def test_kafka_that_is_not_reached() -> None:
+    alarm = only(replace(WELL, uplink=DOWN, rows=1_234))
+    assert alarm.words == "Kafka has not been reached for 10 min: nothing listens at kafka.example:9092."
+    assert alarm.means == "1,234 readings and events are safe on this box; its room lasts 3 days more."
+    assert "sluice check" in alarm.todo
+    top = headline(WELL, [alarm])
+    assert (top.level, top.words) == ("warn", alarm.words)
+
+
+def test_a_box_whose_clock_was_set_says_no_time_that_it_does_not_know() -> None:
+    alarm = only(replace(WELL, uplink=dataclass_replace(DOWN, since=946_684_800.0)))
+    assert alarm.words.startswith("Kafka has not been reached: nothing")
+
+
+def test_kafka_that_refuses_this_gateway() -> None:
+    barred = dataclass_replace(DOWN, error="the log-in was refused", barred=True)
+    alarm = only(replace(WELL, uplink=barred))
+    assert alarm.words == "Kafka cannot be used for 10 min: the log-in was refused."
+    assert "log-in" in alarm.todo
+
+
+def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
+    fresh = replace(WELL, uplink=UplinkState(), up_s=5)
+    assert alarms(fresh) == []
+    assert "Kafka is being connected to" in headline(fresh, []).words
+    assert "no answer yet" in only(replace(fresh, up_s=60)).words
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words", "todo"),
+    [
+        ({"failing": "disk I/O error"}, "bad", "The disk fails: disk I/O error.", "replace it"),
+        ({"full": True, "bytes_used": 10**9}, "bad", "The buffer is full (1.0 GB).", "buffer.bytes_max"),
+        ({"bytes_used": 850_000_000}, "warn", "The buffer fills: 85% of its room is used.", "buffer.bytes_max"),
+        ({"wear": "The memory has used up 90 % of its life."}, "warn", "used up 90 %", "Replace it"),
+        ({"lost": 7, "lost_s": 60.0}, "bad", "7 readings are lost for good, the last 1 min ago.", "sluice buffer ls"),
+        (
+            {"clock": ClockView(synced=False, error_us=None, since_us=10**10 - 300 * 10**6)},
+            "warn",
+            "This box's clock has not been synced for 5 min.",
+            "timedatectl",
+        ),
+        (
+            {
+                "clock": ClockView(
+                    synced=True, error_us=1, since_us=0, steps=1, stepped_us=10**10, stepped_by_us=-(10**7)
+                )
+            },
+            "warn",
+            "Somebody set this box's clock 0 s ago, by -10.0 s, although it was synced.",
+            "two time services",
+        ),
+        (
+            {"silent": (Silent("goat-7", 720.0, 10.0),)},
+            "warn",
+            "goat-7 has been silent for 12 min.",
+            "Check its power",
+        ),
+        (
+            {"silent": tuple(Silent(f"goat-{number}", 720.0, 10.0) for number in range(5))},
+            "warn",
+            "5 devices are silent: goat-0 for 12 min, goat-1 for 12 min, goat-2 for 12 min, and 2 more.",
+            "Check their power",
+        ),
+        (
+            {"serial": {"gone": {"/dev/ttyUSB0": {"gone_s": 90.0, "devices": ["7"]}}, "missing": ["/dev/ttyUSB0"]}},
+            "bad",
+            "/dev/ttyUSB0 has been gone for 1 min 30 s.",
+            "Plug it in again",
+        ),
+        ({"serial": {"missing": ["/dev/ttyS9"]}}, "warn", "/dev/ttyS9 is not there.", "[serial]"),
+        (
+            {"serial": {"unopened": {"/dev/ttyS0": "another program has it; stop that"}}},
+            "bad",
+            "/dev/ttyS0 cannot be opened: another program has it; stop that.",
+            "",
+        ),
+        (
+            {"brokers": {"mq:1883": {"connected": False, "refused": []}}},
+            "bad",
+            "The site's MQTT broker mq:1883 is not connected.",
+            "journalctl",
+        ),
+        (
+            {"found": replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})},
+            "note",
+            "2 messages could not be forwarded: 2 no-route.",
+            "sluice buffer quarantine ls",
+        ),
+        (
+            {"found": replace(FOUND, set_aside=("buffer.db.corrupt-1",))},
+            "warn",
+            "The buffer's file was found corrupt and set aside (buffer.db.corrupt-1).",
+            "Replace the memory card",
+        ),
+        ({"findings": (("7", "the tick stands still"),)}, "warn", "7: the tick stands still.", ""),
+        (
+            {"uplink": dataclass_replace(UP, refused_topics={"device-a": "compaction deletes readings"})},
+            "warn",
+            "Kafka's topic device-a is not written to: compaction deletes readings.",
+            "sluice check",
+        ),
+        (
+            {"uplink": dataclass_replace(UP, parked={"device-a/3": "does not answer"})},
+            "warn",
+            "1 partition of Kafka's takes nothing, such as device-a/3: does not answer.",
+            "brokers",
+        ),
+        (
+            {"uplink": dataclass_replace(DOWN, error=None, quota_used_up=True)},
+            "warn",
+            "what may be sent in a day is used up (kafka.bytes_per_day_max).",
+            "Raise it",
+        ),
+    ],
+)
+def test_what_is_wrong(changes: dict[str, Any], level: str, words: str, todo: str) -> None:
+    alarm = only(replace(WELL, **changes))
+    assert alarm.level == level
+    assert words in alarm.words
+    assert todo in alarm.todo
+    assert alarm.words.endswith((".", "?"))
+    assert headline(WELL, [alarm]).level == ("well" if level == "note" else level)
+
+
+def test_a_card_that_wears_out_soon() -> None:
+    budget = write_budget(UsageHour(DAY_S, 10**6, 10**8, 50 * 10**9))
+    assert only(replace(WELL, budget=budget)).words.startswith("A plain memory card lasts 80 d at the rate")
+
+
+def test_the_worst_comes_first_and_nothing_hostile_makes_it_long() -> None:
+    everything = replace(
+        WELL,
+        uplink=dataclass_replace(
+            DOWN, error="x" * 10_000, refused_topics={f"t{n}" * 200: "y" * 9_000 for n in range(99)}
+        ),
+        full=True,
+        findings=tuple((f"d{number}" * 99, f"words {number}") for number in range(5_000)),
+        silent=tuple(Silent("z" * 500, 100.0, 1.0) for _ in range(5_000)),
+    )
+    found = alarms(everything)
+    assert [alarm.level for alarm in found] == sorted(
+        (alarm.level for alarm in found), key=["bad", "warn", "note"].index
+    )
+    assert len(found) < 20
+    assert sum(len(alarm.words) for alarm in found) < 5_000
+    assert headline(everything, found).level == "bad"
+
+
+def test_without_a_source_nothing_can_be_well() -> None:
+    settings = replace(WELL.settings, mqtt_listener=None)
+    assert "no section says where from" in only(replace(WELL, settings=settings)).words
