@@ -65,8 +65,9 @@ class GatewayAnswers(Struct, frozen=True, forbid_unknown_fields=True):
     """`[gateway]`: who this box is."""
 
     id: Name | None = None
-    """Without it: what the hardware proposes."""
-    namespace: Name = "default"
+    """Without it: the one in place, or what the hardware proposes."""
+    namespace: Name | None = None
+    """Without it: the one in place, or `default`."""
 
 
 class KafkaAnswers(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,6 @@
 """`sluice setup`: asks what the gateway must know, or takes it from a file; checks it; writes settings and secrets."""
 
 import resource
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,9 @@ import click
 
 from gateway import setup_service
 from gateway.cli_options import FINDING, config_option
-from gateway.device_credentials import CredentialsError
+from gateway.device_credentials import CredentialsError, Made
+from gateway.device_handout import handout
+from gateway.settings import ListenerSettings
 from gateway.setup_answers import EXAMPLE, Given, load
 from gateway.setup_plan import Plan, carry_out, plan
 from gateway.setup_settings import Existing, read_existing
@@ -184,6 +185,30 @@ def _shown_lines(planned: Plan, page_password: str | None) -> Iterator[str]:
         yield f"{name.ljust(width)}  {secret}"
 
 
+def _sensor_lines(planned: Plan) -> Iterator[str]:
+    """What is typed into a sensor."""
+    settings = planned.made.settings
+    listener = settings.mqtt_listener
+    if listener is None:
+        return
+    sensor = handout(settings, listener, Made("NAME", ""), operator=False)
+    user = "" if listener.anonymous else ", user NAME, its password"
+    told = f"host {' or '.join(sensor.hosts)}, port {sensor.port}{user}, topic {' or '.join(sensor.topics)}"
+    yield f"sensors: {told}"
+    if not listener.anonymous:
+        yield "another sensor, and a QR code of all that: sluice devices add NAME"
+
+
+def _page_lines(planned: Plan, *, started: bool) -> Iterator[str]:
+    settings = planned.made.settings
+    page = settings.status_page
+    if page is not None:
+        # By what this box is reached, as sensors are told it.
+        hosts = handout(settings, ListenerSettings(host=page.host), Made("", ""), operator=False).hosts
+        told = " or ".join(f"http://{host}:{page.port}" for host in hosts)
+        yield f"status page{'' if started else ', once it runs'}: {told}"
+
+
 def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
     if not setup_service.is_there():
         return False, [f"start it: sluice run --config {config}"]
@@ -197,14 +222,9 @@ def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
 
 
 def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
-    settings = planned.made.settings
     yield "next: sluice check goes through every link of the chain; sluice status shows how it is"
-    listener = settings.mqtt_listener
-    if listener is not None:
-        yield f"sensors: MQTT on port {listener.port} of this box, user = NAME; sluice devices add NAME makes another"
-    page = settings.status_page
-    if page is not None:
-        yield f"status page{'' if started else ', once it runs'}: http://{socket.gethostname()}:{page.port}"
+    yield from _sensor_lines(planned)
+    yield from _page_lines(planned, started=started)
 
 
 def _end(words: str) -> NoReturn:

@@ -65,6 +65,12 @@ def say(text: str, indent: int = 0) -> None:
     click.echo(hanging(" " * indent + text, indent))
 
 
+def _printable(answer: str) -> str:
+    if not answer.isprintable():
+        raise AnswerError("That holds a character that cannot be seen (an arrow key?). Write it again.")
+    return answer
+
+
 def _sentence(words: str) -> str:
     return words if words.endswith(("?", ".")) else f"{words}."
 
@@ -123,7 +129,7 @@ class Dialogue:
                 prompt, default=proposal, show_default=False, hide_input=is_secret, prompt_suffix=" > ", err=False
             )
             try:
-                return judge(answer.strip() if not is_secret else answer)
+                return judge(_printable(answer if is_secret else answer.strip()))
             except AnswerError as error:
                 say(str(error), 5)
 
@@ -301,12 +307,13 @@ class Dialogue:
             ).strip()
             if not answer:
                 return False
-            path = Path(answer).expanduser()
             try:
+                path = Path(answer).expanduser()
                 read_certificates(path)
                 self._ca = path.read_bytes()
-            except CertificateFileError as error:
-                say(str(error), 5)
+            except (CertificateFileError, RuntimeError, ValueError) as error:
+                # Of a home that is nobody's, and of a path that is none.
+                say(escaped(str(error)), 5)
             except OSError as error:
                 say(f"{path}: {error.strerror}", 5)
             else:

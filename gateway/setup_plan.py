@@ -1,7 +1,7 @@
 """From answers to a gateway that is set up: first everything is made and judged in memory, then it is written."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,6 +85,9 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
         raise ConfigError(given.path, [*mistakes, *(_of_answers(given, each) for each in error.mistakes)]) from None
     if mistakes:
         raise ConfigError(given.path, mistakes)
+    taken = list(_taken_names(given, made))
+    if taken:
+        raise ConfigError(given.path, taken)
     known = _known_devices(made, existing)
     digests = dict(answers.secrets.devices_sha256)
     digests |= {name: device_credentials.digest(secret) for name, secret in answers.secrets.devices.items()}
@@ -119,6 +122,23 @@ def _put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
     with device_credentials._changing(path) as change:  # noqa: SLF001 - one writer of that file, by its own rules
         new = {name: (device_credentials.Secret(digest, made),) for name, digest in digests.items()}
         change.to({**change.found.devices, **new}, change.found.operators)
+
+
+def _taken_names(given: Given, made: Made) -> Iterator[Mistake]:
+    """Devices whose names are somebody's already, and would be two."""
+    listener = made.settings.mqtt_listener
+    operators = device_credentials.load(device_credentials.file_of(made.settings)).operators
+    users: Collection[str] = () if listener is None else listener.users
+    secrets_given = {*given.answers.secrets.devices, *given.answers.secrets.devices_sha256}
+    for name in dict.fromkeys((*given.answers.sensors.devices, *secrets_given)):
+        if name in operators or (listener is not None and name in listener.operators):
+            told = f"{name} is an operator's name, who sends commands to devices; write another"
+            yield given.mistake(("sensors", "devices"), told)
+        elif name in users and name in secrets_given:
+            told = (
+                f"{name} has its secret in gateway.toml ([mqtt_listener.users]); take that line out, or give none here"
+            )
+            yield given.mistake(("sensors", "devices"), told)
 
 
 def _known_devices(made: Made, existing: Existing) -> set[str]:

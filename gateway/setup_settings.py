@@ -167,8 +167,10 @@ def _top(document: Mapping[str, Any]) -> list[str]:
 def _merged(old: Mapping[str, Any], answers: Answers, gateway_id: str) -> dict[str, Any]:
     """The settings in place, with what was answered put into them; what nobody was asked for stays."""
     document = {name: dict(value) if isinstance(value, dict) else value for name, value in old.items()}
-    document["gateway"] = {"id": gateway_id, "namespace": answers.gateway.namespace} | {
-        key: value for key, value in document.get("gateway", {}).items() if key not in {"id", "namespace"}
+    gateway = document.get("gateway", {})
+    namespace = answers.gateway.namespace or gateway.get("namespace", "default")
+    document["gateway"] = {"id": gateway_id, "namespace": namespace} | {
+        key: value for key, value in gateway.items() if key not in {"id", "namespace"}
     }
     document["kafka"] = _kafka(document.get("kafka", {}), answers)
     sensors = answers.sensors

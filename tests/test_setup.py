@@ -300,6 +300,30 @@ def test_what_the_settings_themselves_refuse_is_told_at_the_answer(answers: str,
     assert not (tmp_path / "gateway.toml").exists()
 
 
+def test_names_that_are_somebody_elses_are_told(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    device_credentials.add(tmp_path / "devices.json", ["43"], None, operators=True)
+    answers = write(tmp_path / "given")
+    told = setup(config, "--answers", answers, "--no-check")
+    assert told.exit_code == 2
+    assert "barn-1.toml:9: sensors.devices: 43 is an operator's name" in told.output
+    device_credentials.revoke(tmp_path / "devices.json", ["43"])
+    assert setup(config, "--answers", answers, "--no-check").exit_code == 0
+    digest = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    config.write_text(config.read_text() + f'[mqtt_listener.users]\n"42" = "{digest}"\n')
+    told = setup(config, "--answers", answers, "--no-check")
+    assert "42 has its secret in gateway.toml" in told.output
+
+
+def test_an_identity_that_is_not_said_stays(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    assert setup(config, "--answers", write(tmp_path / "given"), "--no-check").exit_code == 0
+    nameless = ANSWERS.partition("[kafka]")[1] + ANSWERS.partition("[kafka]")[2]
+    assert setup(config, "--answers", write(tmp_path / "given", nameless), "--no-check").exit_code == 0
+    gateway = config_file.load(config).gateway
+    assert (gateway.id, gateway.namespace) == ("barn-1", "north-farm")
+
+
 def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     answers = ANSWERS.replace("127.0.0.1:1", "kafka")
     done = setup(tmp_path / "gateway.toml", "--answers", write(tmp_path / "given", answers, ""), "--no-check")

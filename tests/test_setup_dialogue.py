@@ -2,13 +2,22 @@
 
 import re
 import stat
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, page_password
-from gateway.setup_answers import ANONYMOUS_WORDS
-from gateway.setup_dialogue import QUESTIONS_MAX
+from gateway import config_file, device_credentials, page_password, setup_dialogue
+from gateway.check import Finding
+from gateway.setup_answers import ANONYMOUS_WORDS, Given
+from gateway.setup_dialogue import QUESTIONS_MAX, Dialogue
+from gateway.setup_kafka import Broker
+from gateway.setup_plan import plan
+from gateway.setup_settings import Existing
 from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, at_a_terminal, questions_asked, set_up
 
 NOWHERE = "127.0.0.1:1"
@@ -171,3 +180,59 @@ def test_settings_in_place_that_have_mistakes_are_not_guessed_at(tmp_path: Path)
         assert terminal.end() == 2
     assert "correct the settings in place first" in terminal.text
     assert config.read_text() == "[gateway]\nid = 3\n"
+
+
+typed = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(
+        [
+            "",
+            "none",
+            "later",
+            "all",
+            "y",
+            "n",
+            "yes",
+            "42, 43",
+            NOWHERE,
+            f"tls://{NOWHERE}",
+            "a:1 b:2",
+            "\x1b[A",
+            "~nobody",
+        ]
+    ),
+)
+
+
+@given(st.lists(typed, max_size=40), st.booleans())
+def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str], reached: bool) -> None:  # noqa: FBT001
+    left = iter(answers)
+
+    def next_answer(*_arguments: object, default: str = "", **_options: object) -> str:
+        answer = next(left, None)
+        if answer is None:
+            raise click.Abort
+        return answer or default
+
+    def looked_at(addresses: Sequence[str]) -> list[Broker]:
+        return [Broker(address, "" if reached else "nothing answers", mechanisms=()) for address in addresses]
+
+    def tried(*_arguments: object, **_options: object) -> list[Finding]:
+        return [Finding("Kafka", ok=False, words="is signed by nobody")]
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(click, "prompt", next_answer)
+        patch.setattr(click, "confirm", lambda *_arguments, **_options: next_answer() == "y")
+        patch.setattr(setup_dialogue, "look_at", looked_at)
+        patch.setattr(setup_dialogue, "try_settings", tried)
+        patch.setattr(setup_dialogue, "ports", list)
+        config = Path(folder) / "gateway.toml"
+        try:
+            told = Dialogue(config, Existing(), can_start=True).run()
+        except click.Abort:
+            return
+        finally:
+            assert not list(Path(folder).iterdir())
+        # What the questions let through makes settings.
+        planned = plan(Given(told.answers, Path("answers"), {}), config, Existing(), is_watched=True, ca=told.ca)
+        assert planned.made.settings.gateway.id == told.answers.gateway.id
