@@ -1,6 +1,7 @@
 """What the log says of refusals: by device, and never more than a little."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -36,7 +37,7 @@ async def test_a_mistyped_password_is_logged_of_each_device_once_and_then_summed
 async def test_a_minute_later_it_is_logged_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mqtt_refusals, "LOG_INTERVAL_S", 0.05)
     with capture_logs() as lines:
-        settings = {"anonymous": False, "users": USERS, "failed_logins_per_minute_max": 1_000}
+        settings: dict[str, Any] = {"anonymous": False, "users": USERS, "failed_logins_per_minute_max": 1_000}
         async with listening(RecordingIntake(), **settings) as listener, asyncio.timeout(5):
             while sum(line["event"] == LOGIN for line in lines) < 3:
                 await try_to_log_in(listener, "m001")
