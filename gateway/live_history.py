@@ -35,6 +35,11 @@ DEPTH_MAX: Final = 3
 """Objects within objects that are looked into."""
 WANTED_US: Final = 60_000_000
 """So long a device that somebody looked at keeps its place."""
+BUSY_READINGS: Final = 1_000
+REST_US: Final = 8_000_000
+"""After a look at more than so many, no reading is kept for so long."""
+MEET_US: Final = 10_000_000
+"""While there is no place, new streams are looked for no more often."""
 SILENT_US: Final = HOUR_US
 """After so long its place is another's who wants one."""
 RATE_POINTS: Final = 10
@@ -164,6 +169,10 @@ class LiveHistory:
         """By device."""
         self._streams: dict[str, Trace] = {}
         self._wanted: set[str] = set()
+        self._meet_due_us = 0
+        self._rest_until_us = 0
+        self._seen = 0
+        """Readings since the start, as of the last look."""
         self.since_us = now_us
         self._sampled_us = now_us - SAMPLE_US
         self._rows = array("q", [-1]) * SAMPLES
@@ -185,27 +194,47 @@ class LiveHistory:
 
     def look(self, heard: DevicesHeard, sample: Sample, now_us: int) -> None:
         """See what came in since the last look."""
-        latest, heard.latest = heard.latest or {}, {}
+        latest = heard.latest or {}
+        # Of a flood of readings some are enough: then what it takes to keep the newest is spared most of the time.
+        came, self._seen = sample.readings - self._seen, sample.readings
+        if came > BUSY_READINGS and heard.latest is not None:
+            self._rest_until_us = now_us + REST_US
+        heard.latest = {} if now_us >= self._rest_until_us else None
         for stream in self._streams.keys() & latest.keys():
             self._streams[stream].pending[stream] = latest[stream]
-        if len(self.traces) < self._devices_max or self._wanted or len(self._streams) < len(latest):
+        # Of thousands of devices most have no place: all of them are looked through now and then.
+        if len(self.traces) < self._devices_max or self._wanted or now_us >= self._meet_due_us:
             self._meet(latest, now_us)
+            self._meet_due_us = now_us + MEET_US
         for trace in self.traces.values():
             self._follow(trace, heard, now_us)
         self._note(sample, now_us)
 
     def _meet(self, latest: Mapping[str, Entry], now_us: int) -> None:
         """Give streams a place that have none."""
+        free = self._devices_max - len(self.traces)
+        giving_way = sorted(
+            (trace for trace in self.traces.values() if now_us - trace.wanted_us > WANTED_US),
+            key=lambda trace: trace.heard_us,
+            reverse=True,
+        )
         for stream, entry in latest.items():
-            name = entry.series.device
-            if stream in self._streams or not name or entry.quarantined is not None:
+            if stream in self._streams:
                 continue
+            name = entry.series.device
             trace = self.traces.get(name)
             if trace is None:
-                if len(self.traces) >= self._devices_max and not self._give_way(now_us, wanted=name in self._wanted):
+                is_wanted = name in self._wanted
+                if not free and not (giving_way and (is_wanted or now_us - giving_way[-1].heard_us > SILENT_US)):
                     continue
+                if not name or entry.quarantined is not None:
+                    continue
+                if free:
+                    free -= 1
+                else:
+                    self._forget(giving_way.pop())
                 trace = self.traces[name] = Trace(name, now_us)
-                if name in self._wanted:
+                if is_wanted:
                     trace.wanted_us = now_us
             if len(trace.streams.keys() | trace.pending.keys()) >= STREAMS_MAX and not self._forget_stream(
                 trace, now_us
@@ -214,6 +243,11 @@ class LiveHistory:
             self._streams[stream] = trace
             trace.pending[stream] = entry
         self._wanted.clear()
+
+    def _forget(self, trace: Trace) -> None:
+        del self.traces[trace.name]
+        for stream in [stream for stream, of in self._streams.items() if of is trace]:
+            del self._streams[stream]
 
     def _forget_stream(self, trace: Trace, now_us: int) -> bool:
         """Whether one of a device's streams has been silent for so long that another may take its place."""
@@ -224,19 +258,6 @@ class LiveHistory:
                 self._streams.pop(stream, None)
                 return True
         return False
-
-    def _give_way(self, now_us: int, *, wanted: bool) -> bool:
-        """Take the place of a device that nobody looks at; of those, the one that was heard first."""
-        if not wanted and all(now_us - trace.heard_us < SILENT_US for trace in self.traces.values()):
-            return False
-        free = [trace for trace in self.traces.values() if now_us - trace.wanted_us > WANTED_US]
-        if not free:
-            return False
-        oldest = min(free, key=lambda trace: trace.heard_us)
-        del self.traces[oldest.name]
-        for stream in [stream for stream, trace in self._streams.items() if trace is oldest]:
-            del self._streams[stream]
-        return True
 
     def _follow(self, trace: Trace, heard: DevicesHeard, now_us: int) -> None:
         if trace.pending:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -223,14 +224,15 @@ class StatusView:
             this_moment(self._settings.gateway),
             in_memory=True,
         )
-        rows: list[Row] = []
+        rows: list[tuple[bool, list[tuple[bool, int, str]], Row]] = []
         for number, device in enumerate(listed):
             if device.device:
-                rows.append(Row(device, self._silent(device)))
+                row = Row(device, self._silent(device))
+                rows.append((not row.is_trouble, _natural(device.device), row))
             if number % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(0)
-        rows.sort(key=lambda row: (not row.is_trouble, _natural(row.device.device)))
-        return rows
+        rows.sort(key=itemgetter(0, 1))
+        return [row for _, _, row in rows]
 
     def _silent(self, device: Device) -> Silent | None:
         if device.heard_s is None or device.heard_s > FORGOTTEN_S:

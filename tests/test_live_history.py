@@ -173,6 +173,18 @@ def test_whoever_is_looked_at_keeps_its_place_for_a_minute() -> None:
     assert "2" in box.history.traces
 
 
+def test_of_a_flood_some_are_enough() -> None:
+    box, armed = Box(), []
+    for number in range(1, 11):
+        box.look(Sample(0, 0, 2, number * 2_000))
+        armed.append(box.heard.latest is not None)
+    assert armed == [False, False, False, False, True] * 2
+    box.look(Sample(0, 0, 2, 20_100))
+    box.look(Sample(0, 0, 2, 20_100), 8_000_000)
+    box.look(Sample(0, 0, 2, 20_200))
+    assert box.heard.latest is not None
+
+
 def names(count: int) -> Iterable[str]:
     return (str(number) for number in range(count))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from demo.kafka_broker import Broker
 from tests.page_weight import CHROMIUM, browser, log_in, page_weight
@@ -20,8 +20,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}: apt-get install chromium"),
 ]
-PHONE = {"width": 390, "height": 844}
-DESKTOP = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PICTURES = Path("build/page")
 KILOBYTES_MAX = 60
 FIRST_PAINT_MS_MAX = 2_000
@@ -53,11 +53,11 @@ def page(chromium: Browser) -> Iterator[Page]:
 def picture(page: Page, name: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for device, size in (("phone", PHONE), ("desktop", DESKTOP)):
-        page.set_viewport_size(size)  # type: ignore[arg-type]
+        page.set_viewport_size(size)
         # Nothing may stand out to the right: nobody scrolls sideways on a phone.
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (name, device)
         page.screenshot(path=PICTURES / f"{name}-{device}.png", full_page=True)
-    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.set_viewport_size(PHONE)
 
 
 def test_a_wrong_password_is_said_to_be_wrong(page: Page, tmp_path: Path) -> None:
