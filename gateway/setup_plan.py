@@ -12,6 +12,7 @@ import msgspec
 from gateway import device_credentials, page_password
 from gateway.clock_kernel import read_wall_clock
 from gateway.config_words import Place
+from gateway.settings import GatewaySettings
 from gateway.setup_answers import SECRETS_NAME, Answers, Given, ca_text
 from gateway.setup_hardware import proposed_id
 from gateway.setup_settings import Existing, Made, make
@@ -105,15 +106,22 @@ def carry_out(planned: Plan) -> None:
     """
     make_folders(planned.made.folders)
     if planned.digests:
-        clock = read_wall_clock(planned.made.settings.gateway)
-        now = datetime.now(UTC) if clock.synced else None
+        settings = planned.made.settings
         try:
-            _put(device_credentials.file_of(planned.made.settings), planned.digests, now)
+            _put(device_credentials.file_of(settings), planned.digests, _now(settings.gateway))
         except device_credentials.CredentialsError as error:
             raise SetupWriteError(str(error)) from error
     write(planned.made.files, planned.config, planned.existing.text)
     for path in planned.made.replaced:
         wipe(path)
+
+
+def _now(gateway: GatewaySettings) -> datetime | None:
+    """The time, where this box knows it."""
+    try:
+        return datetime.now(UTC) if read_wall_clock(gateway).synced else None
+    except OSError:
+        return None
 
 
 def _put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:

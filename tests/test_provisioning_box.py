@@ -1,0 +1,113 @@
+"""Provisioning on a box that boots: from files on its boot partition to a gateway that runs, and back by a reset."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.provision import DONE_NAME, REPORT_NAME
+from tests import box as boxes
+from tests.box import Box, box_or_skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BOOT = "/boot/firmware"
+ANSWERS = """\
+[gateway]
+id = "barn-1"
+[kafka]
+bootstrap = ["kafka.example:9093"]
+tls = true
+user = "barn-1"
+[sensors]
+devices = ["42"]
+"""
+SECRETS = """\
+kafka_password = "kafka-9d2c1b77"
+page_password = "page-51ab03fe"
+[devices]
+"42" = "device-0123456789"
+"""
+WORDS = ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789")
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """A box with the package installed, never set up."""
+    directory = tmp_path_factory.mktemp("provisioned")
+    with box_or_skip(directory) as box:
+        (package,) = boxes.build(directory / "deb", "amd64_deb12")
+        box.boot()
+        box.take(package)
+        box.apt("install", f"/root/{package.name}")
+        yield box
+
+
+def lay(box: Box, answers: str = ANSWERS) -> None:
+    box.write(f"{BOOT}/sluice.toml", answers)
+    box.write(f"{BOOT}/sluice-secrets.toml", SECRETS)
+
+
+def test_the_unit_is_what_systemd_reads(box: Box) -> None:
+    found = box.call("systemd-analyze", "verify", "--man=no", "/usr/lib/systemd/system/sluice-provision.service")
+    assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
+
+
+def test_a_mistake_is_told_on_the_boot_partition_and_nothing_starts(box: Box) -> None:
+    lay(box, ANSWERS.replace("tls = true\n", ""))
+    box.call("systemctl", "restart", "sluice-provision.service")
+    assert box.property("sluice-provision.service", "Result") == "exit-code"
+    assert "kafka: tls is missing" in (box.root / BOOT[1:] / REPORT_NAME).read_text()
+    assert "kafka: tls is missing" in box.journal("sluice-provision.service")
+    assert box.property("sluice.service", "ActiveState") == "inactive"
+    box.run("systemctl", "reset-failed")
+
+
+def test_a_start_takes_it_in_and_the_gateway_runs(box: Box) -> None:
+    lay(box)
+    box.reboot()
+    assert box.property("sluice-provision.service", "Result") == "success", box.journal("sluice-provision.service")
+    assert box.property("sluice.service", "ActiveState") == "active", box.journal()
+    assert sorted(path.name for path in (box.root / BOOT[1:]).iterdir()) == [REPORT_NAME, DONE_NAME]
+    assert modes(box, "/etc/sluice/gateway.toml", "/etc/sluice/secrets", "/etc/sluice/secrets/kafka.password") == [
+        "root:sluice 640",
+        "root:sluice 750",
+        "sluice:sluice 400",
+    ]
+    assert modes(box, "/etc/sluice/credentials/status-page", "/var/lib/sluice/devices.json") == [
+        "root:root 400",
+        "sluice:sluice 600",
+    ]
+    told = box.journal("sluice-provision.service") + box.journal()
+    told += (box.root / BOOT[1:] / REPORT_NAME).read_text() + (box.root / BOOT[1:] / DONE_NAME).read_text()
+    assert "set up from /boot/firmware: default/barn-1" in told
+    assert not [words for words in WORDS if words in told]
+    # The sensor is let in with the secret that it was given.
+    publish = ["mosquitto_pub", "-t", "device/42/thermo", "-m", "1", "-q", "1", "-u", "42"]
+    assert box.call(*publish, "-P", "device-0123456789").returncode == 0
+    assert box.call(*publish, "-P", "device-0123456780").returncode != 0
+
+
+def test_another_start_changes_nothing(box: Box) -> None:
+    before = (box.root / "etc/sluice/gateway.toml").read_bytes()
+    box.reboot()
+    assert (box.root / "etc/sluice/gateway.toml").read_bytes() == before
+    assert box.property("sluice.service", "ActiveState") == "active"
+
+
+def test_a_reset_leaves_nothing_of_the_site(box: Box) -> None:
+    refused = box.call("sluice", "reset", "--yes-wipe", "barn-1")
+    assert refused.returncode == 2
+    assert "the gateway runs: nothing was wiped" in refused.stderr
+    told = box.run("sluice", "reset", "--yes-wipe", "barn-1", "--stop")
+    assert "WAIT" in told
+    left = box.run("find", "/etc/sluice", "/var/lib/sluice", BOOT, "-type", "f", "-o", "-type", "s").split()
+    assert left == []
+    assert not box.call("grep", "-rlF", "kafka-9d2c1b77", "/etc", "/var/lib", "/boot").stdout
+    box.reboot()
+    assert box.property("sluice.service", "ActiveState") == "inactive"
+    assert box.property("sluice.service", "ConditionResult") == "no"
+
+
+def modes(box: Box, *paths: str) -> list[str]:
+    """Owner, group and mode of each."""
+    return box.run("stat", "-c", "%U:%G %a", *paths).splitlines()
