@@ -69,14 +69,11 @@ class Trace:
     """One device in the last hour. Times are CLOCK_BOOTTIME in microseconds."""
 
     __slots__ = (
-        "anchor",
-        "before",
         "counts",
         "decoded_us",
         "heard_us",
         "longest_us",
         "metric",
-        "missing",
         "name",
         "pending",
         "point",
@@ -105,12 +102,6 @@ class Trace:
         """The number of the newest point, counted from the boot."""
         self.counts: deque[tuple[int, int]] = deque(maxlen=RATE_POINTS)
         """When, and how many readings had come in by then."""
-        self.anchor: tuple[str, int, int] | None = None
-        """A boot, a sequence that was seen of it, and how many readings there were then, at the least."""
-        self.before: tuple[str | None, int] | None = None
-        """The boot at the last look, and how many readings of it there were."""
-        self.missing = 0
-        """Readings of this boot that did not come, at the least, by their sequences."""
 
     def curve(self, now_us: int) -> list[float | None]:
         """The last hour, oldest first; None where nothing was measured."""
@@ -261,12 +252,10 @@ class LiveHistory:
 
     def _follow(self, trace: Trace, heard: DevicesHeard, now_us: int) -> None:
         if trace.pending:
-            _count_missing(trace, heard)
             trace.decode(now_us)
         of = heard.get(trace.name)
         if of is None:
             return
-        trace.before = of.boot, of.readings
         if of.received_us > trace.heard_us:
             if trace.heard_us:
                 trace.longest_us = max(trace.longest_us, of.received_us - trace.heard_us)
@@ -312,27 +301,6 @@ class LiveHistory:
         """Readings a second between the last two samples."""
         value = self._per_s[self._sample % SAMPLES]
         return None if math.isnan(value) else value
-
-
-def _count_missing(trace: Trace, heard: DevicesHeard) -> None:
-    """By sequences of one stream: each that was passed over, and for which no reading came, is one."""
-    of = heard.get(trace.name)
-    # Several streams may share a sequence or have one each: nobody knows which.
-    if of is None or len(trace.streams.keys() | trace.pending.keys()) != 1:
-        trace.anchor, trace.missing = None, 0
-        return
-    (entry,) = trace.pending.values()
-    boot, sequence = entry.device_boot, entry.device_sequence
-    if boot is None or sequence is None or boot != of.boot:
-        return
-    if trace.anchor is None or trace.anchor[0] != boot:
-        trace.missing = 0
-        # It came after the last look: that is all that is known of how many came before it.
-        trace.anchor = (boot, sequence, trace.before[1] + 1) if trace.before and trace.before[0] == boot else None
-        return
-    _, first, readings = trace.anchor
-    # Readings that came after this one, or again, make it fewer: it is never too many.
-    trace.missing = max(0, (sequence - first) - (of.readings - readings))
 
 
 # -- payloads -------------------------------------------------------------------------------------

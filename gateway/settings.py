@@ -415,7 +415,7 @@ class StatusPageSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What `sluice setup` made of the page's password; without that file nobody is let in."""
     connections_max: Annotated[int, Meta(ge=1, le=1_000, description="connections, 1 to 1000")] = 32
     history_devices_max: Annotated[int, Meta(ge=1, le=10_000, description="devices, 1 to 10000")] = 200
-    """Devices whose last hour is kept in memory; of more, those that were heard first give way."""
+    """Devices whose last hour is kept in memory; of more, those give way that nobody looks at."""
 
 
 class LogSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,17 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from msgspec import Struct
 
-from gateway import devices_text
+from gateway import devices_text, disk_health
 from gateway.buffer_losses import OWN
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import BufferStatus, read_status, reading, this_moment
 from gateway.clock_kernel import boottime_us
 from gateway.device_listing import Device, merged, places_on_ports
 from gateway.device_states import DevicesAsked, DeviceState, devices_page
+from gateway.disk_health import Trouble
 from gateway.live_history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
 from gateway.status_page_words import Alarm, Facts, Headline, Silent, alarms, headline, since_s
 from gateway.terminal_text import size
-from gateway.write_budget import UsageHour, WriteBudget, hours_until_full, last_day, room_bytes, write_budget
+from gateway.write_budget import UsageHour, hours_until_full, last_day, room_bytes, write_budget
 
 if TYPE_CHECKING:
     from gateway.buffer import Buffer
@@ -63,8 +64,8 @@ UNHEARD_S: Final = 600.0
 """So long after the start, a device that the buffer knows and that was not heard yet is silent."""
 FORGOTTEN_S: Final = 604_800.0
 """A device that was silent for a week is no alarm any more."""
-WORN_TENTHS: Final = 8
-"""Of an eMMC's life, by which it is to be replaced (JEDEC eMMC 5.1, DEVICE_LIFE_TIME_EST)."""
+LOG_IN_REASONS: Final = ("bad-credentials", "no-credentials", "certificate-of-no-user", "tls-handshake-failed")
+"""For which the MQTT listener refuses a sensor that is set up wrongly."""
 
 _log = structlog.get_logger("sluice.status_page")
 
@@ -80,10 +81,12 @@ class OnDisk(Struct, frozen=True):
     hours: list[UsageHour]
     unused_bytes: int
     disk_free_bytes: int | None
-    wear: str | None
+    disk: str
+    """What it is, and how much of its life is used, in words."""
+    troubles: tuple[Trouble, ...]
 
 
-NOTHING_FOUND: Final = OnDisk(None, {}, 0, [], 0, None, None)
+NOTHING_FOUND: Final = OnDisk(None, {}, 0, [], 0, None, "", ())
 
 
 class Row(Struct, frozen=True):
@@ -111,7 +114,9 @@ class ShownDevice(Struct, frozen=True):
     value_s: float | None
     """How old the values are."""
     missing: int
+    """Of its present boot, at the least."""
     lost: int
+    """Since the start, and those before that were not reported."""
     drift: str
     bound: str
     note: str | None
@@ -144,6 +149,9 @@ class StatusView:
         self._lost: dict[str, int] = {}
         """By device: since the start, and those before that were not reported yet."""
         self._lost_sum = 0
+        self._refused = self._count_refused()
+        self._refused_us: int | None = None
+        """How many log-ins of sensors the listener has refused, and when it did so last."""
         self._rows: list[Row] = []
         self._asked_s = -WATCHED_S
         self._wanted = asyncio.Event()
@@ -160,7 +168,14 @@ class StatusView:
                 _log.exception("the status page could not take note of what came in")
             await asyncio.sleep(LOOK_S)
 
+    def _count_refused(self) -> int:
+        counts = self._part("mqtt_listener")
+        return sum(counts.get(reason, 0) for reason in LOG_IN_REASONS)
+
     def _sample(self) -> Sample:
+        refused = self._count_refused()
+        if refused > self._refused:
+            self._refused, self._refused_us = refused, boottime_us()
         state = self._buffer.state
         return Sample(
             state.rows, state.bytes_used, _uplink_state(self._uplink()), self._front_door.counts.get("readings", 0)
@@ -189,7 +204,7 @@ class StatusView:
     async def _look_at_the_file(self) -> None:
         # What is reported meanwhile is missed until the next look, and not counted twice.
         told = self._front_door.lost_told.copy()
-        self._on_disk = await asyncio.to_thread(read_disk, self._settings.buffer.path, self._buffer.boot_id)
+        self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
         told.update(self._on_disk.lost)
         self._lost = dict(told)
         self._lost_sum = max(self._lost_sum, told.total())
@@ -286,10 +301,12 @@ class StatusView:
             room_bytes=room,
             hours_until_full=None if room is None else hours_until_full(room, day),
             budget=write_budget(day),
-            wear=on_disk.wear,
+            disk_troubles=on_disk.troubles,
             disk_free_bytes=on_disk.disk_free_bytes,
             lost=self._lost_sum,
             lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
+            logins=self._part("logins"),
+            refused_s=None if self._refused_us is None else (now_us - self._refused_us) / 1e6,
             counts={**self._buffer.counts, **self._front_door.counts},
             serial=self._part("serial"),
             brokers=self._part("mqtt_brokers"),
@@ -327,7 +344,7 @@ class StatusView:
                 "quarantined": facts.found.quarantined if facts.found is not None else None,
             },
             "clock": {"synced": facts.clock.synced, "bound": devices_text.bound(facts.clock.error_us)},
-            "disk": _disk_view(facts.budget, facts),
+            "disk": _disk_view(facts, self._on_disk.disk),
             "devices": {
                 "total": len(self._rows),
                 "heard": facts.heard,
@@ -369,7 +386,8 @@ class StatusView:
         device = row.device
         of = self._front_door.heard.get(device.device)
         trace = self.history.traces.get(device.device)
-        clock = device.clocks[-1] if device.clocks else None
+        # Of several that which is known worst, as `sluice status` has it.
+        clock = max(device.clocks, key=lambda each: each.error_us or 0, default=None)
         return ShownDevice(
             device.device,
             device.place,
@@ -379,7 +397,7 @@ class StatusView:
             _per_s(of, trace, now_us),
             [] if trace is None else list(_values(trace)),
             None if trace is None or not trace.decoded_us else max(0.0, round((now_us - trace.decoded_us) / 1e6, 1)),
-            0 if trace is None else trace.missing,
+            0 if of is None else of.missing or 0,
             self._lost.get(device.device, 0),
             "" if clock is None else devices_text.drift(clock),
             "" if clock is None else devices_text.bound(clock.error_us),
@@ -421,7 +439,7 @@ class StatusView:
             versions(),
             self._part("mqtt_listener"),
             [
-                metrics.DeviceFigures(row.device.device, of.readings, of.received_us, kept[row.device.device].missing)
+                metrics.DeviceFigures(row.device.device, of.readings, of.received_us, of.missing or 0)
                 for row in self._rows
                 if row.device.device in kept
                 for of in [self._front_door.heard.get(row.device.device)]
@@ -447,15 +465,16 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_disk(path: Path, boot: str) -> OnDisk:
+def look_at_the_file(path: Path, boot: str) -> OnDisk:
     """Look at the buffer's file and its disk; what cannot be read is not known. On a thread of its own."""
     free: int | None = None
-    try:
-        disk = os.statvfs(path)
-        free = disk.f_bavail * disk.f_frsize
-    except OSError:
-        pass
-    wear = _wear(path)
+    disk, wrong = "", tuple[Trouble, ...]()
+    with suppress(OSError):
+        space = os.statvfs(path)
+        free = space.f_bavail * space.f_frsize
+        seen = disk_health.read_disk(path.parent)
+        disk = disk_health.health_words(seen) if seen.name else ""
+        wrong = tuple(disk_health.troubles(seen, path.parent))
     own = tuple(OWN)
     of_sensors = f"reason NOT IN ({', '.join('?' * len(own))})"
     try:
@@ -474,23 +493,10 @@ def read_disk(path: Path, boot: str) -> OnDisk:
             ).fetchone()
     except BufferFileError as error:
         _log.debug("the buffer's file could not be looked at", error=str(error))
-        return OnDisk(None, {}, 0, [], 0, free, wear)
-    return OnDisk(found, lost, lost_us or 0, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, wear)
-
-
-def _wear(path: Path) -> str | None:
-    """What the memory that a path is on says of its age, where that is bad."""
-    try:
-        number = path.stat().st_dev
-        # A partition stands below its disk.
-        block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve(strict=True)
-        disk = block if (block / "device").exists() else block.parent
-        tenths = max(int(part, 16) for part in (disk / "device" / "life_time").read_text().split())
-    except (OSError, ValueError):
-        return None
-    if tenths < WORN_TENTHS:
-        return None
-    return f"The memory that the buffer is on has used up {min(tenths, 10) * 10} % of its life, by its own count."
+        return OnDisk(None, {}, 0, [], 0, free, disk, wrong)
+    return OnDisk(
+        found, lost, lost_us or 0, [UsageHour(*hour) for hour in hours], unused * page_bytes, free, disk, wrong
+    )
 
 
 def _values(trace: Trace) -> Iterator[tuple[str, Value]]:
@@ -552,15 +558,17 @@ def _buffer_view(facts: Facts) -> dict[str, object]:
     }
 
 
-def _disk_view(budget: WriteBudget | None, facts: Facts) -> dict[str, object]:
+def _disk_view(facts: Facts, disk: str) -> dict[str, object]:
+    budget = facts.budget
     per_day = None if budget is None else budget.disk_bytes_per_day
     card_days = None if budget is None else budget.card_days
     return {
         "free": None if facts.disk_free_bytes is None else size(facts.disk_free_bytes),
         "per_day": None if per_day is None else size(per_day),
         "card_s": None if card_days is None else round(card_days * 86_400),
-        "worn": facts.wear,
-        "failing": facts.failing is not None,
+        "what": disk,
+        "failing": facts.failing is not None or any(each.fails for each in facts.disk_troubles),
+        "worn": bool(facts.disk_troubles),
     }
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from gateway.buffer_status import BufferStatus
 from gateway.clock_report import ClockView
+from gateway.disk_health import Trouble
 from gateway.forward_memory import UplinkState
 from gateway.settings import NO_SOURCE, Settings
 from gateway.terminal_text import YEAR_S, counted, shortened, size, span
@@ -27,6 +28,8 @@ CARD_DAYS_MIN: Final = 365.0
 """A memory card that lasts less than that is worth a word."""
 LOST_TOLD_S: Final = 3_600.0
 """Losses are an alarm for so long."""
+REFUSED_TOLD_S: Final = 600.0
+"""A refused log-in is an alarm for so long."""
 START_S: Final = 20.0
 """So long after the start, that Kafka has not answered is no alarm yet."""
 _WHEN_FULL: Final = {
@@ -77,13 +80,17 @@ class Facts(Struct, frozen=True):
     room_bytes: int | None
     hours_until_full: float | None
     budget: WriteBudget | None
-    wear: str | None
-    """What the disk itself says of its age, where it is bad."""
+    disk_troubles: tuple[Trouble, ...]
+    """What the disk itself, or its file system, says."""
     disk_free_bytes: int | None
     lost: int
     """Readings that are gone for good: since the start, and those before that were not reported."""
     lost_s: float | None
     """How long ago some were lost last; None where none was."""
+    logins: dict[str, Any]
+    """What the MQTT listener knows of the devices' file."""
+    refused_s: float | None
+    """How long ago it refused a log-in last; None where it did not since the start."""
     counts: dict[str, int]
     serial: dict[str, Any]
     brokers: dict[str, Any]
@@ -129,6 +136,7 @@ def alarms(facts: Facts) -> list[Alarm]:
         *_buffer(facts),
         *_uplink(facts),
         *_losses(facts),
+        *_log_ins(facts),
         *_devices(facts),
         *_serial(facts.serial),
         *_brokers(facts.brokers),
@@ -189,8 +197,8 @@ def _buffer(facts: Facts) -> Iterator[Alarm]:
 
 
 def _wear(facts: Facts) -> Iterator[Alarm]:
-    if facts.wear is not None:
-        yield Alarm("warn", "Disk", facts.wear, "It may fail soon.", "Replace it at the next visit.")
+    for fails, words in facts.disk_troubles:
+        yield Alarm("bad" if fails else "warn", "Disk", f"The disk needs a look: {_sentence(words)}")
     days = facts.budget.card_days if facts.budget is not None else None
     if days is not None and days < CARD_DAYS_MIN:
         yield Alarm(
@@ -322,6 +330,24 @@ def _losses(facts: Facts) -> Iterator[Alarm]:
             f"{span(facts.lost_s)} ago.",
             "Each is counted, and reported to Kafka.",
             "sluice buffer ls tells whose, and how many of each.",
+        )
+
+
+def _log_ins(facts: Facts) -> Iterator[Alarm]:
+    if facts.logins.get("trouble"):
+        yield Alarm(
+            "warn",
+            "Log-ins",
+            f"The file of devices' secrets cannot be used as it is: {_sentence(facts.logins['trouble'])}",
+            "Devices log in as before; what changed in it does not count.",
+        )
+    if facts.refused_s is not None and facts.refused_s < REFUSED_TOLD_S:
+        yield Alarm(
+            "warn",
+            "Log-ins",
+            f"A sensor's log-in was refused {span(facts.refused_s)} ago (a wrong name, secret or certificate).",
+            "What that sensor measures does not come in.",
+            "journalctl -u sluice names it; sluice devices rotate makes a new secret.",
         )
 
 

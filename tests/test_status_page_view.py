@@ -30,7 +30,7 @@ from gateway.settings import (
     Settings,
     StatusPageSettings,
 )
-from gateway.status_page_view import StatusView, read_disk
+from gateway.status_page_view import StatusView, look_at_the_file
 
 
 class Box:
@@ -50,13 +50,14 @@ class Box:
         )
         self.uplink = UplinkState(up=True)
         self.serial: dict[str, Any] = {}
+        self.listener: dict[str, int] = {"connected": 1}
         self.view = StatusView(
             self.settings,
             self.front_door,
             self.buffer,
             lambda: self.uplink,
             lambda: ClockView(synced=True, error_us=1_000, since_us=0),
-            {"serial": lambda: self.serial},
+            {"serial": lambda: self.serial, "mqtt_listener": lambda: self.listener},
         )
         self.buffer.open()
 
@@ -167,6 +168,18 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
     assert "secret" not in reason
 
 
+async def test_a_sensor_with_a_wrong_secret_is_an_alarm(box: Box) -> None:
+    await box.refreshed()
+    box.look()
+    box.listener["connected"] += 1
+    box.look()
+    assert (await box.state())["alarms"] == []
+    box.listener["bad-credentials"] = 1
+    box.look()
+    (alarm,) = (await box.state())["alarms"]
+    assert alarm["words"].startswith("A sensor's log-in was refused 0 s ago")
+
+
 async def test_a_thread_that_hangs_is_no_health(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_page_view, "ANSWER_S", 0.1)
     monkeypatch.setattr(box.buffer, "answers", asyncio.Event().wait)
@@ -225,7 +238,7 @@ async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pyt
         looks += 1
         return status_page_view.NOTHING_FOUND
 
-    monkeypatch.setattr(status_page_view, "read_disk", look_at)
+    monkeypatch.setattr(status_page_view, "look_at_the_file", look_at)
     task = asyncio.create_task(box.view.refresh())
     await asyncio.sleep(0.2)
     assert looks == 0
@@ -236,12 +249,12 @@ async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pyt
 
 
 def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
-    assert read_disk(tmp_path / "none.db", "boot").found is None
+    assert look_at_the_file(tmp_path / "none.db", "boot").found is None
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
     connection.close()
-    found = read_disk(path, "boot")
+    found = look_at_the_file(path, "boot")
     assert found.found is None
     assert found.disk_free_bytes
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gateway.buffer_status import BufferStatus
 from gateway.clock_report import ClockView
+from gateway.disk_health import Trouble
 from gateway.forward_memory import UplinkState
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
 from gateway.status_page_words import Alarm, Facts, Silent, alarms, headline
@@ -38,10 +39,12 @@ WELL = Facts(
     room_bytes=500_000_000,
     hours_until_full=72.0,
     budget=None,
-    wear=None,
+    disk_troubles=(),
     disk_free_bytes=10**9,
     lost=0,
     lost_s=None,
+    logins={},
+    refused_s=None,
     counts={"readings": 100},
     serial={},
     brokers={},
@@ -100,7 +103,20 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
         ({"failing": "disk I/O error"}, "bad", "The disk fails: disk I/O error.", "replace it"),
         ({"full": True, "bytes_used": 10**9}, "bad", "The buffer is full (1.0 GB).", "buffer.bytes_max"),
         ({"bytes_used": 850_000_000}, "warn", "The buffer fills: 85% of its room is used.", "buffer.bytes_max"),
-        ({"wear": "The memory has used up 90 % of its life."}, "warn", "used up 90 %", "Replace it"),
+        (
+            {"disk_troubles": (Trouble(True, "ext4 has met 3 errors"),)},
+            "bad",
+            "The disk needs a look: ext4 has met 3 errors.",
+            "",
+        ),
+        (
+            {"disk_troubles": (Trouble(False, "mmcblk0 is worn"),)},
+            "warn",
+            "The disk needs a look: mmcblk0 is worn.",
+            "",
+        ),
+        ({"refused_s": 30.0}, "warn", "A sensor's log-in was refused 30 s ago", "journalctl"),
+        ({"logins": {"trouble": "devices.json is no JSON"}}, "warn", "devices.json is no JSON.", ""),
         ({"lost": 7, "lost_s": 60.0}, "bad", "7 readings are lost for good, the last 1 min ago.", "sluice buffer ls"),
         (
             {"clock": ClockView(synced=False, error_us=None, since_us=10**10 - 300 * 10**6)},

@@ -146,10 +146,11 @@ function showCards() {
   set($("intake-more"), `${count(intake.readings)} readings since the start${lost}`);
   const box = [
     ["Clock", clock.synced ? `synced ${clock.bound}` : "NOT SYNCED"],
-    ["Disk", disk.failing ? "FAILING" : disk.worn ? "worn out" : disk.free ? `${disk.free} free` : "not known"],
+    ["Disk", disk.failing ? "FAILING" : disk.worn ? "see above" : disk.free ? `${disk.free} free` : "not known"],
     ["Writes a day", disk.per_day || "not known yet"],
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
     ["Running for", span(state.up_s)],
+    ...(disk.what ? [["Disk is", disk.what.replace(/^\S+ is an? /, "")]] : []),
   ];
   const told = JSON.stringify(box);
   if ($("box").dataset.told !== told) {
