@@ -14,6 +14,7 @@ from gateway.password_file import PasswordFileError, read_password
 from gateway.settings import ListenerSettings, Settings, StatusPageSettings
 from gateway.setup_answers import Answers
 from gateway.setup_write import Folder, NewFile, owners_for
+from gateway.toml_edit import edited
 from gateway.toml_text import toml_text
 
 LISTENER_PORT: Final = ListenerSettings().port
@@ -144,10 +145,10 @@ def make(  # noqa: PLR0913 - what a setup is made of
     if config != DEFAULT_CONFIG:
         document.setdefault("buffer", {}).setdefault("path", str(folder.absolute() / "buffer.db"))
     ordered = {name: document[name] for name in (*_top(document), *_ORDER) if name in document}
-    text = _HEADING.format(date=f"{now:%Y-%m-%d}") + toml_text({**ordered, **document}, _NOTES)
-    if tomllib.loads(text) == existing.document:
-        # With all that a person wrote beside it.
-        text = existing.text
+    # With all that a person wrote beside it, where it is written as people mostly do.
+    text = edited(existing.text, document, _NOTES) if existing.settings is not None else None
+    if text is None:
+        text = _HEADING.format(date=f"{now:%Y-%m-%d}") + toml_text({**ordered, **document}, _NOTES)
     settings = config_file.parse(text, config)
     data = settings.buffer.path.parent
     if data != folder:

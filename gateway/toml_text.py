@@ -22,13 +22,15 @@ def _table(table: Mapping[str, Any], place: tuple[str, ...], notes: Notes, lines
     inner = {key: value for key, value in table.items() if _is_section(value)}
     for key, value in table.items():
         if key not in inner:
-            lines.append(_with_note(f"{_key(key)} = {_value(value)}", notes.get((*place, key))))
+            lines.append(line_text(key, value, notes.get((*place, key))))
     for key, value in inner.items():
         below = (*place, key)
-        name = ".".join(map(_key, below))
+        name = ".".join(map(key_text, below))
         for element in value if isinstance(value, list) else (value,):
             lines.append("")
-            lines.append(_with_note(f"[[{name}]]" if isinstance(value, list) else f"[{name}]", notes.get(below)))
+            lines.append(
+                _with_note(f"[[{name}]]", notes.get(below)) if isinstance(value, list) else section_text(below, notes)
+            )
             _table(element, below, notes, lines)
 
 
@@ -38,15 +40,27 @@ def _is_section(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def line_text(key: str, value: object, note: str | None) -> str:
+    """One setting."""
+    return _with_note(f"{key_text(key)} = {value_text(value)}", note)
+
+
+def section_text(place: tuple[str, ...], notes: Notes) -> str:
+    """The header of a section."""
+    return _with_note(f"[{'.'.join(map(key_text, place))}]", notes.get(place))
+
+
 def _with_note(text: str, note: str | None) -> str:
     return text if note is None else f"{text.ljust(_NOTE_COLUMN - 1)} # {note}"
 
 
-def _key(key: str) -> str:
+def key_text(key: str) -> str:
+    """A name, in quotes where TOML wants them."""
     return key if key and _BARE.issuperset(key) else _string(key)
 
 
-def _value(value: object) -> str:
+def value_text(value: object) -> str:
+    """A value on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -54,9 +68,9 @@ def _value(value: object) -> str:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {_value(element)}" for key, element in value.items()) + " }"
+        return "{ " + ", ".join(f"{key_text(key)} = {value_text(element)}" for key, element in value.items()) + " }"
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return "[" + ", ".join(map(value_text, value)) + "]"
     # Numbers: what Python calls inf and nan TOML does too.
     return repr(value)
 

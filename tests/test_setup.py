@@ -144,7 +144,7 @@ def test_what_is_not_asked_for_stays(tmp_path: Path) -> None:
 fallback_topic = "strays"
 [gateway]
 id = "old"
-clock = "system"
+clock = "system" # a container
 [kafka]
 bootstrap = ["old:9092"]
 lanes_max = 7
@@ -171,6 +171,7 @@ identity = "json"
     before = config.read_text()
     done = setup(config, "--answers", write(tmp_path / "given"), "--no-check")
     assert done.exit_code == 0, done.output
+    assert 'clock = "system" # a container\n' in config.read_text()
     settings = config_file.load(config)
     assert settings.fallback_topic == "strays"
     assert (settings.gateway.id, settings.gateway.clock) == ("barn-1", "system")
