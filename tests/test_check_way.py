@@ -10,7 +10,7 @@ from msgspec import structs
 from gateway import check_way
 from gateway.check import Remark
 from gateway.check_way import Way
-from gateway.name_lookup import Address
+from gateway.name_lookup import Address, names
 from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings, Settings
 from tests.kafka_peers import FakeBroker
 from tests.stream_server import speaking
@@ -108,7 +108,7 @@ async def test_a_name_tells_its_addresses_and_those_that_are_dead(monkeypatch: p
             good = (socket.AF_INET, socket.SOCK_STREAM, 6, ("127.0.0.1", port))
             return [good, (socket.AF_INET, socket.SOCK_STREAM, 6, ("127.0.0.2", 1))]
 
-        monkeypatch.setattr(check_way.names, "addresses", addresses)
+        monkeypatch.setattr(names, "addresses", addresses)
         found = await way(f"kafka.example:{port}")
     name, connection, *_ = found.findings
     assert name.words.startswith("is 127.0.0.1, 127.0.0.2 (looked up in ")

@@ -61,6 +61,18 @@ def test_a_reject_leaves_no_hole_in_its_lane(warehouse: Warehouse) -> None:
     assert (lane.below, lane.above) == (3, 0)
 
 
+def test_a_test_reading_of_the_gateway_is_in_no_table_and_leaves_no_hole(warehouse: Warehouse) -> None:
+    """What `sluice check` sends has its number in its lane, and is told apart by its type alone."""
+    asked = reading(b'{"check": "00ff"}', reading_headers(1, event_type="sluice.gateway.check"), offset=1)
+    others = [reading(b'{"t": 1}', reading_headers(number), offset=number) for number in (0, 2)]
+    warehouse.take(0, [others[0], asked, others[1]])
+    tables = warehouse.tables()
+    assert [each[6] for each in tables.readings] == [f"{BUFFER}-{LANE}-{number}" for number in (0, 2)]
+    assert not tables.rejected
+    (lane,) = warehouse.job.state._seen._lanes.states.values()
+    assert (lane.below, lane.above) == (3, 0)
+
+
 class CrashError(Exception):
     """The process died here."""
 
