@@ -48,8 +48,8 @@ _NUMBERS = re.compile(r"[0-9.]+")
 _VARIABLE_NAME = re.compile(r"\{[^{}/]*\}")
 
 _NO_FILE = (
-    "there is no such file; write one (the page for installers, gateway/README.md, has an example), or say with "
-    "--config where it is"
+    "there is no such file; write one (sudo sluice setup asks what has to be in it, and writes it; the page for "
+    "installers, gateway/README.md, has an example), or say with --config where it is"
 )
 _NOT_YOURS = "this user may not read it; run this as the user that sluice runs as, or as root"
 _NO_DIGEST = (

@@ -46,7 +46,7 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
         _tell(outcome)
     if not done:
         click.echo(_NOTHING)
-    if any(outcome.starts for outcome in done) and setup_service.is_there() and setup_service.may_be_changed():
+    if any(outcome.starts for outcome in done) and setup_service.is_there(config) and setup_service.may_be_changed():
         try:
             # This may itself run before the service.
             setup_service.start(wait=False)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +64,8 @@ def mounted(name: str, run: Run = run) -> Iterator[Path]:
         finally:
             _do(run, ["umount", str(folder)])
     finally:
-        folder.rmdir()
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def make_writable(folder: Path, run: Run = run) -> None:

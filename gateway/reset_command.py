@@ -78,7 +78,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
         click.echo(hanging(line, 4))
     _confirm(found, wiped_id)
     try:
-        with _stopped(found.buffer, may_stop=stop, may_ask=wiped_id is None):
+        with _stopped(config, found.buffer, may_stop=stop, may_ask=wiped_id is None):
             for path in (*found.secrets, *found.data, *found.settings):
                 remove(path)
     except BufferFileError as error:
@@ -211,9 +211,9 @@ def _confirm(found: Found, wiped_id: str | None) -> None:
 
 
 @contextmanager
-def _stopped(buffer: Path, *, may_stop: bool, may_ask: bool) -> Iterator[None]:
+def _stopped(config: Path, buffer: Path, *, may_stop: bool, may_ask: bool) -> Iterator[None]:
     """Keep the gateway from running meanwhile. Raises BufferFileError where it does."""
-    if setup_service.is_active():
+    if setup_service.is_active(config):
         if not may_stop and not (may_ask and _may_stop()):
             _end("the gateway runs: nothing was wiped. Stop it (sudo systemctl stop sluice), or give --stop")
         try:

@@ -85,7 +85,7 @@ def _at_a_terminal(config: Path, existing: Existing) -> int:
         f"This writes {config}. Nothing is written before the last question is answered; Ctrl-C ends it at any time."
         + (" Settings are in place: they are what is proposed." if existing.settings is not None else "")
     )
-    can_start = setup_service.is_there() and setup_service.may_be_changed()
+    can_start = setup_service.is_there(config) and setup_service.may_be_changed()
     try:
         told = Dialogue(config, existing, can_start=can_start).run()
     except (click.Abort, KeyboardInterrupt):
@@ -160,7 +160,7 @@ def _tell(planned: Plan, page_password: str | None, *, start: bool, findings: in
     started, lines = _started(planned.config, start=start)
     for line in (*lines, *_next_lines(planned, started=started)):
         click.echo(hanging(line, 4))
-    return FINDING if findings or (start and not started and setup_service.is_there()) else 0
+    return FINDING if findings or (start and not started and setup_service.is_there(planned.config)) else 0
 
 
 def written_lines(planned: Plan) -> Iterator[str]:
@@ -210,9 +210,11 @@ def _page_lines(planned: Plan, *, started: bool) -> Iterator[str]:
 
 
 def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
-    if not setup_service.is_there():
+    if not setup_service.is_there(config):
         return False, [f"start it: sluice run --config {config}"]
     if not start or not setup_service.may_be_changed():
+        if setup_service.is_active(config):
+            return True, ["the gateway runs with the settings that it had: sudo systemctl restart sluice"]
         return False, ["start it, now and at every boot: sudo systemctl enable --now sluice"]
     try:
         setup_service.start()

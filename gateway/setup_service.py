@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from gateway.cli_options import DEFAULT_CONFIG
+
 UNIT: Final = "sluice.service"
 PATIENCE_S: Final = 90.0
 """How long systemctl may take: stopping waits for the daemon's last commit."""
@@ -16,9 +18,9 @@ class ServiceError(Exception):
     """systemd did not do it; the message says why and what to do."""
 
 
-def is_there() -> bool:
-    """Whether systemd runs this box, and knows the service."""
-    return _BOOTED.is_dir() and _systemctl("cat", UNIT)[0] == 0
+def is_there(config: Path) -> bool:
+    """Whether systemd runs this box, and knows the service, and that is the one of these settings."""
+    return config == DEFAULT_CONFIG and _BOOTED.is_dir() and _systemctl("cat", UNIT)[0] == 0
 
 
 def may_be_changed() -> bool:
@@ -26,9 +28,13 @@ def may_be_changed() -> bool:
     return os.geteuid() == 0
 
 
-def is_active() -> bool:
-    """Whether it runs, or is about to."""
-    return _BOOTED.is_dir() and _systemctl("is-active", UNIT)[1].strip() in {"active", "activating", "reloading"}
+def is_active(config: Path) -> bool:
+    """Whether the service of these settings runs, or is about to."""
+    return (
+        config == DEFAULT_CONFIG
+        and _BOOTED.is_dir()
+        and _systemctl("is-active", UNIT)[1].strip() in {"active", "activating", "reloading"}
+    )
 
 
 def start(*, wait: bool = True) -> None:

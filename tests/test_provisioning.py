@@ -319,6 +319,34 @@ def test_a_stick_is_mounted_so_that_nothing_on_it_runs() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_a_real_file_system_is_written_only_once_it_may_be(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(bytes(4_000_000))
+    try:
+        provision_media.run(["mkfs.ext4", "-q", "-F", str(image)])
+        device = provision_media.run(["losetup", "--find", "--show", str(image)])
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"this machine has no loop devices for us: {error}")
+    try:
+        with provision_media.mounted(device.removeprefix("/dev/")) as folder:
+            with pytest.raises(OSError, match="Read-only file system"):
+                (folder / "sluice.toml").write_text("x")
+            provision_media.make_writable(folder)
+            medium(folder)
+            os.mknod(folder / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+            with pytest.raises(PermissionError):
+                (folder / "null").read_bytes()
+            outcome = provision.provision(folder, tmp_path / "etc" / "gateway.toml")
+            assert outcome.taken is not None, outcome.trouble
+            assert not (folder / SECRETS_NAME).exists()
+        assert not folder.exists()
+    finally:
+        provision_media.run(["losetup", "--detach", device])
+    assert_set_up(tmp_path / "etc" / "gateway.toml")
+    assert b"kafka-9d2c1b77" not in image.read_bytes(), "what was overwritten is gone, on a disk that writes in place"
+
+
 def test_other_file_systems_are_left_alone() -> None:
     system = System("ntfs")
     with (

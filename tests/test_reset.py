@@ -29,7 +29,7 @@ page_password = "page-51ab03fe"
 @pytest.fixture(autouse=True)
 def no_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine runs is none of these tests'."""
-    monkeypatch.setattr(setup_service, "is_active", lambda: False)
+    monkeypatch.setattr(setup_service, "is_active", lambda _config: False)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_service_that_runs_is_stopped_only_where_it_may_be(
     arguments: tuple[str, ...], config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = []
-    monkeypatch.setattr(setup_service, "is_active", lambda: True)
+    monkeypatch.setattr(setup_service, "is_active", lambda _config: True)
     monkeypatch.setattr(setup_service, "stop", lambda: stopped.append("sluice"))
     done = reset(config, "--yes-wipe", "barn-1", *arguments)
     assert stopped == (["sluice"] if arguments else [])
