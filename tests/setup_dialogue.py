@@ -54,11 +54,14 @@ class Terminal:
 
 
 @contextmanager
-def at_a_terminal(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+def at_a_terminal(
+    *arguments: str | Path, program: Sequence[str] = (str(SLUICE),), environment: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
     """A command of sluice's at a terminal of 100 columns; killed at the end unless it ended before."""
+    first, *before = program
     child = pexpect.spawn(
-        str(SLUICE),
-        [str(argument) for argument in arguments],
+        first,
+        [*before, *map(str, arguments)],
         env=environment,
         encoding="utf-8",
         timeout=PATIENCE_S,
@@ -75,12 +78,17 @@ def questions_asked(text: str) -> list[str]:
     return [found[2] for found in QUESTION.finditer(text)]
 
 
-def set_up(config: Path, answers: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[str, int]:
+def set_up(
+    config: Path,
+    answers: Sequence[str],
+    program: Sequence[str] = (str(SLUICE),),
+    environment: Mapping[str, str] | None = None,
+) -> tuple[str, int]:
     """Go through a whole setup, with an answer for each prompt; what was shown, and the exit code.
 
     For benches too: `questions_asked` of what was shown says how many there were.
     """
-    with at_a_terminal("setup", "--config", config, environment=environment) as terminal:
+    with at_a_terminal("setup", "--config", config, program=program, environment=environment) as terminal:
         for answer in answers:
             terminal.until(f"{PROMPT}|{ANYWAY}")
             terminal.type(answer)

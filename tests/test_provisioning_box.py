@@ -1,12 +1,17 @@
 """Provisioning on a box that boots: from files on its boot partition to a gateway that runs, and back by a reset."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from gateway import page_password
+from gateway.cli_options import DEFAULT_CONFIG
 from gateway.provision import DONE_NAME, REPORT_NAME
+from gateway.setup_dialogue import QUESTIONS_MAX
 from tests import box as boxes
 from tests.box import Box, box_or_skip
+from tests.setup_dialogue import ENTER, questions_asked, set_up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -27,6 +32,7 @@ page_password = "page-51ab03fe"
 [devices]
 "42" = "device-0123456789"
 """
+PUBLISH = ["mosquitto_pub", "-t", "device/42/thermo", "-m", "1", "-q", "1", "-u", "42"]
 WORDS = ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789")
 
 
@@ -82,9 +88,8 @@ def test_a_start_takes_it_in_and_the_gateway_runs(box: Box) -> None:
     assert "set up from /boot/firmware: default/barn-1" in told
     assert not [words for words in WORDS if words in told]
     # The sensor is let in with the secret that it was given.
-    publish = ["mosquitto_pub", "-t", "device/42/thermo", "-m", "1", "-q", "1", "-u", "42"]
-    assert box.call(*publish, "-P", "device-0123456789").returncode == 0
-    assert box.call(*publish, "-P", "device-0123456780").returncode != 0
+    assert box.call(*PUBLISH, "-P", "device-0123456789").returncode == 0
+    assert box.call(*PUBLISH, "-P", "device-0123456780").returncode != 0
 
 
 def test_another_start_changes_nothing(box: Box) -> None:
@@ -106,6 +111,38 @@ def test_a_reset_leaves_nothing_of_the_site(box: Box) -> None:
     box.reboot()
     assert box.property("sluice.service", "ActiveState") == "inactive"
     assert box.property("sluice.service", "ConditionResult") == "no"
+
+
+def test_a_person_sets_it_up_at_the_terminal_and_it_runs(box: Box) -> None:
+    inside = [
+        "nsenter",
+        "--all",
+        f"--target={box._leader}",
+        "--",
+        "env",
+        "-i",
+        "PATH=/usr/bin:/usr/sbin",
+        "LANG=C.UTF-8",
+    ]
+    answers = ["north-farm/barn-1", "kafka.example:9093", "y", "barn-1", "kafka-9d2c1b77", ENTER, "42", ENTER, "yes"]
+    shown, code = set_up(DEFAULT_CONFIG, answers, [*inside, "sluice"])
+    # There is no Kafka here.
+    assert code == 1, shown
+    assert len(questions_asked(shown)) == QUESTIONS_MAX
+    assert "the gateway was started, and starts at every boot" in shown
+    assert box.property("sluice.service", "ActiveState") == "active", box.journal()
+    found = re.search(r"^    42 +(\S+)\r$", shown, re.MULTILINE)
+    assert found is not None
+    assert box.call(*PUBLISH, "-P", found[1]).returncode == 0
+    page = re.search(r"^    status page +(\S+)\r$", shown, re.MULTILINE)
+    assert page is not None
+    assert page_password.verify(page[1], (box.root / "etc/sluice/credentials/status-page").read_text())
+    # Again, with Enter all the way: nothing changes, and it is restarted.
+    before = (box.root / "etc/sluice/gateway.toml").read_bytes()
+    shown, code = set_up(DEFAULT_CONFIG, [ENTER, ENTER, "y", *[ENTER] * 6], [*inside, "sluice"])
+    assert code == 1, shown
+    assert (box.root / "etc/sluice/gateway.toml").read_bytes() == before
+    assert box.call(*PUBLISH, "-P", found[1]).returncode == 0
 
 
 def modes(box: Box, *paths: str) -> list[str]:
