@@ -46,7 +46,7 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
     for finding in check_chain(settings, config, create=create_topics):
         if not as_json:
             if not findings or finding.link != findings[-1].link:
-                click.echo(LINKS[finding.link])
+                click.echo(click.style(LINKS[finding.link], bold=True))
             click.echo(_line(finding))
         findings.append(finding)
     if as_json:

@@ -247,7 +247,7 @@ def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, p
     if record.value != credential.payload.encode():
         return "its value is another one"
     if record.key != key.encode():
-        return f"its key is {record.key!r}, not {key!r}"
+        return f"its key is {record.key!r}, not {key.encode()!r}"
     if tuple(told)[:HEADERS_MIN] != HEADER_NAMES[:HEADERS_MIN]:
         return f"its headers are {', '.join(told)}"
     return next(

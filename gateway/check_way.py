@@ -60,9 +60,8 @@ async def check_way(settings: Settings) -> Way:
     findings = [finding for link in _LINKS for finding in _of_link(link, tried, kafka)]
     way = Way(findings, tuple(each.address for each in tried if each.is_let_in))
     if not way.answering:
-        # The one that came farthest.
-        worst = max(tried, key=lambda each: len(each.found))
-        way.why_not = f"{worst.address} leads to no broker that lets this gateway in"
+        which = tried[0].address if len(tried) == 1 else "no address of kafka.bootstrap"
+        way.why_not = f"{which} leads to {'no' if len(tried) == 1 else 'a'} broker that lets this gateway in, see above"
         findings += [
             Finding(f"Kafka at {each.address}", ok=False, words=_told(each.fault), link="kafka")
             for each in tried
