@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from gateway.check import Finding
 from gateway.check_end_to_end import check_end_to_end
 from gateway.check_readings import CheckOpened, CheckPlace, CheckReadings
 from gateway.clock_kernel import boottime_us
+from gateway.control import Handler
 from gateway.kafka_record import HEADER_NAMES
 from gateway.settings import (
     BufferSettings,
@@ -39,7 +41,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def looked(
-    folder: Path, state: Mapping[str, Any], why_not: str = "", listener: ListenerSettings | None = None, **more: Any
+    folder: Path,
+    state: Mapping[str, Any],
+    why_not: str = "",
+    listener: ListenerSettings | None = None,
+    instead: Mapping[str, Handler] = MappingProxyType({}),
 ) -> list[Finding]:
     """What is found beside a gateway that says this of itself."""
     checks = CheckReadings(boottime_us)
@@ -59,7 +65,13 @@ async def looked(
         await asyncio.sleep(0)
         return state
 
-    answers = {"check-open": check_open, "check-enter": check_enter, "check-place": check_place, "state": told, **more}
+    answers = {
+        "check-open": check_open,
+        "check-enter": check_enter,
+        "check-place": check_place,
+        "state": told,
+        **instead,
+    }
     settings = structs.replace(SETTINGS, buffer=BufferSettings(folder / "buffer.db"), mqtt_listener=listener)
     async with opened(folder / "buffer.db"), answering(folder / "buffer.db", answers):
         return await asyncio.to_thread(lambda: list(check_end_to_end(settings, why_not)))
@@ -92,10 +104,10 @@ async def test_what_is_not_stored_is_told_with_what_the_buffer_says(tmp_path: Pa
         return {"stored": False}
 
     failing = {"buffer": {"failing": "Input/output error"}}
-    (found,) = await looked(tmp_path, failing, **{"check-enter": not_stored})
+    (found,) = await looked(tmp_path, failing, instead={"check-enter": not_stored})
     assert (found.subject, found.result) == ("acknowledgement", "fail")
     assert "The disk fails: Input/output error" in found.words
-    (found,) = await looked(tmp_path, {"buffer": {"full": True}}, **{"check-enter": not_stored})
+    (found,) = await looked(tmp_path, {"buffer": {"full": True}}, instead={"check-enter": not_stored})
     assert "The buffer is full" in found.words
 
 
@@ -127,9 +139,7 @@ async def test_a_listener_that_does_not_acknowledge_is_told(tmp_path: Path, monk
             await asyncio.sleep(0)
             return checks.open()
 
-        (found,) = await looked(
-            tmp_path, {"buffer": {"full": True}}, "", listener.settings, **{"check-open": check_open}
-        )
+        (found,) = await looked(tmp_path, {"buffer": {"full": True}}, "", listener.settings, {"check-open": check_open})
         intake.decide_all()
     assert found.result == "fail"
     assert "was not acknowledged: it takes the connection and says nothing. The buffer is full" in found.words
