@@ -171,9 +171,9 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
         f"Recommends: avahi-daemon, ca-certificates, openssl\nSection: net\nPriority: optional\n"
         f"Sluice-Debian: {target.release}\n"
         "Description: edge gateway for constrained devices: MQTT and serial in, Kafka out\n"
-        " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them on disk\n"
-        " through outages and power cuts, and forwards them to Kafka. What a sensor has an\n"
-        " acknowledgement for is on disk, whether Kafka is up or not.\n"
+        " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them on\n"
+        " disk through outages and power cuts, and forwards them to Kafka. What a sensor\n"
+        " has an acknowledgement for is on disk, whether Kafka is up or not.\n"
         " .\n"
         ' Run "sudo sluice setup" to set it up.\n'
     )
