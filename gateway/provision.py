@@ -51,7 +51,7 @@ class Provisioned:
 def is_asked(folder: Path) -> bool:
     """Whether anything is to be taken in from a folder, or to be ended."""
     names = (ANSWERS_NAME, TAKEN_NAME, _HIDDEN_ENDING)
-    return any((folder / name).is_file() for name in names)
+    return any(_is_plain(folder / name) for name in names)
 
 
 def provision(folder: Path, config: Path) -> Provisioned:
@@ -61,10 +61,10 @@ def provision(folder: Path, config: Path) -> Provisioned:
     """
     answers, taken = folder / ANSWERS_NAME, folder / TAKEN_NAME
     try:
-        if not answers.is_file():
-            if taken.is_file():
+        if not _is_plain(answers):
+            if _is_plain(taken):
                 _end(folder)
-            elif (folder / _HIDDEN_ENDING).is_file():
+            elif _is_plain(folder / _HIDDEN_ENDING):
                 told = f"{_HIDDEN_ENDING} is to be called {ANSWERS_NAME}: rename it (its ending may be hidden)"
                 _report(folder, [told, f"Nothing was set, and {_left(folder)}."])
                 return Provisioned(folder, None, told)
@@ -72,6 +72,9 @@ def provision(folder: Path, config: Path) -> Provisioned:
         if not _may_be_written(folder):
             # Its secrets could not be wiped.
             return Provisioned(folder, None, f"{folder} cannot be written: nothing was taken in from it")
+        secrets = folder / SECRETS_NAME
+        if os.path.lexists(secrets) and not _is_plain(secrets):
+            return Provisioned(folder, None, f"{secrets} is no plain file: nothing was taken in")
         return _taken_in(folder, config)
     except OSError as error:
         return Provisioned(folder, None, f"{error.filename or folder}: {error.strerror or error}")
@@ -113,12 +116,15 @@ def _end(folder: Path) -> None:
     """Wipe what is secret on the medium. Done again, it goes on where it was cut off."""
     taken = folder / TAKEN_NAME
     wipe(folder / SECRETS_NAME)
-    text = taken.read_text(encoding="utf-8-sig")
-    if "secrets" in tomllib.loads(text):
-        done = folder / f"{DONE_NAME}.new"
-        done.write_text(without_secrets(text), encoding="utf-8")
-        _sync(done)
-        _rename(done, folder / DONE_NAME)
+    try:
+        text = taken.read_text(encoding="utf-8-sig")
+        has_secrets = "secrets" in tomllib.loads(text)
+    except ValueError:
+        # Damaged since: who knows what of it is secret.
+        wipe(taken)
+        return
+    if has_secrets:
+        _write(folder / DONE_NAME, without_secrets(text))
         wipe(taken)
     else:
         _rename(taken, folder / DONE_NAME)
@@ -146,14 +152,29 @@ def _report(folder: Path, lines: list[str]) -> None:
     report = folder / REPORT_NAME
     body = "\n".join(lines).rstrip() + "\n"
     with suppress(OSError, UnicodeDecodeError):
-        if report.read_text(encoding="utf-8").partition("\n\n")[2] == body:
+        if _is_plain(report) and report.read_text(encoding="utf-8").partition("\n\n")[2] == body:
             return
     now = datetime.now(UTC)
-    new = folder / f"{REPORT_NAME}.new"
     head = f"Sluice, {now:%Y-%m-%d %H:%M} UTC by this box's clock, which may not be right before it has a network."
-    new.write_text(f"{head}\n\n{body}", encoding="utf-8")
-    _sync(new)
-    _rename(new, report)
+    _write(report, f"{head}\n\n{body}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file as a whole: a stick may hold a link under any name, and root must not write where it leads."""
+    new = path.with_name(f"{path.name}.new")
+    with suppress(FileNotFoundError):
+        new.unlink()
+    made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(made, "w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(made)
+    _rename(new, path)
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether a file is there, and no link to one: what lies elsewhere is not the medium's."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _may_be_written(folder: Path) -> bool:

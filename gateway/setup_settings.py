@@ -132,11 +132,11 @@ def make(  # noqa: PLR0913 - what a setup is made of
             path, old = _password_place(folder / "secrets", existing, password)
             replaced += [old] if old is not None else []
             kafka["sasl"]["password_file"] = str(path)
-            folders.append(Folder(path.parent, 0o750, owners.secrets_folder))
+            folders.append(Folder(path.parent, 0o750, owners.secrets_folder, may_be_link=False))
             files.append(NewFile(path, f"{password}\n".encode(), 0o400, owners.secrets))
     if page_hash is not None:
         path = folder / "credentials" / "status-page"
-        folders.append(Folder(path.parent, 0o700, owners.credentials))
+        folders.append(Folder(path.parent, 0o700, owners.credentials, may_be_link=False))
         files.append(NewFile(path, f"{page_hash}\n".encode(), 0o400, owners.credentials))
         if path != StatusPageSettings().password_file:
             document["status_page"]["password_file"] = str(path)

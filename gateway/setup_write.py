@@ -1,5 +1,6 @@
 """Writes the files of a setup so that all are there or none is new: the settings come last, by one renaming."""
 
+import errno
 import fcntl
 import os
 import pwd
@@ -48,6 +49,8 @@ class Folder:
     path: Path
     mode: int
     owner: Owner | None = None
+    may_be_link: bool = True
+    """Not where secrets go: root may set up a folder of somebody else's, who could lead it anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,8 @@ def wipe(path: Path) -> None:
 
 
 def _make(folder: Folder) -> None:
+    if folder.path.is_symlink() and not folder.may_be_link:
+        raise OSError(errno.ENOTDIR, "it is a link; make it a folder of its own", str(folder.path))
     if folder.path.is_dir():
         return
     folder.path.mkdir(mode=0o700, parents=True)

@@ -266,6 +266,39 @@ def test_new_answers_beside_ones_that_were_taken_count(tmp_path: Path) -> None:
     assert names(boot) == {DONE_NAME, REPORT_NAME}
 
 
+@pytest.mark.parametrize("text", ["[kafka", "\0", "secrets = 3", '[secrets]\nkafka_password = "kafka-9d2c1b77"'])
+def test_whatever_was_taken_is_ended(text: str, tmp_path: Path) -> None:
+    boot = tmp_path / "boot"
+    boot.mkdir()
+    (boot / TAKEN_NAME).write_text(text)
+    (boot / SECRETS_NAME).write_text(SECRETS)
+    assert provisioned(tmp_path / "etc" / "gateway.toml", boot).exit_code == 0
+    assert names(boot) <= {DONE_NAME}
+    assert not any(words in path.read_text() for path in boot.iterdir() for words in SECRET_WORDS)
+
+
+@pytest.mark.parametrize("name", [f"{REPORT_NAME}.new", REPORT_NAME, f"{DONE_NAME}.new", DONE_NAME, TAKEN_NAME])
+def test_links_on_a_medium_lead_root_nowhere(name: str, tmp_path: Path) -> None:
+    inline = SECRETS.replace("[devices", "[secrets.devices")
+    boot = medium(tmp_path / "boot", f"{ANSWERS}[secrets]\n{inline}", "")
+    target = tmp_path / "passwd"
+    target.write_text("root")
+    (boot / name).symlink_to(target)
+    assert provisioned(tmp_path / "etc" / "gateway.toml", boot).exit_code == 0
+    assert target.read_text() == "root"
+    assert_set_up(tmp_path / "etc" / "gateway.toml")
+
+
+@pytest.mark.parametrize("name", ["sluice.toml", SECRETS_NAME])
+def test_links_are_not_read(name: str, tmp_path: Path) -> None:
+    boot = medium(tmp_path / "boot")
+    (boot / name).rename(tmp_path / "elsewhere")
+    (boot / name).symlink_to(tmp_path / "elsewhere")
+    provisioned(tmp_path / "etc" / "gateway.toml", boot)
+    assert not (tmp_path / "etc").exists()
+    assert (tmp_path / "elsewhere").read_text() in {ANSWERS, SECRETS}
+
+
 # -- sticks -------------------------------------------------------------------------------------------
 
 

@@ -581,6 +581,18 @@ def test_folders_and_files_have_their_modes_whatever_the_umask(tmp_path: Path) -
     assert stat.S_IMODE((tmp_path / "secrets" / "a").stat().st_mode) == 0o400
 
 
+def test_a_link_in_the_place_of_secrets_is_not_followed(tmp_path: Path) -> None:
+    elsewhere, config = tmp_path / "cron.d", tmp_path / "etc" / "gateway.toml"
+    elsewhere.mkdir()
+    config.parent.mkdir()
+    (config.parent / "secrets").symlink_to(elsewhere)
+    told = setup(config, "--answers", write(tmp_path / "given"), "--no-check")
+    assert told.exit_code == 2
+    assert "secrets cannot be made: it is a link" in told.output
+    assert not list(elsewhere.iterdir())
+    assert not config.exists()
+
+
 def test_what_is_wiped_is_overwritten_first(tmp_path: Path) -> None:
     secret, other = tmp_path / "secret", tmp_path / "other"
     secret.write_text("hunter2")
