@@ -13,7 +13,8 @@ let heardAt = 0, askedCurves = 0, timer = 0, running = false;
 // -- words ------------------------------------------------------------------------------------
 
 function span(seconds) {
-  const units = [[31557600, "y"], [86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  if (seconds >= 63115200) return `${(seconds / 31557600).toFixed(1)} years`;
+  const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   let whole = Math.max(0, Math.round(seconds));
   for (let i = 0; i < units.length - 1; i++) {
     const [unit, name] = units[i], [smaller, less] = units[i + 1];
@@ -150,52 +151,59 @@ function showCards() {
     ["Writes a day", disk.per_day || "not known yet"],
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
     ["Running for", span(state.up_s)],
-    ...(disk.what ? [["Disk is", disk.what.replace(/^\S+ is an? /, "")]] : []),
   ];
   const told = JSON.stringify(box);
   if ($("box").dataset.told !== told) {
     $("box").dataset.told = told;
     $("box").replaceChildren(...box.flatMap(([term, value]) => [element("dt", "", term), element("dd", "", value)]));
   }
+  set($("disk"), disk.what);
   $("cards").hidden = false;
 }
-function row(name) {
-  const line = element("tr");
-  line.dataset.device = name;
-  for (const kind of ["name", "heard", "reading", "curve", "number", "number", "number", "where"]) line.append(element("td", kind));
-  const [nameCell, , , , rateCell, missingCell, driftCell] = line.children;
-  nameCell.append(element("span", "", name), element("span", "note"));
-  rateCell.dataset.label = "rate";
-  missingCell.dataset.label = "missing";
-  driftCell.dataset.label = "clock";
-  return line;
+// One body for each device: a row of figures, and one of what is to be said of it.
+function bodyOf(name) {
+  const body = element("tbody"), line = element("tr"), said = element("tr", "said"), words = element("td", "note");
+  body.dataset.device = name;
+  for (const kind of ["name", "heard", "reading", "curve", "number", "number", "number drift", "where"]) line.append(element("td", kind));
+  line.firstChild.textContent = name;
+  line.children[4].dataset.label = "rate";
+  line.children[5].dataset.label = "missing";
+  line.children[6].dataset.label = "drift";
+  words.colSpan = 8;
+  said.append(words);
+  body.append(line, said);
+  return body;
+}
+function showReading(cell, device) {
+  const told = JSON.stringify(device.values);
+  if (cell.dataset.told === told) return;
+  cell.dataset.told = told;
+  cell.replaceChildren(...device.values.flatMap(([label, value], index) => {
+    const shown = element(index ? "span" : "b", "", number(value));
+    return label ? [element("span", "", label), " ", shown, " "] : [shown, " "];
+  }));
 }
 function showDevices() {
-  const { devices } = state, body = $("rows-of-devices");
-  const kept = new Map([...body.children].map((line) => [line.dataset.device, line]));
-  const lines = devices.shown.map((device) => {
-    const line = kept.get(device.device) || row(device.device);
-    const [name, , reading, , perS, missing, drift, where] = line.children;
-    line.className = (device.silent ? "silent " : "") + (device.finding || device.silent ? "trouble" : "");
-    set(name.lastChild, device.finding && device.note ? device.note : device.silent ? "silent: check its power, line or radio" : "");
-    const told = JSON.stringify(device.values);
-    if (reading.dataset.told !== told) {
-      reading.dataset.told = told;
-      reading.replaceChildren(...device.values.flatMap(([label, value], index) => {
-        const shown = element(index ? "span" : "b", "", number(value));
-        return label ? [element("span", "", label), shown, " "] : [shown, " "];
-      }));
-      if (!device.values.length) reading.textContent = device.heard_s === null ? "" : "·";
-    }
+  const { devices } = state, table = $("table");
+  const kept = new Map([...table.tBodies].map((body) => [body.dataset.device, body]));
+  const bodies = devices.shown.map((device) => {
+    const body = kept.get(device.device) || bodyOf(device.device);
+    const [, , reading, , perS, missing, drift, where] = body.firstChild.children;
+    body.className = (device.silent ? "silent " : "") + (device.finding || device.silent ? "trouble" : "");
+    const note = device.finding && device.note ? device.note : device.silent ? "silent: check its power, line or radio" : "";
+    set(body.lastChild.firstChild, note);
+    body.lastChild.hidden = !note;
+    showReading(reading, device);
     set(perS, rate(device.per_s));
-    set(missing, device.missing || device.lost ? [device.missing && `≥ ${count(device.missing)}`, device.lost && `${count(device.lost)} lost`].filter(Boolean).join(", ") : "");
-    missing.classList.toggle("lost", device.lost > 0 || device.missing > 0);
-    set(drift, device.drift && device.drift !== "-" ? `${device.drift} ppm` : "");
-    drift.title = device.bound === "-" ? "" : `bound of a reading's time: ${device.bound}`;
+    const gone = [device.missing && `≥ ${count(device.missing)}`, device.lost && `${count(device.lost)} lost`];
+    set(missing, gone.filter(Boolean).join(", "));
+    missing.classList.toggle("lost", gone.some(Boolean));
+    set(drift, device.drift === "-" ? "" : device.drift);
+    drift.title = device.drift && device.bound !== "-" ? `bound of a reading's time: ${device.bound}` : "";
     set(where, `${device.serial === null ? "" : device.serial ? "serial " : "MQTT "}${device.place || ""}`);
-    return line;
+    return body;
   });
-  if (lines.some((line, index) => body.children[index] !== line) || body.children.length !== lines.length) body.replaceChildren(...lines);
+  if (bodies.length !== table.tBodies.length || bodies.some((body, index) => table.tBodies[index] !== body)) table.replaceChildren(table.tHead, ...bodies);
   const silent = devices.silent ? `, ${count(devices.silent)} silent` : "";
   const found = query ? `, ${count(devices.matching)} found` : "";
   set($("devices-count"), devices.total ? `${count(devices.total)} known, ${count(devices.heard)} heard${silent}${found}` : "none yet: none has sent a reading");
@@ -207,14 +215,14 @@ function showCurves() {
   const first = curves.rows.findIndex((value) => value !== null), all = curves.rows.length;
   share = first < 0 ? 1 : Math.max(1 / 6, (all - first) / all);
   for (const node of document.querySelectorAll(".from")) set(node, `${span(share * 3600)} ago`);
-  set($("window"), `Last ${span(share * 3600)}`);
+  set($("window"), share === 1 ? "Last hour" : `Last ${span(share * 3600)}`);
   strip($("uplink-hour"), recent(curves.uplink), curves.uplink_states);
   const most = chart($("rows-hour"), recent(curves.rows), "Rows that waited in the last hour");
   set($("rows-most"), most === null ? "" : `at most ${count(Math.round(most))}`);
   const fastest = chart($("intake-hour"), recent(curves.per_s), "Readings a second in the last hour");
   set($("intake-most"), fastest === null || fastest < 1e-6 ? "" : `at most ${rate(fastest)}`);
-  for (const line of $("rows-of-devices").children) {
-    const of = curves.devices[line.dataset.device], cell = line.children[3];
+  for (const body of $("table").tBodies) {
+    const of = curves.devices[body.dataset.device], cell = body.firstChild.children[3];
     const known = of ? of.points.filter((value) => value !== null) : [];
     if (known.length < 2) { cell.replaceChildren(); continue; }
     const low = Math.min(...known), high = Math.max(...known), pad = high === low ? Math.abs(high) * 0.1 || 1 : 0;
@@ -232,8 +240,8 @@ function showAges() {
   $("headline").classList.toggle("stale", isLost && !!heardAt);
   if (!state) return;
   state.devices.shown.forEach((device, index) => {
-    const line = $("rows-of-devices").children[index];
-    if (line) set(line.children[1], device.heard_s === null ? "not since the start" : `${span(device.heard_s + sinceS)} ago`);
+    const body = $("table").tBodies[index];
+    if (body) set(body.firstChild.children[1], device.heard_s === null ? "not since the start" : `${span(device.heard_s + sinceS)} ago`);
   });
 }
 function show() {
