@@ -115,9 +115,7 @@ def _verifies(settings: Settings) -> bool:
 
 
 def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
-    yield well(
-        "settings", f"{config} can be used; this is gateway {settings.gateway.id} of {settings.gateway.namespace}"
-    )
+    yield well("settings", f"{config} can be used; this is {settings.gateway.namespace}/{settings.gateway.id}")
     if not settings.has_source:
         yield remark("sources", NO_SOURCE)
     for index, broker in enumerate(settings.mqtt_brokers):

@@ -24,6 +24,7 @@ _MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _WITHOUT_JOURNAL: Final = frozenset({"vfat", "msdos", "exfat", "ext2"})
 _LIFE: Final = re.compile(r"\b0x([0-9a-fA-F]{1,2})\b")
 _SD_CARD: Final = "an SD card"
+_DISK: Final = "a disk"
 _SLAVES_MAX: Final = 8
 
 
@@ -48,6 +49,11 @@ class Disk(Struct, frozen=True):
     """That the file system has met since it was last checked."""
     error_s: int | None = None
     """When it met the last one: seconds since 1970."""
+
+    @property
+    def says_something(self) -> bool:
+        """Whether the kernel says more of it than that it is there."""
+        return bool(self.name) and (self.what != _DISK or self.life_used_tenths is not None)
 
 
 def read_disk(folder: Path, system: Path = SYSTEM, mounts: Path = MOUNTS) -> Disk:
@@ -189,7 +195,7 @@ def _what(disk: Path, of: Path) -> str:
         return f"an eMMC{model}"
     if disk.name.startswith("nvme"):
         return f"an NVMe disk{model}"
-    return f"a disk{model}"
+    return f"{_DISK}{model}"
 
 
 def _text(path: Path) -> str:

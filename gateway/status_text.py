@@ -178,7 +178,7 @@ def _disk_lines(seen: Glance) -> Iterator[str]:
     """The disk's health, as far as it is told, and what is written to it."""
     room = seen.room
     parts = []
-    if seen.disk is not None and seen.disk.name:
+    if seen.disk is not None and seen.disk.says_something:
         parts.append(health_words(seen.disk))
     if room.disk_bytes_per_day is not None:
         lasts = "" if room.card_days is None else f", by which a cheap card lasts {span(room.card_days * 86_400)}"
