@@ -85,11 +85,9 @@ class StatusPage:
             try:
                 self.listening.set()
                 _log.info("the status page is served", host=self._settings.host, port=self._settings.port)
-                if self._answers.trouble:
-                    _log.warning("nobody can log in to the status page", why=self._answers.trouble)
                 while True:
+                    await self._answers.tidy()
                     await asyncio.sleep(TIDY_S)
-                    self._answers.log_ins.sum_up(time.monotonic())
             finally:
                 self.listening.clear()
                 server.close()

@@ -112,7 +112,9 @@ class Answers:
         self._line = ""
         self.trouble = ""
         """Why nobody can log in; empty where somebody can."""
-        self._read_password()
+        for name in _KINDS:
+            # Now: later their disk may hang.
+            _file(name)
         reads = "GET", "HEAD"
         self._ways: dict[str, tuple[tuple[str, ...], _Way]] = {
             "/": (reads, self._page),
@@ -125,6 +127,11 @@ class Answers:
             "/login": (("POST",), self._log_in),
             "/logout": (("POST",), self._log_out),
         }
+
+    async def tidy(self) -> None:
+        """What no request brings about: to be called now and then, and once before the first."""
+        self.log_ins.sum_up(self._now_s())
+        await self._read_password()
 
     async def answer(self, request: Request) -> Answer:
         """To one request."""
@@ -147,10 +154,10 @@ class Answers:
     async def _page(self, request: Request) -> Answer:
         if self._is_logged_in(request):
             return _served(request, _file("index.html"))
-        return self._log_in_page(200)
+        return await self._log_in_page(200)
 
-    def _log_in_page(self, status: int, words: str = "", *more: tuple[str, str]) -> Answer:
-        self._read_password()
+    async def _log_in_page(self, status: int, words: str = "", *more: tuple[str, str]) -> Answer:
+        await self._read_password()
         if self.trouble:
             words = "Nobody can log in yet: no password is set. Run sluice setup on the gateway."
         told = f'<p class="refused" role="alert">{words}</p>' if words else ""
@@ -197,7 +204,7 @@ class Answers:
         ask = "www-authenticate", 'Basic realm="sluice", charset="UTF-8"'
         if password is None:
             return _answer(401, _TEXT, b"the status page's password is needed, with any user name\n", ask)
-        self._read_password()
+        await self._read_password()
         if self._line and self._remembered.is_right(self._line, password):
             return None
         refused = await self._refused(request.peer, password)
@@ -217,7 +224,7 @@ class Answers:
         refused = await self._refused(request.peer, password)
         if refused is not None:
             status, words, retry = refused
-            return self._log_in_page(status, words, *retry)
+            return await self._log_in_page(status, words, *retry)
         token = self._sessions.begin(self._now_s())
         _log.info("somebody logged in to the status page", peer=request.peer)
         cookie = f"{COOKIE}={token}; Path=/; HttpOnly; SameSite=Strict"
@@ -232,16 +239,19 @@ class Answers:
 
     async def _refused(self, peer: str, password: str) -> tuple[int, str, list[tuple[str, str]]] | None:
         """Why a password lets nobody in: status, words and headers; None where it does."""
-        self._read_password()
+        await self._read_password()
         now_s = self._now_s()
         if self.trouble:
             self.log_ins.note_refused(peer, "no password is set", now_s)
             return 503, "no password is set: run sluice setup on the gateway", []
         wait_s = self.log_ins.wait_s(peer, now_s)
-        if wait_s or self._waiting >= SCRYPT_WAITING_MAX:
+        if wait_s:
             wait = max(1, round(wait_s))
             self.log_ins.note_refused(peer, "too many have failed", now_s)
             return 429, f"Too many log-ins have failed: try again in {wait} s.", [("retry-after", str(wait))]
+        if self._waiting >= SCRYPT_WAITING_MAX:
+            self.log_ins.note_refused(peer, "too many at a time", now_s)
+            return 429, "Others are logging in at this moment: try again in 2 s.", [("retry-after", "2")]
         self.log_ins.begin(peer, now_s)
         line = self._line
         self._waiting += 1
@@ -250,16 +260,18 @@ class Answers:
                 is_right = await asyncio.to_thread(page_password.verify, password, line)
         finally:
             self._waiting -= 1
+        # Another password may have been set meanwhile.
         if is_right and line == self._line:
             self.log_ins.succeeded(peer, now_s)
             return None
         self.log_ins.note_refused(peer, "the password is wrong", self._now_s())
         return 401, "That is not the password of this gateway.", []
 
-    def _read_password(self) -> None:
+    async def _read_password(self) -> None:
         """Take the file as it is now: with another password nobody stays logged in."""
         try:
-            line, trouble = page_password.read(self._settings.password_file), ""
+            # A disk that hangs must not hang the event loop, which readings need.
+            line, trouble = await asyncio.to_thread(page_password.read, self._settings.password_file), ""
         except PagePasswordError as error:
             line, trouble = "", str(error)
         if trouble and trouble != self.trouble:

@@ -48,6 +48,7 @@ EFFORT_SHARE: Final = 20
 """The list of devices is not made anew before this times what it took: 5 % of the event loop at the most."""
 FIRST_S: Final = 5.0
 """How long the first who looks is kept waiting."""
+HEALTH_S: Final = 1.0
 ANSWER_S: Final = 5.0
 """Within which the buffer's thread is to answer."""
 AT_ONCE: Final = 50
@@ -153,6 +154,9 @@ class StatusView:
         self._refused_us: int | None = None
         """How many log-ins of sensors the listener has refused, and when it did so last."""
         self._rows: list[Row] = []
+        self._judging = asyncio.Lock()
+        self._judged: tuple[bool, str, list[str]] = (True, "", [])
+        self._judge_due_s = 0.0
         self._asked_s = -WATCHED_S
         self._wanted = asyncio.Event()
         self._ready = asyncio.Event()
@@ -406,7 +410,17 @@ class StatusView:
         )
 
     async def health(self) -> tuple[bool, str, list[str]]:
-        """Whether the gateway does its work; why not; and what is not well beside that. Tells nothing secret."""
+        """Whether the gateway does its work; why not; and what is not well beside that. Tells nothing secret.
+
+        Anybody may ask, and however often: it is found out once a second.
+        """
+        async with self._judging:
+            if time.monotonic() >= self._judge_due_s:
+                self._judged = await self._judge()
+                self._judge_due_s = time.monotonic() + HEALTH_S
+            return self._judged
+
+    async def _judge(self) -> tuple[bool, str, list[str]]:
         facts = self.facts()
         warnings = []
         if facts.full:

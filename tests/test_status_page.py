@@ -66,6 +66,7 @@ class Served(Site):
     view: StubView
     page: StatusPage
     password_file: Path
+    loop: asyncio.AbstractEventLoop
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def serving(folder: Path, **more: Any) -> Iterator[Served]:
     thread.start()
     loop, task, page = started.result(10)
     served = Served(port, 0, folder, cast("Any", None))
-    served.view, served.page, served.password_file = view, page, password_file
+    served.view, served.page, served.password_file, served.loop = view, page, password_file, loop
     try:
         yield served
     finally:
@@ -172,6 +173,15 @@ def test_without_a_password_file_nobody_is_let_in_and_is_told_what_to_do(served:
     served.password_file.chmod(0o400)
     assert served.log_in().status == 401
     assert served.log_in("another").status == 303
+
+
+def test_another_password_ends_all_sessions_before_long(served: Served) -> None:
+    served.log_in()
+    served.password_file.unlink()
+    served.password_file.write_text(page_password.make("another") + "\n")
+    served.password_file.chmod(0o400)
+    asyncio.run_coroutine_threadsafe(served.page._answers.tidy(), served.loop).result(10)
+    assert served.ask("/api/state")[0].status == 401
 
 
 def test_a_form_of_another_sites_page_is_refused(served: Served) -> None:

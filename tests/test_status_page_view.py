@@ -156,7 +156,10 @@ async def test_losses_are_told_before_and_after_they_are_reported(box: Box) -> N
     assert state["headline"]["words"].startswith("7 readings are lost for good, the last ")
 
 
-async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not(box: Box) -> None:
+async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_page_view, "HEALTH_S", 0)
     assert await box.view.health() == (True, "", [])
     box.uplink = UplinkState(error="secret.example refuses the password of barn-1")
     box.buffer.state.full = True
@@ -186,6 +189,19 @@ async def test_a_thread_that_hangs_is_no_health(box: Box, monkeypatch: pytest.Mo
     is_well, reason, _ = await box.view.health()
     assert not is_well
     assert "has not answered" in reason
+
+
+async def test_health_is_found_out_once_a_second(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = 0
+
+    async def judge() -> tuple[bool, str, list[str]]:
+        nonlocal judged
+        judged += 1
+        return True, "", []
+
+    monkeypatch.setattr(box.view, "_judge", judge)
+    await asyncio.gather(*(box.view.health() for _ in range(100)))
+    assert judged == 1
 
 
 async def test_metrics_are_what_prometheus_takes(box: Box) -> None:
