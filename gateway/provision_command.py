@@ -34,6 +34,7 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
 
     The exit code is 1 where something was there and was not taken in.
     """
+    config = config.absolute()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for folder in folders:
         if not folder.is_dir():

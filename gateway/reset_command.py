@@ -67,6 +67,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     Says first what waits and was not sent, and asks for the gateway's id to be typed. It refuses while the gateway
     runs, unless it may stop it. Cut off, it is simply called again.
     """
+    config = config.absolute()
     try:
         found = look(config)
     except OSError as error:

@@ -53,6 +53,7 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
     if example_answers:
         click.echo(EXAMPLE, nl=False)
         return
+    config = config.absolute()
     # Passwords are in memory here.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     trouble = writable_trouble(config)

@@ -95,6 +95,22 @@ def test_a_file_of_answers_sets_a_gateway_up(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob(".*")), "nothing is left of the writing"
 
 
+def test_settings_in_this_folder_name_places_that_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = write(tmp_path / "given")
+    monkeypatch.chdir(tmp_path)
+    assert setup(Path("gateway.toml"), "--answers", answers, "--no-check").exit_code == 0
+    monkeypatch.chdir("/")
+    settings = config_file.load(tmp_path / "gateway.toml")
+    assert settings.status_page is not None
+    assert settings.kafka.sasl is not None
+    for path in (settings.buffer.path, settings.status_page.password_file, settings.kafka.sasl.password_file):
+        assert path.is_relative_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ["reset", "--config", "gateway.toml", "--yes-wipe", "barn-1"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    assert set(state(tmp_path)) == {"given/barn-1.toml", "given/sluice-secrets.toml"}
+
+
 def test_kafka_that_cannot_be_reached_is_told_and_everything_is_written(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     done = setup(config, "--answers", write(tmp_path / "given"))
