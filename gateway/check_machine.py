@@ -35,6 +35,7 @@ from gateway.check_certificates import (
 from gateway.check_clock import check_clock
 from gateway.check_devices import check_devices
 from gateway.check_disk import check_disk
+from gateway.check_page import check_page
 from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us, read_wall_clock
@@ -75,6 +76,8 @@ def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
 def _by_link(settings: Settings, config: Path) -> Iterator[tuple[str, Iterable[Finding]]]:
     """What is looked at, with the link of the chain that it is of, in the order of the chain."""
     yield "configuration", _config_file(settings, config)
+    if settings.status_page is not None:
+        yield "configuration", check_page(settings.status_page, settings.buffer.path)
     yield "disk", [_buffer(settings.buffer)]
     yield "disk", check_disk(settings.buffer.path)
     clock = read_wall_clock(settings.gateway)

@@ -1,0 +1,77 @@
+"""`sluice check`: can somebody log in at the status page, and is it served?"""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Final
+
+from gateway import page_password
+from gateway.buffer_status import is_running
+from gateway.check import Finding, remark, well, wrong
+from gateway.page_password import PagePasswordError
+from gateway.settings import StatusPageSettings
+
+ANSWER_S: Final = 8.0
+"""Longer than the page waits for the buffer's thread."""
+_EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what may stand in the settings
+_PASSWORD: Final = "status_page.password_file"  # noqa: S105 - a setting's name
+_PORT: Final = "status_page.port"
+
+
+def check_page(page: StatusPageSettings, buffer: Path) -> Iterator[Finding]:
+    """Look at its password, and ask it, or see whether its port is free; `buffer` is the path of the daemon's file."""
+    yield _password(page)
+    yield _served(page) if is_running(buffer) else _free(page)
+
+
+def _password(page: StatusPageSettings) -> Finding:
+    try:
+        page_password.read(page.password_file)
+    except PagePasswordError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return remark(
+                _PASSWORD,
+                f"{page.password_file} is not for this user to read, and systemd hands it to sluice: whether there is "
+                "a password is known to root alone; run this as root to see",
+            )
+        return remark(_PASSWORD, f"nobody can log in at the status page: {error}")
+    return well(_PASSWORD, "a password is set")
+
+
+def _served(page: StatusPageSettings) -> Finding:
+    host = _EVERYWHERE.get(page.host, page.host)
+    try:
+        with closing(HTTPConnection(host, page.port, timeout=ANSWER_S)) as connection:
+            connection.request("GET", "/health")
+            answer = connection.getresponse()
+            told = json.loads(answer.read(10_000))
+            status = str(told["status"])
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        return wrong(
+            _PORT,
+            f"the sluice that runs does not serve its status page at {host} port {page.port} ({error}); its log says "
+            "why (journalctl -u sluice), or it was started before [status_page] was written: restart it",
+        )
+    where = f"http://{socket.gethostname().partition('.')[0]}.local:{page.port}"
+    if status != "ok":
+        return wrong("status page", f"it says that the gateway fails: {told.get('reason', status)}")
+    return well("status page", f"served: {where}, or by this box's address")
+
+
+def _free(page: StatusPageSettings) -> Finding:
+    """Whether a daemon that is started now could serve it."""
+    family = socket.AF_INET6 if ":" in page.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((page.host, page.port))
+    except OSError as error:
+        return wrong(
+            _PORT,
+            f"the status page cannot be served on {page.host} port {page.port}: {error.strerror or error}; stop what "
+            "has the port, or set another one. Readings are taken all the same",
+        )
+    return well(_PORT, f"{page.port} is free for the status page")

@@ -1,0 +1,94 @@
+"""`sluice check` on the status page: its password, and whether it is served."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gateway import page_password
+from gateway.check_page import check_page
+from gateway.page_password import PagePasswordError
+from gateway.settings import StatusPageSettings
+from tests.gateways import free_port
+from tests.status_page_site import HASHED, site
+
+
+def settings_in(folder: Path) -> StatusPageSettings:
+    password = folder / "status-page"
+    password.write_text(HASHED)
+    password.chmod(0o400)
+    return StatusPageSettings("127.0.0.1", free_port(), password)
+
+
+def told(page: StatusPageSettings, folder: Path) -> list[tuple[str, str]]:
+    return [(found.result, found.words) for found in check_page(page, folder / "buffer.db")]
+
+
+def test_a_page_that_could_be_served(tmp_path: Path) -> None:
+    page = settings_in(tmp_path)
+    assert told(page, tmp_path) == [
+        ("pass", "a password is set"),
+        ("pass", f"{page.port} is free for the status page"),
+    ]
+
+
+def test_without_a_password_the_gateway_works_and_nobody_can_log_in(tmp_path: Path) -> None:
+    page = replace(settings_in(tmp_path), password_file=tmp_path / "none")
+    (result, words), _ = told(page, tmp_path)
+    assert result == "warning"
+    assert "nobody can log in" in words
+    assert "run sluice setup" in words
+
+
+def test_a_file_of_roots_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Path) -> str:
+        raise PagePasswordError("cannot be read") from PermissionError()
+
+    monkeypatch.setattr(page_password, "read", refused)
+    (result, words), _ = told(settings_in(tmp_path), tmp_path)
+    assert result == "warning"
+    assert "run this as root" in words
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    page = settings_in(tmp_path)
+    with socket.create_server(("127.0.0.1", page.port)):
+        _, (result, words) = told(page, tmp_path)
+    assert result == "fail"
+    assert f"port {page.port}" in words
+    assert "stop what has the port" in words
+
+
+def test_a_page_that_is_served_and_one_that_hangs(tmp_path: Path) -> None:
+    with site(tmp_path) as gateway:
+        page = StatusPageSettings("127.0.0.1", gateway.port, tmp_path / "status-page")
+        _, (result, words) = told(page, tmp_path)
+        assert (result, f".local:{gateway.port}" in words) == ("pass", True)
+        elsewhere = replace(page, port=free_port())
+        _, (result, words) = told(elsewhere, tmp_path)
+        assert result == "fail"
+        assert "does not serve its status page" in words
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", b"220 mail\r\n", b""])
+def test_another_program_that_answers_is_not_taken_for_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    monkeypatch.setattr("gateway.check_page.is_running", lambda _: True)
+    page = settings_in(tmp_path)
+    with socket.create_server(("127.0.0.1", page.port)) as server:
+
+        def serve() -> None:
+            channel, _ = server.accept()
+            with channel:
+                channel.recv(1_000)
+                channel.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        _, (result, words) = told(page, tmp_path)
+        thread.join(10)
+    assert result == "fail"
+    assert "does not serve its status page" in words
