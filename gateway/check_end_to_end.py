@@ -96,7 +96,10 @@ def _sent(settings: Settings, credential: CheckOpened) -> tuple[str, float]:
         return f"at {door}", took_ms
     # Nobody without a certificate, or no sensor at all, comes in over MQTT.
     begun_s = time.monotonic()
-    answer: Any = ask(settings, "check-enter", user=credential.user)
+    try:
+        answer: Any = ask(settings, "check-enter", user=credential.user)
+    except control.RefusedError as error:
+        raise _NotInError(f"a test reading was not stored: {error}. {_why_not_stored(settings)}") from error
     if not answer["stored"]:
         raise _NotInError(f"a test reading was not stored. {_why_not_stored(settings)}")
     return "behind the listener, as from a serial line,", (time.monotonic() - begun_s) * 1000

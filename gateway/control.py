@@ -124,6 +124,9 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
         reading = front_door.checks.reading_of(_converted(arguments, _Check).user)
         if reading is None:
             raise RefusedError("there is no such test reading: begin the check anew")
+        if front_door.holding:
+            # It would wait for room, for as long as that takes.
+            return {"stored": False}
         stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         # Who waited may be gone by then.
         front_door.take([reading], lambda is_stored: None if stored.done() else stored.set_result(is_stored))

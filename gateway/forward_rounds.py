@@ -28,6 +28,7 @@ from aiokafka.errors import (
 from gateway.buffer import Buffer
 from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_rows import Doubt, Lane, Quarantined, Row, Series, spans_of
+from gateway.buffer_schema import BufferFileError
 from gateway.forward_batches import Aside, Batcher, Outgoing
 from gateway.forward_memory import NO_PARTITION, Memory, Partition
 from gateway.forward_supply import Supply
@@ -344,8 +345,10 @@ class Rounds:
             self._memory.answered(partition, rows)
             out.acknowledged += 1
             if self._checks.waiting:
-                lanes = [await self._supply.lane(row.lane) for row in rows]
-                self._checks.acknowledged(partition, offset, rows, lanes)
+                # Which ended well: that a lane cannot be looked up is no trouble of the partition's.
+                with suppress(BufferFileError):
+                    lanes = [await self._supply.lane(row.lane) for row in rows]
+                    self._checks.acknowledged(partition, offset, rows, lanes)
 
     # -- what became of it ----------------------------------------------------------------------
 
