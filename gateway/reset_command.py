@@ -18,7 +18,7 @@ from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
 from gateway.provision import PROVISIONING_NAMES
 from gateway.provision_media import BOOT_FOLDERS
 from gateway.settings import BufferSettings, Settings
-from gateway.setup_write import is_unfinished, wipe
+from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
 from gateway.terminal_text import counted, escaped, hanging
 from gateway.toml_mistakes import ConfigError
 
@@ -107,7 +107,12 @@ def look(config: Path) -> Found:
     )
     folder = config.parent
     named = [path for path in _named(settings) if path.exists()]
-    ours = [path for name in ("secrets", "credentials") for path in _inside(folder / name) if _is_ours(path, config)]
+    ours = [
+        path
+        for name in (SECRETS_FOLDER, CREDENTIALS_FOLDER)
+        for path in _inside(folder / name)
+        if _is_ours(path, config)
+    ]
     ours += [path for path in named if path.is_relative_to(folder)]
     ours += [path for path in (devices, devices.with_name(f"{devices.name}.new")) if path.exists()]
     beside = _inside(folder, deep=False)

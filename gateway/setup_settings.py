@@ -13,7 +13,7 @@ from gateway.cli_options import DEFAULT_CONFIG
 from gateway.password_file import PasswordFileError, read_password
 from gateway.settings import ListenerSettings, Settings, StatusPageSettings
 from gateway.setup_answers import Answers
-from gateway.setup_write import Folder, NewFile, owners_for
+from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, Folder, NewFile, owners_for
 from gateway.toml_edit import edited
 from gateway.toml_text import toml_text
 
@@ -129,13 +129,13 @@ def make(  # noqa: PLR0913 - what a setup is made of
             # `gateway.setup_commands` has seen that there is one.
             kafka["sasl"]["password_file"] = existing.document["kafka"]["sasl"]["password_file"]
         else:
-            path, old = _password_place(folder / "secrets", existing, password)
+            path, old = _password_place(folder / SECRETS_FOLDER, existing, password)
             replaced += [old] if old is not None else []
             kafka["sasl"]["password_file"] = str(path)
             folders.append(Folder(path.parent, 0o750, owners.secrets_folder, may_be_link=False))
             files.append(NewFile(path, f"{password}\n".encode(), 0o400, owners.secrets))
     if page_hash is not None:
-        path = folder / "credentials" / "status-page"
+        path = folder / CREDENTIALS_FOLDER / "status-page"
         folders.append(Folder(path.parent, 0o700, owners.credentials, may_be_link=False))
         files.append(NewFile(path, f"{page_hash}\n".encode(), 0o400, owners.credentials))
         if path != StatusPageSettings().password_file:

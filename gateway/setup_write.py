@@ -14,6 +14,10 @@ from typing import Final
 from gateway.cli_options import DEFAULT_CONFIG
 
 SERVICE_USER: Final = "sluice"
+SECRETS_FOLDER: Final = "secrets"
+"""Beside the settings: what the running service reads again when it changes."""
+CREDENTIALS_FOLDER: Final = "credentials"
+"""What systemd hands to the service when it starts."""
 _BEGUN: Final = ".setup-unfinished"
 """Ends the name of a file that is being prepared: what stands under it was cut off, and means nothing."""
 _HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -139,6 +143,8 @@ def write(files: Sequence[NewFile], config: Path, before: str) -> None:
         now = config.read_text(encoding="utf-8-sig") if config.exists() else ""
         if now != before:
             raise SetupWriteError(f"{config} was changed meanwhile, and stays as it is now: run sluice setup again")
+        for folder in (config.parent, config.parent / SECRETS_FOLDER, config.parent / CREDENTIALS_FOLDER):
+            _wipe_unfinished(folder)
         _write(files)
 
 
@@ -160,6 +166,13 @@ def _write(files: Sequence[NewFile]) -> None:
         raise SetupWriteError(
             f"{where} cannot be written: {error.strerror or error}; the settings are as they were"
         ) from error
+
+
+def _wipe_unfinished(folder: Path) -> None:
+    """What a setup that was cut off has left may be a secret that this one has another name for."""
+    with suppress(OSError):
+        for path in [path for path in folder.iterdir() if is_unfinished(path.name)]:
+            wipe(path)
 
 
 def is_unfinished(name: str) -> bool:

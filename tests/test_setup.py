@@ -505,6 +505,16 @@ def test_a_second_setup_that_is_killed_leaves_what_was_in_place(name: str, tmp_p
     assert_set_up(config, "barn-2", "other-9d2c1b77")
 
 
+def test_what_a_killed_setup_has_left_is_wiped_by_the_next_whatever_that_writes(tmp_path: Path) -> None:
+    config = tmp_path / "etc" / "gateway.toml"
+    assert killed_at("_rename", 0, config, write(tmp_path / "given")) == -signal.SIGKILL
+    assert b"kafka-9d2c1b77\n" in state(config.parent).values()
+    without_kafkas = SECRETS.splitlines()[1]
+    answers = ANSWERS.replace('user = "barn-1"\n', "").partition("[sensors]")[0]
+    assert setup(config, "--answers", write(tmp_path / "given", answers, without_kafkas), "--no-check").exit_code == 0
+    assert set(state(config.parent)) == {"gateway.toml", "devices.json", "credentials/status-page"}
+
+
 def assert_set_up(config: Path, user: str, password: str) -> None:
     """The settings are whole, and go with the password that they name."""
     sasl = config_file.load(config).kafka.sasl
