@@ -14,7 +14,8 @@ import msgspec
 
 from gateway.buffer_rows import Entry
 from gateway.devices_heard import DevicesHeard
-from gateway.terminal_text import shortened
+from gateway.payload_identity import BINARY, BINARY_VERSION
+from gateway.terminal_text import counted, shortened
 
 HOUR_US: Final = 3_600_000_000
 POINT_US: Final = 30_000_000
@@ -46,6 +47,8 @@ RATE_POINTS: Final = 10
 """The rate is that of so many of a device's points: five minutes."""
 _OF_IDENTITY: Final = frozenset({"boot", "seq", "sequence", "tick", "lost", "time", "timestamp", "ts", "device", "id"})
 """Members that say who took a reading and when."""
+_SENML_LABELS: Final = {-2: "bn", 0: "n", 2: "v", 3: "vs", 4: "vb"}
+"""Of SenML in CBOR (RFC 8428, section 6)."""
 
 Value = float | str | None
 
@@ -128,7 +131,7 @@ class Trace:
                 del self.streams[oldest]
                 self.values.pop(oldest, None)
             self.streams[stream], self.decoded_us = now_us, entry.received_us
-            self.values[stream] = values = values_of(entry.payload)
+            self.values[stream] = values = values_of(entry.payload, entry.series.content_type)
             self._plot(stream, dict(values), now_us)
 
     def _plot(self, stream: str, values: Mapping[str, Value], now_us: int) -> None:
@@ -306,15 +309,15 @@ class LiveHistory:
 # -- payloads -------------------------------------------------------------------------------------
 
 
-def values_of(payload: bytes) -> tuple[tuple[str, Value], ...]:
-    """What a payload says, for people: its numbers and short texts with their names; of no JSON nothing.
+def values_of(payload: bytes, content_type: str = "application/json") -> tuple[tuple[str, Value], ...]:
+    """What a payload says, for people: its numbers and short texts with their names; else how large it is.
 
     A payload that is a number alone has the name "". SenML's records are taken by their names.
     """
     try:
-        found = msgspec.json.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
+        found = _decoded(payload, content_type)
+    except (ValueError, RecursionError):
+        return (("", counted(len(payload), "byte")),) if payload else ()
     values: list[tuple[str, Value]] = []
     if isinstance(found, list):
         _gather_senml(found, values)
@@ -323,12 +326,27 @@ def values_of(payload: bytes) -> tuple[tuple[str, Value], ...]:
     return tuple(values)
 
 
+def _decoded(payload: bytes, content_type: str) -> object:
+    """Raises ValueError where it cannot be told what this is."""
+    if "cbor" in content_type:
+        from gateway import payload_cbor  # noqa: PLC0415 - where no route says so, nobody loads it
+
+        return payload_cbor.decode(payload)
+    try:
+        return msgspec.json.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # The layout `binary`: a value in any form behind it.
+        if len(payload) <= BINARY.size or payload[0] != BINARY_VERSION:
+            raise
+        return msgspec.json.decode(payload[BINARY.size :])
+
+
 def _gather(name: str, value: object, values: list[tuple[str, Value]], depth: int) -> None:
     if len(values) >= VALUES_MAX:
         return
     if isinstance(value, dict):
         for member, inner in value.items() if depth else ():
-            if not (depth == DEPTH_MAX and member in _OF_IDENTITY):
+            if isinstance(member, str) and not (depth == DEPTH_MAX and member in _OF_IDENTITY):
                 _gather(f"{name}.{member}".removeprefix("."), inner, values, depth - 1)
         return
     shown = _shown(value)
@@ -342,10 +360,11 @@ def _gather_senml(records: list[object], values: list[tuple[str, Value]]) -> Non
     for record in records[: 4 * VALUES_MAX]:
         if not isinstance(record, dict):
             continue
-        base = str(record.get("bn", base))
-        shown = next((_shown(record[member]) for member in ("v", "vs", "vb") if member in record), None)
+        named = {_SENML_LABELS.get(label, label): value for label, value in record.items()}
+        base = str(named.get("bn", base))
+        shown = next((_shown(named[member]) for member in ("v", "vs", "vb") if member in named), None)
         if shown is not None and len(values) < VALUES_MAX:
-            values.append((shortened(f"{base}{record.get('n', '')}", NAME_CHARACTERS_MAX), shown))
+            values.append((shortened(f"{base}{named.get('n', '')}", NAME_CHARACTERS_MAX), shown))
 
 
 def _shown(value: object) -> Value:

@@ -315,7 +315,9 @@ class StatusView:
             serial=self._part("serial"),
             brokers=self._part("mqtt_brokers"),
             devices=len(self._rows),
-            heard=sum(row.silent is None and row.device.heard_s is not None for row in self._rows),
+            heard=sum(
+                row.silent is None and self._front_door.heard.get(row.device.device) is not None for row in self._rows
+            ),
             silent=tuple(sorted((row.silent for row in self._rows if row.silent), key=lambda each: -each.silent_s)),
             findings=tuple(
                 (row.device.device, row.device.note) for row in self._rows if row.device.finding and row.device.note

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 
+import cbor2
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -60,8 +61,21 @@ def test_a_payload_is_shown_by_its_numbers_and_short_texts() -> None:
     assert values_of(payload) == (("celsius", 21.5), ("door.open", "yes"), ("state", "ok"))
     assert values_of(b"21") == (("", 21.0),)
     assert values_of(b'[{"bn": "urn:", "n": "t", "v": 0}, {"n": "s", "vs": "on"}]') == (("urn:t", 0.0), ("urn:s", "on"))
-    assert values_of(b"\xff\x00") == ()
+    assert values_of(b"\xff\x00") == (("", "2 bytes"),)
+    assert values_of(b"") == ()
     assert values_of(b'{"big": 1' + b"0" * 400 + b"}") == ()
+
+
+def test_cbor_and_what_stands_behind_a_binary_identity_are_shown() -> None:
+    """The examples of PAYLOADS.md."""
+    cbor = bytes.fromhex(
+        "a46763656c73697573fb403587ae147ae14864626f6f746a372d316132623363346463736571187b647469636b1a0006f855"
+    )
+    assert values_of(cbor, "application/cbor") == (("celsius", 21.53),)
+    assert values_of(cbor2.dumps([{-2: "urn:", 0: "t", 2: 7}]), "application/senml+cbor") == (("urn:t", 7.0),)
+    assert values_of(b"\xff", "application/cbor") == (("", "1 byte"),)
+    binary = bytes.fromhex("01070000004d3c2b1a7b00000055f8060032312e3533")
+    assert values_of(binary, "application/octet-stream") == (("", 21.53),)
 
 
 @given(
@@ -72,8 +86,8 @@ def test_a_payload_is_shown_by_its_numbers_and_short_texts() -> None:
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_any_payload_is_shown_within_bounds(payload: bytes) -> None:
-    values = values_of(payload)
-    assert len(values) <= VALUES_MAX
+    values = (*values_of(payload), *values_of(payload, "application/cbor"))
+    assert len(values) <= 2 * VALUES_MAX
     assert all(len(name) <= 32 and (isinstance(value, float) or len(str(value)) <= 40) for name, value in values)
     json.dumps(values, allow_nan=False)
 

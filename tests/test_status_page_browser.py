@@ -23,6 +23,8 @@ pytestmark = [
 PHONE: ViewportSize = {"width": 390, "height": 844}
 DESKTOP: ViewportSize = {"width": 1280, "height": 800}
 PICTURES = Path("build/page")
+MISTAKES = re.compile(r"Content Security|TypeError: (?!Failed to fetch)|ReferenceError|SyntaxError|RangeError")
+"""In the console: what is no network's doing."""
 KILOBYTES_MAX = 60
 FIRST_PAINT_MS_MAX = 2_000
 """Of a machine that is busy with other tests; alone it takes a tenth."""
@@ -41,7 +43,7 @@ def page(chromium: Browser) -> Iterator[Page]:
     found = context.new_page()
     troubles: list[str] = []
     found.on("pageerror", lambda error: troubles.append(str(error)))
-    found.on("console", lambda told: troubles.append(told.text) if "Content Security" in told.text else None)
+    found.on("console", lambda told: troubles.append(told.text) if MISTAKES.search(told.text) else None)
     found.on("request", lambda request: None if "//127.0.0.1:" in request.url else troubles.append(request.url))
     try:
         yield found
@@ -146,3 +148,10 @@ def test_the_page_is_light(page: Page, tmp_path: Path) -> None:
         assert weight.kilobytes < KILOBYTES_MAX
         assert weight.first_paint_ms < FIRST_PAINT_MS_MAX
         assert weight.requests <= 6
+        # Nobody looks: nothing is asked.
+        page.evaluate("Object.defineProperty(document, 'hidden', {get: () => true})")
+        page.wait_for_timeout(1_000)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.wait_for_timeout(3_000)
+        assert asked == []

@@ -280,6 +280,7 @@ async function poll() {
       showCurves();
     }
   } catch (error) {
+    console.error(error);
     showAges();
   } finally {
     running = false;
