@@ -88,10 +88,10 @@ def full_version(release: Release, target: Target) -> str:
 
 def _write_program(root: Path, target: Target, release: Release) -> None:
     library = root / LIBRARY
-    for name in _git("ls-files", "--cached", "--others", "--exclude-standard", "--", "gateway/*.py").splitlines():
+    for name in _git("ls-files", "--cached", "--others", "--exclude-standard", "--", "gateway").splitlines():
         source = ROOT / name
-        # Deleted, and not committed yet.
-        if source.exists():
+        # The pages for people are elsewhere. What is not there was deleted, and that is not committed yet.
+        if source.suffix != ".md" and source.exists():
             place = library / name
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(source.read_bytes())

@@ -75,12 +75,17 @@ class Site:
         assert not found.faults, str(found)
 
 
-def set_up(box: Box, bootstrap: str, *options: str) -> None:
-    """As an installer does from a file of answers; then what a box without NTP needs."""
+def write_answers(box: Box, folder: str, bootstrap: str) -> None:
+    """Answers and secrets, as they are prepared elsewhere."""
     secrets = "".join(f'{name} = "{SECRET}"\n' for name in SENSORS)
-    box.write("/root/sluice.toml", ANSWERS.format(bootstrap=bootstrap, devices=list(SENSORS)))
-    box.write("/root/sluice-secrets.toml", f'page_password = "{SECRET}"\n[devices]\n{secrets}', 0o600)
-    told = box.call("sluice", "setup", "--answers", "/root/sluice.toml", *options)
+    box.write(f"{folder}/sluice.toml", ANSWERS.format(bootstrap=bootstrap, devices=list(SENSORS)))
+    box.write(f"{folder}/sluice-secrets.toml", f'page_password = "{SECRET}"\n[devices]\n{secrets}', 0o600)
+
+
+def set_up(box: Box, bootstrap: str) -> None:
+    """As an installer does from a file of answers; then what a box without NTP needs."""
+    write_answers(box, "/root", bootstrap)
+    told = box.call("sluice", "setup", "--answers", "/root/sluice.toml")
     assert told.returncode in {0, 1}, told.stdout + told.stderr
     assert box.property("sluice.service", "ActiveState") == "active", box.journal()
     settings = (box.root / "etc/sluice/gateway.toml").read_text()

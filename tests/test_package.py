@@ -9,7 +9,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +18,14 @@ from click.testing import CliRunner
 from cyclonedx.model.bom import Bom
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
 
 from gateway import update_command
 from gateway.cli import main
 from gateway.update_command import Box, Package, UpdateError, is_newer, read_package, trusted_keys, verify
 from systemd import build_deb, deb_documents, deb_python, deb_signing
 from systemd.deb_python import ROOT, TARGETS, Target
+from tests.box import BoxUnavailableError, foreign_tree
 from tests.test_docs import commands
 
 DEB12 = TARGETS[0]
@@ -111,7 +112,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, built: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_same_commit_gives_the_same_bytes_and_the_same_signature(tmp_path: Path, key: Path) -> None:
-    command = [sys.executable, "-m", "systemd.build_deb", "--target", str(DEB12), "--signing-key", key]
+    command = [sys.executable, "-m", "systemd.build_deb", "--target", str(DEB12), "--signing-key", str(key)]
     found = []
     for number, mask in enumerate((0o022, 0o077)):
         # In other folders, other processes, and under another umask.
@@ -141,10 +142,34 @@ def test_it_is_small_and_for_its_architecture(built: Path, tree: Path) -> None:
 
 
 @pytest.mark.slow
+def test_it_runs_on_the_other_architecture(tmp_path: Path, built: Path) -> None:
+    qemu = shutil.which("qemu-aarch64-static")
+    if qemu is None:
+        pytest.skip("there is no `qemu-aarch64-static`: install Debian's package qemu-user-static")
+    try:
+        source = foreign_tree(12, "arm64", "python3.11,libgcc-s1")
+    except BoxUnavailableError as reason:
+        pytest.skip(str(reason))
+    subprocess.run(["tar", "--extract", "--file", source, "--directory", tmp_path], check=True)
+    subprocess.run(["dpkg-deb", "--extract", built, tmp_path], check=True)
+    python = [qemu, "-L", tmp_path, tmp_path / "usr/bin/python3.11", "-ISc"]
+    # Each has a part that was compiled.
+    program = (
+        "import sys; sys.path.insert(0, '/usr/lib/sluice'); import platform, cbor2, cramjam, msgspec; "
+        "from aiokafka.record.default_records import DefaultRecordBatchBuilder as builder; "
+        "from gateway import check, cli, pipeline; "
+        "print(platform.machine(), builder.__module__, bytes(cramjam.zstd.decompress(cramjam.zstd.compress(b'on'))))"
+    )
+    ended = subprocess.run([*python, program], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("aarch64 aiokafka.record._crecords.default_records b'on'\n", "")
+
+
+@pytest.mark.slow
 def test_everything_in_it_is_roots_and_nobody_else_can_write_it(built: Path) -> None:
     listed = subprocess.run(["dpkg-deb", "--contents", built], capture_output=True, text=True, check=True).stdout
     modes = {(line.split()[0], line.split()[1]) for line in listed.splitlines()}
     assert modes <= {("drwxr-xr-x", "root/root"), ("-rw-r--r--", "root/root"), ("-rwxr-xr-x", "root/root")}
+    assert "./usr/lib/sluice/gateway/page/index.html" in listed
     assert "gateway.toml" not in listed, "settings are written by setup, and are no file of the package"
     assert "spark" not in {Path(line.split()[5]).name for line in listed.splitlines()}
 
@@ -163,9 +188,9 @@ def test_the_list_of_what_is_inside_is_complete_and_can_be_read_back(tree: Path)
     told = json.loads((tree / build_deb.DOCUMENTS / "sbom.cdx.json").read_text())
     pins = deb_python.gateway_pins(TARGETS[1], deb_python.read_pins((ROOT / "constraints.txt").read_text()))
     wanted = {(pin.name, pin.version) for pin in pins}
-    assert {(deb_python.canonicalize_name(one["name"]), one["version"]) for one in told["components"]} == wanted
+    assert {(canonicalize_name(one["name"]), one["version"]) for one in told["components"]} == wanted
     for component in told["components"]:
-        (pin,) = (pin for pin in pins if pin.name == deb_python.canonicalize_name(component["name"]))
+        (pin,) = (pin for pin in pins if pin.name == canonicalize_name(component["name"]))
         (digest,) = component["hashes"]
         assert f"sha256:{digest['content']}" in pin.hashes
         assert component["licenses"]
@@ -253,7 +278,7 @@ def test_text_that_roff_would_take_for_requests_is_printed_as_it_is() -> None:
 
 
 @pytest.fixture
-def signed(tmp_path: Path, key: Path) -> Iterator[tuple[Path, bytes, Path]]:
+def signed(tmp_path: Path, key: Path) -> tuple[Path, bytes, Path]:
     """A file, its signature, and the public key to verify it by."""
     file = tmp_path / "sluice.deb"
     file.write_bytes(b"a package " * 1000)

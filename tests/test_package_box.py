@@ -9,7 +9,7 @@ import pytest
 
 from tests import box as boxes
 from tests.box import Box, box_or_skip
-from tests.package_site import SECRET, Site, install, measure, set_up, stop, wait_for_first_reading
+from tests.package_site import SECRET, Site, install, measure, set_up, stop, wait_for_first_reading, write_answers
 from tests.uplink_scene import scene_or_skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
@@ -218,21 +218,24 @@ def test_removing_keeps_what_waits_and_purging_deletes_it(site: Site, packages: 
     assert site.box.property("sluice.service", "LoadState") == "not-found"
 
 
-def test_the_next_debian_takes_its_package_and_refuses_that_of_the_one_before(
+def test_the_next_debian_takes_its_package_which_sets_itself_up_from_the_boot_partition(
     tmp_path: Path, packages: Packages
 ) -> None:
     with box_or_skip(tmp_path, 13) as box:
         (package,) = boxes.build(tmp_path / "packages", "amd64_deb13", version=OLD)
+        # There is no Kafka, and no network: it starts all the same.
+        write_answers(box, "/boot/firmware", "kafka.example:9092")
         box.boot()
-        box.take(packages.new, packages.new.with_name(f"{packages.new.name}.sig"))
         install(box, package)
+        assert box.property("sluice.service", "ActiveState") == "active", box.journal("sluice-provision.service")
+        assert "listening for MQTT" in box.journal()
+        assert not box.there("/boot/firmware/sluice-secrets.toml")
+        assert measure(box).exposure <= EXPOSURE_MAX
         for rules in ("60-sluice-serial", "60-sluice-usb", "90-sluice-braille"):
             box.run("udevadm", "verify", f"/usr/lib/udev/rules.d/{rules}.rules")
-        # There is no Kafka: it starts all the same.
-        set_up(box, "kafka.example:9092", "--no-check")
-        found = measure(box)
-        assert found.exposure <= EXPOSURE_MAX
-        assert "listening for MQTT" in box.journal()
-        assert "Traceback" not in box.journal()
+        box.take(packages.new, packages.new.with_name(f"{packages.new.name}.sig"))
         refused = box.call("sluice", "update", f"/root/{packages.new.name}")
         assert "it is for Debian 12, and this box has Debian 13" in " ".join(refused.stderr.split())
+        told = box.run("journalctl", "--no-pager", "--quiet")
+        assert SECRET not in told
+        assert "Traceback" not in told

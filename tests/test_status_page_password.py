@@ -59,6 +59,17 @@ def test_a_file_without_a_password_says_what_to_do(tmp_path: Path) -> None:
         read(tmp_path / "pipe")
 
 
+def test_a_file_of_roots_alone_is_handed_over_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: Path) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(PagePasswordError, match="systemctl restart sluice"):
+        read(tmp_path / "status-page")
+
+
 def test_what_systemd_hands_over_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "status-page"
     path.write_text(LINE + "\n")
