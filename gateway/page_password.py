@@ -68,10 +68,14 @@ def _line(path: Path, *, is_ours: bool = False) -> str:
         raise PagePasswordError(
             f"no password is set: status_page.password_file, {path}, is not there; run sluice setup"
         ) from error
+    except PermissionError as error:
+        raise PagePasswordError(
+            f"status_page.password_file, {path}, is not this user's to read: systemd hands it to the service when that "
+            "starts (LoadCredential); run sluice setup where no password was ever set, then systemctl restart sluice"
+        ) from error
     except OSError as error:
         raise PagePasswordError(
-            f"status_page.password_file cannot be read: {path}: {error.strerror}; give it to the user that sluice runs "
-            "as, or run sluice setup"
+            f"status_page.password_file cannot be read: {path}: {error.strerror}; run sluice setup, which writes it"
         ) from error
     if _parsed(line) is None:
         raise PagePasswordError(

@@ -119,8 +119,8 @@ class StatusPage:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES_MAX)
         try:
-            for _ in range(REQUESTS_MAX):
-                if not await self._exchange(connection, reader, writer, peer):
+            for left in reversed(range(REQUESTS_MAX)):
+                if not await self._exchange(connection, reader, writer, peer, is_last=not left):
                     break
         except (OSError, TimeoutError, h11.ProtocolError) as error:
             _log.debug("a client of the status page went away", peer=peer, error=str(error))
@@ -132,10 +132,15 @@ class StatusPage:
             writer.transport.abort()
 
     async def _exchange(
-        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str
+        self,
+        connection: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: str,
+        *,
+        is_last: bool,
     ) -> bool:
         """One request and its answer; whether another may follow."""
-        is_last = False
         method = b"GET"
         try:
             found = await _request(connection, reader)

@@ -159,7 +159,10 @@ class Answers:
     async def _log_in_page(self, status: int, words: str = "", *more: tuple[str, str]) -> Answer:
         await self._read_password()
         if self.trouble:
-            words = "Nobody can log in yet: no password is set. Run sluice setup on the gateway."
+            words = (
+                "Nobody can log in yet: no password is set. Run sluice setup on the gateway; if you have, "
+                "systemctl restart sluice."
+            )
         told = f'<p class="refused" role="alert">{words}</p>' if words else ""
         text = _file("login.html").plain.replace(b"<!--told-->", told.encode())
         if self.trouble:

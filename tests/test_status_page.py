@@ -351,6 +351,15 @@ def test_several_requests_on_one_connection(served: Served) -> None:
     assert spoken(served, one * 3).count(b'"status":"ok"') == 3
 
 
+def test_a_connection_says_when_it_ends(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_page, "REQUESTS_MAX", 2)
+    answered = spoken(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+    first, _, second = answered.partition(b'"]}')
+    assert b"connection: close" not in first
+    assert b"connection: close" in second
+    assert answered.count(b'"status":"ok"') == 2
+
+
 def test_a_slow_one_is_ended_and_others_are_served_meanwhile(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_page, "REQUEST_S", 1.0)
     slow = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(PER_ADDRESS_MAX - 1)]
