@@ -7,6 +7,7 @@
 # make bench-serial    boards, a noisy serial line, many ports (see tests/bench/serial_lines.py)
 # make bench-clock     how far readings' times are off and may be, and what that costs (see tests/bench/clock.py)
 # make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
+# make bench-install   from a bare Debian to the first reading in Kafka; service, page, questions (as root; tests/bench/install.py)
 #
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
 # of Kafka and Spark's connectors into build/jars by Maven; for `make test` a schema registry and an object store too.
@@ -29,7 +30,7 @@ WITH_SERVERS := kafka or spark or avr
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
-.PHONY: always demo test test-fast check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark peers
+.PHONY: always demo test test-fast check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -128,6 +129,9 @@ bench-clock: build/apt-test install jars build/bench/load
 
 bench-spark: build/apt-test install jars
 	@$(BIN)/python -m tests.bench.spark_tables
+
+bench-install: build/apt-test install jars
+	@$(BIN)/python -m tests.bench.install
 
 build/bench/load: tests/bench/load.c
 	@mkdir -p $(@D)

@@ -71,8 +71,14 @@ def run(config: Path) -> None:
     faulthandler.enable()
     try:
         asyncio.run(_until_stopped(pipeline.run(settings)))
-    except* (BufferFileError, OSError) as errors:
-        raise click.ClickException("; ".join(_words(error) for error in _leaves(errors))) from None
+    except (BufferFileError, OSError) as error:
+        raise click.ClickException(_words(error)) from None
+    except ExceptionGroup as errors:
+        # Not `except*`, which would put what is raised here into another group, that nobody words.
+        told, others = errors.split((BufferFileError, OSError))
+        if told is None or others is not None:
+            raise
+        raise click.ClickException("; ".join(_words(error) for error in _leaves(told))) from None
 
 
 async def _until_stopped(daemon: Coroutine[None, None, None]) -> None:

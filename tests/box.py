@@ -94,10 +94,19 @@ class Box:
             "HOME": "/root",
             "TERM": "dumb",
         }
-        inside = ["nsenter", "--all", f"--target={self._leader}", "--", *command]
         return subprocess.run(
-            inside, input=text or "", capture_output=True, text=True, check=False, timeout=120, env=environment
+            self.inside(*command),
+            input=text or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            env=environment,
         )
+
+    def inside(self, *command: str) -> list[str]:
+        """The command that runs another one in the box, for who needs a terminal of his own."""
+        return ["nsenter", "--all", f"--target={self._leader}", "--", *command]
 
     def run(self, *command: str, text: str | None = None) -> str:
         """The same for a command that must succeed; gives what it printed."""
@@ -205,16 +214,24 @@ def _made_once(name: str, suite: str, *options: str) -> Path:
 
 def _make_tree(suite: str, made: Path, options: Sequence[str]) -> None:
     """By the archive that this machine has its own packages from."""
-    sites = _output("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages")
-    site = next((line.split()[1] for line in sites.splitlines() if line.startswith("Debian ")), None)
+    site = _archive()
     if site is None:
-        raise BoxUnavailableError("apt knows no archive of Debian's here, or its lists are missing: apt-get update")
+        # Some images come without apt's lists.
+        _output("apt-get", "update")
+        site = _archive()
+    if site is None:
+        raise BoxUnavailableError("apt knows no archive of Debian's here, or cannot reach it: see apt-get update")
     part = made.with_suffix(".part")
     command = ["mmdebstrap", "--quiet", "--format=tar", *options, suite, str(part), f"deb {site} {suite} main"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise BoxUnavailableError(f"mmdebstrap cannot make a tree of {suite}: {ended.stderr.strip()[-2000:]}")
     part.rename(made)
+
+
+def _archive() -> str | None:
+    sites = _output("apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI)", "Created-By: Packages")
+    return next((line.split()[1] for line in sites.splitlines() if line.startswith("Debian ")), None)
 
 
 def _output(*command: str) -> str:

@@ -284,6 +284,7 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert f"{port}: the port is taken" in ended.stderr
     assert "mqtt_listener.port" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_check_finds_what_is_wrong_with_topics_and_mends_what_it_may(kafka: Broker, tmp_path: Path) -> None:
