@@ -1,6 +1,7 @@
 """What the daemon says of itself, on standard error: for people by default, as JSON lines by setting."""
 
 import logging
+import os
 import sys
 
 import structlog
@@ -9,6 +10,9 @@ from gateway.settings import LogSettings
 from gateway.terminal_text import escaped
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""syslog(3)'s."""
 
 
 def quieten_libraries() -> None:
@@ -21,14 +25,19 @@ def set_up(settings: LogSettings) -> None:
     """Configure structlog, and quieten the libraries."""
     quieten_libraries()
     renderers: list[structlog.typing.Processor]
+    times: list[structlog.typing.Processor] = [structlog.processors.TimeStamper(fmt="iso", utc=True)]
     if settings.format == "json":
         renderers = [structlog.processors.JSONRenderer()]
     else:
         renderers = [escape_values, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        if _is_journal():
+            # It has the time of each line itself, and sorts lines by their priority: `journalctl -p warning`.
+            times = []
+            renderers = [escape_values, _Prioritized(structlog.dev.ConsoleRenderer(colors=False, pad_level=False))]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            *times,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
             *renderers,
@@ -37,6 +46,26 @@ def set_up(settings: LogSettings) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _is_journal() -> bool:
+    """Whether standard error goes to systemd's journal (systemd.exec(5), JOURNAL_STREAM)."""
+    try:
+        stderr = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}"
+
+
+class _Prioritized:
+    """Puts a line's priority before it, as the journal takes it (sd-daemon(3)); a stack trace's lines have the same."""
+
+    def __init__(self, render: structlog.dev.ConsoleRenderer) -> None:
+        self._render = render
+
+    def __call__(self, logger: structlog.typing.WrappedLogger, method: str, line: structlog.typing.EventDict) -> str:
+        priority = _PRIORITIES.get(str(line.get("level")), _PRIORITIES["info"])
+        return "\n".join(f"<{priority}>{part}" for part in self._render(logger, method, line).split("\n"))
 
 
 def escape_values(

@@ -1,5 +1,10 @@
 """What the daemon says of itself: whatever a client called itself, no terminal obeys it."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import structlog
 
@@ -24,3 +29,40 @@ def test_no_value_of_a_line_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixtur
     assert "\x07" not in said
     assert r"\x1b[2Jm\x0a001" in said
     assert "\nValueError: invalid literal" in said, "a stack trace keeps its lines"
+
+
+SAY = """
+import structlog
+from gateway import logs
+from gateway.settings import LogSettings
+logs.set_up(LogSettings())
+log = structlog.get_logger()
+log.info("all is well", port=1883)
+try:
+    1 / 0
+except ZeroDivisionError:
+    log.exception("it failed")
+log.warning("look at this")
+"""
+
+
+@pytest.mark.parametrize("whose", ["its own", "another's", "none"])
+def test_the_journal_gets_priorities_and_no_times_and_everybody_else_times(whose: str, tmp_path: Path) -> None:
+    with (tmp_path / "stderr").open("w+") as stderr:
+        stat = os.fstat(stderr.fileno())
+        environment = {name: value for name, value in os.environ.items() if name != "JOURNAL_STREAM"}
+        if whose != "none":
+            environment["JOURNAL_STREAM"] = f"{stat.st_dev}:{stat.st_ino + (whose != 'its own')}"
+        subprocess.run([sys.executable, "-c", SAY], stderr=stderr, env=environment, check=True, timeout=30)
+        stderr.seek(0)
+        lines = stderr.read().splitlines()
+    if whose == "its own":
+        assert lines[0].startswith("<6>[info] all is well")
+        assert "port=1883" in lines[0]
+        assert lines[1].startswith("<3>[error] it failed")
+        assert lines[-1].startswith("<4>[warning] look at this")
+        assert len(lines) > 4
+        assert all(line.startswith("<3>") for line in lines[1:-1]), "a stack trace is as grave as its line"
+    else:
+        assert lines[0].startswith("20")
+        assert not any(line.startswith("<") for line in lines)
