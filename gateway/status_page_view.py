@@ -65,6 +65,8 @@ UNHEARD_S: Final = 600.0
 """So long after the start, a device that the buffer knows and that was not heard yet is silent."""
 FORGOTTEN_S: Final = 604_800.0
 """A device that was silent for a week is no alarm any more."""
+NO_KIND: Final = "a disk"
+"""How a disk is called of which nothing more is known."""
 LOG_IN_REASONS: Final = ("bad-credentials", "no-credentials", "certificate-of-no-user", "tls-handshake-failed")
 """For which the MQTT listener refuses a sensor that is set up wrongly."""
 
@@ -190,8 +192,11 @@ class StatusView:
         file_due_s = 0.0
         while True:
             if time.monotonic() - self._asked_s > WATCHED_S:
+                # Whoever comes next is to see nothing that is old.
+                self._ready.clear()
                 self._wanted.clear()
                 await self._wanted.wait()
+                file_due_s = 0.0
             began_s = time.monotonic()
             try:
                 if began_s >= file_due_s:
@@ -489,7 +494,7 @@ def look_at_the_file(path: Path, boot: str) -> OnDisk:
         space = os.statvfs(path)
         free = space.f_bavail * space.f_frsize
         seen = disk_health.read_disk(path.parent)
-        disk = disk_health.health_words(seen) if seen.name else ""
+        disk = disk_health.health_words(seen) if seen.name and seen.what != NO_KIND else ""
         wrong = tuple(disk_health.troubles(seen, path.parent))
     own = tuple(OWN)
     of_sensors = f"reason NOT IN ({', '.join('?' * len(own))})"

@@ -28,6 +28,8 @@ CARD_DAYS_MIN: Final = 365.0
 """A memory card that lasts less than that is worth a word."""
 LOST_TOLD_S: Final = 3_600.0
 """Losses are an alarm for so long."""
+UNHEARD_TOLD_S: Final = 60.0
+"""So long after the start, that no device was heard is an alarm."""
 REFUSED_TOLD_S: Final = 600.0
 """A refused log-in is an alarm for so long."""
 START_S: Final = 20.0
@@ -353,6 +355,16 @@ def _log_ins(facts: Facts) -> Iterator[Alarm]:
 
 def _devices(facts: Facts) -> Iterator[Alarm]:
     silent = facts.silent
+    if not facts.heard and not silent and facts.up_s > UNHEARD_TOLD_S and facts.settings.has_source:
+        which = f"None of the {facts.devices:,} known devices" if facts.devices else "No device"
+        yield Alarm(
+            "warn",
+            "Devices",
+            f"{which} has been heard since the start, {span(facts.up_s)} ago.",
+            "",
+            "See that sensors have this box's address and port, and a secret of theirs (sluice devices add); of serial "
+            "lines, that they are plugged in. sluice check looks at each entrance.",
+        )
     if len(silent) == 1:
         one = silent[0]
         yield Alarm(

@@ -264,6 +264,22 @@ async def test_nothing_is_gathered_while_nobody_looks(box: Box, monkeypatch: pyt
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_who_looks_after_a_while_sees_nothing_that_is_old(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("WATCHED_S", 0.1), ("DEVICES_S", 0.05), ("FILE_S", 60)):
+        monkeypatch.setattr(status_page_view, name, seconds)
+    task = asyncio.create_task(box.view.refresh())
+    assert (await box.state())["devices"]["total"] == 0
+    await asyncio.sleep(0.3)
+    await box.take("42")
+    now_us = boottime_us()
+    box.buffer.count_loss(Loss("42", "refused", boot_id(), 7, now_us, now_us))
+    await asyncio.sleep(1.2)
+    state = await box.state()
+    assert (state["devices"]["total"], state["intake"]["lost"]) == (1, 7)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
     assert look_at_the_file(tmp_path / "none.db", "boot").found is None
     path = tmp_path / "other.db"

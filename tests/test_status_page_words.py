@@ -65,7 +65,7 @@ def test_all_is_well_in_a_sentence() -> None:
     top = headline(WELL, [])
     assert (top.level, top.todo) == ("well", "")
     assert top.words == "All is well: 3 devices are heard, Kafka takes the readings, nothing waits."
-    nobody = replace(WELL, devices=0, heard=0)
+    nobody = replace(WELL, devices=0, heard=0, up_s=30)
     assert "no device has been heard yet" in headline(nobody, alarms(nobody)).words
 
 
@@ -134,6 +134,13 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "Somebody set this box's clock 0 s ago, by -10.0 s, although it was synced.",
             "two time services",
         ),
+        (
+            {"devices": 0, "heard": 0},
+            "warn",
+            "No device has been heard since the start, 1 h ago.",
+            "sluice devices add",
+        ),
+        ({"heard": 0}, "warn", "None of the 3 known devices has been heard since the start, 1 h ago.", "sluice check"),
         (
             {"silent": (Silent("goat-7", 720.0, 10.0),)},
             "warn",

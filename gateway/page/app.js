@@ -137,7 +137,8 @@ function showCards() {
   set($("uplink"), names[uplink.state]);
   $("uplink").className = `figure ${uplink.state}`;
   const since = uplink.since_s === null ? "" : `since ${clockTime(uplink.since_s)} (${span(uplink.since_s)})`;
-  set($("uplink-more"), [since, uplink.link && `link carries ${uplink.link} or more`].filter(Boolean).join(", "));
+  const told = [since, uplink.sent && `${count(uplink.sent)} taken by Kafka`, uplink.link && `link carries ${uplink.link} or more`];
+  set($("uplink-more"), told.filter(Boolean).join(", "));
   set($("rows"), count(buffer.rows));
   const lasts = buffer.lasts_s === null ? "" : `, room for ${span(buffer.lasts_s)} offline`;
   set($("rows-more"), `${buffer.used} of ${buffer.most} used (${(buffer.share * 100).toFixed(1)} %)${lasts}`);
@@ -152,9 +153,9 @@ function showCards() {
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
     ["Running for", span(state.up_s)],
   ];
-  const told = JSON.stringify(box);
-  if ($("box").dataset.told !== told) {
-    $("box").dataset.told = told;
+  const shown = JSON.stringify(box);
+  if ($("box").dataset.told !== shown) {
+    $("box").dataset.told = shown;
     $("box").replaceChildren(...box.flatMap(([term, value]) => [element("dt", "", term), element("dd", "", value)]));
   }
   set($("disk"), disk.what);
@@ -164,8 +165,9 @@ function showCards() {
 function bodyOf(name) {
   const body = element("tbody"), line = element("tr"), said = element("tr", "said"), words = element("td", "note");
   body.dataset.device = name;
-  for (const kind of ["name", "heard", "reading", "curve", "number", "number", "number drift", "where"]) line.append(element("td", kind));
-  line.firstChild.textContent = name;
+  line.append(element("th", "name", name));
+  line.firstChild.scope = "row";
+  for (const kind of ["heard", "reading", "curve", "number", "number", "number drift", "where"]) line.append(element("td", kind));
   line.children[4].dataset.label = "rate";
   line.children[5].dataset.label = "missing";
   line.children[6].dataset.label = "drift";
