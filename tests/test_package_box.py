@@ -122,25 +122,30 @@ def test_a_reboot_and_a_power_cut_lose_nothing(site: Site) -> None:
     site.check("reboot")
 
 
+def drop_in(box: Box, text: str) -> None:
+    """What the service's unit says otherwise until the box is booted again; nothing, if empty."""
+    path = "/run/systemd/system/sluice.service.d/test.conf"
+    box.run("mkdir", "-p", path.rpartition("/")[0])
+    box.run("tee", path, text=text)
+    box.run("systemctl", "daemon-reload")
+
+
 def test_a_daemon_that_hangs_is_started_anew(site: Site) -> None:
-    # By the package's own unit, in less time.
-    site.box.run("mkdir", "-p", "/run/systemd/system/sluice.service.d")
-    quick = "[Service]\nWatchdogSec=2\nTimeoutAbortSec=2\nRestartSec=1\n"
-    site.box.run("tee", "/run/systemd/system/sluice.service.d/quick.conf", text=quick)
-    site.box.run("systemctl", "daemon-reload")
+    assert site.box.property("sluice.service", "WatchdogUSec") == "30s"
+    # Of the tests' patience a tenth.
+    drop_in(site.box, "[Service]\nWatchdogSec=2\nTimeoutAbortSec=2\nRestartSec=1\n")
     site.box.run("systemctl", "restart", "sluice.service")
     pid = site.box.property("sluice.service", "MainPID")
+    time.sleep(3)
+    assert site.box.property("sluice.service", "MainPID") == pid, "it feeds the watchdog"
     site.box.run("systemctl", "kill", "--signal=STOP", "sluice.service")
     deadline = time.monotonic() + 30
     while site.box.property("sluice.service", "MainPID") in {pid, "0"}:
         assert time.monotonic() < deadline, site.box.journal()[-2000:]
         time.sleep(0.2)
     assert "Watchdog timeout" in site.box.journal()
-    site.box.run("rm", "/run/systemd/system/sluice.service.d/quick.conf")
-    site.box.run("systemctl", "daemon-reload")
+    drop_in(site.box, "")
     site.box.run("systemctl", "restart", "sluice.service")
-    # It goes on feeding the watchdog of the unit as it is.
-    assert site.box.property("sluice.service", "WatchdogUSec") == "30s"
 
 
 def test_a_waiting_buffer_is_there_after_an_upgrade_and_a_downgrade(site: Site, packages: Packages) -> None:
@@ -179,6 +184,22 @@ def test_a_changed_package_and_one_without_a_signature_are_refused(site: Site, p
     assert "its signature cannot be read" in unsigned.stderr
     assert "its signature is of none of the keys" in signed.stderr
     assert site.box.run("sluice", "--version").strip() == f"sluice {OLD}"
+
+
+def test_an_update_whose_service_does_not_start_says_how_to_go_back(site: Site, packages: Packages) -> None:
+    drop_in(site.box, "[Service]\nExecStart=\nExecStart=/bin/false\n")
+    ended = site.box.call("sluice", "update", f"/root/{packages.new.name}")
+    words = " ".join(ended.stderr.split())
+    assert ended.returncode == 1
+    assert "the service does not run with it" in words
+    back = "sluice update --allow-downgrade /var/cache/sluice/previous.deb"
+    assert f"sudo {back}" in words
+    drop_in(site.box, "")
+    site.box.run(*back.split())
+    assert site.box.run("sluice", "--version").strip() == f"sluice {OLD}"
+    assert site.box.property("sluice.service", "ActiveState") == "active"
+    assert "nothing was done" in site.box.run("sluice", "update", f"/root/{packages.old.name}")
+    assert modes(site.box, "/var/cache/sluice") == ["root:root 700"]
 
 
 def test_an_upgrade_that_does_not_fit_the_settings_leaves_the_old_one_running(site: Site, packages: Packages) -> None:
