@@ -152,7 +152,7 @@ def test_it_runs_on_the_other_architecture(tmp_path: Path, built: Path) -> None:
         pytest.skip(str(reason))
     subprocess.run(["tar", "--extract", "--file", source, "--directory", tmp_path], check=True)
     subprocess.run(["dpkg-deb", "--extract", built, tmp_path], check=True)
-    python = [qemu, "-L", tmp_path, tmp_path / "usr/bin/python3.11", "-ISc"]
+    python = [qemu, "-L", str(tmp_path), str(tmp_path / "usr/bin/python3.11"), "-ISc"]
     # Each has a part that was compiled.
     program = (
         "import sys; sys.path.insert(0, '/usr/lib/sluice'); import platform, cbor2, cramjam, msgspec; "

@@ -1,6 +1,9 @@
 """The package on a box that boots: installed, rebooted, hung, upgraded, downgraded, removed and purged."""
 
+import base64
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +103,24 @@ def test_the_service_is_up_as_its_own_user_with_the_kernels_clock_in_sight(site:
     ]
     files = ("/etc/sluice/gateway.toml", "/etc/sluice/credentials/status-page", "/var/lib/sluice/buffer.db")
     assert modes(site.box, *files) == ["root:sluice 640", "root:root 400", "sluice:sluice 600"]
+
+
+def test_the_pages_password_comes_to_the_service_though_its_user_cannot_read_it(site: Site) -> None:
+    def status(password: str) -> int:
+        token = base64.b64encode(f"sluice:{password}".encode()).decode()
+        asked = urllib.request.Request(
+            f"http://{site.address}:8080/metrics", headers={"Authorization": f"Basic {token}"}
+        )
+        try:
+            with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - the box of this test
+                return int(answer.status)
+        except urllib.error.HTTPError as refused:
+            return refused.code
+
+    router = site.scene.network.router
+    assert router.inside(lambda: status("wrong-password")) == 401
+    assert router.inside(lambda: status(SECRET)) == 200
+    assert site.box.call("runuser", "-u", "sluice", "--", "cat", "/etc/sluice/credentials/status-page").returncode != 0
 
 
 def modes(box: Box, *paths: str) -> list[str]:
