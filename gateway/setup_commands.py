@@ -10,6 +10,7 @@ import click
 
 from gateway import setup_service
 from gateway.cli_options import FINDING, config_option
+from gateway.clock_kernel import read_wall_clock
 from gateway.device_credentials import CredentialsError, Made
 from gateway.device_handout import handout
 from gateway.settings import ListenerSettings
@@ -17,7 +18,7 @@ from gateway.setup_answers import EXAMPLE, Given, load
 from gateway.setup_plan import Plan, carry_out, plan
 from gateway.setup_settings import Existing, read_existing
 from gateway.setup_write import SetupWriteError, writable_trouble
-from gateway.terminal_text import hanging
+from gateway.terminal_text import hanging, span
 from gateway.toml_mistakes import ConfigError, where
 
 USAGE = 2
@@ -228,6 +229,19 @@ def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
     yield "next: sluice check goes through every link of the chain; sluice status shows how it is"
     yield from _sensor_lines(planned)
     yield from _page_lines(planned, started=started)
+    yield from _clock_lines(planned)
+
+
+def _clock_lines(planned: Plan) -> Iterator[str]:
+    """What readings wait for first of all, on a box that was never connected to anything."""
+    settings = planned.made.settings
+    if settings.gateway.clock == "kernel" and not read_wall_clock(settings.gateway).synced:
+        yield (
+            "this box's clock is not synced yet: readings are kept, and wait for it, at most "
+            f"{span(settings.gateway.hold_unsynced_s)} from when Kafka is reached, then go with a time that nothing "
+            "vouches for. timedatectl tells whether it is kept at all; in a container or virtual machine whose host "
+            'keeps it, write clock = "system" under [gateway]'
+        )
 
 
 def _end(words: str) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway import config_file
 from gateway.cli_options import DEFAULT_CONFIG
 from gateway.password_file import PasswordFileError, read_password
-from gateway.settings import ListenerSettings, Settings, StatusPageSettings
+from gateway.settings import DEFAULT_ROUTE, ListenerSettings, Settings, StatusPageSettings
 from gateway.setup_answers import Answers
 from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, Folder, NewFile, owners_for
 from gateway.toml_edit import edited
@@ -52,6 +52,11 @@ _NOTES: Final[dict[tuple[str, ...], str]] = {
     ("serial", "ports"): '"all": every USB adapter, now and later',
     ("status_page",): "for a browser on the LAN",
     ("status_page", "password_file"): "what sluice setup made of the password",
+    ("routes",): "device/42/thermo goes to Kafka's topic device-thermo under the key 42",
+    (
+        "routes",
+        "identity",
+    ): 'where a payload has "boot" and "seq", what is sent again is stored once; "none": never look',
 }
 
 
@@ -192,6 +197,8 @@ def _merged(old: Mapping[str, Any], answers: Answers, gateway_id: str) -> dict[s
         document.setdefault("status_page", {})
     else:
         document.pop("status_page", None)
+    if not old:
+        document["routes"] = [{"topic": DEFAULT_ROUTE.topic, "kafka": DEFAULT_ROUTE.kafka, "identity": "json"}]
     return document
 
 

@@ -17,12 +17,6 @@ from tests.uplink_scene import Scene
 SECRET = "correct-horse-battery"  # noqa: S105 - made up for this
 TOPIC = "device-thermo"
 SENSORS = tuple(f"m{number:03}" for number in range(1, 21))
-ROUTE = """
-[[routes]]
-topic = "device/{device}/{stream}"
-kafka = "device-{stream}"
-identity = "json"
-"""
 ANSWERS = """\
 [gateway]
 id = "barn-1"
@@ -93,7 +87,7 @@ def set_up(box: Box, bootstrap: str) -> None:
     # Nobody keeps this clock, and what a sensor's own says is not waited for.
     known = '[gateway]\nclock = "system"\nhold_new_clock_s = 0\n'
     assert settings.count("[gateway]\n") == 1
-    settings = settings.replace("[gateway]\n", known) + ROUTE
+    settings = settings.replace("[gateway]\n", known)
     # As it is, owner and mode included.
     box.run("tee", "/etc/sluice/gateway.toml", text=settings)
     box.run("systemctl", "restart", "sluice.service")
