@@ -185,7 +185,7 @@ class DevicesHeard:
         """None where it was not heard since the start, or is forgotten."""
         return self._by_device.get(device)
 
-    def note(self, entries: Iterable[Entry]) -> None:
+    def note(self, entries: Iterable[Entry]) -> None:  # noqa: C901, PLR0912 - for every reading: each call costs
         """See what came in. For every reading there is: it takes a fraction of a microsecond."""
         by_device, latest = self._by_device, self.latest
         heard: Heard | None = None

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,7 +23,7 @@ from gateway.settings import StatusPageSettings
 from gateway.status_page import PER_ADDRESS_MAX, StatusPage
 from gateway.status_page_access import FAILURES_MAX
 from tests.gateways import free_port
-from tests.status_page_site import HASHED, PASSWORD, Site
+from tests.status_page_site import HASHED, PASSWORD, Site, until
 
 if TYPE_CHECKING:
     from gateway.status_page_view import StatusView
@@ -362,23 +362,26 @@ def test_a_connection_says_when_it_ends(served: Served, monkeypatch: pytest.Monk
 
 def test_a_slow_one_is_ended_and_others_are_served_meanwhile(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_page, "REQUEST_S", 1.0)
-    slow = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(PER_ADDRESS_MAX - 1)]
-    for channel in slow:
-        channel.sendall(b"GET / HTTP/1.1\r\nHost: local")
-    assert served.ask("/health")[0].status == 200
-    for channel in slow:
-        assert channel.recv(100).startswith(b"HTTP/1.1 408")
-        channel.close()
+    with ExitStack() as held:
+        slow = [
+            held.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=5))
+            for _ in range(PER_ADDRESS_MAX - 1)
+        ]
+        for channel in slow:
+            channel.sendall(b"GET / HTTP/1.1\r\nHost: local")
+        assert served.ask("/health")[0].status == 200
+        for channel in slow:
+            assert channel.recv(100).startswith(b"HTTP/1.1 408")
 
 
 def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = [socket.create_connection(("127.0.0.1", served.port), timeout=5) for _ in range(CONNECTIONS_MAX)]
-    until_there(served, PER_ADDRESS_MAX)
-    assert served.page.turned_away == CONNECTIONS_MAX - PER_ADDRESS_MAX
-    monkeypatch.setattr(status_page, "_peer", lambda _: "192.168.1.9")
-    assert served.ask("/health")[0].status == 200
-    for channel in held:
-        channel.close()
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS_MAX):
+            held.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=5))
+        until_there(served, PER_ADDRESS_MAX)
+        until("the others are turned away", lambda: served.page.turned_away == CONNECTIONS_MAX - PER_ADDRESS_MAX)
+        monkeypatch.setattr(status_page, "_peer", lambda _: "192.168.1.9")
+        assert served.ask("/health")[0].status == 200
     until_there(served, 0)
     assert not served.page._by_address
 

@@ -127,7 +127,7 @@ def test_what_succeeded_is_no_failure_and_failures_elsewhere_do_not_keep_it_out(
     assert log_ins.wait_s("10.0.0.1", 51) == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 20)), max_size=300))
+@given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 20)), max_size=100))
 def test_no_more_than_so_many_guesses_a_minute(tries: list[tuple[int, float]]) -> None:
     """Whoever tries, from however many addresses."""
     log_ins, now_s = LogIns(), 0.0
