@@ -16,7 +16,8 @@ from msgspec import Struct
 from gateway.cli_options import FINDING
 from gateway.terminal_text import escaped, hanging
 
-PACKAGE = "sluice"
+PACKAGE = "sluice-gateway"
+"""Debian's package `sluice` is something else."""
 SERVICE = "sluice.service"
 KEY_FOLDERS = (Path("/usr/share/sluice/release-keys"), Path("/etc/sluice/release-keys"))
 """Public keys, in PEM, of whose packages are taken: those that came with this version, and the site's own."""
@@ -58,7 +59,7 @@ class Box(Struct, frozen=True):
 
 @click.command(
     short_help="Install a newer version from a file, if its signature is good.",
-    epilog="Example: sluice update sluice_1.1.0_arm64_deb12.deb",
+    epilog="Example: sluice update sluice-gateway_1.1.0_arm64_deb12.deb",
 )
 @click.argument("package", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option(

@@ -19,8 +19,11 @@ from systemd.deb_python import ROOT, TARGETS, Target
 
 HERE = ROOT / "systemd"
 OUTPUT = ROOT / "build" / "deb"
+PACKAGE = "sluice-gateway"
+"""Debian has a `sluice` of its own, which copies data at a given rate, and is newer by its number: under that name
+`apt upgrade` would put it in this one's place. Its command has the same name, so only one of both can be there."""
 LIBRARY = "usr/lib/sluice"
-DOCUMENTS = "usr/share/doc/sluice"
+DOCUMENTS = f"usr/share/doc/{PACKAGE}"
 KEYS = "usr/share/sluice/release-keys"
 UNITS = "usr/lib/systemd/system"
 DEB_MB_MAX = 25
@@ -75,7 +78,7 @@ def build(target: Target, release: Release, output: Path) -> Path:
         _write_units(root)
         _write_control(root, target, release)
         _settle(root, release.epoch_s)
-        path = output / f"sluice_{release.version}_{target}.deb"
+        path = output / f"{PACKAGE}_{release.version}_{target}.deb"
         _pack(root, path, release.epoch_s)
     deb_signing.sign(path, release.private_key)
     return path
@@ -125,7 +128,7 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
     made = deb_documents.at(release.epoch_s)
     deb_documents.write_licences(inside, folder / "licenses")
     (folder / "copyright").write_text(deb_documents.copyright_text(inside))
-    (folder / "sbom.cdx.json").write_text(deb_documents.sbom("sluice", release.version, inside, made))
+    (folder / "sbom.cdx.json").write_text(deb_documents.sbom(PACKAGE, release.version, inside, made))
     for name, place in _PAGES.items():
         shutil.copyfile(ROOT / "gateway" / name, folder / place)
     for name, text in (
@@ -143,7 +146,7 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
 
 def _changelog(release: Release) -> str:
     signed = f" -- {release.maintainer}  {deb_documents.at(release.epoch_s):%a, %d %b %Y %H:%M:%S +0000}\n"
-    return f"sluice ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n{signed}"
+    return f"{PACKAGE} ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n{signed}"
 
 
 def _write_units(root: Path) -> None:
@@ -166,8 +169,8 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
         "systemd | systemd-standalone-sysusers, udev"
     )
     (control / "control").write_text(
-        f"Package: sluice\nVersion: {full_version(release, target)}\nArchitecture: {target.architecture}\n"
-        f"Maintainer: {release.maintainer}\nInstalled-Size: {installed_kb}\nDepends: {needs}\n"
+        f"Package: {PACKAGE}\nVersion: {full_version(release, target)}\nArchitecture: {target.architecture}\n"
+        f"Maintainer: {release.maintainer}\nInstalled-Size: {installed_kb}\nDepends: {needs}\nConflicts: sluice\n"
         f"Recommends: avahi-daemon, ca-certificates, openssl\nSection: net\nPriority: optional\n"
         f"Sluice-Debian: {target.release}\n"
         "Description: edge gateway for constrained devices: MQTT and serial in, Kafka out\n"

@@ -83,7 +83,7 @@ def copyright_text(inside: Sequence[Inside]) -> str:
     paragraphs = [form, ours]
     for package in inside:
         place = (
-            f"The full text is in /usr/share/doc/sluice/licenses/{package.name.lower()}/."
+            f"The full text is in /usr/share/doc/sluice-gateway/licenses/{package.name.lower()}/."
             if package.licence_files
             else "The package comes without the licence's text."
         )
@@ -131,19 +131,20 @@ def sbom(name: str, version: str, inside: Sequence[Inside], made: datetime) -> s
 def write_man_pages(command: click.Command, version: str, made: datetime, folder: Path) -> None:
     """A man page of `sluice` and of each of its commands, compressed, in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_man_page(click.Context(command, info_name="sluice"), version, made, folder)
+    _write_man_page(click.Context(command, info_name="sluice", **command.context_settings), version, made, folder)
 
 
 def _write_man_page(context: click.Context, version: str, made: datetime, folder: Path) -> None:
     command = context.command
     page = ManPage(context.command_path)
     page.version, page.date = version, f"{made:%Y-%m-%d}"
-    page.short_help = _roff(command.get_short_help_str(60))
+    page.short_help = _roff(command.get_short_help_str(200))
     page.synopsis = " ".join(command.collect_usage_pieces(context))
     page.description = _roff(inspect.cleandoc(command.help or ""))
     for parameter in command.get_params(context):
-        # An argument has none, nor has a hidden option.
-        if (told := parameter.get_help_record(context)) is not None:
+        told = parameter.get_help_record(context)
+        # A hidden option has none; an argument stands in the synopsis.
+        if isinstance(parameter, click.Option) and told is not None:
             # click-man escapes the first itself.
             page.options.append((told[0], _roff(told[1])))
     if isinstance(command, click.Group):

@@ -33,7 +33,7 @@ CLOUD_AND_TESTS = {"pyspark", "delta-spark", "pytest", "mypy", "ruff", "rich", "
 ELF_MACHINES = {"amd64": 62, "arm64": 183}
 """elf(5): EM_X86_64, EM_AARCH64."""
 BOX = Box("arm64", "12", "1.0.0~deb12")
-PACKAGE = Package("sluice", "1.1.0~deb12", "arm64", "12")
+PACKAGE = Package("sluice-gateway", "1.1.0~deb12", "arm64", "12")
 
 
 # -- what goes in -----------------------------------------------------------------------------------
@@ -175,6 +175,13 @@ def test_everything_in_it_is_roots_and_nobody_else_can_write_it(built: Path) -> 
 
 
 @pytest.mark.slow
+def test_debians_own_package_of_the_commands_name_cannot_take_its_place(tree: Path) -> None:
+    control = (tree / "DEBIAN/control").read_text()
+    assert re.search(r"(?m)^Package: sluice-gateway$", control), "apt upgrades by the name, and Debian has a sluice"
+    assert re.search(r"(?m)^Conflicts: sluice$", control), "both have /usr/bin/sluice"
+
+
+@pytest.mark.slow
 def test_the_checksums_are_those_of_its_files(tree: Path) -> None:
     ended = subprocess.run(["md5sum", "--quiet", "--check", "DEBIAN/md5sums"], cwd=tree, check=False)
     assert ended.returncode == 0
@@ -246,7 +253,7 @@ def test_the_public_key_of_who_signed_it_is_inside_and_fits(built: Path, tree: P
     folder = tree / build_deb.KEYS
     (found,) = trusted_keys([folder], owner=os.geteuid())
     verify(built, built.with_name(f"{built.name}.sig").read_bytes(), [found])
-    assert read_package(built) == Package("sluice", "1.0.0~deb12", "arm64", "12")
+    assert read_package(built) == Package("sluice-gateway", "1.0.0~deb12", "arm64", "12")
 
 
 def test_a_release_without_its_key_is_not_built(tmp_path: Path) -> None:
@@ -342,7 +349,7 @@ def deb(folder: Path, fields: str) -> Path:
 
 
 def test_a_package_says_what_it_is(tmp_path: Path) -> None:
-    fields = "Package: sluice\nVersion: 1.1.0~deb12\nArchitecture: arm64\nSluice-Debian: 12\n"
+    fields = "Package: sluice-gateway\nVersion: 1.1.0~deb12\nArchitecture: arm64\nSluice-Debian: 12\n"
     assert read_package(deb(tmp_path, fields)) == PACKAGE
 
 

@@ -178,7 +178,7 @@ def test_a_waiting_buffer_is_there_after_an_upgrade_and_a_downgrade(site: Site, 
         assert before > 100
         pid = site.box.property("sluice.service", "MainPID")
         told = site.box.run("sluice", "update", f"/root/{packages.new.name}")
-        assert told.startswith(f"installed: sluice {NEW}~deb12, before it {OLD}~deb12")
+        assert told.startswith(f"installed: sluice-gateway {NEW}~deb12, before it {OLD}~deb12")
         assert site.box.run("sluice", "--version").strip() == f"sluice {NEW}"
         assert site.box.property("sluice.service", "MainPID") not in {pid, "0"}
         assert site.rows() >= before
@@ -234,7 +234,7 @@ def test_an_upgrade_that_does_not_fit_the_settings_leaves_the_old_one_running(si
         assert site.box.property("sluice.service", "MainPID") == pid
     finally:
         site.box.write("/etc/sluice/gateway.toml", toml, 0o640)
-    site.box.run("dpkg", "--configure", "sluice")
+    site.box.run("dpkg", "--configure", "sluice-gateway")
     assert site.box.property("sluice.service", "MainPID") not in {pid, "0"}
     site.box.apt("install", "--allow-downgrades", f"/root/{packages.old.name}")
 
@@ -247,14 +247,14 @@ def test_the_journal_tells_no_secret_and_no_traceback(site: Site) -> None:
 
 
 def test_removing_keeps_what_waits_and_purging_deletes_it(site: Site, packages: Packages) -> None:
-    site.box.apt("remove", "sluice")
+    site.box.apt("remove", "sluice-gateway")
     assert not site.box.there("/usr/lib/sluice")
     assert not site.box.there("/usr/bin/sluice")
     for kept in ("/etc/sluice/gateway.toml", "/etc/sluice/credentials/status-page", "/var/lib/sluice/buffer.db"):
         assert site.box.there(kept), kept
     site.box.apt("install", f"/root/{packages.new.name}")
     assert site.box.property("sluice.service", "ActiveState") == "active", "as it was before"
-    site.box.apt("purge", "sluice")
+    site.box.apt("purge", "sluice-gateway")
     assert not site.box.there("/etc/sluice")
     assert not site.box.there("/var/lib/sluice")
     assert site.box.property("sluice.service", "LoadState") == "not-found"
