@@ -252,7 +252,8 @@ def _install(package: Path) -> None:
             "it needs other packages of Debian's, and nothing is fetched here: sudo apt install "
             f"{' '.join(others)}, then run it again"
         )
-    _apt("-o", "Dpkg::Use-Pty=0", *words)
+    # Unattended upgrades may be at work.
+    _apt("-o", "Dpkg::Use-Pty=0", "-o", "DPkg::Lock::Timeout=120", *words)
 
 
 def _apt(*words: str) -> str:
