@@ -1,11 +1,13 @@
 """The Python packages that go into a .deb: which ones, at which version, and their files for another machine."""
 
+import fcntl
+import hashlib
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -129,11 +131,44 @@ def _needs(pin: Pin, environment: dict[str, str]) -> Iterator[Requirement]:
 def fetch_wheels(target: Target, pins: Iterable[Pin], folder: Path) -> list[Path]:
     """The wheels of these packages for the target, in `folder`, which keeps them for the next time; by name.
 
-    pip checks each against its hashes, those that were here before too. Nothing is compiled: what has no wheel for the
+    What is there and has a hash of its pin is not asked for again. Nothing is compiled: what has no wheel for the
     target fails.
+
+    Raises:
+        DependencyError: pip cannot get one.
     """
     pins = list(pins)
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        # Tests build side by side.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = _kept(pins, folder)
+        if len(found) < len(pins):
+            _download(target, pins, folder)
+            found = _kept(pins, folder)
+    if missing := sorted({pin.name for pin in pins} - found.keys()):
+        raise DependencyError(
+            f"pip said that all is there, and in {folder} is no wheel of {', '.join(missing)} that has a hash of "
+            "constraints.txt: remove that folder, and build again"
+        )
+    return [found[name] for name in sorted(found)]
+
+
+def _kept(pins: Sequence[Pin], folder: Path) -> dict[str, Path]:
+    """By name what is there already, byte for byte as it is pinned."""
+    by_name = {pin.name: pin for pin in pins}
+    found: dict[str, Path] = {}
+    for wheel in sorted(folder.glob("*.whl")):
+        name, version, _, _ = parse_wheel_filename(wheel.name)
+        pin = by_name.get(name)
+        if pin is not None and pin.version == str(version):
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            if f"sha256:{digest}" in pin.hashes:
+                found[name] = wheel
+    return found
+
+
+def _download(target: Target, pins: Sequence[Pin], folder: Path) -> None:
     wanted = folder / "requirements.txt"
     wanted.write_text("".join(f"{pin.line}\n" for pin in pins))
     tags = [f"manylinux_2_{minor}_{target.machine}" for minor in GLIBC_MINORS]
@@ -147,16 +182,6 @@ def fetch_wheels(target: Target, pins: Iterable[Pin], folder: Path) -> list[Path
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise DependencyError(f"pip cannot get the packages for {target}:\n{ended.stdout}{ended.stderr}".strip())
-    versions = {pin.name: pin.version for pin in pins}
-    found = {}
-    for wheel in sorted(folder.glob("*.whl")):
-        name, version, _, _ = parse_wheel_filename(wheel.name)
-        # One of an earlier constraints.txt may lie there still.
-        if versions.get(name) == str(version):
-            found[name] = wheel
-    if missing := sorted(versions.keys() - found.keys()):
-        raise DependencyError(f"pip said that all is there, and in {folder} there is no wheel of {', '.join(missing)}")
-    return [found[name] for name in sorted(found)]
 
 
 def unpack(wheel: Path, folder: Path) -> None:

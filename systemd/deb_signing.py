@@ -1,6 +1,8 @@
 """Ed25519 signatures of packages, by openssl."""
 
 import subprocess
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 OWN_KEY = Path("build/signing/release.key")
@@ -12,12 +14,16 @@ class SigningError(RuntimeError):
 
 
 def make_key(path: Path) -> None:
-    """A new private key at `path`, for its owner alone."""
+    """A new private key at `path`, for its owner alone; one that is there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
-    path.touch(0o600)
-    _openssl("genpkey", "-algorithm", "ed25519", "-out", str(path))
-    path.chmod(0o600)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder, path.name)
+        made.touch(0o600)
+        _openssl("genpkey", "-algorithm", "ed25519", "-out", str(made))
+        # Where two make one at the same time, the first one's counts.
+        with suppress(FileExistsError):
+            path.hardlink_to(made)
 
 
 def public_key(private: Path) -> str:

@@ -62,6 +62,33 @@ def test_a_pin_is_read_with_its_hashes_and_without_its_comments() -> None:
     }
 
 
+def test_a_wheel_that_is_there_and_is_not_the_one_that_is_pinned_does_not_go_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"what was pinned"
+    pin = deb_python.Pin("some", "1.0", (f"sha256:{hashlib.sha256(content).hexdigest()}",))
+    wheel = tmp_path / "some-1.0-py3-none-any.whl"
+    wheel.write_bytes(content)
+    (tmp_path / "some-0.9-py3-none-any.whl").write_bytes(b"of before")
+    asked = []
+    monkeypatch.setattr(deb_python, "_download", lambda *_: asked.append("pip"))
+    assert deb_python.fetch_wheels(DEB12, [pin], tmp_path) == [wheel]
+    assert not asked, "nothing is fetched that is there"
+    wheel.write_bytes(content + b", changed")
+    with pytest.raises(deb_python.DependencyError, match="no wheel of some"):
+        deb_python.fetch_wheels(DEB12, [pin], tmp_path)
+    assert asked
+
+
+def test_a_key_that_is_there_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "release.key"
+    deb_signing.make_key(path)
+    before = path.read_bytes()
+    deb_signing.make_key(path)
+    assert path.read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 # -- versions ---------------------------------------------------------------------------------------
 
 
