@@ -67,6 +67,12 @@ def test_the_service_is_light_and_little_is_open_to_it(site: Site) -> None:
     assert found.rss_mb < 100
 
 
+def test_the_whole_chain_is_well_as_check_sees_it(site: Site) -> None:
+    told = site.box.run("runuser", "-u", "sluice", "--", "sluice", "check")
+    assert "FAIL" not in told
+    assert "read back: byte for byte" in told
+
+
 def test_nothing_of_the_caller_and_of_the_system_has_a_say_in_the_program(site: Site) -> None:
     for folder in ("/root/evil", "/usr/lib/python3/dist-packages", "/usr/local/lib/python3.11/dist-packages"):
         for module in ("click", "gateway", "json", "sitecustomize"):
