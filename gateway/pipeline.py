@@ -13,6 +13,7 @@ import random
 import secrets
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,10 +40,15 @@ from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settin
 from gateway.tls_dates import CertificateDates
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.ingress_mqtt_broker import BrokerIngress
     from gateway.ingress_mqtt_listener import MqttListener
     from gateway.ingress_serial import SerialIngress
     from gateway.status_page import StatusPage
+
+PAGE_RETRY_S = 60.0
+"""How long until a status page that failed is begun anew."""
 
 log = structlog.get_logger()
 
@@ -90,8 +96,10 @@ async def run(settings: Settings) -> None:
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
             if settings.status_page is not None:
-                page = _status_page(settings, settings.status_page, front_door, buffer, forwarder, housekeeping, parts)
-                tasks.create_task(page.run(), name="status-page")
+                page = partial(
+                    _status_page, settings, settings.status_page, front_door, buffer, forwarder, housekeeping, parts
+                )
+                tasks.create_task(_keep_up(page), name="status-page")
             ready = listener.listening if settings.mqtt_listener is not None else None
             tasks.create_task(
                 service_notify.watch(ready, buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
@@ -141,6 +149,20 @@ def _serial(settings: SerialSettings, front_door: FrontDoor, clocks: DeviceClock
     from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
 
     return SerialIngress(settings, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
+
+
+async def _keep_up(page: "Callable[[], StatusPage]") -> None:
+    """Serve the status page until cancelled: whatever is wrong with it, even its own files, readings are taken."""
+    while True:
+        try:
+            await page().run()
+        except Exception:
+            log.exception(
+                "the status page has failed, and is begun anew before long; readings are taken and forwarded all the "
+                "same, and sluice status tells what it would show",
+                again_in_s=PAGE_RETRY_S,
+            )
+        await asyncio.sleep(PAGE_RETRY_S)
 
 
 def _status_page(  # noqa: PLR0913, PLR0917 - the parts that it shows

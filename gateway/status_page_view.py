@@ -167,12 +167,16 @@ class StatusView:
 
     async def look(self) -> None:
         """Take note of what came in, every other second, until cancelled."""
-        while True:
-            try:
-                self.history.look(self._front_door.heard, self._sample(), boottime_us())
-            except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
-                _log.exception("the status page could not take note of what came in")
-            await asyncio.sleep(LOOK_S)
+        try:
+            while True:
+                try:
+                    self.history.look(self._front_door.heard, self._sample(), boottime_us())
+                except Exception:  # noqa: BLE001 - whatever it is, readings must not suffer for a page
+                    _log.exception("the status page could not take note of what came in")
+                await asyncio.sleep(LOOK_S)
+        finally:
+            # Nobody shows them any more.
+            self._front_door.heard.latest = None
 
     def _count_refused(self) -> int:
         counts = self._part("mqtt_listener")

@@ -18,12 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway import page_password, status_page
+from gateway import page_password, pipeline, status_page
+from gateway.config_file import load
 from gateway.settings import StatusPageSettings
 from gateway.status_page import PER_ADDRESS_MAX, StatusPage
 from gateway.status_page_access import FAILURES_MAX
+from gateway.status_page_answers import Answers
 from tests.gateways import free_port
-from tests.status_page_site import HASHED, PASSWORD, Site, until
+from tests.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config, until
 
 if TYPE_CHECKING:
     from gateway.status_page_view import StatusView
@@ -407,6 +409,48 @@ def test_a_port_that_is_taken_is_told_and_ends_nothing(tmp_path: Path) -> None:
     told = next(line["event"] for line in lines if "cannot be served" in line["event"])
     assert "set another status_page.port" in told
     assert "readings are taken all the same" in told
+
+
+@pytest.mark.parametrize(("of", "what"), [(StatusPage, "__init__"), (StatusPage, "run"), (Answers, "tidy")])
+async def test_a_page_that_fails_ends_no_gateway_and_is_begun_anew(
+    of: type, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RES_OPTIONS", "")
+    monkeypatch.setattr(pipeline, "PAGE_RETRY_S", 0.05)
+    whole, failures = getattr(of, what), iter(range(2))
+
+    def fails_twice(*given: Any) -> Any:
+        if next(failures, None) is not None:
+            raise ZeroDivisionError
+        return whole(*given)
+
+    monkeypatch.setattr(of, what, fails_twice)
+    mqtt_port, port = free_port(), free_port()
+    config = page_config(tmp_path / "site", UNREACHABLE, mqtt_port, port)
+    with capture_logs() as lines:
+        gateway = asyncio.create_task(pipeline.run(load(config)))
+        try:
+            async with asyncio.timeout(20):
+                while not (is_served := await reaches(port)) and not gateway.done():
+                    await asyncio.sleep(0.05)
+            assert is_served, gateway
+            assert await reaches(mqtt_port)
+        finally:
+            gateway.cancel()
+            with suppress(asyncio.CancelledError):
+                await gateway
+    told = [line["event"] for line in lines if "the status page has failed" in line["event"]]
+    assert len(told) == 2
+    assert "readings are taken and forwarded all the same" in told[0]
+
+
+async def reaches(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 PARTS = st.sampled_from(

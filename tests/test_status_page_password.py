@@ -80,3 +80,14 @@ def test_what_systemd_hands_over_comes_first(tmp_path: Path, monkeypatch: pytest
     handed_over = make("another")
     (tmp_path / "sluice_status-page").write_text(handed_over + "\n")
     assert read(path) == handed_over
+
+
+def test_a_folder_of_systemds_that_cannot_be_looked_into_hands_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root nothing is forbidden, but a name may be too long."""
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/" + "x" * 300)
+    path = tmp_path / "status-page"
+    path.write_text(LINE + "\n")
+    path.chmod(0o400)
+    assert read(path) == LINE
