@@ -29,26 +29,29 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
 
     The settings and what they name on this box (nothing is changed there), the way to Kafka step by step, its topics,
     and, where the gateway runs, a test reading: in at the front door, acknowledged, and its record read back from
-    Kafka (on kafka.events_topic; no table takes it for a reading). Run it as the user that sluice runs as. Topics that
-    routes make from variables (device-{stream}) are judged once they exist.
+    Kafka (on kafka.events_topic; no table takes it for a reading). Run by root it looks at all as the user that sluice
+    runs as, for what root may that one may not. Topics that routes make from variables (device-{stream}) are judged
+    once they exist.
 
     Each line begins with ok, warn, FAIL, or - for what could not be looked at; only what fails makes the exit code 1.
     """
     from gateway import logs  # noqa: PLC0415 - `sluice --help` needs none of it
     from gateway.check_chain import LINKS, check_chain  # noqa: PLC0415
     from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
+    from gateway.service_user import as_service  # noqa: PLC0415
 
     settings = load_settings(config)
     logs.quieten_libraries()
     bound_look_ups()
     findings: list[Finding] = []
-    # Each line at once: Kafka may take its time to be found missing.
-    for finding in check_chain(settings, config, create=create_topics):
-        if not as_json:
-            if not findings or finding.link != findings[-1].link:
-                click.echo(click.style(LINKS[finding.link], bold=True))
-            click.echo(_line(finding))
-        findings.append(finding)
+    with as_service(config, settings.buffer.path):
+        # Each line at once: Kafka may take its time to be found missing.
+        for finding in check_chain(settings, config, create=create_topics):
+            if not as_json:
+                if not findings or finding.link != findings[-1].link:
+                    click.echo(click.style(LINKS[finding.link], bold=True))
+                click.echo(_line(finding))
+            findings.append(finding)
     if as_json:
         click.echo(msgspec.json.encode([told(finding) for finding in findings]))
     else:

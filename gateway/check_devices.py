@@ -22,10 +22,8 @@ def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Fi
     try:
         credentials = load(path)
     except CredentialsError as error:
-        yield wrong(
-            _FILE,
-            f"{error}. A gateway that runs goes on with what it read before; started anew, it lets none of them in",
-        )
+        words = f"{error}. A gateway that runs goes on with what it read before; started anew, it lets none of them in"
+        yield from [found for found in _rights(path) if not found.ok] or [wrong(_FILE, words)]
         return
     yield from _rights(path)
     yield from _namesakes(listener, credentials)
@@ -43,7 +41,7 @@ def _rights(path: Path) -> Iterator[Finding]:
         found, folder = path.stat(), path.parent.stat()
     except OSError:
         return
-    if os.geteuid() == 0 and found.st_uid != folder.st_uid:
+    if found.st_uid != folder.st_uid and (os.geteuid() == 0 or not os.access(path, os.R_OK)):
         yield wrong(
             _FILE,
             f"{path} is not the user's whose directory it is in, so that sluice cannot read it; "

@@ -42,7 +42,7 @@ from gateway.clock_kernel import boottime_us, read_wall_clock
 from gateway.config_file import route_table
 from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
-from gateway.processes import has_open, name_of, opened_by, processes, this_user
+from gateway.processes import has_open, name_of, opened_by, processes, this_group, this_user
 from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
@@ -118,7 +118,11 @@ def _verifies(settings: Settings) -> bool:
 
 
 def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
-    yield well("settings", f"{config} can be used; this is {settings.gateway.namespace}/{settings.gateway.id}")
+    if not os.access(config, os.R_OK):
+        # Root read them, and looks on as the user that the gateway runs as.
+        yield wrong("settings", _not_readable(config))
+    else:
+        yield well("settings", f"{config} can be used; this is {settings.gateway.namespace}/{settings.gateway.id}")
     if not settings.has_source:
         yield remark("sources", NO_SOURCE)
     for index, broker in enumerate(settings.mqtt_brokers):
@@ -193,21 +197,31 @@ def _header(path: Path) -> bytes:
         return file.read(100)
 
 
+def _not_readable(config: Path) -> str:
+    return (
+        f"{config} may not be read by {this_user()}, as whom the gateway runs: it would not start again; let that user "
+        f"read it, and into its folder (sudo chgrp {this_group()} {config}; sudo chmod 0640 {config})"
+    )
+
+
 def _not_writable(path: Path) -> str:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return (
             f"{path} is on a file system that is mounted read-only: the disk or card may be dying (dmesg tells); save "
             "what is on it, replace it or mount it anew, or write another path"
         )
-    owner = path.stat().st_uid
-    try:
-        name = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        name = str(owner)
     return (
-        f"{path} is {name}'s, and {this_user()} may not write it; run this as the user that sluice runs as, "
+        f"{path} is {_owner(path)}'s, and {this_user()} may not write it; run this as the user that sluice runs as, "
         "or give it to that user (chown)"
     )
+
+
+def _owner(path: Path) -> str:
+    owner = path.stat().st_uid
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return str(owner)
 
 
 def _room(settings: BufferSettings) -> Finding:

@@ -12,6 +12,7 @@ from gateway import page_password
 from gateway.buffer_status import is_running
 from gateway.check import Finding, remark, well, wrong
 from gateway.page_password import PagePasswordError
+from gateway.service_user import as_root
 from gateway.settings import StatusPageSettings
 
 ANSWER_S: Final = 8.0
@@ -29,7 +30,9 @@ def check_page(page: StatusPageSettings, buffer: Path) -> Iterator[Finding]:
 
 def _password(page: StatusPageSettings) -> Finding:
     try:
-        page_password.read(page.password_file)
+        # What systemd hands to the service is root's alone.
+        with as_root():
+            page_password.read(page.password_file)
     except PagePasswordError as error:
         if isinstance(error.__cause__, PermissionError):
             return remark(

@@ -1,10 +1,12 @@
 """Who looks, and what proc(5) tells of the processes of this box, as far as this user is told."""
 
+import grp
 import os
 import pwd
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from gateway.service_user import as_root
 
 _TTY_FIELD = 4
 """Of /proc/PID/stat, counted behind the name: the controlling terminal's device number."""
@@ -18,21 +20,32 @@ def this_user() -> str:
         return f"this user ({os.geteuid()})"
 
 
+def this_group() -> str:
+    """The first group of who looks, for commands."""
+    try:
+        return grp.getgrgid(os.getegid()).gr_name
+    except KeyError:
+        return str(os.getegid())
+
+
 def processes() -> list[int]:
     """The processes that there are now."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - names are enough
 
 
-def opened_by(process: int) -> Iterator[str]:
+def opened_by(process: int) -> list[str]:
     """What a process has open; nothing where this user is not told, or it has ended."""
-    try:
-        names = os.listdir(f"/proc/{process}/fd")  # noqa: PTH208 - names are enough, and there may be thousands
-    except OSError:
-        return
-    for name in names:
-        # Closed in between: what stands behind it may be open still.
-        with suppress(OSError):
-            yield os.readlink(f"/proc/{process}/fd/{name}")  # noqa: PTH115 - the same
+    found = []
+    with as_root():
+        try:
+            names = os.listdir(f"/proc/{process}/fd")  # noqa: PTH208 - names are enough, and there may be thousands
+        except OSError:
+            return []
+        for name in names:
+            # Closed in between: what stands behind it may be open still.
+            with suppress(OSError):
+                found.append(os.readlink(f"/proc/{process}/fd/{name}"))  # noqa: PTH115 - the same
+    return found
 
 
 def has_open(process: int, path: Path) -> bool:

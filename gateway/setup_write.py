@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli_options import DEFAULT_CONFIG
+from gateway.service_user import SERVICE_USER
 
-SERVICE_USER: Final = "sluice"
 SECRETS_FOLDER: Final = "secrets"
 """Beside the settings: what the running service reads again when it changes."""
 CREDENTIALS_FOLDER: Final = "credentials"

@@ -62,7 +62,7 @@ def test_a_login_is_seen_by_its_terminal_whatever_it_shows_of_its_files(
     port: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A login console is root's, and what it has open is told to root alone; which terminal it has, to everybody."""
-    monkeypatch.setattr(serial_rivals, "opened_by", lambda _process: iter(()))
+    monkeypatch.setattr(serial_rivals, "opened_by", lambda _process: [])
     # The first terminal that the leader of a session opens becomes its own.
     with process("os.open(sys.argv[1], os.O_RDWR)", port) as pid:
         assert [holder.process for holder in holders((port,))[port]] == [pid]
