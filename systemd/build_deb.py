@@ -22,6 +22,8 @@ OUTPUT = ROOT / "build" / "deb"
 PACKAGE = "sluice-gateway"
 """Debian has a `sluice` of its own, which copies data at a given rate, and is newer by its number: under that name
 `apt upgrade` would put it in this one's place. Its command has the same name, so only one of both can be there."""
+MAINTAINER = "The Sluice maintainers <maintainers@sluice.invalid>"
+"""Not whoever made the last commit: the same sources give the same bytes, and nobody's address is published."""
 LIBRARY = "usr/lib/sluice"
 DOCUMENTS = f"usr/share/doc/{PACKAGE}"
 KEYS = "usr/share/sluice/release-keys"
@@ -50,7 +52,6 @@ class Release:
     """Debian's, without the target's part."""
     epoch_s: int
     """When its commit was made: what every file says of its time."""
-    maintainer: str
     private_key: Path
 
 
@@ -145,7 +146,7 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
 
 
 def _changelog(release: Release) -> str:
-    signed = f" -- {release.maintainer}  {deb_documents.at(release.epoch_s):%a, %d %b %Y %H:%M:%S +0000}\n"
+    signed = f" -- {MAINTAINER}  {deb_documents.at(release.epoch_s):%a, %d %b %Y %H:%M:%S +0000}\n"
     return f"{PACKAGE} ({release.version}) stable; urgency=medium\n\n  * See changelog.upstream.gz.\n\n{signed}"
 
 
@@ -170,8 +171,9 @@ def _write_control(root: Path, target: Target, release: Release) -> None:
     )
     (control / "control").write_text(
         f"Package: {PACKAGE}\nVersion: {full_version(release, target)}\nArchitecture: {target.architecture}\n"
-        f"Maintainer: {release.maintainer}\nInstalled-Size: {installed_kb}\nDepends: {needs}\nConflicts: sluice\n"
-        f"Recommends: avahi-daemon, ca-certificates, openssl\nSection: net\nPriority: optional\n"
+        f"Maintainer: {MAINTAINER}\nInstalled-Size: {installed_kb}\nDepends: {needs}\nConflicts: sluice\n"
+        "Recommends: avahi-daemon, ca-certificates, openssl, systemd-timesyncd | time-daemon\n"
+        "Section: net\nPriority: optional\n"
         f"Sluice-Debian: {target.release}\n"
         "Description: edge gateway for constrained devices: MQTT and serial in, Kafka out\n"
         " Takes readings from 8-bit sensors over MQTT and serial lines, keeps them on\n"
@@ -241,7 +243,6 @@ def prepare(version: str | None, private_key: Path | None) -> Release:
     return Release(
         version or commit_version(base),
         int(os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct")),
-        _git("log", "-1", "--format=%an <%ae>"),
         key,
     )
 
