@@ -13,7 +13,7 @@ from gateway.mqtt_access import Identity
 from gateway.mqtt_client import Client
 from gateway.mqtt_inflight import Inflight
 from gateway.mqtt_link import Link
-from gateway.mqtt_opening import UNAVAILABLE, admit
+from gateway.mqtt_opening import UNAVAILABLE, admit, make_room
 from gateway.mqtt_protocol import (
     Connect,
     ConnectReturnCode,
@@ -202,9 +202,11 @@ class Connection(Link):
 
     def _connect(self, connect: Connect) -> None:
         """Open the session of a CONNECT, now or once it may be judged. Raises RefusedError."""
-        attempt = Attempt.of(self.peer, connect.user_name)
+        attempt, waiting = Attempt.of(self.peer, connect.user_name), None
         try:
-            waiting = self._listener.login_limit.before(attempt, self._loop.time())
+            # Who gives no name guesses at no secret: it shows a certificate, or nothing.
+            if connect.user_name is not None:
+                waiting = self._listener.login_limit.before(attempt, self._loop.time())
         except TooManyError:
             self._refuse_login(connect, _TOO_MANY, _NOT_JUDGED)
             return
@@ -217,7 +219,7 @@ class Connection(Link):
         """Let a client in, or refuse its log-in, in a while where too many of them failed. Raises RefusedError."""
         now_s = self._loop.time()
         try:
-            admitted = admit(self._listener, connect, common_name(self._transport), attempt, now_s)
+            identity = admit(self._listener, connect, common_name(self._transport), attempt)
         except LoginRefusedError as refused:
             waiting, answer = None, refused.answer
             try:
@@ -226,7 +228,9 @@ class Connection(Link):
                 answer = b""
             self._refuse_login(connect, refused.reason, refused.message, answer, waiting)
             return
-        self._open(connect, *admitted)
+        # From here on it is known who this is, and the log may say so.
+        self._user, self._client_id = identity.user, connect.client_id
+        self._open(connect, identity, make_room(self._listener, connect, identity, now_s))
 
     def _judge_late(self, connect: Connect, attempt: Attempt) -> None:
         """Go on with a CONNECT that had to wait."""
@@ -275,7 +279,6 @@ class Connection(Link):
     def _open(self, connect: Connect, identity: Identity, key: SessionKey) -> None:
         """Open the session of a client that was admitted."""
         listener = self._listener
-        self._user, self._client_id = identity.user, connect.client_id
         older = listener.sessions.get(key)
         opening = listener.kept.open(key, clean=connect.clean_session)
         if older is not None:

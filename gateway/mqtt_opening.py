@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
 
 
-def admit(
-    listener: "MqttListener", connect: Connect, certificate_name: str | None, attempt: Attempt, now_s: float
-) -> tuple[Identity, SessionKey]:
-    """Judge a CONNECT; give whom it names and its session's key, for which there is room.
+def admit(listener: "MqttListener", connect: Connect, certificate_name: str | None, attempt: Attempt) -> Identity:
+    """Judge a CONNECT's credentials; give whom it names.
 
-    `certificate_name` is the common name of a verified client certificate; `now_s` is of the event loop's clock.
-    Raises RefusedError, with the CONNACK to answer; LoginRefusedError where its credentials are the reason.
+    `certificate_name` is the common name of a verified client certificate. Raises LoginRefusedError, with the CONNACK
+    to answer.
     """
     settings, logins = listener.settings, listener.logins
     if listener.checks.lets_in(connect.user_name, connect.password):
@@ -39,6 +37,14 @@ def admit(
         raise LoginRefusedError(identity.reason, identity.message, connack(identity.code))
     if identity.user is not None and not identity.is_check:
         listener.login_limit.succeeded(attempt)
+    return identity
+
+
+def make_room(listener: "MqttListener", connect: Connect, identity: Identity, now_s: float) -> SessionKey:
+    """Give the key of an admitted client's session, for which there is room.
+
+    `now_s` is of the event loop's clock. Raises RefusedError, with the CONNACK to answer.
+    """
     key = (identity.user, connect.client_id or listener.generated_client_id())
     if listener.intake.holding or now_s < listener.refusing_until:
         raise RefusedError(
@@ -57,7 +63,7 @@ def admit(
         )
     if not connect.clean_session and key not in listener.kept.kept:
         _make_session_room(listener, identity.user)
-    return identity, key
+    return key
 
 
 def _check_connections(listener: "MqttListener", user: str | None) -> None:

@@ -25,7 +25,7 @@ from tests.mqtt_peers import (
 )
 
 PER_MINUTE, DELAY_S, HELD = 10, 3.0, 256
-WRONG, UNKNOWN = b"\x20\x02\x00\x04", "nobody"
+WRONG, NOT_AUTHORIZED = b"\x20\x02\x00\x04", b"\x20\x02\x00\x05"
 RIGHT = connect("right", login=("m001", CODEWORD))
 
 
@@ -208,6 +208,20 @@ async def test_a_wrong_sensor_beside_right_ones_is_slowed_down_and_they_are_not(
         async with connected(listener, connect("v", login=("m002", CODEWORD)), ACCEPTED):
             pass
         await until(lambda: not listener.login_limit.waiting)
+
+
+async def test_whoever_shows_a_certificate_does_not_wait_because_others_show_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither gives a user name: that is no name which all of them have together."""
+    async with listening(
+        RecordingIntake(), anonymous=False, users=USERS, failed_logins_per_minute_max=1, failed_login_delay_s=5
+    ) as listener:
+        async with connected(listener, connect()) as peer:
+            assert await peer.read_to_end() == NOT_AUTHORIZED
+        monkeypatch.setattr(mqtt_connection, "common_name", lambda _: "m001")
+        async with asyncio.timeout(1), connected(listener, connect("certified"), ACCEPTED):
+            assert not listener.login_limit.waiting
 
 
 async def test_whoever_does_not_wait_for_an_answer_learns_nothing_sooner() -> None:

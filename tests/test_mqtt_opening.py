@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import ingress_mqtt_listener, mqtt_connection
 from tests.mqtt_peers import (
@@ -126,6 +127,19 @@ async def test_while_the_intake_refuses_connack_3_answers_and_then_it_is_tried_a
         async with connected(listener) as peer:
             peer.writer.write(publish("a", 1))
             assert await peer.read(4) == puback(1)
+
+
+async def test_whoever_logged_in_and_is_turned_away_for_another_reason_is_named() -> None:
+    intake = RecordingIntake()
+    intake.holding = True
+    with capture_logs() as lines:
+        async with (
+            listening(intake, anonymous=False, users=USERS) as listener,
+            connected(listener, connect("thermometer", login=("m001", CODEWORD))) as peer,
+        ):
+            assert await peer.read_to_end() == UNAVAILABLE
+    (line,) = [line for line in lines if line.get("reason") == "connect-while-refusing"]
+    assert (line["user"], line["client_id"]) == ("m001", "thermometer")
 
 
 async def test_one_refusal_of_an_intake_that_stores_turns_nobody_away() -> None:
