@@ -210,17 +210,22 @@ class FrontDoor:
 
     async def report_losses(self) -> int:
         """Have what is counted as lost reported on `gateway-events`; how many records. Raises BufferFileError."""
+        told: list[Loss] = []
 
         def entry(loss: Loss) -> Entry:
-            # On the buffer's thread. The file forgets what was reported.
-            if loss.reason not in OWN_LOSSES:
-                if loss.device in self.lost_told or len(self.lost_told) < LOST_TOLD_MAX:
-                    self.lost_told[loss.device] += loss.count
-                if loss.boot_id == self._buffer.boot_id:
-                    self.lost_told_us = max(self.lost_told_us, loss.last_us)
+            told.append(loss)
             return self.event_entry("loss", loss_body(loss))
 
-        return await self._buffer.report_losses(entry)
+        count = await self._buffer.report_losses(entry)
+        # The file has forgotten them. Had it failed, they would all come again.
+        for loss in told:
+            if loss.reason in OWN_LOSSES:
+                continue
+            if loss.device in self.lost_told or len(self.lost_told) < LOST_TOLD_MAX:
+                self.lost_told[loss.device] += loss.count
+            if loss.boot_id == self._buffer.boot_id:
+                self.lost_told_us = max(self.lost_told_us, loss.last_us)
+        return count
 
     async def retry_quarantined(self, numbers: Sequence[int]) -> RetryOutcome:
         """Take quarantined input in again, in the current lane; what is refused again stays. Raises BufferFileError."""

@@ -14,6 +14,7 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from msgspec.structs import replace
 
+from gateway import buffer_losses
 from gateway.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
 from gateway.buffer_runs import DeviceRuns, Run
@@ -174,6 +175,26 @@ async def test_losses_that_the_buffer_refuses_are_counted_on(tmp_path: Path) -> 
         assert await door.report_losses() == 1
         (kept,) = await rows(buffer)
         assert json.loads(kept.payload)["count"] == 3
+
+
+async def test_a_report_that_does_not_come_to_the_disk_makes_no_loss_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with front_door(tmp_path) as (door, buffer):
+        door.lost("42", "refused-qos0", 2)
+        with monkeypatch.context() as patched:
+            patched.setattr(buffer_losses, "forget_losses", fails)
+            for _ in range(3):
+                with pytest.raises(BufferFileError):
+                    await door.report_losses()
+            assert not door.lost_told
+        assert await door.report_losses() == 1
+        assert door.lost_told == {"42": 2}
+        assert door.lost_told_us
+        assert len(await rows(buffer)) == 1
 
 
 async def test_losses_outlive_a_restart_until_they_are_reported(tmp_path: Path) -> None:
