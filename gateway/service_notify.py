@@ -21,19 +21,25 @@ INTERVAL_S_MAX: Final = 10.0
 """What `systemctl status` shows is no older than that."""
 FEEDS_PER_TIMEOUT: Final = 3
 """How often the watchdog is fed within its time-out: one turn that comes late is no reason to be killed."""
+READY_RETRY_S: Final = 1.0
+"""That the service is ready is told once, and so told again until systemd has taken it."""
 
 _log = structlog.get_logger()
 
 
-def notify(*assignments: str) -> None:
-    """Send `READY=1` and the like; who does not listen, or listens no more, is no trouble of ours."""
+def notify(*assignments: str) -> bool:
+    """Send `READY=1` and the like, and tell whether it was taken: who does not listen is not waited for."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
-        return
+        return False
     # In the abstract namespace, which systemd writes with an @.
     name = "\0" + address[1:] if address.startswith("@") else address
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        # Where systemd reads nothing for a while its queue is full, and readings would wait with us.
+        channel.setblocking(False)
         channel.sendto("\n".join(assignments).encode(), name)
+        return True
+    return False
 
 
 def interval_s() -> float:
@@ -57,7 +63,8 @@ async def watch(
     notify(f"STATUS=is starting; {words()}")
     if ready is not None:
         await ready.wait()
-    notify("READY=1", f"STATUS={words()}")
+    while not notify("READY=1", f"STATUS={words()}"):  # noqa: ASYNC110 - systemd sets no event
+        await asyncio.sleep(READY_RETRY_S)
     while True:
         answer = asyncio.ensure_future(thread_answers())
         try:

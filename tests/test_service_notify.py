@@ -52,6 +52,21 @@ def test_a_gateway_that_is_idle_and_offline_is_ready_and_healthy(systemd: socket
         told_until(systemd, "STOPPING=1")
 
 
+async def test_systemd_that_reads_nothing_for_a_while_holds_nobody_up_and_hears_of_it_later(
+    systemd: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", systemd.getsockname())
+    monkeypatch.setattr(service_notify, "READY_RETRY_S", 0.01)
+    filled = 0
+    while service_notify.notify("STATUS=filler"):
+        filled += 1
+    watching = asyncio.create_task(service_notify.watch(None, no_wait, lambda: "fine"))
+    await asyncio.sleep(0.05)
+    assert [told(systemd) for _ in range(filled)] == [["STATUS=filler"]] * filled
+    assert await asyncio.to_thread(told, systemd) == ["READY=1", "STATUS=fine"]
+    watching.cancel()
+
+
 def test_a_daemon_that_is_stopped_in_its_tracks_feeds_no_watchdog(systemd: socket.socket, tmp_path: Path) -> None:
     port = free_port()
     config = write_config(tmp_path, UNREACHABLE, port, "t")
