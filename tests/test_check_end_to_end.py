@@ -126,6 +126,18 @@ async def test_where_clients_need_a_certificate_it_goes_in_behind_the_listener(t
     assert acknowledged.words.startswith("a test reading went in behind the listener, as from a serial line,")
 
 
+async def test_a_gateway_that_goes_meanwhile_is_told(tmp_path: Path) -> None:
+    async def gone(_arguments: dict[str, Any]) -> object:
+        await asyncio.sleep(0)
+        raise RuntimeError("stopped")
+
+    for name in ("check-place", "state"):
+        acknowledged, found = await looked(tmp_path, UP, instead={name: gone})
+        assert acknowledged.result == "pass"
+        assert (found.subject, found.result) == ("in Kafka", "fail")
+        assert "is not to be asked any more (stopped)" in found.words
+
+
 async def test_a_listener_that_does_not_acknowledge_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes the reading and whose disk never answers."""
     monkeypatch.setattr("gateway.check_front_door.ANSWER_S", 0.3)
