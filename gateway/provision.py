@@ -2,7 +2,8 @@
 
 How far it has come stands in names, as a renaming needs no room and happens or does not: `sluice.toml` is to be taken
 in, `sluice.toml.taken` was, and what is secret beside it is still to be wiped, `sluice.toml.done` is over. Cut off
-before the first renaming, all of it is done once more, which changes nothing; after that, only the wiping is.
+before the first renaming, all of it is done once more, which changes nothing; after that, only the wiping is. A stick
+is looked at no more once settings are in place: cut off behind these, its secrets stay on it, under their old names.
 """
 
 import os
@@ -18,7 +19,7 @@ from gateway.setup_answers import SECRETS_NAME, Secrets, load, without_secrets
 from gateway.setup_commands import written_lines
 from gateway.setup_plan import Plan, carry_out, plan
 from gateway.setup_settings import Existing, read_existing
-from gateway.setup_write import SetupWriteError, wipe
+from gateway.setup_write import SetupWriteError, wipe, writable_trouble
 from gateway.toml_mistakes import ConfigError
 
 ANSWERS_NAME: Final = "sluice.toml"
@@ -82,6 +83,9 @@ def provision(folder: Path, config: Path) -> Provisioned:
 
 def _taken_in(folder: Path, config: Path) -> Provisioned:
     answers = folder / ANSWERS_NAME
+    trouble = writable_trouble(config)
+    if trouble is not None:
+        return _not_taken_in(folder, trouble)
     try:
         given = load(answers)
         planned = plan(given, config, _in_place(config), is_watched=False)
@@ -94,12 +98,16 @@ def _taken_in(folder: Path, config: Path) -> Provisioned:
         _report(folder, ["Nothing was set. To be mended:", "", *lines, "", f"Then start it again; {_left(folder)}."])
         return Provisioned(folder, None, f"{answers} has mistakes: {'; '.join(lines)}")
     except (SetupWriteError, CredentialsError) as error:
-        _report(folder, [f"Nothing was set: {error}", "", f"Then start it again; {_left(folder)}."])
-        return Provisioned(folder, None, f"{answers} cannot be taken in: {error}")
+        return _not_taken_in(folder, str(error))
     _report(folder, _set_lines(planned, has_secrets=given.answers.secrets != Secrets()))
     _rename(answers, folder / TAKEN_NAME)
     _end(folder)
     return Provisioned(folder, planned, starts=given.answers.service.start)
+
+
+def _not_taken_in(folder: Path, trouble: str) -> Provisioned:
+    _report(folder, [f"Nothing was set: {trouble}", "", f"Then start it again; {_left(folder)}."])
+    return Provisioned(folder, None, f"{folder / ANSWERS_NAME} cannot be taken in: {trouble}")
 
 
 def _in_place(config: Path) -> Existing:

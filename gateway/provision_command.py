@@ -12,7 +12,6 @@ from gateway.cli_options import FINDING, config_option
 from gateway.provision import Provisioned, is_asked, provision
 from gateway.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
 from gateway.setup_commands import written_lines
-from gateway.setup_write import writable_trouble
 
 _NOTHING = "no sluice.toml is there: nothing was to be done"
 
@@ -39,9 +38,6 @@ def provision_command(config: Path, folders: tuple[Path, ...]) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise click.UsageError(f"{folder} is no folder; name the one that sluice.toml is in")
-    trouble = writable_trouble(config)
-    if trouble is not None:
-        raise click.ClickException(trouble)
     done = [outcome for outcome in _outcomes(config, folders) if outcome.taken is not None or outcome.trouble]
     for outcome in done:
         _tell(outcome)

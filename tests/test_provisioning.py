@@ -153,6 +153,19 @@ def test_a_name_whose_ending_is_hidden_is_told(tmp_path: Path) -> None:
     assert "sluice.toml.txt is to be called sluice.toml" in told_on(boot)
 
 
+def test_settings_that_cannot_be_written_are_told_on_the_medium_and_only_where_something_is_there(
+    tmp_path: Path,
+) -> None:
+    boot, config = tmp_path / "boot", tmp_path / "gateway.toml"
+    boot.mkdir()
+    config.symlink_to(tmp_path / "elsewhere.toml")
+    done = provisioned(config, boot)
+    assert (done.exit_code, done.output) == (0, "no sluice.toml is there: nothing was to be done\n")
+    assert provisioned(config, medium(boot)).exit_code == 1
+    assert f"Nothing was set: {config} is no plain file" in told_on(boot)
+    assert names(boot) == {"sluice.toml", SECRETS_NAME, REPORT_NAME}
+
+
 def test_settings_in_place_that_have_mistakes_give_way_and_are_kept(tmp_path: Path) -> None:
     boot, config = medium(tmp_path / "boot"), tmp_path / "etc" / "gateway.toml"
     config.parent.mkdir()
