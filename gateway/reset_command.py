@@ -18,6 +18,7 @@ from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
 from gateway.provision import PROVISIONING_NAMES
 from gateway.provision_media import BOOT_FOLDERS
 from gateway.settings import BufferSettings, Settings
+from gateway.setup_settings import secret_files
 from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
 from gateway.terminal_text import counted, escaped, hanging
 from gateway.toml_mistakes import ConfigError
@@ -106,7 +107,7 @@ def look(config: Path) -> Found:
         buffer.with_name(device_credentials.FILE_NAME) if settings is None else device_credentials.file_of(settings)
     )
     folder = config.parent
-    named = [path for path in _named(settings) if path.exists()]
+    named = [path for path in secret_files(settings) if path.exists()]
     ours = [
         path
         for name in (SECRETS_FOLDER, CREDENTIALS_FOLDER)
@@ -139,22 +140,6 @@ def look(config: Path) -> Found:
 def _is_ours(path: Path, config: Path) -> bool:
     """Whether a file in a folder for secrets is the gateway's: elsewhere than in its own place others may be there."""
     return config.parent == DEFAULT_CONFIG.parent or path.name in _OWN_NAMES or is_unfinished(path.name)
-
-
-def _named(settings: Settings | None) -> Iterator[Path]:
-    """Files that hold a secret, by the settings that name them."""
-    if settings is None:
-        return
-    kafka, listener, page = settings.kafka, settings.mqtt_listener, settings.status_page
-    named = [
-        None if kafka.sasl is None else kafka.sasl.password_file,
-        None if kafka.tls is None else kafka.tls.key,
-        None if listener is None or listener.tls is None else listener.tls.key,
-        None if page is None else page.password_file,
-    ]
-    for broker in settings.mqtt_brokers:
-        named += [broker.password_file, None if broker.tls is None else broker.tls.key]
-    yield from (path for path in named if path is not None)
 
 
 def _of_buffer(buffer: Path) -> list[Path]:

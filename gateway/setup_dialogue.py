@@ -245,6 +245,9 @@ class Dialogue:
         if user is None:
             return answers, None
         mechanism = offered or ("SCRAM-SHA-512" if sasl is None else sasl.mechanism)
+        if mechanism == "PLAIN" and not answers.tls:
+            # That would send the password itself: the settings refuse it.
+            mechanism = "SCRAM-SHA-512"
         answers = msgspec.structs.replace(answers, user=user, mechanism=mechanism)
         return answers, self._password(answers, gateway, user)
 

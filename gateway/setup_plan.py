@@ -108,7 +108,7 @@ def carry_out(planned: Plan) -> None:
     if planned.digests:
         settings = planned.made.settings
         try:
-            _put(device_credentials.file_of(settings), planned.digests, _now(settings.gateway))
+            device_credentials.put(device_credentials.file_of(settings), planned.digests, _now(settings.gateway))
         except device_credentials.CredentialsError as error:
             raise SetupWriteError(str(error)) from error
     write(planned.made.files, planned.config, planned.existing.text)
@@ -122,14 +122,6 @@ def _now(gateway: GatewaySettings) -> datetime | None:
         return datetime.now(UTC) if read_wall_clock(gateway).synced else None
     except OSError:
         return None
-
-
-def _put(path: Path, digests: Mapping[str, str], now: datetime | None) -> None:
-    """Give devices these secrets, in place of any that they have. Raises CredentialsError."""
-    made = None if now is None else device_credentials.spelled(now)
-    with device_credentials._changing(path) as change:  # noqa: SLF001 - one writer of that file, by its own rules
-        new = {name: (device_credentials.Secret(digest, made),) for name, digest in digests.items()}
-        change.to({**change.found.devices, **new}, change.found.operators)
 
 
 def _taken_names(given: Given, made: Made) -> Iterator[Mistake]:

@@ -1,7 +1,7 @@
 """Makes the files of a gateway from answers: `gateway.toml` with notes, and apart from it what is secret."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -121,7 +121,7 @@ def make(  # noqa: PLR0913 - what a setup is made of
     Raises ConfigError: the settings that would be written have been read as the gateway would read them.
     """
     folder, owners, now = config.parent, owners_for(config), now or datetime.now(UTC)
-    folders, files, replaced = [Folder(folder, 0o755, None)], [], []
+    folders, files = [Folder(folder, 0o755, None)], []
     document = _merged(existing.document, answers, gateway_id)
     kafka, secrets = document["kafka"], answers.secrets
     if ca is not None:
@@ -134,13 +134,12 @@ def make(  # noqa: PLR0913 - what a setup is made of
             # `gateway.setup_commands` has seen that there is one.
             kafka["sasl"]["password_file"] = existing.document["kafka"]["sasl"]["password_file"]
         else:
-            path, old = _password_place(folder / SECRETS_FOLDER, existing, password)
-            replaced += [old] if old is not None else []
+            path = _password_place(folder, existing, password)
             kafka["sasl"]["password_file"] = str(path)
             folders.append(Folder(path.parent, 0o750, owners.secrets_folder, may_be_link=False))
             files.append(NewFile(path, f"{password}\n".encode(), 0o400, owners.secrets))
     if page_hash is not None:
-        path = folder / CREDENTIALS_FOLDER / "status-page"
+        path = _page_place(folder)
         folders.append(Folder(path.parent, 0o700, owners.credentials, may_be_link=False))
         files.append(NewFile(path, f"{page_hash}\n".encode(), 0o400, owners.credentials))
         if path != StatusPageSettings().password_file:
@@ -162,7 +161,25 @@ def make(  # noqa: PLR0913 - what a setup is made of
     if kept is not None:
         files.append(NewFile(kept, existing.text.encode(), 0o640, owners.settings))
     files.append(NewFile(config, text.encode(), 0o640, owners.settings))
+    ours = {*_password_places(folder), _page_place(folder)}
+    replaced = sorted((ours & {*secret_files(existing.settings)}) - {*secret_files(settings)})
     return Made(settings, tuple(folders), tuple(files), kept, tuple(replaced))
+
+
+def secret_files(settings: Settings | None) -> Iterator[Path]:
+    """Files that hold a secret, by the settings that name them."""
+    if settings is None:
+        return
+    kafka, listener, page = settings.kafka, settings.mqtt_listener, settings.status_page
+    named = [
+        None if kafka.sasl is None else kafka.sasl.password_file,
+        None if kafka.tls is None else kafka.tls.key,
+        None if listener is None or listener.tls is None else listener.tls.key,
+        None if page is None else page.password_file,
+    ]
+    for broker in settings.mqtt_brokers:
+        named += [broker.password_file, None if broker.tls is None else broker.tls.key]
+    yield from (path for path in named if path is not None)
 
 
 def _top(document: Mapping[str, Any]) -> list[str]:
@@ -215,8 +232,16 @@ def _kafka(old: Mapping[str, Any], answers: Answers) -> dict[str, Any]:
     return kafka
 
 
-def _password_place(folder: Path, existing: Existing, password: str) -> tuple[Path, Path | None]:
-    """Where a password for Kafka goes, and which file it replaces.
+def _password_places(folder: Path) -> list[Path]:
+    return [folder / SECRETS_FOLDER / name for name in ("kafka.password", "kafka-2.password")]
+
+
+def _page_place(folder: Path) -> Path:
+    return folder / CREDENTIALS_FOLDER / "status-page"
+
+
+def _password_place(folder: Path, existing: Existing, password: str) -> Path:
+    """Where a password for Kafka goes.
 
     Never over the one that the settings in place name, unless it is the same: cut off half-way, these would go on with
     the old user and the new password.
@@ -224,10 +249,8 @@ def _password_place(folder: Path, existing: Existing, password: str) -> tuple[Pa
     sasl = None if existing.settings is None else existing.settings.kafka.sasl
     named = None if sasl is None else sasl.password_file
     if named is not None and sasl is not None and existing.kafka_password(sasl.user) == password:
-        return named, None
-    places = [folder / "kafka.password", folder / "kafka-2.password"]
-    place = next(place for place in places if place != named)
-    return place, named if named in places else None
+        return named
+    return next(place for place in _password_places(folder) if place != named)
 
 
 def _kept(existing: Existing, text: str, config: Path, now: datetime) -> Path | None:

@@ -114,8 +114,9 @@ def writable_trouble(config: Path) -> str | None:
             f"only root may write {folder}: run `sudo sluice setup`, or name a file of your own, such as "
             "--config gateway.toml"
         )
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not existing.is_dir():
+    # What is there and may not be looked at is not seen here: then it is its parent that is told of.
+    existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+    if not os.path.isdir(existing):  # noqa: PTH112 - a Path's own raises where a link leads to what may not be seen
         return f"{existing} is no folder; name another path with --config"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"this user may not write in {existing}: run this as root, or name another path with --config"

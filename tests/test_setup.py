@@ -17,13 +17,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, page_password, setup_answers, setup_write
+from gateway import config_file, device_credentials, page_password, service_user, setup_answers, setup_write
 from gateway.cli import main
 from gateway.setup_answers import ANONYMOUS_WORDS, EXAMPLE, SECRETS_NAME, Answers, Secrets, parse, parse_secrets
 from gateway.setup_hardware import proposed_id
 from gateway.setup_plan import carry_out, new_page_password, plan
 from gateway.setup_settings import Existing
-from gateway.setup_write import Folder, NewFile, Owner, SetupWriteError, owners_for
+from gateway.setup_write import Folder, NewFile, Owner, SetupWriteError, owners_for, writable_trouble
 from gateway.toml_mistakes import ConfigError
 from gateway.toml_text import toml_text
 
@@ -332,6 +332,16 @@ def test_names_that_are_somebody_elses_are_told(tmp_path: Path) -> None:
     assert "42 has its secret in gateway.toml" in told.output
 
 
+def test_secrets_that_nothing_needs_any_more_go(tmp_path: Path) -> None:
+    config = tmp_path / "etc" / "gateway.toml"
+    assert setup(config, "--answers", write(tmp_path / "given"), "--no-check").exit_code == 0
+    assert (config.parent / "secrets" / "kafka.password").exists()
+    answers = ANSWERS.replace('user = "barn-1"\n', "") + "[status_page]\nenabled = false\n"
+    assert setup(config, "--answers", write(tmp_path / "other", answers, ""), "--no-check").exit_code == 0
+    assert not list((config.parent / "secrets").iterdir())
+    assert not list((config.parent / "credentials").iterdir())
+
+
 def test_an_identity_that_is_not_said_stays(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     assert setup(config, "--answers", write(tmp_path / "given"), "--no-check").exit_code == 0
@@ -367,6 +377,22 @@ def test_without_a_terminal_it_says_how_else(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "sluice setup --answers FILE" in done.output
     assert setup(tmp_path / "gateway.toml", "--no-check").exit_code == 2
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_user, "_may_read_program", lambda: True)
+    theirs, closed = tmp_path / "theirs", tmp_path / "closed"
+    theirs.mkdir()
+    closed.mkdir(mode=0)
+    (tmp_path / "file").touch()
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+    with service_user.as_service(tmp_path / "gateway.toml", theirs / "buffer.db"):
+        trouble = writable_trouble(closed / "inner" / "gateway.toml")
+    assert trouble is not None
+    assert trouble.startswith("this user may not write in /")
+    trouble = writable_trouble(tmp_path / "file" / "gateway.toml")
+    assert trouble == f"{tmp_path}/file is no folder; name another path with --config"
 
 
 def test_the_services_place_is_roots(monkeypatch: pytest.MonkeyPatch) -> None:

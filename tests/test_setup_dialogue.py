@@ -102,6 +102,18 @@ def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path
     assert set(device_credentials.load(tmp_path / "devices.json").devices) == {"42", "43", "44"}
 
 
+def test_a_password_goes_nowhere_in_the_clear_where_tls_is_given_up(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    set_up(config, WITHOUT_KAFKA)
+    config.write_text(config.read_text().replace("SCRAM-SHA-512", "PLAIN"))
+    assert config_file.load(config).kafka.tls is not None
+    shown, _ = set_up(config, [ENTER, f"plain://{NOWHERE}", "y", ENTER, ENTER, ENTER, ENTER, ENTER])
+    kafka = config_file.load(config).kafka
+    assert kafka.tls is None, shown
+    assert kafka.sasl is not None
+    assert kafka.sasl.mechanism == "SCRAM-SHA-512"
+
+
 def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
     config = tmp_path / "gateway.toml"
     with at_a_terminal("setup", "--config", config) as terminal:
