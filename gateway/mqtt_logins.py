@@ -20,6 +20,7 @@ TROUBLE_INTERVAL_S: Final = 3_600.0
 RETRY_INTERVAL_S: Final = 10.0
 """How often such a file is tried again although it looks unchanged."""
 _KEPT: Final = "what it held before holds until this gateway ends"
+_NOTHING_KEPT: Final = "none of those that it names can log in until it can"
 
 _log = structlog.get_logger("sluice.mqtt_listener")
 _Signature = tuple[int, int, int]
@@ -88,7 +89,12 @@ class Logins:
 
     def state(self) -> dict[str, object]:
         """What `sluice status` is told."""
-        return {"file": str(self.file), "devices": len(self.devices), "trouble": self.trouble or None}
+        return {
+            "file": str(self.file),
+            "devices": len(self.devices),
+            "trouble": self.trouble or None,
+            "kept": self._credentials is not NONE,
+        }
 
     def _look_at_file(self) -> bool:
         if self.file is None:
@@ -118,7 +124,8 @@ class Logins:
         if trouble == self.trouble and 0 <= now_s - self._told_s < TROUBLE_INTERVAL_S:
             return
         self.trouble, self._told_s = trouble, now_s
-        _log.error("the devices' file cannot be used", why=trouble, meaning=_KEPT, devices=len(self.devices))
+        meaning = _NOTHING_KEPT if self._credentials is NONE else _KEPT
+        _log.error("the devices' file cannot be used", why=trouble, meaning=meaning, devices=len(self.devices))
 
     def _unite(self) -> None:
         """Put together what holds now; where a name is in the settings and the file, the secrets of both do."""

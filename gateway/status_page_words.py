@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
+from gateway.buffer_losses import OWN
 from gateway.buffer_status import BufferStatus
 from gateway.clock_report import ClockView
 from gateway.disk_health import Trouble
@@ -32,6 +33,8 @@ UNHEARD_TOLD_S: Final = 60.0
 """So long after the start, that no device was heard is an alarm."""
 REFUSED_TOLD_S: Final = 600.0
 """A refused log-in is an alarm for so long."""
+PILE_MIN: Final = 1_000
+"""So many readings and events that wait are worth a word though all is well."""
 START_S: Final = 20.0
 """So long after the start, that Kafka has not answered is no alarm yet."""
 _WHEN_FULL: Final = {
@@ -126,9 +129,12 @@ def _well_words(facts: Facts) -> str:
     heard = counted(facts.heard, "device") + (" is heard" if facts.heard == 1 else " are heard")
     if not facts.heard:
         heard = "no device has been heard yet"
-    waits = "nothing waits" if facts.rows < 1_000 else f"{facts.rows:,} readings and events are on their way"
-    uplink = "Kafka takes the readings" if facts.uplink.up else "Kafka is being connected to"
-    return f"{heard}, {uplink}, {waits}"
+    if not facts.uplink.up:
+        waits = f"{facts.rows:,} readings and events wait for it" if facts.rows else "nothing waits"
+        return f"{heard}, Kafka is being connected to, {waits}"
+    # Some always wait, for the next commit and Kafka's answer: the card says how many.
+    waits = f"{facts.rows:,} readings and events are on their way" if facts.rows >= PILE_MIN else "nothing piles up"
+    return f"{heard}, Kafka takes the readings, {waits}"
 
 
 def alarms(facts: Facts) -> list[Alarm]:
@@ -323,7 +329,7 @@ def _days(seconds: float) -> str:
 
 def _losses(facts: Facts) -> Iterator[Alarm]:
     if facts.lost and facts.lost_s is not None and facts.lost_s < LOST_TOLD_S:
-        reasons = dict(facts.found.losses) if facts.found is not None else {}
+        reasons = facts.found.losses.keys() - OWN if facts.found is not None else set[str]()
         why = f" ({', '.join(sorted(reasons))})" if reasons else ""
         yield Alarm(
             "bad",
@@ -341,7 +347,9 @@ def _log_ins(facts: Facts) -> Iterator[Alarm]:
             "warn",
             "Log-ins",
             f"The file of devices' secrets cannot be used as it is: {_sentence(facts.logins['trouble'])}",
-            "Devices log in as before; what changed in it does not count.",
+            "Devices log in as before; what changed in it does not count."
+            if facts.logins.get("kept")
+            else "None of those that it names can log in until it can.",
         )
     if facts.refused_s is not None and facts.refused_s < REFUSED_TOLD_S:
         yield Alarm(

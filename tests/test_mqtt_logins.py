@@ -111,7 +111,7 @@ def test_a_file_that_cannot_be_read_leaves_all_as_it_is_and_is_told_of_loudly(
     assert [line["log_level"] for line in lines] == ["error", "error"], "at once, and once an hour"
     assert all(str(world.path) in line["why"] and "until this gateway ends" in line["meaning"] for line in lines)
     assert logins.devices == before
-    assert logins.state() == {"file": str(world.path), "devices": 1, "trouble": lines[0]["why"]}
+    assert logins.state() == {"file": str(world.path), "devices": 1, "trouble": lines[0]["why"], "kept": True}
     monkeypatch.undo()
     if how == "a directory":
         world.path.rmdir()
@@ -128,7 +128,8 @@ def test_a_gateway_that_starts_with_a_damaged_file_lets_nobody_of_it_in(tmp_path
     world.path.write_text("{")
     with capture_logs() as lines:
         logins = world.logins()
-    assert len(lines) == 1
+    assert [line["meaning"] for line in lines] == ["none of those that it names can log in until it can"]
+    assert not logins.state()["kept"]
     assert set(logins) == set(USERS)
 
 
@@ -295,6 +296,7 @@ async def test_what_a_revoked_device_had_under_way_is_stored_and_its_will_says_n
                     "file": str(path),
                     "devices": 0,
                     "trouble": None,
+                    "kept": True,
                     "ended": 1,
                 }
                 intake.decide_all()

@@ -64,7 +64,9 @@ def test_all_is_well_in_a_sentence() -> None:
     assert alarms(WELL) == []
     top = headline(WELL, [])
     assert (top.level, top.todo) == ("well", "")
-    assert top.words == "All is well: 3 devices are heard, Kafka takes the readings, nothing waits."
+    assert top.words == "All is well: 3 devices are heard, Kafka takes the readings, nothing piles up."
+    many = replace(WELL, rows=1_000)
+    assert headline(many, []).words.endswith("Kafka takes the readings, 1,000 readings and events are on their way.")
     nobody = replace(WELL, devices=0, heard=0, up_s=30)
     assert "no device has been heard yet" in headline(nobody, alarms(nobody)).words
 
@@ -76,6 +78,17 @@ def test_kafka_that_is_not_reached() -> None:
     assert "sluice check" in alarm.todo
     top = headline(WELL, [alarm])
     assert (top.level, top.words) == ("warn", alarm.words)
+
+
+def test_a_devices_file_that_cannot_be_used_says_who_is_out() -> None:
+    trouble = {"trouble": "devices.json is damaged"}
+    assert only(replace(WELL, logins={**trouble, "kept": True})).means.startswith("Devices log in as before")
+    assert only(replace(WELL, logins={**trouble, "kept": False})).means.startswith("None of those that it names")
+
+
+def test_the_gateways_own_events_are_no_readings_that_are_lost() -> None:
+    found = replace(FOUND, losses={"buffer-full": 7, "gateway-events-dropped": 2})
+    assert "lost for good (buffer-full), the last" in only(replace(WELL, lost=7, lost_s=60.0, found=found)).words
 
 
 def test_a_box_whose_clock_was_set_says_no_time_that_it_does_not_know() -> None:
@@ -93,7 +106,8 @@ def test_kafka_that_refuses_this_gateway() -> None:
 def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
     fresh = replace(WELL, uplink=UplinkState(), up_s=5)
     assert alarms(fresh) == []
-    assert "Kafka is being connected to" in headline(fresh, []).words
+    assert headline(fresh, []).words.endswith("Kafka is being connected to, 3 readings and events wait for it.")
+    assert headline(replace(fresh, rows=0), []).words.endswith("Kafka is being connected to, nothing waits.")
     assert "no answer yet" in only(replace(fresh, up_s=60)).words
 
 
