@@ -28,6 +28,8 @@ GZIP_BYTES_MIN: Final = 600
 GZIP_LEVEL: Final = 4
 SCRYPT_WAITING_MAX: Final = 4
 """Log-ins that wait for their turn: one is hashed at a time, for each takes 16 MB."""
+READ_S: Final = 2.0
+"""How long the password's file is waited for."""
 FIELDS_MAX: Final = 8
 _CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -110,6 +112,8 @@ class Answers:
         self._hashing = asyncio.Lock()
         self._waiting = 0
         self._line = ""
+        self._reading: asyncio.Task[None] | None = None
+        """That of the password's file which was begun last."""
         self.trouble = ""
         """Why nobody can log in; empty where somebody can."""
         for name in _KINDS:
@@ -271,7 +275,19 @@ class Answers:
         return 401, "That is not the password of this gateway.", []
 
     async def _read_password(self) -> None:
-        """Take the file as it is now: with another password nobody stays logged in."""
+        """Take the file as it is now; where its disk hangs, what was read before counts until it answers."""
+        # One at a time: each that hangs would keep a thread from others, who open serial ports on theirs.
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._take_password(), name="status-page-password")
+        done, _ = await asyncio.wait([self._reading], timeout=READ_S)
+        if not (done or self._line or self.trouble):
+            self.trouble = f"{self._settings.password_file} cannot be read: its disk does not answer"
+            _log.warning("nobody can log in to the status page", why=self.trouble)
+        for each in done:
+            each.result()
+
+    async def _take_password(self) -> None:
+        """With another password nobody stays logged in."""
         try:
             # A disk that hangs must not hang the event loop, which readings need.
             line, trouble = await asyncio.to_thread(page_password.read, self._settings.password_file), ""

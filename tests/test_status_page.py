@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway import page_password, pipeline, status_page
+from gateway import page_password, pipeline, status_page, status_page_answers
 from gateway.config_file import load
 from gateway.settings import StatusPageSettings
 from gateway.status_page import PER_ADDRESS_MAX, StatusPage
@@ -196,6 +196,29 @@ def test_another_password_ends_all_sessions_before_long(served: Served) -> None:
     served.password_file.chmod(0o400)
     asyncio.run_coroutine_threadsafe(served.page._answers.tidy(), served.loop).result(10)
     assert served.ask("/api/state")[0].status == 401
+
+
+def test_a_disk_that_hangs_takes_one_thread_and_lets_in_whom_it_did_before(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_page_answers, "READ_S", 0.1)
+    hangs, read, begun = threading.Event(), page_password.read, []
+
+    def hung(path: Path) -> str:
+        begun.append(path)
+        assert hangs.wait(20)
+        return read(path)
+
+    monkeypatch.setattr(page_password, "read", hung)
+    try:
+        assert [served.ask("/")[0].status for _ in range(4)] == [200] * 4
+        assert served.log_in().status == 303
+        assert served.ask("/api/state")[0].status == 200
+        assert len(begun) == 1
+        served.password_file.unlink()
+    finally:
+        hangs.set()
+    assert until("the file is read once its disk answers", lambda: served.ask("/api/state")[0].status == 401, 5)
 
 
 def test_a_form_of_another_sites_page_is_refused(served: Served) -> None:
