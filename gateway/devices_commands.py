@@ -256,10 +256,11 @@ def rotate(
     listener = _listener(settings)
     _refuse_written(listener, (name,))
     path = device_credentials.file_of(settings)
-    made = _done(lambda: device_credentials.rotate(path, name, _now(settings), keep_old_hours))
-    outcome = _tell(settings, path, "has its new secret")
+    # All that may fail comes before the secret is made: once it is, it must be shown.
     operator = name in _done(lambda: device_credentials.load(path)).operators
     warnings = list(_warnings(listener))
+    made = _done(lambda: device_credentials.rotate(path, name, _now(settings), keep_old_hours))
+    outcome = _tell(settings, path, "has its new secret")
     _show_secrets(settings, listener, [made], outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json)
 
 

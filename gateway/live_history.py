@@ -27,7 +27,7 @@ SAMPLES: Final = HOUR_US // SAMPLE_US
 DECODE_US: Final = 10_000_000
 """A stream's payload is decoded no more often than this."""
 STREAMS_MAX: Final = 4
-"""Of a device, whose values are kept; of more, the one that was silent for longest gives way."""
+"""Of a device, whose values are kept; of more, one that was silent for an hour gives way."""
 VALUES_MAX: Final = 6
 """Of one payload."""
 NAME_CHARACTERS_MAX: Final = 32
@@ -126,10 +126,6 @@ class Trace:
             if now_us < self.streams.get(stream, -DECODE_US) + DECODE_US:
                 continue
             del self.pending[stream]
-            if stream not in self.streams and len(self.streams) >= STREAMS_MAX:
-                oldest = min(self.streams, key=lambda each: self.streams[each])
-                del self.streams[oldest]
-                self.values.pop(oldest, None)
             self.streams[stream], self.decoded_us = now_us, entry.received_us
             self.values[stream] = values = values_of(entry.payload, entry.series.content_type)
             self._plot(stream, dict(values), now_us)
