@@ -87,14 +87,15 @@ def _of_link(link: str, tried: Sequence[_Tried], kafka: KafkaSettings) -> list[F
         findings.append(finding)
     if not findings:
         before = max((each for each in tried if each.fault is not None), key=lambda each: len(each.found))
-        findings.append(skipped(_NAMES[link], before.because or f"{_before(before)} fails, see above"))
+        findings.append(skipped(_NAMES[link], before.because or _before(before)))
     # One name with several ports is looked up once.
     return [structs.replace(finding, link=link) for finding in dict.fromkeys(findings)]
 
 
 def _before(tried: _Tried) -> str:
-    """The link that fails of an address."""
-    return next((finding.subject for finding in tried.found.values() if not finding.ok), tried.address)
+    """What fails of an address, in words; where it is none of these links, that is said behind them."""
+    failed = next((finding.subject for finding in tried.found.values() if not finding.ok), None)
+    return f"Kafka at {tried.address} fails, see below" if failed is None else f"{failed} fails, see above"
 
 
 def _without_tls(kafka: KafkaSettings) -> Finding:

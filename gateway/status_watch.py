@@ -78,6 +78,8 @@ def _wait(screen: "_Screen", looking: "_Looking", came: int) -> None:
     ready, _, _ = select.select([screen.keys, came, looking.news], [], [], 1.0)
     if looking.news in ready:
         os.read(looking.news, 4096)
+        if looking.failure is not None:
+            raise looking.failure
     if came in ready:
         for number in os.read(came, 64):
             if number in {signal.SIGTERM, signal.SIGHUP}:
@@ -210,6 +212,8 @@ class _Looking(threading.Thread):
         os.set_blocking(self._write, False)
         self.seen: Glance | None = None
         self.trouble = ""
+        self.failure: Exception | None = None
+        """A mistake of ours, which is raised again where the terminal is given back first."""
         self._look = look
         self._since_s: float | None = None
         self._before: deque[tuple[float, int, int, int]] = deque()
@@ -221,20 +225,30 @@ class _Looking(threading.Thread):
 
     def run(self) -> None:
         """Look, for as long as the process lives."""
-        while True:
-            begun_s = self._since_s = time.monotonic()
-            try:
-                seen, trouble = self._look(), ""
-            except (BufferFileError, click.ClickException, OSError) as error:
-                seen, trouble = None, error.message if isinstance(error, click.ClickException) else str(error)
-            took_s = time.monotonic() - begun_s
-            self._since_s = None
-            # Both are replaced whole: the one who draws never sees a half.
-            self.trouble = trouble
-            self.seen = None if seen is None else _with_rates(seen, self._before)
-            with suppress(BlockingIOError):
-                os.write(self._write, b".")
-            time.sleep(max(0.0, max(self.interval_s, took_s / SHARE_MAX) - took_s))
+        try:
+            while True:
+                self._look_once()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self.failure = error
+            self._tell()
+
+    def _look_once(self) -> None:
+        begun_s = self._since_s = time.monotonic()
+        try:
+            seen, trouble = self._look(), ""
+        except (BufferFileError, click.ClickException, OSError) as error:
+            seen, trouble = None, error.message if isinstance(error, click.ClickException) else str(error)
+        took_s = time.monotonic() - begun_s
+        self._since_s = None
+        # Both are replaced whole: the one who draws never sees a half.
+        self.trouble = trouble
+        self.seen = None if seen is None else _with_rates(seen, self._before)
+        self._tell()
+        time.sleep(max(0.0, max(self.interval_s, took_s / SHARE_MAX) - took_s))
+
+    def _tell(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._write, b".")
 
 
 def _with_rates(seen: Glance, before: "deque[tuple[float, int, int, int]]") -> Glance:

@@ -59,18 +59,23 @@ async def test_of_several_dead_addresses_each_is_told() -> None:
     assert found.why_not == "no address of kafka.bootstrap leads to a broker that lets this gateway in, see above"
 
 
-async def test_what_takes_connections_and_is_no_broker_is_kafkas_own_failure() -> None:
+async def test_what_takes_connections_and_is_no_broker_is_kafkas_own_failure(tmp_path: Path) -> None:
     async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.2p1\r\n")
 
+    password = tmp_path / "password"
+    password.write_text("secret")
+    password.chmod(0o400)
     async with speaking(talk) as port:
-        found = await way(f"127.0.0.1:{port}")
+        found = await way(f"127.0.0.1:{port}", sasl=KafkaSaslSettings("SCRAM-SHA-256", "gw1", password))
     assert [(each.link, each.result) for each in found.findings] == [
         ("dns", "pass"),
         ("tcp", "pass"),
         ("tls", "pass"),
+        ("sasl", "skipped"),
         ("kafka", "fail"),
     ]
+    assert found.findings[3].words == f"not looked at: Kafka at 127.0.0.1:{port} fails, see below"
 
 
 async def test_a_port_without_tls_fails_at_tls_and_the_log_in_is_not_tried(tmp_path: Path) -> None:

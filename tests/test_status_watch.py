@@ -175,6 +175,20 @@ def test_the_terminal_is_as_it_was_however_it_ends(config: Path, ending: signal.
     assert child.signalstatus == (ending if ending in {signal.SIGTERM, signal.SIGHUP} else None)
 
 
+def test_a_mistake_of_ours_ends_it_and_is_told_where_it_can_be_read() -> None:
+    """Such as an answer of a daemon of another version, that nothing here understands."""
+    code = "from gateway.status_watch import watch; watch(lambda: 1 // 0, 0.2)"
+    child = pexpect.spawn(sys.executable, ["-c", code], encoding="utf-8", env={**os.environ, "TERM": "xterm"})
+    try:
+        child.expect_exact(ENTERED)
+        child.expect_exact(LEFT, timeout=10)
+        child.expect_exact("ZeroDivisionError")
+        child.expect(pexpect.EOF)
+    finally:
+        child.close(force=True)
+    assert child.exitstatus == 1
+
+
 def test_ctrl_z_gives_the_terminal_back_and_it_goes_on(config: Path) -> None:
     # Only what a shell has begun can be stopped so.
     child = pexpect.spawn("bash", ["--norc", "-i"], encoding="utf-8", env={**os.environ, "TERM": "xterm"}, timeout=20)
