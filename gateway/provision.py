@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.device_credentials import CredentialsError
 from gateway.setup_answers import SECRETS_NAME, Secrets, load, without_secrets
-from gateway.setup_commands import written_lines
+from gateway.setup_commands import typed, written_lines
 from gateway.setup_plan import Plan, carry_out, plan
 from gateway.setup_settings import Existing, read_existing
 from gateway.setup_write import SetupWriteError, wipe, writable_trouble
@@ -146,7 +146,8 @@ def _set_lines(planned: Plan, *, has_secrets: bool) -> list[str]:
     page = planned.made.settings.status_page
     if page is not None:
         lines.append(f"Its status page, once it runs: port {page.port} of this box, in a browser on its network.")
-    return [*lines, "sluice check, in a terminal of this box, goes through every link of the chain."]
+    check = typed(planned.config, "check")
+    return [*lines, f"{check}, in a terminal of this box, goes through every link of the chain."]
 
 
 def _left(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """`sluice setup`: asks what the gateway must know, or takes it from a file; checks it; writes settings and secrets."""
 
 import resource
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NoReturn
 import click
 
 from gateway import setup_service
-from gateway.cli_options import FINDING, config_option
+from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
 from gateway.clock_kernel import read_wall_clock
 from gateway.device_credentials import CredentialsError, Made
 from gateway.device_handout import handout
@@ -174,7 +175,14 @@ def written_lines(planned: Plan) -> Iterator[str]:
     if planned.digests:
         yield f"secrets of devices, as hashes: {', '.join(sorted(planned.digests))}"
     for name in planned.kept:
-        yield f"{name} keeps the secret that it has: sluice devices rotate {name} makes another"
+        yield f"{name} keeps the secret that it has: {typed(planned.config, f'devices rotate {name}')} makes another"
+
+
+def typed(config: Path, command: str) -> str:
+    """A command of ours, as it is typed for these settings: those of the service are root's."""
+    if config == DEFAULT_CONFIG:
+        return f"sudo sluice {command}"
+    return f"sluice {command} --config {shlex.quote(str(config))}"
 
 
 def _shown_lines(planned: Plan, page_password: str | None) -> Iterator[str]:
@@ -198,7 +206,7 @@ def _sensor_lines(planned: Plan) -> Iterator[str]:
     told = f"host {' or '.join(sensor.hosts)}, port {sensor.port}{user}, topic {' or '.join(sensor.topics)}"
     yield f"sensors: {told}"
     if not listener.anonymous:
-        yield "another sensor, and a QR code of all that: sluice devices add NAME"
+        yield f"another sensor, and a QR code of all that: {typed(planned.config, 'devices add NAME')}"
 
 
 def _page_lines(planned: Plan, *, started: bool) -> Iterator[str]:
@@ -213,7 +221,7 @@ def _page_lines(planned: Plan, *, started: bool) -> Iterator[str]:
 
 def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
     if not setup_service.is_there(config):
-        return False, [f"start it: sluice run --config {config}"]
+        return False, [f"start it: sluice run --config {shlex.quote(str(config))}"]
     if not start or not setup_service.may_be_changed():
         if setup_service.is_active(config):
             return True, ["the gateway runs with the settings that it had: sudo systemctl restart sluice"]
@@ -226,7 +234,8 @@ def _started(config: Path, *, start: bool) -> tuple[bool, list[str]]:
 
 
 def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
-    yield "next: sluice check goes through every link of the chain; sluice status shows how it is"
+    check, status = typed(planned.config, "check"), typed(planned.config, "status")
+    yield f"next: {check} goes through every link of the chain; {status} shows how it is"
     yield from _sensor_lines(planned)
     yield from _page_lines(planned, started=started)
     yield from _clock_lines(planned)

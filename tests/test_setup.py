@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 
 from gateway import config_file, device_credentials, page_password, service_user, setup_answers, setup_write
 from gateway.cli import main
+from gateway.cli_options import DEFAULT_CONFIG
 from gateway.setup_answers import ANONYMOUS_WORDS, EXAMPLE, SECRETS_NAME, Answers, Secrets, parse, parse_secrets
+from gateway.setup_commands import typed
 from gateway.setup_hardware import proposed_id
 from gateway.setup_plan import carry_out, new_page_password, plan
 from gateway.setup_settings import Existing
@@ -131,8 +133,17 @@ def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> Non
     assert "Shown once" in shown
     again = setup(config, "--answers", answers, "--no-check").output
     assert "Shown once" not in again
-    assert "42 keeps the secret that it has: sluice devices rotate 42 makes another" in again
+    assert f"42 keeps the secret that it has: sluice devices rotate 42 --config {config} makes another" in again
     assert device_credentials.load(tmp_path / "devices.json").devices == made
+
+
+def test_commands_are_told_as_they_are_typed(tmp_path: Path) -> None:
+    assert typed(DEFAULT_CONFIG, "check") == "sudo sluice check"
+    config = tmp_path / "my barn" / "gateway.toml"
+    assert typed(config, "check") == f"sluice check --config '{config}'"
+    shown = setup(config, "--answers", write(tmp_path / "given"), "--no-check").output
+    assert f"next: {typed(config, 'check')} goes through every link" in shown
+    assert typed(config, "devices add NAME") in shown
 
 
 def test_the_example_sets_a_gateway_up(tmp_path: Path) -> None:
