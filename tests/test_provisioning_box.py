@@ -1,5 +1,6 @@
 """Provisioning on a box that boots: from files on its boot partition to a gateway that runs, and back by a reset."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -97,6 +98,30 @@ def test_another_start_changes_nothing(box: Box) -> None:
     box.reboot()
     assert (box.root / "etc/sluice/gateway.toml").read_bytes() == before
     assert box.property("sluice.service", "ActiveState") == "active"
+
+
+def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(box: Box) -> None:
+    def checked() -> dict[str, dict[str, str]]:
+        return {found["subject"]: found for found in json.loads(box.call("sluice", "check", "--json").stdout)}
+
+    found = checked()
+    for subject, words in (
+        ("settings", "can be used"),
+        ("buffer.path", "can be written by this user (sluice)"),
+        ("status_page.password_file", "a password is set"),
+        ("kafka.sasl.password_file", "its owner alone may read it"),
+        ("mqtt_listener.port", "is served by the sluice that runs with this buffer (process "),
+    ):
+        assert found[subject]["result"] == "pass", found[subject]
+        assert words in found[subject]["words"]
+    # As an editor leaves them that writes a new file.
+    box.run("chown", "root:root", "/etc/sluice/gateway.toml")
+    box.run("chown", "root:root", "/etc/sluice/secrets/kafka.password")
+    found = checked()
+    assert "may not be read by this user (sluice)" in found["settings"]["words"]
+    assert found["kafka.sasl.password_file"]["result"] == "fail"
+    box.run("chown", "root:sluice", "/etc/sluice/gateway.toml")
+    box.run("chown", "sluice:sluice", "/etc/sluice/secrets/kafka.password")
 
 
 def test_a_reset_leaves_nothing_of_the_site(box: Box) -> None:
