@@ -211,8 +211,8 @@ def _not_writable(path: Path) -> str:
             "what is on it, replace it or mount it anew, or write another path"
         )
     return (
-        f"{path} is {_owner(path)}'s, and {this_user()} may not write it; run this as the user that sluice runs as, "
-        "or give it to that user (chown)"
+        f"{path} is {_owner(path)}'s, and {this_user()} may not write it; give it to the user that sluice runs as "
+        "(chown), or, where this is another one, run this as that user, or as root"
     )
 
 
