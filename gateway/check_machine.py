@@ -118,7 +118,8 @@ def _verifies(settings: Settings) -> bool:
 
 
 def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
-    if not os.access(config, os.R_OK):
+    is_readable = os.access(config, os.R_OK)
+    if not is_readable:
         # Root read them, and looks on as the user that the gateway runs as.
         yield wrong("settings", _not_readable(config))
     else:
@@ -126,7 +127,7 @@ def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
     if not settings.has_source:
         yield remark("sources", NO_SOURCE)
     for index, broker in enumerate(settings.mqtt_brokers):
-        if broker.password is not None and others_may_read(config):
+        if broker.password is not None and is_readable and others_may_read(config):
             yield remark(
                 f"mqtt_brokers[{index}].password",
                 f"everybody on this box may read it; write it into a file of its own (password_file), or "

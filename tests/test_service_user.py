@@ -108,7 +108,8 @@ main(arguments)
 @takes_root
 def test_the_check_of_root_says_what_the_gateway_may_not(folder: Path) -> None:
     """Made by hand as root, as people do: settings, a password and a buffer that the gateway cannot use."""
-    config, password, page = folder / "gateway.toml", folder / "kafka.password", folder / "status-page"
+    (folder / "etc").mkdir(mode=0o700)
+    config, password, page = folder / "etc" / "gateway.toml", folder / "kafka.password", folder / "status-page"
     config.write_text(
         f"""
 [gateway]
@@ -123,6 +124,12 @@ bootstrap = ["127.0.0.1:1"]
 mechanism = "SCRAM-SHA-512"
 user = "gw1"
 password_file = "{password}"
+[[mqtt_brokers]]
+host = "127.0.0.1"
+port = 1
+user = "gw1"
+password = "inline"
+topics = ["device/#"]
 [mqtt_listener]
 port = {free_port()}
 anonymous = true
