@@ -124,6 +124,20 @@ def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(bo
     box.run("chown", "sluice:sluice", "/etc/sluice/secrets/kafka.password")
 
 
+def test_answers_for_a_gateway_whose_buffer_has_a_disk_of_its_own_are_taken_in(box: Box) -> None:
+    box.run("install", "-d", "-o", "sluice", "-g", "sluice", "-m", "0750", "/srv/sluice")
+    settings = (box.root / "etc/sluice/gateway.toml").read_text()
+    assert "[buffer]" not in settings
+    # As it is, owner and mode included.
+    box.run("tee", "/etc/sluice/gateway.toml", text=f'{settings}\n[buffer]\npath = "/srv/sluice/buffer.db"\n')
+    lay(box, ANSWERS.replace('["42"]', '["42", "43"]'))
+    box.write(f"{BOOT}/sluice-secrets.toml", f'{SECRETS}"43" = "device-9876543210"\n')
+    box.call("systemctl", "restart", "sluice-provision.service")
+    assert box.property("sluice-provision.service", "Result") == "success", box.journal("sluice-provision.service")
+    assert set(json.loads((box.root / "srv/sluice/devices.json").read_text())["devices"]) == {"42", "43"}
+    box.run("tee", "/etc/sluice/gateway.toml", text=settings)
+
+
 def test_a_reset_leaves_nothing_of_the_site(box: Box) -> None:
     refused = box.call("sluice", "reset", "--yes-wipe", "barn-1")
     assert refused.returncode == 2
