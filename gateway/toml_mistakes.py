@@ -50,6 +50,14 @@ _SYNTAX = (
     ("Invalid date", "this is no date; write a text in double quotes"),
 )
 """What tomllib calls a mistake, and what to do."""
+_CURLY = frozenset("\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb")
+"""What a word processor makes of quotes."""
+_STRAIGHT = 'these quotes are a word processor\'s; write straight ones, as in id = "barn-1"'
+_WORD = re.compile(r"[A-Za-z]+(?=\s*(?:[#,\]}]|$))")
+_TRUTHS = {
+    word: truth for truth, words in (("true", "true yes on"), ("false", "false no off")) for word in words.split()
+}
+"""What people and other formats write for them."""
 _WENT_ON = ("Expected newline", "Unclosed")
 """What tomllib calls a value that it took for a number, and that goes on: 127.0.0.1."""
 _ONE_LINE = (
@@ -107,6 +115,8 @@ def syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
             words = _TWICE
         elif told.startswith(_IN_BRACES) and _goes_on_within_braces(written, column):
             words = _ONE_LINE
+        elif told.startswith("Invalid value"):
+            words = _no_value(written[column - 1 :]) or words
         return Mistake(line, f"is not TOML at column {column}: {words}")
     if told.startswith("Invalid initial character"):
         words = _NAME_MISSING
@@ -115,6 +125,15 @@ def syntax_mistake(error: tomllib.TOMLDecodeError, text: str) -> Mistake:
         # Behind the quotes that nothing closes, there are none.
         end = text[: text.rfind(told.split('"')[1])]
     return Mistake(end.count("\n") + 1, f"is not TOML: {words}")
+
+
+def _no_value(written: str) -> str | None:
+    """What to write for what is nearly a value; None for anything else."""
+    if written[:1] in _CURLY:
+        return _STRAIGHT
+    word = _WORD.match(written)
+    truth = None if word is None else _TRUTHS.get(word[0].lower())
+    return None if truth is None else f"write {truth}, in small letters and without quotes"
 
 
 def _goes_on_within_braces(line: str, column: int) -> bool:

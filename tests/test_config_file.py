@@ -683,6 +683,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     ("text", "line", "words"),
     [
         ("[gateway]\nid = barn", 2, "at column 6: no value stands behind the =; write a text in double quotes"),
+        ("create_topics = yes", 1, "at column 17: write true, in small letters and without quotes"),
+        ("a = [False, true]", 1, "write false, in small letters"),
+        ("id = Yesterday", 1, "no value stands behind the =; write a text in double quotes"),
+        ("id = \u201cbarn-1\u201d", 1, "these quotes are a word processor's; write straight ones"),
         ('[gateway]\nid = "barn\n', 2, "a text ends in no double quote"),
         ('[gateway]\nid = "a"\nid = "b"', 3, "this name was given a value before; remove one of the two"),
         ("[gateway]\n[gateway]", 2, "this section stands in the file already; write its settings together, or"),
