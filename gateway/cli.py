@@ -18,6 +18,7 @@ _ELSEWHERE = {
     "devices": "gateway.devices_commands:devices",
     "provision": "gateway.provision_command:provision_command",
     "reset": "gateway.reset_command:reset",
+    "settings": "gateway.settings_command:settings_command",
     "setup": "gateway.setup_commands:setup",
     "update": "gateway.update_command:update",
     "check": "gateway.check_command:check",

@@ -208,7 +208,7 @@ def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: P
         if field.name in table:
             yield from _value_mistakes(hints[field.name], table[field.name], (*place, field.name))
         elif field.required:
-            noun = "the section" if _struct_of(hints[field.name]) is not None else "the setting"
+            noun = "the section" if struct_of(hints[field.name]) is not None else "the setting"
             yield place, f"{noun} {_spell((*place, field.name))} is missing{_example(place, field.name)}"
 
 
@@ -239,7 +239,7 @@ def _all_settings(struct: type[Struct] = Settings, section: str = "", header: st
     found: list[tuple[str, str]] = []
     for key, hint in get_type_hints(struct, include_extras=True).items():
         is_array = get_origin(hint) is tuple
-        inner = _struct_of(get_args(hint)[0] if is_array else hint)
+        inner = struct_of(get_args(hint)[0] if is_array else hint)
         name = f"{section}.{key}".removeprefix(".")
         if inner is None:
             found.append((key, header))
@@ -257,7 +257,7 @@ def _close_to(key: str, known: Collection[str]) -> str:
 
 
 def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple[Place, str]]:
-    struct = _struct_of(hint)
+    struct = struct_of(hint)
     if struct is not None and isinstance(value, dict):
         yield from _struct_mistakes(struct, value, place)
         return
@@ -269,7 +269,7 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
                 continue
             yield from _value_mistakes(get_args(hint)[1], element, (*place, key))
         return
-    item = _struct_of(get_args(hint)[0]) if get_origin(hint) is tuple else None
+    item = struct_of(get_args(hint)[0]) if get_origin(hint) is tuple else None
     if item is not None and isinstance(value, list) and all(isinstance(element, dict) for element in value):
         for index, element in enumerate(value):
             yield from _struct_mistakes(item, element, (*place, index))
@@ -288,7 +288,7 @@ def _value_mistakes(hint: object, value: object, place: Place) -> Iterator[tuple
 def _instead(hint: object, value: object, place: Place) -> str:
     """What to write instead of a value: where it lacks only brackets, or has quotes too many, just that."""
     kinds = get_args(hint)
-    item = _struct_of(kinds[0]) if get_origin(hint) is tuple else None
+    item = struct_of(kinds[0]) if get_origin(hint) is tuple else None
     if item is not None:
         return _array_words(item, value, place)
     if isinstance(value, str) and not _may_be_secret(place):
@@ -296,8 +296,8 @@ def _instead(hint: object, value: object, place: Place) -> str:
             return f"it in brackets: {_show([part.strip() for part in value.split(',')])}"
         # A list of numbers to choose from has the numbers themselves.
         if kinds and (kinds[0] in {int, float} or isinstance(kinds[0], int)) and get_origin(hint) is not tuple:
-            return f"a number, without quotes: {_wanted(hint)}"
-    return _wanted(hint)
+            return f"a number, without quotes: {wanted(hint)}"
+    return wanted(hint)
 
 
 def _array_words(item: type[Struct], value: object, place: Place) -> str:
@@ -321,7 +321,7 @@ def _decode_path(kind: type, value: object) -> Path:
     raise ValueError("not a path")
 
 
-def _struct_of(hint: object) -> type[Struct] | None:
+def struct_of(hint: object) -> type[Struct] | None:
     candidates = [hint, *get_args(hint)] if get_origin(hint) is not tuple else [hint]
     for candidate in candidates:
         if isinstance(candidate, type) and issubclass(candidate, Struct):
@@ -329,7 +329,7 @@ def _struct_of(hint: object) -> type[Struct] | None:
     return None
 
 
-def _wanted(hint: object) -> str:
+def wanted(hint: object) -> str:
     """What a setting of this type takes, in words."""
     origin, arguments = get_origin(hint), get_args(hint)
     # Of a text that may be left out, what the text must be.
@@ -343,7 +343,7 @@ def _wanted(hint: object) -> str:
         return 'a list of texts, such as ["...", "..."]'
     if origin is dict:
         return 'texts by name, such as "42" = "..."'
-    if _struct_of(hint) is not None:
+    if struct_of(hint) is not None:
         return "a section in [brackets]"
     return "true or false" if hint is bool else "a text in double quotes"
 

@@ -40,8 +40,8 @@ _PLACES = {
     "sluice.avahi.service": "etc/avahi/services/sluice.service",
 }
 """Files of this folder, and where they go."""
-_PAGES = {"README.md": "gateway.md", "EVENTS.md": "events.md", "PAYLOADS.md": "payloads.md", "SERIAL.md": "serial.md"}
-"""The installers' pages: where there is no network they are on the box."""
+_PAGES = ("gateway/README.md", "gateway/EVENTS.md", "gateway/PAYLOADS.md", "gateway/SERIAL.md", "docs/threat-model.md")
+"""The installers' pages: where there is no network they are on the box, under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,9 @@ def _write_documents(root: Path, release: Release, inside: Sequence[deb_document
     deb_documents.write_licences(inside, folder / "licenses")
     (folder / "copyright").write_text(deb_documents.copyright_text(inside))
     (folder / "sbom.cdx.json").write_text(deb_documents.sbom(PACKAGE, release.version, inside, made))
-    for name, place in _PAGES.items():
-        shutil.copyfile(ROOT / "gateway" / name, folder / place)
+    for page in _PAGES:
+        (folder / page).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / page, folder / page)
     for name, text in (
         ("changelog.upstream", (ROOT / "CHANGELOG.md").read_text()),
         (

@@ -3,8 +3,6 @@
 import configparser
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -237,14 +235,6 @@ def test_the_rights_that_the_gateway_needs_are_given_by_the_installers_commands(
         assert set(re.findall(r"--operation (\w+)", command)) == {"Write", "DescribeConfigs", "Create"}
         assert ADMIN_CONFIG in command
     assert set(re.findall(r"--topic (\S+)", " ".join(commands))) == {"gateway-events", "gateway-quarantine", "device-"}
-
-
-def test_the_installers_page_says_where_the_settings_stand() -> None:
-    page = READMES[1].read_text()
-    assert Path(settings.__file__).name == "settings.py"
-    (code,) = re.findall(r'python -c "(import gateway.settings; print\(gateway.settings.__file__\))"', page)
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert Path(said.stdout.strip()) == Path(settings.__file__)
 
 
 def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:

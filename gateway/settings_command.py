@@ -1,0 +1,143 @@
+"""`sluice settings`: every setting there is, with its default, its bounds and what it is for, as `settings.py` says."""
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import get_args, get_origin, get_type_hints
+
+import click
+import msgspec
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import FieldInfo, fields
+
+from gateway import settings as declared
+from gateway.cli_options import FINDING, json_option
+from gateway.config_file import struct_of, wanted
+from gateway.settings import Settings
+from gateway.terminal_text import hanging
+from gateway.toml_text import value_text
+
+
+class Setting(Struct, frozen=True):
+    """One setting, as a person reads of it."""
+
+    section: str
+    """The header that it stands below: `[kafka]`, `[[routes]]`; empty above all of them."""
+    name: str
+    takes: str
+    default: str | None
+    """As TOML has it; None where there is none, `needed` says which of the two kinds of none."""
+    needed: bool
+    about: str
+
+
+class Section(Struct, frozen=True):
+    """A section, and what it is for."""
+
+    header: str
+    about: str
+    settings: tuple[Setting, ...]
+
+
+@click.command(
+    "settings",
+    short_help="Every setting of gateway.toml: default, bounds, what it is for.",
+    epilog="Example: sluice settings kafka",
+)
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@json_option
+def settings_command(words: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Show every setting that gateway.toml may have, or those whose section or name has a WORD in it."""
+    found = list(matching(tuple(sections()), [word.lower() for word in words]))
+    if as_json:
+        click.echo(msgspec.json.encode([setting for section in found for setting in section.settings]))
+    elif not found:
+        click.echo(f"no setting has {' and '.join(words)} in its section or name; sluice settings shows them all")
+    else:
+        for number, section in enumerate(found):
+            if number:
+                click.echo()
+            for line in _lines(section):
+                click.echo(line)
+    sys.exit(0 if found else FINDING)
+
+
+def matching(all_sections: tuple[Section, ...], words: list[str]) -> Iterator[Section]:
+    """The sections, each with those of its settings in whose section or name all words are."""
+    for section in all_sections:
+        kept = tuple(
+            setting
+            for setting in section.settings
+            if all(word in f"{section.header} {setting.name}".lower() for word in words)
+        )
+        if kept:
+            yield Section(section.header, section.about, kept)
+
+
+def sections(struct: type[Struct] = Settings, header: str = "") -> Iterator[Section]:
+    """Every section in the order of `settings.py`, those within one behind it."""
+    hints, about = get_type_hints(struct, include_extras=True), _notes()[struct.__name__]
+    inner: list[tuple[type[Struct], str]] = []
+    own: list[Setting] = []
+    for field in fields(struct):
+        hint = hints[field.name]
+        is_array = get_origin(hint) is tuple
+        section = struct_of(get_args(hint)[0] if is_array else hint)
+        if section is None:
+            own.append(_setting(field, hint, header, about.get(field.name, "")))
+        else:
+            name = f"{header.strip('[]')}.{field.name}".removeprefix(".")
+            inner.append((section, f"[[{name}]]" if is_array else f"[{name}]"))
+    if own:
+        yield Section(header, about[""], tuple(own))
+    for section, name in inner:
+        yield from sections(section, name)
+
+
+def _setting(field: FieldInfo, hint: object, header: str, about: str) -> Setting:
+    default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
+    if isinstance(default, Path):
+        default = str(default)
+    if isinstance(default, tuple):
+        default = list(default)
+    written = None if default is None or default is NODEFAULT else value_text(default)
+    return Setting(header, field.name, wanted(hint), written, field.required, about)
+
+
+@cache
+def _notes() -> dict[str, dict[str, str]]:
+    """By class and name, what stands below each setting in the source; below "" what the section is for."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(declared)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        about = found[node.name] = {"": _plain(ast.get_docstring(node) or "")}
+        for field, note in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(note, ast.Expr)
+                and isinstance(note.value, ast.Constant)
+                and isinstance(note.value.value, str)
+            ):
+                about[field.target.id] = _plain(note.value.value)
+    return found
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _lines(section: Section) -> Iterator[str]:
+    about = section.about.partition(": ")[2] if section.about.startswith("`[") else section.about
+    yield hanging(click.style(section.header or "above all sections", bold=True) + f"  {about}", 4)
+    for setting in section.settings:
+        without = "(needed)" if setting.needed else "(none)"
+        value = without if setting.default is None else f"= {setting.default}"
+        yield hanging(f"  {setting.name} {value}", 4)
+        for line in (setting.takes, setting.about):
+            if line:
+                yield hanging(f"      {line}", 6)
