@@ -22,7 +22,9 @@ from gateway.serial_ports import (
     FRAMES,
     LOOK_ALIKES,
     USB_PORTS,
+    awaited_words,
     how_to_be_let_in,
+    is_path,
     leave_out,
     names_of,
     no_port_words,
@@ -173,7 +175,7 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
         for name in names:
             path = os.path.realpath(name)
             if path in named:
-                if _is_path(pattern):
+                if is_path(pattern):
                     yield remark(
                         named[path],
                         f"{name} stands in {FRAMES} too, where it is passed over: take it out there, or, where its "
@@ -182,23 +184,16 @@ def _many_ports(patterns: Collection[str], named: Mapping[str, str], box: _Box) 
             elif path not in first:
                 first[path] = pattern
                 yield _port(FRAMES, name, path, FRAMES, box)
-            elif _is_path(pattern) and _is_path(first[path]):
+            elif is_path(pattern) and is_path(first[path]):
                 same = "stands there twice" if name == first[path] else f"is {first[path]} by another name"
                 yield remark(FRAMES, f"{name} {same}, and a port is opened once: remove one of the two")
 
 
-def _is_path(pattern: str) -> bool:
-    """Whether this is one port that is written out."""
-    return pattern != ALL and glob.escape(pattern) == pattern
-
-
 def _missing(subject: str, pattern: str) -> Finding:
     """A name that is not there is a mistake, a pattern that finds nothing may wait."""
-    if pattern == ALL:
-        return remark(subject, "no USB adapter is plugged in now; it may come later")
-    if _is_path(pattern):
+    if is_path(pattern):
         return wrong(subject, f"{pattern} is not there; plug it in, or write another; {_ports_here()}")
-    return remark(subject, f"nothing is called {pattern} now; it may come later; {_ports_here()}")
+    return remark(subject, awaited_words(pattern) + ("" if pattern == ALL else f"; {_ports_here()}"))
 
 
 def _port(subject: str, name: str, path: str, section: str, box: _Box) -> Finding:

@@ -19,7 +19,9 @@ from gateway.serial_ports import (
     FRAMES,
     LOOK_ALIKES,
     USB_PORTS,
+    awaited_words,
     find,
+    is_path,
     leave_out,
     open_port,
     ports_of,
@@ -162,7 +164,9 @@ class SerialIngress:
                 for path, name in self._names().items()
             },
             "unopened": self._conflicts | {each.name: each.reason for each in self._unopened.values()},
-            "missing": sorted(self._missing),
+            "missing": sorted(filter(is_path, self._missing)),
+            # `all` and globs, which may find something later.
+            "awaited": {name: awaited_words(name) for name in sorted(self._missing) if not is_path(name)},
             "gone": {
                 name: {"gone_s": round((now_us - gone.since_us) / 1e6, 1), "devices": gone.devices}
                 for name, gone in self._gone.items()
@@ -229,11 +233,15 @@ class SerialIngress:
             parts = USB_PORTS if pattern == ALL else (pattern,)
             if not any(fnmatch.fnmatchcase(name, part) for name in served for part in parts):
                 brltty = await asyncio.to_thread(brltty_words)
+                perhaps = {} if brltty is None else {"perhaps": brltty}
+                if brltty is None and not is_path(pattern):
+                    log.info("no such serial port yet: it is opened when it is there", port=pattern)
+                    continue
                 log.warning(
                     "no such serial port: it is opened when it is there; plug it in, or mend [serial] "
                     "(`sluice check` lists what is there)",
                     port=pattern,
-                    **({} if brltty is None else {"perhaps": brltty}),
+                    **perhaps,
                 )
         self._missing = missing
 

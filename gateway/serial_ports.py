@@ -83,6 +83,18 @@ def ports_of(pattern: str) -> dict[str, str]:
     return find((pattern,)).names
 
 
+def is_path(pattern: str) -> bool:
+    """Whether this is one port that is written out: that it is not there is a mistake."""
+    return pattern != ALL and glob.escape(pattern) == pattern
+
+
+def awaited_words(pattern: str) -> str:
+    """That `all` or a glob finds nothing, which may be as it should."""
+    if pattern == ALL:
+        return "no USB adapter is plugged in now; it may come later"
+    return f"nothing is called {pattern} now; it may come later"
+
+
 def open_port(
     name: str, baud: int, *, data_bits: int = 8, parity: Parity = "none", stop_bits: int = 1
 ) -> serial.Serial:

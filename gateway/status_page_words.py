@@ -435,6 +435,10 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
                 "",
                 "Check their power, the two wires, their address and baud.",
             )
+    yield from _absent_ports(serial)
+
+
+def _absent_ports(serial: dict[str, Any]) -> Iterator[Alarm]:
     for name, reason in serial.get("unopened", {}).items():
         yield Alarm("bad", "Serial", f"{_name(name)} cannot be opened: {_sentence(reason)}")
     gone = serial.get("gone", {})
@@ -452,6 +456,8 @@ def _serial(serial: dict[str, Any]) -> Iterator[Alarm]:
             yield Alarm(
                 "warn", "Serial", f"{_name(name)} is not there.", "", "Plug it in, or mend the settings under [serial]."
             )
+    for name, words in serial.get("awaited", {}).items():
+        yield Alarm("note", "Serial", f"{_name(name)}: {_sentence(words)}")
 
 
 def _brokers(brokers: dict[str, Any]) -> Iterator[Alarm]:

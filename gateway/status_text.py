@@ -444,17 +444,23 @@ def _serial_lines(serial: dict[str, Any], now_us: int) -> Iterator[str]:
             yield f"{_BESIDE}{escaped(device)} {_unit_words(unit, now_us)}"
     for name, reason in serial.get("unopened", {}).items():
         yield f"serial      {escaped(name)}: CANNOT BE OPENED: {escaped(reason)}"
-    gone = serial.get("gone", {})
-    for name, port in gone.items():
+    for name, port in serial.get("gone", {}).items():
         yield f"serial      {escaped(name)}: {_gone_words(port)}"
-    for name in serial.get("missing", []):
-        if name in gone:
-            continue
-        settings = "serial.ports (or the section that names it; sluice check lists what is there)"
-        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend {settings}"
+    yield from _absent_lines(serial)
     if any(map(_is_mute, ports.values())):
         # Of all these ports, not of the one above.
         yield f"serial      {_CANNOT_ACKNOWLEDGE}"
+
+
+def _absent_lines(serial: dict[str, Any]) -> Iterator[str]:
+    """Ports that are named and not there; and patterns that find none yet, which is no trouble."""
+    for name in serial.get("missing", []):
+        if name in serial.get("gone", {}):
+            continue
+        settings = "serial.ports (or the section that names it; sluice check lists what is there)"
+        yield f"serial      {escaped(name)}: NOT THERE: plug it in, or mend {settings}"
+    for name, words in serial.get("awaited", {}).items():
+        yield f"serial      {escaped(name)}: {escaped(words)}"
 
 
 def _gone_words(port: dict[str, Any]) -> str:

@@ -545,15 +545,16 @@ async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_
         async with bench.serving() as ingress:
             missing = f"{tmp_path}/ttyUSB*"
             await until(lambda: told_missing(logs) == [missing])
-            assert ingress.state() == {"ports": {}, "unopened": {}, "missing": [missing], "gone": {}}
+            awaited = {missing: f"nothing is called {missing} now; it may come later"}
+            assert ingress.state() == {"ports": {}, "unopened": {}, "missing": [], "awaited": awaited, "gone": {}}
             sensor = bench.plug()
             await sensor.hello()
             assert any(line["event"] == "serial port opened" for line in logs)
             await until(lambda: devices(ingress) == {str(sensor.port): "attic"})
-            assert ingress.state()["missing"] == []
+            assert ingress.state()["awaited"] == {}
             sensor.unplug()
             # That a served port has gone is told by its closing.
-            await until(lambda: ingress.state()["missing"] == [missing])
+            await until(lambda: ingress.state()["awaited"] == awaited)
             assert sum(line["event"].startswith("serial port closed") for line in logs) == 1
             (tmp_path / "ttyUSB7").write_bytes(b"")
             await until(lambda: f"{tmp_path}/ttyUSB7" in str(ingress.state()["unopened"]))
@@ -562,6 +563,22 @@ async def test_a_port_that_is_not_there_is_told_once_and_again_when_it_has_gone_
             assert ingress.state()["unopened"] == {}
             await asyncio.sleep(0.1)
     assert told_missing(logs) == [missing, missing]
+
+
+@pytest.mark.parametrize(("name", "level"), [("ttyUSB*", "info"), ("ttyUSB0", "warning")])
+async def test_a_pattern_that_finds_nothing_yet_is_no_trouble_and_a_port_that_is_named_is(
+    name: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress_serial, "brltty_words", lambda: None)
+    settings = SerialSettings(ports=(f"{tmp_path}/{name}",), scan_interval_s=0.01)
+    ingress = SerialIngress(settings, RecordingIntake(), lambda: 0, lambda: 0)
+    with capture_logs() as logs:
+        task = asyncio.create_task(ingress.run())
+        await until(lambda: bool(told_missing(logs)))
+        await until(lambda: bool(ingress.state()["missing"] or ingress.state()["awaited"]))
+        task.cancel()
+    assert [line["log_level"] for line in logs if line["event"].startswith("no such serial port")] == [level]
+    assert ingress.state()["missing"] == ([] if level == "info" else [f"{tmp_path}/{name}"])
 
 
 def gone(ingress: SerialIngress) -> dict[str, Any]:

@@ -174,6 +174,7 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "Plug it in again",
         ),
         ({"serial": {"missing": ["/dev/ttyS9"]}}, "warn", "/dev/ttyS9 is not there.", "[serial]"),
+        ({"serial": {"awaited": {"all": "no USB adapter is there"}}}, "note", "all: no USB adapter is there.", ""),
         (
             {"serial": {"unopened": {"/dev/ttyS0": "another program has it; stop that"}}},
             "bad",

@@ -63,14 +63,14 @@ def test_a_port_that_is_gone_is_told_once_with_who_was_heard_on_it() -> None:
         "/dev/ttyUSB2": {"gone_s": 40.2, "devices": ["s3"]},
         "/dev/ttyUSB3": {"gone_s": 3_600.0, "devices": [f"unit{number}" for number in range(7)]},
     }
-    (pattern,) = lines({"missing": ["/dev/ttyUSB*"]})
-    assert lines({"gone": gone, "missing": ["/dev/ttyUSB*", "/dev/ttyUSB2"]}) == [
+    (other,) = lines({"missing": ["/dev/ttyS4"]})
+    assert lines({"gone": gone, "missing": ["/dev/ttyS4", "/dev/ttyUSB2"]}) == [
         "serial      /dev/ttyUSB2: GONE for 40 s (unplugged, or no power); last heard there: sensor s3",
         (
             "serial      /dev/ttyUSB3: GONE for 1 h (unplugged, or no power); last heard there: sensors unit0, unit1, "
             "unit2, unit3, unit4 and 2 more"
         ),
-        pattern,
+        other,
     ]
 
 
@@ -140,11 +140,13 @@ def test_units_of_modbus_are_told_one_by_one() -> None:
 
 
 def test_what_is_not_served_is_told_with_its_reason() -> None:
-    told = lines({"unopened": {"/dev/ttyUSB0": "Permission denied: x"}, "missing": ["/dev/ttyACM*"]})
+    awaited = {"all": "no USB adapter is plugged in now; it may come later"}
+    told = lines({"unopened": {"/dev/ttyUSB0": "Permission denied: x"}, "missing": ["/dev/ttyS4"], "awaited": awaited})
     assert told == [
         "serial      /dev/ttyUSB0: CANNOT BE OPENED: Permission denied: x",
         (
-            "serial      /dev/ttyACM*: NOT THERE: plug it in, or mend serial.ports (or the section that names it; "
+            "serial      /dev/ttyS4: NOT THERE: plug it in, or mend serial.ports (or the section that names it; "
             "sluice check lists what is there)"
         ),
+        "serial      all: no USB adapter is plugged in now; it may come later",
     ]
