@@ -8,17 +8,22 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from gateway.check_certificates import CertificateFileError, read_certificates, read_names
 from gateway.device_credentials import Made
+from gateway.processes import running
 from gateway.settings import ListenerSettings, Settings
 
 HOSTS_MAX: Final = 4
 _SIOCGIFADDR: Final = 0x8915
 """netdevice(7): an interface's IPv4 address."""
+_AVAHI: Final = Path("/run/avahi-daemon/socket")
+_UDP: Final = Path("/proc/net")
+_MDNS_PORT: Final = 5353
 _VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 _EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not bound to
 
@@ -101,10 +106,21 @@ def _hosts(listener: ListenerSettings) -> Iterator[str]:
 
 
 def _own_name() -> Iterator[str]:
-    """This box's name by mDNS, as Avahi announces it."""
+    """This box's name by mDNS, where something here announces it: elsewhere it would lead nobody here."""
     name = socket.gethostname().partition(".")[0]
-    if name and name != "localhost":
+    if name and name != "localhost" and _is_announced():
         yield f"{name}.local"
+
+
+def _is_announced() -> bool:
+    """Whether Avahi runs, or systemd-resolved with MulticastDNS: then it has the port of RFC 6762."""
+    if _AVAHI.exists():
+        return True
+    tables = [_UDP / name for name in ("udp", "udp6")]
+    with suppress(OSError):
+        bound = "".join(table.read_text(encoding="ascii") for table in tables if table.exists())
+        return f":{_MDNS_PORT:04X} " in bound and running("systemd-resolve") is not None
+    return False
 
 
 def _own_addresses() -> Iterator[str]:

@@ -12,7 +12,7 @@ import pytest
 import segno
 from click.testing import CliRunner, Result
 
-from gateway import control, devices_commands
+from gateway import control, device_handout, devices_commands
 from gateway.cli import main
 from gateway.device_credentials import digest, load
 from gateway.device_handout import is_only_for_this_box, qr_code
@@ -88,6 +88,7 @@ def test_a_program_is_told_the_same(tmp_path: Path) -> None:
     (listed,) = as_json(config, "list")["logins"]
     assert (listed["name"], listed["operator"], listed["in_settings"], listed["heard_s"]) == ("42", False, False, None)
     new, old = listed["secrets"]
+    assert rotated["old_until"] == old["until"]
     assert new["until"] is None
     assert old["until"] > old["made"]
     assert as_json(config, "revoke", "42", "--yes")["revoked"] == ["42"]
@@ -117,8 +118,19 @@ def test_listening_everywhere_gives_this_boxs_name_and_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "barn-1.example")
+    monkeypatch.setattr(device_handout, "_AVAHI", tmp_path / "avahi")
+    monkeypatch.setattr(device_handout, "running", lambda _program: 7)
+    monkeypatch.setattr(device_handout, "_UDP", tmp_path)
+    (tmp_path / "udp").write_text("   1: 00000000:14EB 00000000:0000 07\n")
     config = write(tmp_path)
     config.write_text(config.read_text().replace("192.0.2.7", "0.0.0.0"))  # noqa: S104 - no listener is started
+    (device,) = as_json(config, "add", "41")["devices"]
+    assert not any(host.endswith(".local") for host in device["hosts"]), "nothing announces it"
+    (tmp_path / "udp").write_text("   1: 00000000:14E9 00000000:0000 07\n")
+    (device,) = as_json(config, "add", "resolved")["devices"]
+    assert device["hosts"][0] == "barn-1.local"
+    (tmp_path / "udp").unlink()
+    (tmp_path / "avahi").touch()
     (device,) = as_json(config, "add", "42")["devices"]
     assert device["hosts"][0] == "barn-1.local"
     assert "127.0.0.1" not in device["hosts"]
@@ -219,6 +231,8 @@ def test_revoking_asks_first(tmp_path: Path) -> None:
     result = devices(config, "revoke", *map(str, range(8)), given="n\n")
     assert result.exit_code == 1
     assert "Revoke 0, 1, 2, 3, 4 and 3 more? They are disconnected at once." in result.stderr
+    result = devices(config, "revoke", "7", given="n\n")
+    assert "Revoke 7? It is disconnected at once." in result.stderr
     assert len(load(tmp_path / "devices.json").devices) == 8
     assert devices(config, "revoke", *map(str, range(8)), given="y\n").exit_code == 0
     assert not load(tmp_path / "devices.json").devices
@@ -242,12 +256,30 @@ def test_where_the_clock_is_not_known_the_old_secret_cannot_be_kept_for_hours(
     config = write(tmp_path)
     monkeypatch.setattr(devices_commands, "_now", lambda _: None)
     devices(config, "add", "42")
-    assert [line.split()[2] for line in devices(config, "list").stdout.splitlines()[1:]] == ["-"]
+    shown = devices(config, "list").stdout.splitlines()
+    assert shown[1].split()[2] == "-"
+    assert shown[2].startswith("SINCE -: this box's clock was not synced")
     result = devices(config, "rotate", "42", "--keep-old", "1")
     assert result.exit_code == 1
     assert "clock is not synced" in result.stderr
     assert devices(config, "rotate", "42").exit_code == 0
     assert devices(config, "rotate", "42", "--keep-old", "-1").exit_code == 2
+    assert "'1h' is not a valid number of hours." in devices(config, "rotate", "42", "--keep-old", "1h").stderr
+
+
+def test_an_old_secret_that_works_for_a_while_is_told_until_when_and_listed_below_the_new_one(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    devices(config, "add", "42")
+    shown = devices(config, "rotate", "42", "--keep-old", "2", "--no-qr").stdout
+    until = load(tmp_path / "devices.json").devices["42"][1].until
+    assert until is not None
+    assert f"the old password works beside it until {until[:16].replace('T', ' ')} UTC" in shown
+    assert "the old password" not in devices(config, "rotate", "42", "--no-qr").stdout
+    devices(config, "rotate", "42", "--keep-old", "2")
+    new, old = devices(config, "list").stdout.splitlines()[1:]
+    assert (new.split()[0], new.split()[-1]) == ("42", "-")
+    # What was heard is the device's, and not the one or the other secret's.
+    assert (old[:4].strip(), len(old.split())) == ("", 4)
 
 
 # -- what the running gateway makes of it ---------------------------------------------------------
@@ -270,6 +302,10 @@ async def test_when_a_change_counts_is_told(tmp_path: Path) -> None:
     state = {"file": str(tmp_path / "devices.json"), "devices": 1, "trouble": None, "ended": 0}
     told = await told_by(tmp_path, state, "add", "42")
     assert (told["counts"], told["said"]) == ("now", "the running gateway knows: it may log in from now on")
+    told = await told_by(tmp_path, state, "add", "43", "44")
+    assert told["said"] == "the running gateway knows: they may log in from now on"
+    told = await told_by(tmp_path, state, "revoke", "43", "44", "--yes")
+    assert told["said"] == "the running gateway knows: they are let in no more from now on"
     told = await told_by(tmp_path, {**state, "ended": 2}, "rotate", "42")
     assert told["said"].endswith("it has its new secret from now on; 2 connections ended")
     told = await told_by(tmp_path, {**state, "file": "/elsewhere/devices.json"}, "rotate", "42")
@@ -332,7 +368,9 @@ def test_a_reader_reads_it(tmp_path: Path) -> None:
 def test_a_code_is_shown_unless_it_is_not_wanted_or_cannot_be(tmp_path: Path) -> None:
     config = write(tmp_path)
     shown = devices(config, "add", "42").stdout
-    assert modules(shown.partition("STREAM\n")[2].split("\n\n")[0])
+    # First, so that what is to be typed is still to be seen on a small screen.
+    assert modules(shown.partition("host ")[0])
+    assert "host " in "\n".join(shown.splitlines()[-8:])
     result = CliRunner(charset="ascii").invoke(main, ["devices", "add", "43", "--config", str(config)])
     assert result.exit_code == 0
     assert "(this terminal cannot show a QR code)" in result.stdout
