@@ -22,7 +22,7 @@ from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
-from gateway.cli_options import FINDING, config_option, json_option, load_settings
+from gateway.cli_options import FINDING, config_option, json_option, load_settings, named
 from gateway.device_time import TimeLimits
 from gateway.reading import source
 from gateway.settings import Settings
@@ -166,7 +166,7 @@ class _Overview(Struct, frozen=True):
 @config_option
 @click.option(
     "--card-endurance-tbw",
-    type=click.FloatRange(min=0, min_open=True),
+    type=named(click.FloatRange(min=0, min_open=True), "number of terabytes"),
     metavar="TB",
     default=CARD_ENDURANCE_TBW,
     show_default=True,
@@ -175,7 +175,7 @@ class _Overview(Struct, frozen=True):
 )
 @click.option(
     "--write-amplification",
-    type=click.FloatRange(min=1),
+    type=named(click.FloatRange(min=1), "number"),
     metavar="FACTOR",
     default=WRITE_AMPLIFICATION,
     show_default=True,
@@ -358,7 +358,14 @@ def _device_lines(depths: Depths, now: Now) -> Iterator[str]:
 )
 @config_option
 @_device
-@click.option("--limit", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many readings.")
+@click.option(
+    "--limit",
+    type=named(click.IntRange(1, 10_000), "whole number"),
+    metavar="N",
+    default=10,
+    show_default=True,
+    help="How many readings.",
+)
 @click.option("--newest", is_flag=True, help="The newest first, instead of the oldest.")
 @json_option
 def peek(config: Path, device: str | None, limit: int, newest: bool, as_json: bool) -> None:  # noqa: FBT001
@@ -475,7 +482,7 @@ def quarantine() -> None:
 @_device
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=named(click.IntRange(1), "whole number"),
     metavar="N",
     help=f"How many are listed; {QUARANTINE_ROWS} by default, with --json all.",
 )

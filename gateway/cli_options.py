@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -26,6 +26,15 @@ config_option = click.option(
     help="The gateway's settings.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+_T = TypeVar("_T", bound="click.ParamType[Any]")
+
+
+def named(kind: _T, name: str) -> _T:
+    """A type of options by the name that a person is told where it does not fit: click's own are a programmer's."""
+    kind.name = name
+    return kind
 
 
 _ERROR = "Error: "

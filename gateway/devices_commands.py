@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway import control, device_credentials
 from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import FINDING, WrappingGroup, config_option, json_option, load_settings
+from gateway.cli_options import FINDING, WrappingGroup, config_option, json_option, load_settings, named
 from gateway.clock_kernel import boottime_us, read_wall_clock
 from gateway.device_credentials import CredentialsError, Made, Secrets
 from gateway.settings import ListenerSettings, Settings
@@ -34,6 +34,7 @@ _ONLY_THIS_BOX = (
     'mqtt_listener.host is {host}: only programs on this box can connect; write host = "0.0.0.0" for sensors on the '
     "network, and restart sluice"
 )
+_NO_DATE = "SINCE -: this box's clock was not synced when that secret was made, so that nobody knows"
 _CERTIFICATES_LISTED = (
     "until now every certificate of mqtt_listener.tls.client_ca let a device in; now there is a list, and those that "
     "it does not name are refused: add them too"
@@ -124,7 +125,9 @@ def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click p
     """Show who may log in over MQTT: since when, until when, and when it was heard last.
 
     FROM says where the secret's hash stands: "added" by sluice devices add, or in "gateway.toml", where a person wrote
-    it. The secrets themselves are kept nowhere.
+    it, and nothing tells since when. The secrets themselves are kept nowhere. A device whose old secret works for a
+    while has a line for each of them, and is heard with either. HEARD is since sluice was started; from before it the
+    buffer knows that of sensors that send a boot and a sequence.
     """
     settings = load_settings(config)
     listener = _listener(settings)
@@ -134,6 +137,8 @@ def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click p
         return
     for line in _list_lines(found):
         click.echo(line)
+    if any(times.made is None for log_in in found if not log_in.in_settings for times in log_in.secrets):
+        click.echo(hanging(_NO_DATE, INDENT))
     for warning in _warnings(listener):
         click.echo(hanging(f"warn  {warning}", 6))
 
@@ -173,14 +178,14 @@ def _list_lines(found: Sequence[LogIn]) -> Iterator[str]:
         return
     rows = [
         (
-            log_in.name + (" (operator)" if log_in.operator else ""),
-            "gateway.toml" if log_in.in_settings else "added",
-            _shown(times.made) if not log_in.in_settings else _UNKNOWN,
-            _shown(times.until) if times.until else "-",
-            _UNKNOWN if log_in.heard_s is None else f"{span(log_in.heard_s)} ago",
+            *((log_in.name + (" (operator)" if log_in.operator else ""), source) if at == 0 else ("", "")),
+            _shown(times.made),
+            _shown(times.until),
+            "" if at else _UNKNOWN if log_in.heard_s is None else f"{span(log_in.heard_s)} ago",
         )
         for log_in in found
-        for times in log_in.secrets
+        for source in ("gateway.toml" if log_in.in_settings else "added",)
+        for at, times in enumerate(log_in.secrets)
     ]
     yield from aligned(("NAME", "FROM", "SINCE (UTC)", "UNTIL (UTC)", "HEARD"), rows, right=frozenset({4}))
 
@@ -223,7 +228,7 @@ def add(
     if listener.tls is not None and listener.tls.client_ca is not None and not listener.users and not path.exists():
         warnings.append(_CERTIFICATES_LISTED)
     made = _done(lambda: device_credentials.add(path, names, _now(settings), operators=operator))
-    outcome = _tell(settings, path, "may log in")
+    outcome = _tell(settings, path, f"{_it(made)} may log in")
     _show_secrets(settings, listener, made, outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json)
 
 
@@ -233,7 +238,7 @@ def add(
 @click.option(
     "--keep-old",
     "keep_old_hours",
-    type=click.FloatRange(0, device_credentials.KEEP_HOURS_MAX),
+    type=named(click.FloatRange(0, device_credentials.KEEP_HOURS_MAX), "number of hours"),
     default=0,
     show_default=True,
     metavar="HOURS",
@@ -259,9 +264,15 @@ def rotate(
     # All that may fail comes before the secret is made: once it is, it must be shown.
     operator = name in _done(lambda: device_credentials.load(path)).operators
     warnings = list(_warnings(listener))
-    made = _done(lambda: device_credentials.rotate(path, name, _now(settings), keep_old_hours))
-    outcome = _tell(settings, path, "has its new secret")
-    _show_secrets(settings, listener, [made], outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json)
+    now = _now(settings)
+    made = _done(lambda: device_credentials.rotate(path, name, now, keep_old_hours))
+    outcome = _tell(settings, path, "it has its new secret")
+    old = None
+    if keep_old_hours and now is not None:
+        old = device_credentials.spelled(now + timedelta(hours=keep_old_hours))
+    _show_secrets(
+        settings, listener, [made], outcome, warnings, operator=operator, qr=not no_qr, as_json=as_json, old_until=old
+    )
 
 
 @devices.command(short_help="Let devices in no more.", epilog="Example: sluice devices revoke stable-2")
@@ -281,9 +292,10 @@ def revoke(names: tuple[str, ...], config: Path, yes: bool, as_json: bool) -> No
     if not yes:
         known = _done(lambda: device_credentials.load(path))
         if all(name in known for name in names):
-            click.confirm(f"Revoke {_named(names)}? They are disconnected at once.", abort=True, err=True)
+            are = "It is" if len(set(names)) == 1 else "They are"
+            click.confirm(f"Revoke {_named(names)}? {are} disconnected at once.", abort=True, err=True)
     gone = _done(lambda: device_credentials.revoke(path, names))
-    outcome = _tell(settings, path, "is let in no more")
+    outcome = _tell(settings, path, f"{_it(gone)} {'is' if len(gone) == 1 else 'are'} let in no more")
     if as_json:
         told = {"revoked": gone, "counts": outcome.counts, "said": outcome.words, "warnings": outcome.warnings}
         click.echo(msgspec.json.encode(told))
@@ -295,6 +307,10 @@ def revoke(names: tuple[str, ...], config: Path, yes: bool, as_json: bool) -> No
 def _named(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
     return f"{', '.join(names[:NAMED_MAX])}{more}"
+
+
+def _it(those: Sequence[object]) -> str:
+    return "it" if len(those) == 1 else "they"
 
 
 def _listener(settings: Settings) -> ListenerSettings:
@@ -340,8 +356,8 @@ def _now(settings: Settings) -> datetime | None:
     return datetime.fromtimestamp(clock.at(boottime_us()) / 1e6, UTC) if clock.synced else None
 
 
-def _tell(settings: Settings, path: Path, becomes: str) -> Outcome:
-    """Have the running gateway take the file as it is now."""
+def _tell(settings: Settings, path: Path, become: str) -> Outcome:
+    """Have the running gateway take the file as it is now; `become` says what then holds of whom."""
     try:
         told: dict[str, Any] = control.call(control.socket_path(settings.buffer.path), "devices-changed")
     except control.NotRunningError:
@@ -359,7 +375,7 @@ def _tell(settings: Settings, path: Path, becomes: str) -> Outcome:
     if told["trouble"]:
         return Outcome("soon", told["trouble"], (told["trouble"],))
     ended = f"; {counted(told['ended'], 'connection')} ended" if told["ended"] else ""
-    return Outcome("now", f"the running gateway knows: it {becomes} from now on{ended}")
+    return Outcome("now", f"the running gateway knows: {become} from now on{ended}")
 
 
 def _show_secrets(  # noqa: PLR0913 - each is another option
@@ -372,15 +388,19 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
     operator: bool,
     qr: bool,
     as_json: bool,
+    old_until: str | None = None,
 ) -> None:
     from gateway.device_handout import handout, qr_code  # noqa: PLC0415
 
     handouts = [handout(settings, listener, each, operator=operator) for each in made]
     if as_json:
-        told = {"devices": handouts, "counts": outcome.counts, "said": outcome.words}
+        told = {"devices": handouts, "counts": outcome.counts, "said": outcome.words, "old_until": old_until}
         click.echo(msgspec.json.encode({**told, "warnings": [*warnings, *outcome.warnings]}))
         return
     for each in handouts:
+        if qr:
+            # First: it is the taller, and a small screen keeps what comes last.
+            click.echo(_encodable(qr_code(each.uri).rstrip("\n")))
         rows = [
             ("host", " or ".join(each.hosts)),
             (
@@ -394,10 +414,10 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
         ]
         for name, value in rows:
             click.echo(hanging(f"{name:<10}{value}", 10))
-        if qr:
-            click.echo(_encodable(qr_code(each.uri).rstrip("\n")))
         click.echo("")
     click.echo(hanging("Write it down now: the password is shown this once, and only a hash of it is kept.", INDENT))
+    if old_until is not None:
+        click.echo(hanging(f"the old password works beside it until {_shown(old_until)} UTC", INDENT))
     _say(outcome)
     for warning in warnings:
         click.echo(hanging(f"warn  {warning}", 6))

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import config_option, json_option, load_settings
+from gateway.cli_options import config_option, json_option, load_settings, named
 from gateway.settings import Settings
 from gateway.status_text import DEVICES_MAX, INDENT, Glance, status_lines
 
@@ -24,7 +24,7 @@ WATCH_S = 2.0
 @click.option(
     "--watch",
     "watch_s",
-    type=click.FloatRange(0.2, 3_600),
+    type=named(click.FloatRange(0.2, 3_600), "number of seconds"),
     metavar="[SECONDS]",
     is_flag=False,
     flag_value=WATCH_S,
