@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,8 @@ from gateway.buffer_schema import read_marks
 from gateway.buffer_status import DeviceStatus, Now, is_running, read_status, reading, this_moment
 from gateway.clock_device import Kind
 from gateway.device_clocks import MARKS, saved_run
-from gateway.device_notes import RESTARTED, Note, note_on, note_on_clocks
+from gateway.device_credentials import CredentialsError, file_of, load
+from gateway.device_notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
 from gateway.device_states import ClockState, DevicesPage, DeviceState, HeardState
 from gateway.settings import Settings
 
@@ -43,7 +44,7 @@ class Device(Struct, frozen=True):
 
     device: str
     place: str | None
-    """The MQTT topic or the serial port that it was heard on last, as far as it is known."""
+    """The MQTT topic or the serial port that it was heard on last; None where that is not known."""
     is_serial: bool | None
     heard_s: float | None
     """How long ago something of it was taken in; None where nothing tells."""
@@ -54,6 +55,8 @@ class Device(Struct, frozen=True):
     """Why there is no clock, or what is wrong with it."""
     finding: bool
     """Whether that is something to be mended."""
+    no_log_in: bool = False
+    """Whether it is a sensor over MQTT that could not log in now: revoked, mostly."""
 
 
 class Listing(NamedTuple):
@@ -70,8 +73,9 @@ class Listing(NamedTuple):
 class Place(NamedTuple):
     """Where a device is heard."""
 
-    name: str
-    is_serial: bool
+    name: str | None
+    """None where it was one of several, and nothing tells which came last."""
+    is_serial: bool | None
     heard_s: float | None = None
     """How long ago something usable came; None where nothing tells."""
     has_probes: bool = False
@@ -100,7 +104,9 @@ def read_devices(settings: Settings) -> Listing:
             saved, restarted = states_from_marks(read_marks(connection, MARKS), now)
         else:
             saved, restarted = states, frozenset[str]()
-    devices = list(merged(found, saved, places, restarted, now, in_memory=states is not None))
+    devices = list(
+        merged(found, saved, places, restarted, now, in_memory=states is not None, log_ins=log_ins(settings))
+    )
     return Listing(devices, running, unheard, tuple(states or ()))
 
 
@@ -116,12 +122,30 @@ def _ask_daemon(path: Path) -> Iterator[DeviceState]:
 
 def _places(connection: sqlite3.Connection) -> dict[str, Place]:
     """Where devices were heard whose readings wait, or waited not long ago."""
-    return {
-        device: Place(subject, stream is not None and stream != subject)
-        for device, subject, stream in connection.execute(
-            "SELECT device, subject, stream FROM series WHERE type = 'sluice.reading' AND device <> '' ORDER BY number"
-        )
-    }
+    places: dict[str, Place] = {}
+    for device, subject, stream in connection.execute(
+        "SELECT device, subject, stream FROM series WHERE type = 'sluice.reading' AND device <> ''"
+    ):
+        place = Place(subject, stream is not None and stream != subject)
+        before = places.setdefault(device, place)
+        if before.name != subject:
+            places[device] = Place(None, place.is_serial if place.is_serial == before.is_serial else None)
+    return places
+
+
+def log_ins(settings: Settings) -> frozenset[str] | None:
+    """Devices that could log in at the MQTT listener; None where sensors come in otherwise too, or nothing tells."""
+    listener = settings.mqtt_listener
+    if listener is None or listener.anonymous or settings.mqtt_brokers:
+        return None
+    path = file_of(settings)
+    certified = listener.tls is not None and listener.tls.client_ca is not None
+    if certified and not listener.users and not path.exists():
+        return None
+    try:
+        return frozenset(listener.users) | frozenset(load(path).devices)
+    except CredentialsError:
+        return None
 
 
 def places_on_ports(serial: Mapping[str, Any]) -> dict[str, Place]:
@@ -162,8 +186,12 @@ def merged(  # noqa: PLR0913 - each is another source
     now: Now,
     *,
     in_memory: bool,
+    log_ins: Container[str] | None = None,
 ) -> Iterator[Device]:
-    """Put together what the sources know, by name; `in_memory`: the states are of a gateway that runs."""
+    """Put together what the sources know, by name.
+
+    `in_memory`: the states are of a gateway that runs; `log_ins`: who could log in, where that is to be judged.
+    """
     by_name = {each.device: each for each in stored}
     states_by_name = {each.device: each for each in states}
     for name in sorted(by_name.keys() | states_by_name.keys() | places.keys() | restarted):
@@ -172,9 +200,15 @@ def merged(  # noqa: PLR0913 - each is another source
         if heard is not None and (place is None or not place.has_probes):
             place = Place(heard.subject, heard.is_serial)
         if in_memory:
-            note = note_on(heard, state.clocks, has_probes=place is not None and place.has_probes)
+            was_heard = before is not None and before.seen is not None
+            has_probes = place is not None and place.has_probes
+            note = note_on(heard, state.clocks, has_probes=has_probes, was_heard=was_heard)
         else:
             note = note_on_clocks(state.clocks) or (Note(RESTARTED) if name in restarted else None)
+        # Of one that may be gone for good nothing else is to be mended.
+        no_log_in = log_ins is not None and place is not None and place.is_serial is False and name not in log_ins
+        if no_log_in:
+            note = Note(NO_LOG_IN)
         boots = [heard.boot if heard is not None else None, *(clock.boot for clock in reversed(state.clocks))]
         yield Device(
             name,
@@ -185,6 +219,7 @@ def merged(  # noqa: PLR0913 - each is another source
             tuple(_clock(clock, now) for clock in state.clocks),
             None if note is None else note.words,
             note is not None and note.is_finding,
+            no_log_in,
         )
 
 

@@ -54,6 +54,8 @@ RESTARTED = "the clock is learnt anew at the next reading: this box has been res
 OWN_TIMES = "the payload tells the time: no clock is learnt"
 NO_TICK = "nothing that the route reads tells a time: readings have that of their receipt"
 NOT_HEARD = "not heard since sluice was started"
+HEARD_BEFORE = "heard before sluice was started, not since"
+NO_LOG_IN = "no log-in (revoked?): it is let in no more; sluice devices add makes it a secret"
 
 
 class Note(NamedTuple):
@@ -64,15 +66,20 @@ class Note(NamedTuple):
     """Whether it is something to be mended."""
 
 
-def note_on(heard: HeardState | None, clocks: Sequence[ClockState], *, has_probes: bool) -> Note | None:
-    """On a device of a gateway that runs; `has_probes`: it is on a port where our frames are spoken."""
+def note_on(
+    heard: HeardState | None, clocks: Sequence[ClockState], *, has_probes: bool, was_heard: bool = False
+) -> Note | None:
+    """On a device of a gateway that runs.
+
+    `has_probes`: it is on a port where our frames are spoken; `was_heard`: the buffer knows when it was heard.
+    """
     wrong = None if heard is None else _wrong_with_readings(heard)
     if wrong is not None:
         return Note(wrong, is_finding=True)
     if any(clock.error_us is not None for clock in clocks):
         return note_on_clocks(clocks)
     if heard is None:
-        return Note(NO_ANSWER if has_probes else NOT_HEARD)
+        return Note(NO_ANSWER if has_probes else HEARD_BEFORE if was_heard else NOT_HEARD)
     if heard.tells != "tick":
         return Note(OWN_TIMES if heard.tells == "time" else NO_TICK)
     return _note_on_tick(heard, has_jumped=any(clock.has_jumped for clock in clocks), has_probes=has_probes)

@@ -23,7 +23,7 @@ class DeviceRow(Struct, frozen=True):
 
     device: str
     place: str | None
-    """The MQTT topic or the serial port that it was heard on last."""
+    """The MQTT topic or the serial port that it was heard on last; None where that is not known."""
     heard_s: float | None
     """How long ago something of it was taken in; None where nothing tells."""
     readings: int
@@ -40,11 +40,13 @@ class DeviceRow(Struct, frozen=True):
     is_silent: bool
     finding: bool
     """Whether `sluice devices` says what is to be mended."""
+    no_log_in: bool = False
+    """Whether it is a sensor over MQTT that could not log in now: then it is to be silent, and misses nothing."""
 
     @property
     def in_trouble(self) -> bool:
         """Whether somebody should look at it."""
-        return self.finding or self.is_silent or bool(self.missing) or bool(self.lost)
+        return self.finding or self.is_silent or (bool(self.missing) and not self.no_log_in) or bool(self.lost)
 
 
 def device_rows(listing: Listing, lost: Mapping[str, int]) -> list[DeviceRow]:
@@ -65,8 +67,9 @@ def device_rows(listing: Listing, lost: Mapping[str, int]) -> list[DeviceRow]:
                 None if of is None else of.missing,
                 told + lost.get(device.device, 0),
                 *_worst(device),
-                is_silent=_is_silent(device.heard_s, per_s),
+                is_silent=not device.no_log_in and _is_silent(device.heard_s, per_s),
                 finding=device.finding,
+                no_log_in=device.no_log_in,
             )
         )
     return sorted(rows, key=lambda row: (not row.in_trouble, row.device))
@@ -118,7 +121,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
     heard = _UNKNOWN if row.heard_s is None else f"{span(row.heard_s)}{' ago' if not row.is_silent else ' AGO'}"
     clock = Clock("", "", "rc", "rc", row.drift_ppm, row.error_us, None)
     return (
-        f"{escaped(row.device)}{' !' if row.finding else ''}",
+        f"{escaped(row.device)}{' !' if row.finding else ''}{' (no log-in)' if row.no_log_in else ''}",
         heard,
         rate(row.per_s),
         _UNKNOWN if row.missing is None else f"{row.missing:,}",

@@ -13,15 +13,17 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import control, device_states
+from gateway import config_file, control, device_listing, device_states
 from gateway.buffer_rows import Entry, Series
 from gateway.cli import main
 from gateway.clock_kernel import boot_id, boottime_us
 from gateway.device_clocks import DeviceClocks
 from gateway.device_notes import (
     BEGINS_ANEW,
+    HEARD_BEFORE,
     LEARNING,
     NO_ANSWER,
+    NO_LOG_IN,
     NO_TICK,
     NOT_HEARD,
     OWN_TIMES,
@@ -35,7 +37,7 @@ from gateway.devices_heard import DevicesHeard
 from gateway.intake import FrontDoor
 from gateway.reading import Mark, Reading
 from gateway.routes import compile_routes
-from gateway.settings import GatewaySettings, KafkaSettings, RouteSettings
+from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings
 from tests.buffers import CLOCK, entry, opened, store
 from tests.gateways import answering
 
@@ -135,7 +137,7 @@ async def test_a_serial_sensor_an_mqtt_sensor_and_what_the_file_knows(tmp_path: 
     assert clock["observed_s"] < 20
     assert (found["shed"]["place"], found["shed"]["note"]) == ("device/shed/thermo", NO_TICK)
     assert found["shed"]["heard_s"] >= 3
-    assert (found["before"]["note"], found["before"]["boot"]) == (NOT_HEARD, "1-00000001")
+    assert (found["before"]["note"], found["before"]["boot"]) == (HEARD_BEFORE, "1-00000001")
     assert 60 <= found["before"]["heard_s"] < 600
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[1].startswith("attic   /dev/ttyUSB0")
@@ -151,6 +153,51 @@ async def test_of_a_gateway_that_is_stopped_the_file_tells(tmp_path: Path) -> No
     assert (found["running"], found["unheard"]) == (False, None)
     assert (attic["place"], attic["is_serial"], attic["boot"]) == ("/dev/ttyUSB0", True, "7-1")
     assert attic["clocks"][0]["drift_ppm"][0] < 5_000 < attic["clocks"][0]["drift_ppm"][1]
+
+
+async def test_of_several_topics_nothing_tells_after_a_restart_which_was_last(tmp_path: Path) -> None:
+    topics = [f"device/shed/{stream}" for stream in ("zeta", "thermo", "alpha", "thermo")]
+    async with gateway(tmp_path) as door:
+        for number, topic in enumerate(topics):
+            await take(door, told(boottime_us(), topic, boot="7-1", seq=number))
+        before = (await listed(tmp_path))["shed"]
+    stopped = (await listed(tmp_path))["shed"]
+    async with gateway(tmp_path):
+        after = (await listed(tmp_path))["shed"]
+        table = (await devices(tmp_path)).stdout.splitlines()
+    assert before["place"] == "device/shed/thermo"
+    for found in (stopped, after):
+        assert (found["place"], found["is_serial"]) == (None, False)
+    assert after["heard_s"] is not None
+    assert table[1].split()[:2] == ["shed", "-"]
+    assert table[-1] == f"shed: {HEARD_BEFORE}"
+
+
+async def test_a_sensor_that_cannot_log_in_is_marked_where_a_list_decides(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    settings = config_file.load(config)
+    listener = ListenerSettings(users={"barn": "0" * 64})
+    async with gateway(tmp_path) as door:
+        for name in ("barn", "shed"):
+            await take(door, told(boottime_us(), f"device/{name}/thermo", boot="7-1", seq=1, tick="12345"))
+        await take(door, reading("attic", 1, boottime_us(), 5, "/dev/ttyUSB0"))
+
+        async def notes(listener: ListenerSettings | None) -> dict[str, tuple[bool, str | None]]:
+            given = msgspec.structs.replace(settings, mqtt_listener=listener)
+            found = await asyncio.to_thread(device_listing.read_devices, given)
+            return {each.device: (each.no_log_in, each.note) for each in found.devices}
+
+        assert await notes(listener) == {
+            "attic": (False, LEARNING),
+            "barn": (False, UNREADABLE_TICK),
+            "shed": (True, NO_LOG_IN),
+        }
+        for anybody in (None, ListenerSettings(anonymous=True)):
+            assert not any(marked for marked, _ in (await notes(anybody)).values())
+        (tmp_path / "devices.json").write_text('{"version": 1, "devices": {"shed": []}}')
+        assert (await notes(listener))["shed"] == (False, UNREADABLE_TICK)
+        (tmp_path / "devices.json").write_text("}")
+        assert (await notes(listener))["shed"] == (False, UNREADABLE_TICK)
 
 
 async def test_after_a_restart_of_the_box_no_clock_is_known(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The devices in `sluice status`: who is in trouble comes first, and what fits is shown."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +76,14 @@ def test_the_table_at_eighty_columns() -> None:
         "barn-1        1 s ago     10/s        0     +50 ± 11  ± 2.0 ms  device/barn-1/t…",
         "scale         1 s ago    1.0/h        -            -         -  device/scale/th…",
     ]
+
+
+def test_a_device_that_cannot_log_in_is_marked_and_its_silence_is_no_trouble() -> None:
+    revoked = msgspec.structs.replace(device("a", heard_s=3_700.0), no_log_in=True)
+    (row,) = rows = device_rows(listing((revoked, state("a", 61, 60, missing=2))), {})
+    assert (row.is_silent, row.in_trouble) == (False, False)
+    assert list(device_lines(rows, 5, 200))[1].startswith("a (no log-in)  1 h 1 min ago ")
+    assert device_rows(listing((revoked, state("a", 61, 60, lost=1))), {})[0].in_trouble
 
 
 def test_columns_that_nobody_has_anything_in_are_left_out() -> None:
