@@ -13,6 +13,7 @@ from gateway.clock_floor import RELEASED_US
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us
 from gateway.clock_report import ClockView
+from gateway.clock_text import hold_words
 from gateway.processes import name_of, processes
 from gateway.settings import GatewaySettings, Settings
 from gateway.terminal_text import counted, span, utc
@@ -25,6 +26,7 @@ TIME_DAEMONS: Final = {
     "phc2sys": "phc2sys",
 }
 """Programs that keep a clock, by their names as the kernel cuts them off."""
+_GO: Final = "go to Kafka with times that nothing vouches for, and a correction puts these right later"
 FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
 """Where a box without a clock of its own keeps the time at which it was last saved."""
 
@@ -82,7 +84,7 @@ def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
             f'clock = "system" takes this box\'s clock as it is, and it is wrong: {trouble}. Set it, or see to time '
             'sync; where nobody keeps it, write clock = "kernel" under [gateway]: readings then wait for it',
         )
-    keepers = _keepers()
+    keepers = time_daemons()
     kept = f"{keepers} runs here" if keepers else "no time daemon that is known runs here: its host must keep it"
     return well(
         "clock",
@@ -92,7 +94,7 @@ def _system(gateway: GatewaySettings, trouble: str | None) -> Finding:
 
 
 def _kernel(clock: WallClock, wall_us: int, trouble: str | None, meanwhile: str) -> Finding:
-    keepers = _keepers()
+    keepers = time_daemons()
     if clock.error_us is None:
         return remark("clock", _unsynced(meanwhile, keepers, wall_us, trouble))
     by = f", kept by {keepers}" if keepers else ""
@@ -105,37 +107,33 @@ def _while_unsynced(gateway: GatewaySettings, state: dict[str, Any]) -> str:
     """What becomes of readings while the kernel does not take the clock for synced."""
     uplink = state.get("uplink") or {}
     if (state.get("clock") or {}).get("synced"):
-        return "the sluice that runs has known it before, and goes on by that, with bounds that grow"
+        return "The sluice that runs has known it before, and goes on by that, with bounds that grow"
     if uplink.get("up") and uplink.get("waits_for_clock") is False:
         # It has waited, whatever the file says now.
-        goes = "readings wait for it no longer (gateway.hold_unsynced_s): they go"
-    elif gateway.hold_unsynced_s:
-        goes = (
-            f"readings wait on this box for it, at most {span(gateway.hold_unsynced_s)} (gateway.hold_unsynced_s) from "
-            "when Kafka is first reached after a start, and then go"
-        )
-    else:
-        goes = "readings do not wait for it (gateway.hold_unsynced_s = 0): they go"
-    return (
-        f"{goes} to Kafka with times that nothing vouches for, and a correction on gateway-events puts these right "
-        "once it is"
-    )
+        return f"Readings wait for it no longer (gateway.hold_unsynced_s): they {_GO}"
+    if not gateway.hold_unsynced_s:
+        return f"Readings do not wait for it (gateway.hold_unsynced_s = 0): they {_GO}"
+    until_us = uplink.get("clock_until_us")
+    begun = "" if uplink.get("was_reached") else ", once Kafka is reached"
+    left = hold_words(gateway, until_us, boottime_us())
+    return f"Readings wait on this box for it{begun}, {left}; then they {_GO}"
 
 
 def _unsynced(meanwhile: str, keepers: str, wall_us: int, trouble: str | None) -> str:
-    """What it means that the kernel does not take the clock for synced."""
-    runs = f"{keepers} runs, and has not succeeded yet" if keepers else "no time daemon that is known runs here"
+    """What it means that the kernel does not take the clock for synced, and first what to do."""
+    if keepers:
+        what = f"{keepers} runs, and has not succeeded yet: see that it reaches its server (timedatectl)"
+    else:
+        what = "no time daemon that is known runs here: sudo apt install systemd-timesyncd"
     late = ", or late by as long as the box was off (fake-hwclock)" if FAKE_HWCLOCK.exists() else ""
     shown = f"It says {utc(wall_us)} UTC, which may be right{late}" if trouble is None else f"It is wrong: {trouble}"
     return (
-        f"the kernel does not say that this box's clock is synced ({runs}): {meanwhile}. {shown}. See to time sync by "
-        "NTP (timedatectl tells whether it is on, and whether it has succeeded); in a container or virtual machine, "
-        "whose kernel may never say so, and where its host keeps the clock, write "
-        'clock = "system" under [gateway]'
+        f"not synced, as the kernel has it; {what}; or, in a container or virtual machine whose host keeps it, write "
+        f'clock = "system" under [gateway]. {meanwhile}. {shown}'
     )
 
 
-def _keepers() -> str:
+def time_daemons() -> str:
     """The time daemons that run on this box."""
     running = {name_of(process) for process in processes()}
     return " and ".join(sorted(told for name, told in TIME_DAEMONS.items() if name in running))

@@ -17,6 +17,7 @@ from gateway.check_front_door import START, CertificateWantedError, DoorError, a
 from gateway.check_mqtt import NoAnswerError
 from gateway.check_readings import KIND, CheckOpened, CheckPlace
 from gateway.clock_kernel import boottime_us
+from gateway.clock_text import hold_words
 from gateway.kafka_files import KafkaFileError
 from gateway.kafka_link import KafkaLink
 from gateway.kafka_record import HEADER_NAMES, HEADERS_MIN
@@ -165,11 +166,9 @@ def _why_waits(settings: Settings, state: Any) -> tuple[Finding | None, bool]:  
         restart = "; were the settings changed since it started? Restart it"
         return wrong(IN_KAFKA, words + restart), bool(uplink.get("error"))
     if uplink.get("waits_for_clock"):
-        return remark(
-            IN_KAFKA,
-            "it waits on disk until this box's clock is synced, at most for gateway.hold_unsynced_s = "
-            f"{span(settings.gateway.hold_unsynced_s)}; see what is said of the clock",
-        ), True
+        left = hold_words(settings.gateway, uplink.get("clock_until_us"), boottime_us())
+        words = f"it waits on disk until this box's clock is synced, {left}; see what is said of the clock"
+        return remark(IN_KAFKA, words), True
     topic = settings.kafka.events_topic
     for name, why in uplink.get("parked", {}).items():
         if name.partition("/")[0] == topic:

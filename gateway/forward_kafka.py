@@ -84,7 +84,6 @@ class Forwarder:
         self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
         self._heartbeat_from_s = 0.0
         self._hold_from_s = time.monotonic()
-        self._was_reached = False
         self._told_unsynced = False
         """Whether it was said that readings go although the clock is not known."""
         self._link: KafkaLink | None = None
@@ -201,9 +200,9 @@ class Forwarder:
             # Connecting costs as well: no longer than there is something left to spend, whether it succeeds or not.
             await self._memory.wait_for_allowance(link)
             async with open_session(self._gateway.id, self._kafka, link) as session:
-                if not self._was_reached:
+                if not self._memory.state.was_reached:
                     # NTP comes with the network: what waits for a clock waits from here. Once: it may never come.
-                    self._was_reached = True
+                    self._memory.state.was_reached = True
                     self._hold_from_s = time.monotonic()
                 self._memory.verdicts.begin_session()
                 self._keep(self._memory.enter(session.cluster_id))
@@ -328,6 +327,7 @@ class Forwarder:
                 setting="gateway.hold_unsynced_s",
             )
         state.waits_for_clock = holds
+        state.clock_until_us = boottime_us() + round(left_s * 1e6) if holds else None
         return holds
 
     async def _wait_for_quota(self) -> None:

@@ -71,6 +71,10 @@ class UplinkState:
     """When it came up or went down: seconds since 1970 by this box's clock as it is now, be it right or not."""
     waits_for_clock: bool = False
     """Whether readings are held back because a time for them may still be learnt (`gateway.hold_unsynced_s`)."""
+    clock_until_us: int | None = None
+    """Until when at most (CLOCK_BOOTTIME); None where they are not."""
+    was_reached: bool = False
+    """Whether Kafka was reached since the start: what waits for the clock does so from then on."""
     new_clocks: int = 0
     """Sensors, or streams of one, whose readings wait for their clock (`gateway.hold_new_clock_s`)."""
     dates_passed: float | None = None

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer_status import told
-from gateway.devices_text import bound
+from gateway.clock_text import hold_words, known_words
 from gateway.disk_health import health_words, troubles
 from gateway.settings import NO_SOURCE
 from gateway.status_devices import heading, rate
@@ -88,6 +88,7 @@ class _Uplink(Struct, frozen=True):
     barred: bool = False
     since: float | None = None
     waits_for_clock: bool = False
+    clock_until_us: int | None = None
     new_clocks: int = 0
     dates_passed: float | None = None
     quota_used_up: bool = False
@@ -164,14 +165,11 @@ def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
 def _clock_line(seen: Glance, clock: dict[str, Any]) -> str:
     if not clock.get("synced"):
         return "clock       NOT SYNCED: nothing vouches for this box's time; sluice check says what to do"
-    error_us = clock.get("error_us")
-    within = "" if error_us is None else f", within {bound(error_us)}"
-    how = "taken as it is" if seen.settings.gateway.clock == "system" else "synced"
     steps = clock.get("steps", 0)
     stepped = "" if not steps else f"; SET {'once' if steps == 1 else f'{steps:,} times'} since the start"
     since_us = clock.get("since_us")
     since = "" if since_us is None else f" for {span((seen.now.boottime_us - since_us) / 1e6)}"
-    return f"clock       {how}{since}{within}{stepped}"
+    return f"clock       {known_words(seen.settings.gateway, clock.get('error_us'), since)}{stepped}"
 
 
 def _disk_lines(seen: Glance) -> Iterator[str]:
@@ -265,10 +263,8 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
     bound = f"; no more than {size(kafka.bytes_per_s_max)}/s is used (kafka.bytes_per_s_max)"
     yield f"uplink      up{_since(seen, uplink)}{pace}{bound if kafka.bytes_per_s_max else ''}"
     if uplink.waits_for_clock:
-        yield (
-            f"{_BESIDE}READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = "
-            f"{span(seen.settings.gateway.hold_unsynced_s)} from when Kafka was reached; sluice check says what to do"
-        )
+        left = hold_words(seen.settings.gateway, uplink.clock_until_us, seen.now.boottime_us)
+        yield (f"{_BESIDE}READINGS WAIT on this box until its clock is synced, {left}; sluice check says what to do")
     elif (seen.answer or {}).get("clock", {}).get("synced") is False:
         yield (
             f"{_BESIDE}READINGS GO with times that nothing vouches for: this box's clock is not synced, and they wait "
@@ -281,7 +277,8 @@ def _up_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
             "sensor's clock is known, at most for gateway.hold_new_clock_s = "
             f"{span(seen.settings.gateway.hold_new_clock_s)}"
         )
-    if seen.rows_behind:
+    # Those of this boot wait as well.
+    if seen.rows_behind and not uplink.waits_for_clock:
         how = "sent first, in their order" if kafka.drain == "oldest-first" else "sent beside new ones"
         behind = f"{_readings_and_events(seen.rows_behind)} from earlier {'is' if seen.rows_behind == 1 else 'are'}"
         yield f"{_BESIDE}{behind} still to go, {how} (kafka.drain)"

@@ -113,7 +113,7 @@ def test_settings_that_may_not_be_read_are_told_with_what_to_do(
     monkeypatch.setattr(Path, "read_text", refused)
     shown = CliRunner(env={"COLUMNS": "1000"}).invoke(main, ["status", "--config", str(config)])
     assert shown.exit_code == 2
-    words = "this user may not read it; run this as the user that sluice runs as, or as root"
+    words = "this user may not read it; run this with sudo, or as the user that sluice runs as"
     assert f"{config}: {words}" in shown.output
 
 
@@ -219,7 +219,7 @@ async def test_a_device_whose_lane_is_gone_is_told_with_a_doubt(tmp_path: Path) 
         (
             True,
             False,
-            "READINGS WAIT on this box until its clock is synced, at most for gateway.hold_unsynced_s = 10 min",
+            "READINGS WAIT on this box until its clock is synced, for 10 min at most (gateway.hold_unsynced_s)",
         ),
         (False, False, "READINGS GO with times that nothing vouches for: this box's clock is not synced"),
         (False, True, None),

@@ -245,6 +245,17 @@ def test_a_backlog_that_drains(drain: str, how: str) -> None:
     ]
 
 
+def test_readings_that_wait_for_the_clock_are_counted_down_and_not_said_to_go() -> None:
+    until_us = glance({}).now.boottime_us + 7 * 60_000_000
+    assert uplink(glance({"up": True, "waits_for_clock": True, "clock_until_us": until_us}, rows_behind=15)) == [
+        "up",
+        (
+            "READINGS WAIT on this box until its clock is synced, for 7 min more at most (gateway.hold_unsynced_s); "
+            "sluice check says what to do"
+        ),
+    ]
+
+
 def test_a_quota_that_is_used_up() -> None:
     state = {"up": False, "error": "the quota of the day", "quota_used_up": True, "quota_until": clock(0, 0, day=15)}
     first, *rest = uplink(glance(state))
