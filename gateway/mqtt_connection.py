@@ -230,6 +230,8 @@ class Connection(Link):
             return
         # From here on it is known who this is, and the log may say so.
         self._user, self._client_id = identity.user, connect.client_id
+        if not identity.is_check:
+            self._listener.refusals.let_in(identity.user, self.peer)
         self._open(connect, identity, make_room(self._listener, connect, identity, now_s))
 
     def _judge_late(self, connect: Connect, attempt: Attempt) -> None:

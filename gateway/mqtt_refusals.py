@@ -1,6 +1,7 @@
 """What the MQTT listener refuses or ends: why, how often, and what the log says of it, which nobody may flood."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Container
 from typing import Final, NamedTuple
@@ -32,6 +33,17 @@ ENDS: Final = {
 NAME_CHARACTERS_MAX: Final = 80
 """As much of a name as the log repeats."""
 
+LOG_IN_REASONS: Final = frozenset(
+    {
+        "bad-credentials",
+        "no-credentials",
+        "certificate-of-no-user",
+        "tls-handshake-failed",
+    }
+)
+"""Of a sensor that is set up wrongly."""
+LATELY_MAX: Final = 20
+"""Sensors of which is remembered that their log-in was refused: of more, those of which it was so last."""
 LOGIN: Final = "refused log-in"
 """What a line of the log begins with, for those who look for it."""
 LOGINS_AGAIN: Final = "refused log-ins in the last minute, beside those that have a line"
@@ -54,6 +66,16 @@ class _Login(NamedTuple):
     """As it is told."""
     address: str
     reason: str
+
+
+class _Late(NamedTuple):
+    """The last that was refused of one sensor."""
+
+    user: str | None
+    """As it is told."""
+    address: str
+    why: str
+    at_s: float
 
 
 class RefusedError(Exception):
@@ -88,6 +110,8 @@ class Refusals:
         self._logins: Counter[_Login] = Counter()
         """Refused log-ins of this interval that have a line, and how many more there were of each."""
         self._unlogged_logins: Counter[str] = Counter()
+        self._late: dict[str, _Late] = {}
+        """By user name that is configured, or by address: those that did not log in since, the last at the end."""
         self._timer: asyncio.TimerHandle | None = None
 
     def refused(
@@ -98,6 +122,7 @@ class Refusals:
         A client is known by its user name, its client identifier, or its address: by the first of them that there is.
         """
         self._count(reason)
+        self._remember(reason, message, None, peer, is_known=False)
         client = (reason, _cut(user or client_id or peer.rpartition(":")[0]))
         logged = self._logged if user in self._configured else self._logged_others
         if reason == TAKEN_OVER:
@@ -127,6 +152,7 @@ class Refusals:
         self._count(reason)
         user = connect.user_name
         is_known = user in self._configured
+        self._remember(reason, message, user, peer, is_known=is_known)
         login = _Login(is_known, _name_told(user, is_known=is_known), peer.rpartition(":")[0], reason)
         if login in self._logins:
             self._logins[login] += 1
@@ -146,6 +172,30 @@ class Refusals:
             peer=peer,
             client_id=_client_id_told(connect, is_known=is_known),
         )
+
+    def let_in(self, user: str | None, peer: str) -> None:
+        """Take note of who logged in: what was refused of it before is mended."""
+        self._late.pop(peer.rpartition(":")[0], None)
+        if user is not None:
+            self._late.pop(user, None)
+
+    def lately(self) -> list[dict[str, object]]:
+        """For the status page: whose log-in was refused, and why, of those that did not log in since; newest first."""
+        now_s = time.monotonic()
+        return [
+            {"user": each.user, "address": each.address, "why": each.why, "ago_s": round(now_s - each.at_s, 1)}
+            for each in reversed(self._late.values())
+        ]
+
+    def _remember(self, reason: str, why: str, user: str | None, peer: str, *, is_known: bool) -> None:
+        if reason not in LOG_IN_REASONS:
+            return
+        address = peer.rpartition(":")[0]
+        sensor = user if is_known and user is not None else address
+        self._late.pop(sensor, None)
+        if len(self._late) >= LATELY_MAX:
+            del self._late[next(iter(self._late))]
+        self._late[sensor] = _Late(_name_told(user, is_known=is_known), address, why, time.monotonic())
 
     def _count(self, reason: str) -> None:
         self.counts[reason] += 1

@@ -83,7 +83,11 @@ async def run(settings: Settings) -> None:
             if settings.mqtt_listener is not None:
                 listener = _mqtt_listener(settings.mqtt_listener, front_door, dates, file_of(settings))
                 tasks.create_task(listener.run(), name="mqtt-listener")
-                parts |= {"mqtt_listener": lambda: listener.counts, "logins": listener.logins.state}
+                parts |= {
+                    "mqtt_listener": lambda: listener.counts,
+                    "logins": listener.logins.state,
+                    "log_ins_refused": listener.refusals.lately,
+                }
                 commands["devices-changed"] = listener.devices_changed
             await _forget_removed_brokers(settings, front_door)
             if settings.mqtt_brokers:

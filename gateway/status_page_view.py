@@ -21,6 +21,7 @@ from gateway.buffer_losses import OWN
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import BufferStatus, read_status, reading, this_moment
 from gateway.clock_kernel import boottime_us
+from gateway.clock_text import known_words
 from gateway.device_listing import Device, merged, places_on_ports
 from gateway.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.disk_health import Trouble
@@ -67,8 +68,6 @@ FORGOTTEN_S: Final = 604_800.0
 """A device that was silent for a week is no alarm any more."""
 NO_KIND: Final = "a disk"
 """How a disk is called of which nothing more is known."""
-LOG_IN_REASONS: Final = ("bad-credentials", "no-credentials", "certificate-of-no-user", "tls-handshake-failed")
-"""For which the MQTT listener refuses a sensor that is set up wrongly."""
 
 _log = structlog.get_logger("sluice.status_page")
 
@@ -152,9 +151,6 @@ class StatusView:
         self._lost: dict[str, int] = {}
         """By device: since the start, and those before that were not reported yet."""
         self._lost_sum = 0
-        self._refused = self._count_refused()
-        self._refused_us: int | None = None
-        """How many log-ins of sensors the listener has refused, and when it did so last."""
         self._rows: list[Row] = []
         self._judging = asyncio.Lock()
         self._judged: tuple[bool, str, list[str]] = (True, "", [])
@@ -178,14 +174,7 @@ class StatusView:
             # Nobody shows them any more.
             self._front_door.heard.latest = None
 
-    def _count_refused(self) -> int:
-        counts = self._part("mqtt_listener")
-        return sum(counts.get(reason, 0) for reason in LOG_IN_REASONS)
-
     def _sample(self) -> Sample:
-        refused = self._count_refused()
-        if refused > self._refused:
-            self._refused, self._refused_us = refused, boottime_us()
         state = self._buffer.state
         return Sample(
             state.rows, state.bytes_used, _uplink_state(self._uplink()), self._front_door.counts.get("readings", 0)
@@ -319,7 +308,7 @@ class StatusView:
             lost=self._lost_sum,
             lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
             logins=self._part("logins"),
-            refused_s=None if self._refused_us is None else (now_us - self._refused_us) / 1e6,
+            refused=tuple(self._part("log_ins_refused")),
             counts={**self._buffer.counts, **self._front_door.counts},
             serial=self._part("serial"),
             brokers=self._part("mqtt_brokers"),
@@ -358,7 +347,7 @@ class StatusView:
                 "lost": facts.lost,
                 "quarantined": facts.found.quarantined if facts.found is not None else None,
             },
-            "clock": {"synced": facts.clock.synced, "bound": devices_text.bound(facts.clock.error_us)},
+            "clock": {"synced": facts.clock.synced, "words": known_words(self._settings.gateway, facts.clock.error_us)},
             "disk": _disk_view(facts, self._on_disk.disk),
             "devices": {
                 "total": len(self._rows),

@@ -10,6 +10,7 @@ from msgspec import Struct
 from gateway.buffer_losses import OWN
 from gateway.buffer_status import BufferStatus
 from gateway.clock_report import ClockView
+from gateway.clock_text import hold_words
 from gateway.disk_health import Trouble
 from gateway.forward_memory import UplinkState
 from gateway.settings import NO_SOURCE, Settings
@@ -94,8 +95,8 @@ class Facts(Struct, frozen=True):
     """How long ago some were lost last; None where none was."""
     logins: dict[str, Any]
     """What the MQTT listener knows of the devices' file."""
-    refused_s: float | None
-    """How long ago it refused a log-in last; None where it did not since the start."""
+    refused: tuple[dict[str, Any], ...]
+    """Whose log-in it refused, and why (`Refusals.lately`): the newest first."""
     counts: dict[str, int]
     serial: dict[str, Any]
     brokers: dict[str, Any]
@@ -139,16 +140,21 @@ def _well_words(facts: Facts) -> str:
 
 def alarms(facts: Facts) -> list[Alarm]:
     """All that is not well, the worst first."""
+    clock = list(_clock(facts))
+    holds = facts.uplink.waits_for_clock
+    # Of one level, what stops all readings stands before what stops those of some sensors, and that before the rest.
     found = [
         *_disk(facts),
         *_buffer(facts),
         *_uplink(facts),
+        *(clock if holds else ()),
         *_losses(facts),
-        *_log_ins(facts),
-        *_devices(facts),
+        *_devices_file(facts),
         *_serial(facts.serial),
         *_brokers(facts.brokers),
-        *_clock(facts),
+        *_log_ins(facts),
+        *_devices(facts),
+        *(() if holds else clock),
         *_quarantine(facts),
         *_wear(facts),
     ]
@@ -222,11 +228,15 @@ def _clock(facts: Facts) -> Iterator[Alarm]:
     clock = facts.clock
     if not clock.synced:
         since = span((facts.boottime_us - clock.since_us) / 1e6)
-        if facts.uplink.waits_for_clock:
-            hold = span(facts.settings.gateway.hold_unsynced_s)
-            then = f"Readings wait on this box for it, at most {hold} (gateway.hold_unsynced_s)."
+        gateway, uplink = facts.settings.gateway, facts.uplink
+        go = "go with times that nothing vouches for, and are put right once it is"
+        if uplink.waits_for_clock:
+            left = hold_words(gateway, uplink.clock_until_us, facts.boottime_us)
+            then = f"Readings wait on this box for it, {left}."
+        elif not uplink.was_reached and gateway.hold_unsynced_s:
+            then = f"Once Kafka is reached, readings wait for it, {hold_words(gateway, None, facts.boottime_us)}."
         else:
-            then = "Readings go with times that nothing vouches for, and are put right once it is."
+            then = f"Readings {go}." if uplink.up else f"Once Kafka is reached, readings {go}."
         yield Alarm(
             "warn",
             "Clock",
@@ -341,7 +351,7 @@ def _losses(facts: Facts) -> Iterator[Alarm]:
         )
 
 
-def _log_ins(facts: Facts) -> Iterator[Alarm]:
+def _devices_file(facts: Facts) -> Iterator[Alarm]:
     if facts.logins.get("trouble"):
         yield Alarm(
             "warn",
@@ -351,14 +361,24 @@ def _log_ins(facts: Facts) -> Iterator[Alarm]:
             if facts.logins.get("kept")
             else "None of those that it names can log in until it can.",
         )
-    if facts.refused_s is not None and facts.refused_s < REFUSED_TOLD_S:
+
+
+def _log_ins(facts: Facts) -> Iterator[Alarm]:
+    refused = [each for each in facts.refused if each["ago_s"] < REFUSED_TOLD_S]
+    for each in refused[:NAMED_MAX]:
+        # What is wrong, and what to do, as the log has them.
+        why, _, todo = shortened(each["why"], 400).partition("; ")
+        who = "A sensor's log-in" if each["user"] is None else f"The log-in of {_name(each['user'])}"
         yield Alarm(
             "warn",
             "Log-ins",
-            f"A sensor's log-in was refused {span(facts.refused_s)} ago (a wrong name, secret or certificate).",
+            f"{who} from {each['address']} was refused {span(each['ago_s'])} ago: {_sentence(why)}",
             "What that sensor measures does not come in.",
-            "journalctl -u sluice names it; sluice devices rotate makes a new secret.",
+            _sentence(todo) if todo else "Correct that in the sensor. journalctl -u sluice says more.",
         )
+    if len(refused) > NAMED_MAX:
+        more = counted(len(refused) - NAMED_MAX, "more sensor")
+        yield Alarm("warn", "Log-ins", f"And of {more} the log-in was refused: journalctl -u sluice names them.")
 
 
 def _devices(facts: Facts) -> Iterator[Alarm]:

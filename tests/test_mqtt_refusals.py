@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from gateway import mqtt_refusals
 from gateway.ingress_mqtt_listener import MqttListener
 from gateway.mqtt_protocol import Connect
-from gateway.mqtt_refusals import ADDRESSES_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
-from tests.mqtt_peers import USERS, RecordingIntake, connect, connected, listening
+from gateway.mqtt_refusals import ADDRESSES_MAX, LATELY_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
+from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, connect, connected, listening
 
 LOGGED = "refused by the MQTT listener"
 AGAIN = "an older connection was ended: the same client identifier connected again"
@@ -42,6 +42,16 @@ async def test_a_minute_later_it_is_logged_again(monkeypatch: pytest.MonkeyPatch
             while sum(line["event"] == LOGIN for line in lines) < 3:
                 await try_to_log_in(listener, "m001")
                 await asyncio.sleep(0.02)
+
+
+async def test_a_refused_log_in_is_told_of_until_that_sensor_logs_in() -> None:
+    async with listening(RecordingIntake(), anonymous=False, users=USERS) as listener:
+        await try_to_log_in(listener, "m001")
+        (told,) = listener.refusals.lately()
+        assert (told["user"], str(told["why"]).partition(";")[0]) == ("m001", "the password is wrong")
+        async with connected(listener, connect("m001", login=("m001", CODEWORD))) as peer:
+            assert await peer.read(4) == b"\x20\x02\x00\x00"
+            assert listener.refusals.lately() == []
 
 
 def log_in(refusals: Refusals, user: str | None, peer: str = "192.0.2.1:1024", client_id: str = "") -> None:
@@ -96,6 +106,29 @@ async def test_the_log_shows_nothing_that_may_be_a_secret(
     assert (lines[0]["user"], lines[0]["client_id"]) == (user_told, client_told)
     assert "hush-hush" not in str(lines)
     assert "the password" not in str(lines)
+
+
+async def test_the_page_is_told_of_refused_log_ins_until_that_sensor_logs_in() -> None:
+    refusals = Refusals({"m1", "m2"})
+    log_in(refusals, "m1")
+    log_in(refusals, "hush-hush", "192.0.2.2:1024")
+    log_in(refusals, "m1", "192.0.2.3:1024")
+    refusals.refused("tls-handshake-failed", "the TLS handshake failed", peer="192.0.2.4:1024")
+    refusals.refused("packet-too-large", "too large", peer="192.0.2.5:1024")
+    told = refusals.lately()
+    assert [each["address"] for each in told] == ["192.0.2.4", "192.0.2.3", "192.0.2.2"]
+    assert (told[1]["user"], told[1]["why"]) == ("m1", "why")
+    assert "hush-hush" not in str(told)
+    refusals.let_in("m2", "192.0.2.9:1")
+    assert len(refusals.lately()) == 3
+    refusals.let_in("m1", "192.0.2.9:1")
+    # Who had another name is known by its address.
+    refusals.let_in("m2", "192.0.2.2:1")
+    assert [each["address"] for each in refusals.lately()] == ["192.0.2.4"]
+    for number in range(1_000):
+        log_in(refusals, "made up", f"192.0.{number}.1:1024")
+    assert len(refusals.lately()) == LATELY_MAX
+    refusals.finish()
 
 
 def refuse(count: int, refusals: Refusals, name: str) -> None:

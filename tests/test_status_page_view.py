@@ -50,14 +50,18 @@ class Box:
         )
         self.uplink = UplinkState(up=True)
         self.serial: dict[str, Any] = {}
-        self.listener: dict[str, int] = {"connected": 1}
+        self.refused: list[dict[str, object]] = []
         self.view = StatusView(
             self.settings,
             self.front_door,
             self.buffer,
             lambda: self.uplink,
             lambda: ClockView(synced=True, error_us=1_000, since_us=0),
-            {"serial": lambda: self.serial, "mqtt_listener": lambda: self.listener},
+            {
+                "serial": lambda: self.serial,
+                "mqtt_listener": lambda: {"connected": 1},
+                "log_ins_refused": lambda: self.refused,
+            },
         )
         self.buffer.open()
 
@@ -173,14 +177,15 @@ async def test_an_offline_and_a_full_gateway_is_healthy_and_a_failing_one_is_not
 
 async def test_a_sensor_with_a_wrong_secret_is_an_alarm(box: Box) -> None:
     await box.refreshed()
-    box.look()
-    box.listener["connected"] += 1
-    box.look()
     assert (await box.state())["alarms"] == []
-    box.listener["bad-credentials"] = 1
-    box.look()
+    box.refused.append({"user": "attic", "address": "192.0.2.7", "why": "the password is wrong", "ago_s": 2.0})
     (alarm,) = (await box.state())["alarms"]
-    assert alarm["words"].startswith("A sensor's log-in was refused 0 s ago")
+    assert alarm["words"] == "The log-in of attic from 192.0.2.7 was refused 2 s ago: the password is wrong."
+
+
+async def test_a_clock_that_is_taken_as_it_is_is_not_said_to_be_synced(box: Box) -> None:
+    await box.refreshed()
+    assert (await box.state())["clock"] == {"synced": True, "words": "taken as it is, within ± 1.0 ms"}
 
 
 async def test_a_thread_that_hangs_is_no_health(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ WELL = Facts(
     lost=0,
     lost_s=None,
     logins={},
-    refused_s=None,
+    refused=(),
     counts={"readings": 100},
     serial={},
     brokers={},
@@ -53,6 +53,8 @@ WELL = Facts(
     silent=(),
     findings=(),
 )
+
+REFUSED = {"user": "attic", "address": "192.0.2.7", "why": "the password is wrong; rotate it", "ago_s": 30.0}
 
 
 def only(facts: Facts) -> Alarm:
@@ -129,7 +131,18 @@ def test_a_gateway_that_has_just_started_is_given_a_moment() -> None:
             "The disk needs a look: mmcblk0 is worn.",
             "",
         ),
-        ({"refused_s": 30.0}, "warn", "A sensor's log-in was refused 30 s ago", "journalctl"),
+        (
+            {"refused": (REFUSED,)},
+            "warn",
+            "The log-in of attic from 192.0.2.7 was refused 30 s ago: the password is wrong.",
+            "rotate it.",
+        ),
+        (
+            {"refused": (REFUSED | {"user": None, "why": "no name"},)},
+            "warn",
+            "A sensor's log-in from 192.0.2.7 was refused 30 s ago: no name.",
+            "journalctl",
+        ),
         ({"logins": {"trouble": "devices.json is no JSON"}}, "warn", "devices.json is no JSON.", ""),
         ({"lost": 7, "lost_s": 60.0}, "bad", "7 readings are lost for good, the last 1 min ago.", "sluice buffer ls"),
         (
@@ -227,6 +240,33 @@ def test_what_is_wrong(changes: dict[str, Any], level: str, words: str, todo: st
     assert todo in alarm.todo
     assert alarm.words.endswith((".", "?"))
     assert headline(WELL, [alarm]).level == ("well" if level == "note" else level)
+
+
+def test_a_clock_that_holds_all_readings_back_stands_before_what_stops_one_sensor() -> None:
+    unsynced = ClockView(synced=False, error_us=None, since_us=0)
+    held = dataclass_replace(UP, waits_for_clock=True, clock_until_us=10**10 + 7 * 60 * 10**6, was_reached=True)
+    facts = replace(WELL, clock=unsynced, uplink=held, refused=(REFUSED,), silent=(Silent("7", 720.0, 1.0),))
+    first, *rest = alarms(facts)
+    assert first.means == "Readings wait on this box for it, for 7 min more at most (gateway.hold_unsynced_s)."
+    assert [alarm.subject for alarm in rest] == ["Log-ins", "Devices"]
+    # While it stops nothing, the others are worse.
+    assert [alarm.subject for alarm in alarms(replace(facts, uplink=UP))] == ["Log-ins", "Devices", "Clock"]
+    assert alarms(replace(WELL, refused=(REFUSED | {"ago_s": 600.0},))) == []
+    assert "And of 2 more sensors the log-in" in alarms(replace(WELL, refused=(REFUSED,) * 5))[-1].words
+
+
+@pytest.mark.parametrize(
+    ("uplink", "means"),
+    [
+        (DOWN, "Once Kafka is reached, readings wait for it, for 10 min at most (gateway.hold_unsynced_s)."),
+        (dataclass_replace(DOWN, was_reached=True), "Once Kafka is reached, readings go with times that nothing"),
+        (dataclass_replace(UP, was_reached=True), "Readings go with times that nothing vouches for"),
+    ],
+)
+def test_what_a_clock_that_is_not_synced_means_now(uplink: UplinkState, means: str) -> None:
+    facts = replace(WELL, clock=ClockView(synced=False, error_us=None, since_us=0), uplink=uplink)
+    (alarm,) = (alarm for alarm in alarms(facts) if alarm.subject == "Clock")
+    assert alarm.means.startswith(means)
 
 
 def test_a_card_that_wears_out_soon() -> None:

@@ -147,7 +147,7 @@ function showCards() {
   const lost = intake.lost ? `, ${count(intake.lost)} LOST` : ", none lost";
   set($("intake-more"), `${count(intake.readings)} readings since the start${lost}`);
   const box = [
-    ["Clock", clock.synced ? `synced ${clock.bound}` : "NOT SYNCED"],
+    ["Clock", clock.synced ? clock.words : "NOT SYNCED"],
     ["Disk", disk.failing ? "FAILING" : disk.worn ? "see above" : disk.free ? `${disk.free} free` : "not known"],
     ["Writes a day", disk.per_day || "not known yet"],
     ["A card lasts", disk.card_s === null ? "–" : span(disk.card_s)],
