@@ -22,7 +22,7 @@ from gateway.buffer_quarantine import TOPIC_FORBIDDEN
 from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer_verify import Verdict, verify
-from gateway.cli_options import FINDING, config_option, json_option, load_settings, named
+from gateway.cli_options import FINDING, as_typed, config_option, json_option, load_settings, named
 from gateway.device_time import TimeLimits
 from gateway.reading import source
 from gateway.settings import Settings
@@ -460,7 +460,9 @@ def verify_command(config: Path, full: bool, as_json: bool) -> None:  # noqa: FB
     for verdict in verify(settings.buffer.path, settings.buffer, full=full):
         verdicts.append(verdict)
         if not as_json:
-            click.echo(hanging(f"{'ok  ' if verdict.ok else 'FAIL'}  {verdict.subject}: {escaped(verdict.words)}", 6))
+            click.echo(
+                hanging(f"{'ok  ' if verdict.ok else 'FAIL'}  {verdict.subject}: {as_typed(escaped(verdict.words))}", 6)
+            )
     if as_json:
         click.echo(msgspec.json.encode(verdicts))
     sys.exit(0 if all(verdict.ok for verdict in verdicts) else FINDING)
@@ -514,9 +516,11 @@ def quarantine_ls(
             click.echo(hanging(_nothing_set_aside(db, reason, device), 4))
             return
         for each in reasons:
-            click.echo(hanging(f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason)}", 4))
+            click.echo(
+                hanging(as_typed(f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason)}"), 4)
+            )
         for line in _then_lines([each.reason for each in reasons]):
-            click.echo(hanging(line, 4))
+            click.echo(hanging(as_typed(line), 4))
         shown = 0
         while page := list(islice(found, TABLE_ROWS)):
             shown += len(page)
@@ -525,7 +529,7 @@ def quarantine_ls(
                 click.echo(line)
         older = buffer_inspect.quarantine_count(db, reason, device) - shown
         if older > 0:
-            click.echo(hanging(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)", 4))
+            click.echo(hanging(as_typed(f"and {older:,} older (--limit N; all: sluice buffer export --quarantine)"), 4))
 
 
 def _nothing_set_aside(db: Database, reason: str | None, device: str | None) -> str:
@@ -634,7 +638,7 @@ def retry(
         click.echo(hanging(f"{stored:,} taken in again{back}", 4))
         for why, count in sorted(refused.items()):
             stay = "stays" if count == 1 else "stay"
-            click.echo(hanging(f"{count:,} {stay} in the quarantine: {escaped(why)}{_to_mend(why)}", 4))
+            click.echo(hanging(as_typed(f"{count:,} {stay} in the quarantine: {escaped(why)}{_to_mend(why)}"), 4))
         if not _OF_ROUTES.isdisjoint(refused) and is_running(settings.buffer.path):
             words = "a running gateway knows the routes that it was started with: restart it after changing them"
             click.echo(hanging(words, 4))
@@ -675,7 +679,7 @@ def drop(  # noqa: PLR0913, PLR0917 - click passes each option
 
 def _tell_unknown(count: int) -> None:
     if count:
-        click.echo(f"{count:,} not found: sluice buffer quarantine ls has the numbers")
+        click.echo(as_typed(f"{count:,} not found: sluice buffer quarantine ls has the numbers"))
 
 
 def _chosen(settings: Settings, numbers: tuple[int, ...], reason: str | None, *, everything: bool) -> dict[int, int]:

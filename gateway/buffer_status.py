@@ -140,7 +140,7 @@ def require_file(path: Path) -> None:
         found = path.stat()
     except PermissionError as error:
         raise BufferFileError(
-            f"this user may not look at the buffer at {path}: run this as the user that sluice runs as, or as root"
+            f"this user may not look at the buffer at {path}: run this with sudo, or as the user that sluice runs as"
         ) from error
     except (FileNotFoundError, NotADirectoryError) as error:
         if not path.parent.is_dir():
@@ -200,8 +200,9 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> None:
 def _hint(path: Path, error: sqlite3.Error) -> str:
     if _code(error) in _NOT_TO_BE_OPENED:
         return (
-            f". Reading takes a file {path.name}-shm beside it: run this as the user that sluice runs as, or as root. "
-            f"Where the disk is read-only, copy {path.name} and {path.name}-wal elsewhere, and set buffer.path to them"
+            f". Reading takes a file {path.name}-shm beside it: run this with sudo, or as the user that sluice runs "
+            f"as. Where the disk is read-only, copy {path.name} and {path.name}-wal elsewhere, and set buffer.path to "
+            "them"
         )
     if is_corruption(error):
         return (

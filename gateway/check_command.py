@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.cli_options import FINDING, config_option, json_option, load_settings
+from gateway.cli_options import FINDING, as_typed, config_option, json_option, load_settings
 from gateway.terminal_text import counted, escaped, hanging
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def told(finding: "Finding") -> dict[str, object]:
 
 def _line(finding: "Finding") -> str:
     words = f"{escaped(finding.subject)}: {escaped(finding.words)}"
-    return hanging(f"  {_JUDGEMENTS[finding.result]}  {words}", INDENT)
+    return hanging(f"  {_JUDGEMENTS[finding.result]}  {as_typed(words)}", INDENT)
 
 
 def _sum(findings: "list[Finding]") -> str:

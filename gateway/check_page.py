@@ -38,7 +38,7 @@ def _password(page: StatusPageSettings) -> Finding:
             return remark(
                 _PASSWORD,
                 f"{page.password_file} is not for this user to read, and systemd hands it to sluice: whether there is "
-                "a password is known to root alone; run this as root to see",
+                "a password is known to root alone; run this with sudo to see",
             )
         return remark(_PASSWORD, f"nobody can log in at the status page: {error}")
     return well(_PASSWORD, "a password is set")

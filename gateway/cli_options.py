@@ -1,5 +1,6 @@
 """What the `sluice` commands share: their options, their exit codes, and how settings that are wrong are told."""
 
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,8 @@ def named(kind: _T, name: str) -> _T:
     return kind
 
 
+_CONFIG = "sluice.config"
+_OURS = re.compile(r"(?<![\w/.-])(?:sudo\s+)?sluice(?=\s+(?:buffer|check|devices|status)\b)")
 _ERROR = "Error: "
 """What click puts before an error's message."""
 
@@ -58,12 +61,15 @@ class WrappingGroup(click.Group):
 
 def _wrapped(error: click.ClickException) -> str:
     """The message with each line wrapped; the first comes behind click's own word."""
-    lines = (_ERROR + error.format_message()).split("\n")
+    lines = as_typed(_ERROR + error.format_message()).split("\n")
     return "\n".join(hanging(line, len(_ERROR), sys.stderr) for line in lines).removeprefix(_ERROR)
 
 
 def load_settings(path: Path) -> Settings:
     """Read the settings; where they are wrong, say so by line and end with exit code 2."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[_CONFIG] = path
     try:
         return config_file.load(path)
     except ConfigError as error:
@@ -72,3 +78,10 @@ def load_settings(path: Path) -> Settings:
             click.echo(hanging(f"{place}: {mistake.message}", 4, sys.stderr), err=True)
         click.echo("nothing was done: correct this first", err=True)
         sys.exit(2)
+
+
+def as_typed(words: str) -> str:
+    """A text with commands of ours as they are typed: what the service's settings are used for takes root."""
+    context = click.get_current_context(silent=True)
+    config = None if context is None else context.meta.get(_CONFIG)
+    return _OURS.sub("sudo sluice", words) if config == DEFAULT_CONFIG else words

@@ -51,7 +51,7 @@ _NO_FILE = (
     "there is no such file; write one (sudo sluice setup asks what has to be in it, and writes it; the page for "
     "installers, gateway/README.md, has an example), or say with --config where it is"
 )
-_NOT_YOURS = "this user may not read it; run this as the user that sluice runs as, or as root"
+_NOT_YOURS = "this user may not read it; run this with sudo, or as the user that sluice runs as"
 _NO_DIGEST = (
     "a value here is not the SHA-256 of a secret, so that nobody could connect with it; write its 64 lower-case "
     "hex digits (printf %s SECRET | sha256sum), never the secret itself"

@@ -296,7 +296,7 @@ def call(path: Path, command: str, **arguments: object) -> Any:
         except OSError as error:
             raise ControlError(
                 f"the gateway at {path} cannot be asked ({error.strerror or error}): "
-                "run this as the user that sluice runs as, or as root"
+                "run this with sudo, or as the user that sluice runs as"
             ) from error
         try:
             # A daemon that refuses the request's size answers before it has read all of it.

@@ -140,7 +140,7 @@ def load(path: Path) -> Credentials:
         return NONE
     except PermissionError as error:
         raise CredentialsFileError(
-            f"{path} is not this user's; run this as the user that sluice runs as, or as root"
+            f"{path} is not this user's; run this with sudo, or as the user that sluice runs as"
         ) from error
     except OSError as error:
         raise CredentialsFileError(f"{path} cannot be read: {error.strerror}; {_mend(path)}") from error
@@ -365,8 +365,8 @@ def _lock(folder: int, path: Path) -> None:
 def _not_changed(path: Path, error: OSError) -> str:
     if isinstance(error, PermissionError):
         return (
-            f"nothing was changed: this user may not write in {path.parent}; run this as the user that sluice runs "
-            "as, or as root"
+            f"nothing was changed: this user may not write in {path.parent}; run this with sudo, or as the user "
+            "that sluice runs as"
         )
     if isinstance(error, FileNotFoundError):
         return (

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from gateway import control, device_credentials
 from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import FINDING, WrappingGroup, config_option, json_option, load_settings, named
+from gateway.cli_options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
 from gateway.clock_kernel import boottime_us, read_wall_clock
 from gateway.device_credentials import CredentialsError, Made, Secrets
 from gateway.settings import ListenerSettings, Settings
@@ -111,7 +111,7 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
         click.echo(msgspec.json.encode({**known, "unheard": listing.unheard or None}))
     else:
         for line in devices_text.devices_lines(listing):
-            click.echo(line)
+            click.echo(as_typed(line))
     sys.exit(FINDING if any(device.finding for device in listing.devices) else 0)
 
 
@@ -136,7 +136,7 @@ def list_command(config: Path, as_json: bool) -> None:  # noqa: FBT001 - click p
         click.echo(msgspec.json.encode({"gateway": settings.gateway.id, "logins": found}))
         return
     for line in _list_lines(found):
-        click.echo(line)
+        click.echo(as_typed(line))
     if any(times.made is None for log_in in found if not log_in.in_settings for times in log_in.secrets):
         click.echo(hanging(_NO_DATE, INDENT))
     for warning in _warnings(listener):

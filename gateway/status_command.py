@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import config_option, json_option, load_settings, named
+from gateway.cli_options import as_typed, config_option, json_option, load_settings, named
 from gateway.settings import Settings
 from gateway.status_text import DEVICES_MAX, INDENT, Glance, status_lines
 
@@ -51,14 +51,14 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     from gateway.status_devices import device_lines  # noqa: PLC0415
     from gateway.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
 
-    lines = [hanging(line, INDENT) for line in status_lines(seen)]
+    lines = [hanging(as_typed(line), INDENT) for line in status_lines(seen)]
     for line in lines:
         click.echo(line)
     if seen.devices:
         # As much of one screen as is left, with the prompt below it; as many as a page has where nobody looks.
         left = terminal_height() - sum(line.count("\n") + 1 for line in lines) - 2
         for line in device_lines(seen.devices, max(_ROWS_MIN, min(DEVICES_MAX, left)), terminal_width()):
-            click.echo(line)
+            click.echo(as_typed(line))
 
 
 _ROWS_MIN = 5

@@ -23,6 +23,7 @@ from typing import Any, Final, Self, TextIO
 import click
 
 from gateway.buffer_schema import BufferFileError
+from gateway.cli_options import as_typed
 from gateway.status_devices import device_lines
 from gateway.status_text import INDENT, Glance, Rates, status_lines
 from gateway.terminal_text import escaped, shortened, span
@@ -174,7 +175,7 @@ def drawing(  # noqa: PLR0913, PLR0917 - what a screen is made of
     if trouble or seen is None:
         words = trouble or "looking ..."
         return [shortened(head, columns), "", *textwrap.wrap(escaped(words), columns)][:rows]
-    above = [line for told in status_lines(seen) for line in _wrapped(told, columns)]
+    above = [line for told in status_lines(seen) for line in _wrapped(as_typed(told), columns)]
     above[0] = _with_head(above[0], head, columns)
     devices = seen.devices or ()
     left = rows - len(above)

@@ -348,7 +348,7 @@ def test_a_folder_that_may_not_be_written(tmp_path: Path, wal: bool) -> None:  #
     finally:
         shutil.rmtree(folder)
     if wal:
-        assert "run this as the user that sluice runs as" in read.stderr
+        assert "run this with sudo, or as the user that sluice runs as" in read.stderr
     else:
         # Nobody writes it and it has no WAL: it is read as it is.
         assert read.stdout == "2\n"
@@ -364,7 +364,7 @@ def test_a_folder_that_is_closed_to_others_is_told_as_such() -> None:
     finally:
         shutil.rmtree(folder)
     assert "BufferFileError: this user may not look at the buffer at" in read.stderr
-    assert "run this as the user that sluice runs as, or as root" in read.stderr
+    assert "run this with sudo, or as the user that sluice runs as" in read.stderr
 
 
 def test_files_that_were_set_aside_are_named(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_file_of_roots_is_no_mistake(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(page_password, "read", refused)
     (result, words), _ = told(settings_in(tmp_path), tmp_path)
     assert result == "warning"
-    assert "run this as root" in words
+    assert "run this with sudo" in words
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from gateway import buffer_aside, buffer_schema, buffer_status, pipeline
+from gateway import buffer_aside, buffer_schema, buffer_status, cli_options, pipeline
 from gateway.buffer_commands import read_rows_behind
 from gateway.cli import main
 from gateway.cli_options import WrappingGroup, load_settings
@@ -115,6 +115,33 @@ def test_settings_that_may_not_be_read_are_told_with_what_to_do(
     assert shown.exit_code == 2
     words = "this user may not read it; run this with sudo, or as the user that sluice runs as"
     assert f"{config}: {words}" in shown.output
+
+
+async def test_commands_are_told_as_they_are_typed_where_the_settings_are_the_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path)
+    wide = CliRunner(env={"COLUMNS": "1000"})
+    listener = tmp_path / "listener.toml"
+    listener.write_text(config.read_text() + "[mqtt_listener]\n")
+    state = {"uplink": {"up": False, "error": "no way"}}
+    await fill(tmp_path / "buffer.db")
+    async with daemon(tmp_path / "buffer.db", state):
+        own = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config)])
+        monkeypatch.setattr(cli_options, "DEFAULT_CONFIG", config)
+        services = await asyncio.to_thread(wide.invoke, main, ["status", "--config", str(config)])
+    assert "            sluice check says what to do\n" in own.output
+    assert "            sudo sluice check says what to do\n" in services.output
+    monkeypatch.setattr(cli_options, "DEFAULT_CONFIG", listener)
+    refused = wide.invoke(main, ["devices", "rotate", "42", "--config", str(listener)])
+    words = "was made by sudo sluice devices add; sudo sluice devices list shows"
+    assert words in refused.stderr
+    for columns in range(40, 90):
+        narrow = CliRunner(env={"COLUMNS": str(columns)})
+        refused = narrow.invoke(main, ["devices", "rotate", "42", "--config", str(listener)])
+        assert words in " ".join(refused.stderr.split())
+    refused = wide.invoke(main, ["devices", "list", "--config", str(listener)])
+    assert "make a secret for each device: sudo sluice devices add NAME" in refused.stdout
 
 
 async def test_status_fits_the_terminal(tmp_path: Path) -> None:
