@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -68,6 +69,8 @@ class GatewayAnswers(Struct, frozen=True, forbid_unknown_fields=True):
     """Without it: the one in place, or what the hardware proposes."""
     namespace: Name | None = None
     """Without it: the one in place, or `default`."""
+    clock: Literal["kernel", "system"] | None = None
+    """As in the settings; without it: the one in place, or `kernel`."""
 
 
 class KafkaAnswers(Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +140,7 @@ EXAMPLE: Final = f"""\
 [gateway]
 # id = "barn-1"                    # this box; without it, a name made from its hardware
 namespace = "north-farm"           # the site: keeps two sites' device 42 apart
+# clock = "system"                 # in a container or virtual machine whose host keeps the clock; else leave it out
 
 [kafka]
 bootstrap = ["kafka.example:9093"] # one or more brokers, host:port
@@ -356,6 +360,10 @@ def _shown_place(place: Place, kind: type[Struct]) -> Place:
 
 def _wanted(hint: object) -> str:
     """What an answer of this type is, in words."""
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        # What may be left out.
+        given = [each for each in get_args(hint) if each is not type(None)]
+        hint = given[0] if len(given) == 1 else hint
     for candidate in (hint, *(get_args(hint) if get_origin(hint) not in (tuple, dict) else ())):
         for argument in getattr(candidate, "__metadata__", ()):
             if isinstance(argument, Meta) and argument.description:

@@ -3,20 +3,20 @@
 import resource
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from gateway import setup_service
+from gateway import setup_hardware, setup_service
 from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
 from gateway.clock_kernel import read_wall_clock
 from gateway.device_credentials import CredentialsError, Made
 from gateway.device_handout import handout
 from gateway.settings import ListenerSettings
 from gateway.setup_answers import EXAMPLE, Given, load
-from gateway.setup_plan import Plan, carry_out, plan
+from gateway.setup_plan import Plan, carry_out, plan, store_shown, without_shown
 from gateway.setup_settings import Existing, read_existing
 from gateway.setup_write import SetupWriteError, writable_trouble
 from gateway.terminal_text import hanging, span
@@ -80,12 +80,13 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
 def _at_a_terminal(config: Path, existing: Existing) -> int:
     from gateway import logs  # noqa: PLC0415
     from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
-    from gateway.setup_dialogue import Dialogue, say  # noqa: PLC0415 - a file of answers needs none of it
+    from gateway.setup_dialogue import QUESTIONS_MAX, Dialogue, say  # noqa: PLC0415 - a file of answers needs none of it
 
     logs.quieten_libraries()
     bound_look_ups()
     say(
-        f"This writes {config}. Nothing is written before the last question is answered; Ctrl-C ends it at any time."
+        f"This writes {config}, after {QUESTIONS_MAX} questions at the most. Nothing is written before the last one is "
+        "answered; Ctrl-C ends it at any time."
         + (" Settings are in place: they are what is proposed." if existing.settings is not None else "")
     )
     can_start = setup_service.is_there(config) and setup_service.may_be_changed()
@@ -96,8 +97,7 @@ def _at_a_terminal(config: Path, existing: Existing) -> int:
         _end(f"stopped: {_NOTHING}")
     planned = _carried_out(Given(told.answers, Path("the answers"), {}), config, existing, told.ca)
     click.echo()
-    page_password = told.answers.secrets.page_password
-    return _tell(planned, page_password, start=told.answers.service.start, findings=told.accepted)
+    return _tell(planned, start=told.answers.service.start, findings=told.accepted)
 
 
 def _from_file(config: Path, existing: Existing, path: Path, *, check: bool) -> int:
@@ -108,27 +108,27 @@ def _from_file(config: Path, existing: Existing, path: Path, *, check: bool) -> 
         _end_with_mistakes(error, f"{_NOTHING}: correct this first")
     except CredentialsError as error:
         _end(f"{error}; {_NOTHING}")
-    findings = _kafka_findings(planned, given) if check else 0
+    findings = _kafka_findings(planned, given) if check else []
     _write(planned)
-    return _tell(planned, None, start=given.answers.service.start, findings=findings)
+    return _tell(planned, start=given.answers.service.start, findings=findings)
 
 
-def _kafka_findings(planned: Plan, given: Given) -> int:
-    """Say what Kafka makes of the settings; how many things are to be mended. They are written all the same."""
+def _kafka_findings(planned: Plan, given: Given) -> list[str]:
+    """Say what Kafka makes of the settings; what is to be mended. They are written all the same."""
     from gateway import logs  # noqa: PLC0415
     from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
     from gateway.setup_answers import ca_text  # noqa: PLC0415
-    from gateway.setup_kafka import try_settings  # noqa: PLC0415
+    from gateway.setup_kafka import IN_ANSWERS, try_settings  # noqa: PLC0415
 
     logs.quieten_libraries()
     bound_look_ups()
     password = given.answers.secrets.kafka_password
-    found = try_settings(planned.made.settings, password=password, ca=ca_text(given))
+    found = try_settings(planned.made.settings, IN_ANSWERS, password=password, ca=ca_text(given))
     for finding in found:
         if not finding.ok or finding is found[0]:
             judgement = "ok  " if finding.ok else "FAIL"
             click.echo(hanging(f"{judgement}  {finding.subject}: {finding.words}", 6))
-    return sum(not finding.ok for finding in found)
+    return [f"{finding.subject}: {finding.words}" for finding in found if not finding.ok]
 
 
 def _carried_out(given: Given, config: Path, existing: Existing, ca: bytes | None) -> Plan:
@@ -149,11 +149,19 @@ def _write(planned: Plan) -> None:
         _end(str(error))
 
 
-def _tell(planned: Plan, page_password: str | None, *, start: bool, findings: int) -> int:
+def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
     """Say what was written, what is shown once, and what to do next; the exit code."""
+    try:
+        store_shown(planned)
+    except CredentialsError as error:
+        names = " ".join(planned.shown)
+        command = typed(planned.config, f"devices add {names}")
+        told = f"the settings are written, but {names} have no secrets: {error}. Afterwards: {command}"
+        findings = [*findings, told]
+        planned = without_shown(planned)
     for line in written_lines(planned):
         click.echo(hanging(line, 4))
-    secrets = list(_shown_lines(planned, page_password))
+    secrets = list(_shown_lines(planned))
     if secrets:
         click.echo()
         click.echo("Shown once, and kept nowhere in a form that could be read:")
@@ -161,7 +169,8 @@ def _tell(planned: Plan, page_password: str | None, *, start: bool, findings: in
             click.echo(f"    {line}")
     click.echo()
     started, lines = _started(planned.config, start=start)
-    for line in (*lines, *_next_lines(planned, started=started)):
+    lines += (f"to be mended: {words}" for words in findings)
+    for line in (*lines, *_clock_lines(planned), *_next_lines(planned, started=started)):
         click.echo(hanging(line, 4))
     return FINDING if findings or (start and not started and setup_service.is_there(planned.config)) else 0
 
@@ -185,12 +194,11 @@ def typed(config: Path, command: str) -> str:
     return f"sluice {command} --config {shlex.quote(str(config))}"
 
 
-def _shown_lines(planned: Plan, page_password: str | None) -> Iterator[str]:
+def _shown_lines(planned: Plan) -> Iterator[str]:
     shown = dict(planned.shown)
     width = max(map(len, [*shown, "status page"]))
-    password = planned.page_password or page_password
-    if password is not None:
-        yield f"{'status page'.ljust(width)}  {password}"
+    if planned.page_password is not None:
+        yield f"{'status page'.ljust(width)}  {planned.page_password}"
     for name, secret in shown.items():
         yield f"{name.ljust(width)}  {secret}"
 
@@ -238,19 +246,27 @@ def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
     yield f"next: {check} goes through every link of the chain; {status} shows how it is"
     yield from _sensor_lines(planned)
     yield from _page_lines(planned, started=started)
-    yield from _clock_lines(planned)
 
 
 def _clock_lines(planned: Plan) -> Iterator[str]:
     """What readings wait for first of all, on a box that was never connected to anything."""
-    settings = planned.made.settings
-    if settings.gateway.clock == "kernel" and not read_wall_clock(settings.gateway).synced:
-        yield (
-            "this box's clock is not synced yet: readings are kept, and wait for it, at most "
-            f"{span(settings.gateway.hold_unsynced_s)} from when Kafka is reached, then go with a time that nothing "
-            "vouches for. timedatectl tells whether it is kept at all; in a container or virtual machine whose host "
-            'keeps it, write clock = "system" under [gateway]'
-        )
+    gateway = planned.made.settings.gateway
+    if gateway.clock != "kernel" or read_wall_clock(gateway).synced:
+        return
+    from gateway.check_clock import time_daemons  # noqa: PLC0415 - only where the clock is not synced
+
+    found, inside = time_daemons(), setup_hardware.virtualization()
+    if found:
+        todo = f"{found} runs (timedatectl tells how far it is)"
+    elif inside.startswith("container"):
+        todo = "no time daemon runs here"
+    else:
+        todo = "no time daemon runs (sudo apt install systemd-timesyncd)"
+    wait = gateway.hold_unsynced_s
+    means = f"readings wait for it, at most {span(wait)}" if wait else "nothing vouches for the times of readings"
+    yield f"this box's clock is not synced, and {means}: {todo}"
+    if inside:
+        yield f'this is a {inside}: where its host keeps the clock, write clock = "system" under [gateway]'
 
 
 def _end(words: str) -> NoReturn:

@@ -3,7 +3,8 @@
 import errno
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -11,9 +12,10 @@ from typing import Final, TypeVar
 import click
 import msgspec
 
-from gateway import config_file
+from gateway import config_file, device_credentials
 from gateway.check import Finding
 from gateway.check_certificates import CertificateFileError, read_certificates
+from gateway.device_credentials import CredentialsError
 from gateway.routes import DEVICE_NAME
 from gateway.serial_ports import ALL, names_of
 from gateway.settings import ListenerSettings, Settings
@@ -29,20 +31,22 @@ from gateway.setup_answers import (
     StatusPageAnswers,
 )
 from gateway.setup_hardware import ports, proposed_id
-from gateway.setup_kafka import Broker, best_mechanism, look_at, try_settings
-from gateway.setup_plan import new_page_password
+from gateway.setup_kafka import IN_QUESTIONS, NONE, Broker, best_mechanism, look_at, try_settings
 from gateway.setup_settings import LISTENER_PORT, Existing, make
-from gateway.terminal_text import escaped, hanging
+from gateway.terminal_text import counted, escaped, hanging
 from gateway.toml_mistakes import ConfigError
 
 QUESTIONS_MAX: Final = 8
-NONE: Final = "none"
 LATER: Final = "later"
+_NO_SITE: Final = "default"
 _PLAIN_PORT: Final = 9092
 """Of Kafka without TLS, by custom: what counts where nobody can be asked."""
 _TLS: Final = "tls://"
 _PLAIN: Final = "plain://"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_YES: Final = frozenset({"y", "yes"})
+_NO: Final = frozenset({"n", "no"})
+_NAMED_MAX: Final = 10
 _T = TypeVar("_T")
 
 
@@ -56,7 +60,7 @@ class Told:
 
     answers: Answers
     ca: bytes | None
-    accepted: int
+    accepted: tuple[str, ...]
     """Troubles that were told, and kept anyway."""
 
 
@@ -71,6 +75,29 @@ def _printable(answer: str) -> str:
     return answer
 
 
+def _unquoted(answer: str) -> str:
+    """An answer without the quotes that it was shown in."""
+    return answer.strip().strip("\"'").strip()
+
+
+def _word(answer: str) -> str:
+    """One of the words that stand for something, however it is written."""
+    return _unquoted(answer).lower()
+
+
+def _parts(answer: str) -> tuple[str, ...]:
+    """What stands between commas, each once."""
+    return tuple(dict.fromkeys(part for part in map(_unquoted, answer.split(",")) if part))
+
+
+def _confirmed(question: str) -> bool:
+    while True:
+        answer = click.prompt(f"     {question} [y/N]", default="n", show_default=False, prompt_suffix=": ")
+        if _word(answer) in _YES | _NO:
+            return _word(answer) in _YES
+        say("Type y or n.", 5)
+
+
 def _sentence(words: str) -> str:
     return words if words.endswith(("?", ".")) else f"{words}."
 
@@ -83,7 +110,7 @@ class Dialogue:
         self._existing = existing
         self._can_start = can_start
         self._asked = 0
-        self._accepted = 0
+        self._accepted: list[str] = []
         self._is_reached = True
         self._ca: bytes | None = None
 
@@ -94,16 +121,16 @@ class Dialogue:
         serial = self._serial()
         sensors = self._mqtt(serial)
         page, page_password = self._page()
-        start = self._start() if self._can_start else False
         answers = Answers(
             kafka=kafka,
             gateway=GatewayAnswers(gateway_id, namespace),
             sensors=sensors,
             status_page=StatusPageAnswers(enabled=page),
-            service=ServiceAnswers(start=start),
             secrets=Secrets(kafka_password=password, page_password=page_password),
         )
-        return Told(answers, self._ca, self._accepted)
+        start = self._last(answers)
+        answers = msgspec.structs.replace(answers, service=ServiceAnswers(start=start))
+        return Told(answers, self._ca, tuple(self._accepted))
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -120,7 +147,7 @@ class Dialogue:
         """Ask until the answer will do. Enter takes the proposal."""
         self._asked += 1
         click.echo()
-        say(f"{self._asked}/{QUESTIONS_MAX}  {heading}")
+        say(f"Question {self._asked}: {heading}")
         say(words, 5)
         while True:
             shown = proposal if proposal_shown is None else proposal_shown
@@ -135,8 +162,9 @@ class Dialogue:
 
     def _keep_anyway(self, words: str) -> bool:
         say(words, 5)
-        kept = click.confirm("     Keep this answer anyway?", default=False)
-        self._accepted += kept
+        kept = _confirmed("Keep this answer anyway?")
+        if kept:
+            self._accepted.append(words)
         return kept
 
     # -- the questions ----------------------------------------------------------------------------
@@ -144,11 +172,11 @@ class Dialogue:
     def _identity(self) -> tuple[str, str]:
         settings = self._existing.settings
         proposal = (
-            f"default/{proposed_id()}" if settings is None else f"{settings.gateway.namespace}/{settings.gateway.id}"
+            f"{_NO_SITE}/{proposed_id()}" if settings is None else f"{settings.gateway.namespace}/{settings.gateway.id}"
         )
 
         def judge(answer: str) -> tuple[str, str]:
-            site, slash, name = answer.rpartition("/")
+            site, slash, name = _unquoted(answer).rpartition("/")
             site = site if slash else proposal.partition("/")[0]
             for part in (site, name):
                 if _NAME.fullmatch(part) is None:
@@ -156,6 +184,10 @@ class Dialogue:
                         f"{escaped(part[:80])!r} will not do: site and name have 1 to 63 letters, digits, '.', '_' or "
                         "'-' each, and begin with a letter or digit, as in north-farm/barn-1"
                     )
+            if not slash and not _confirmed(f'No site was given: "{site}"?'):
+                raise AnswerError("Write SITE/NAME.")
+            if site == _NO_SITE:
+                say(f'The site is called "{site}": fine, as long as no second site sends to this Kafka.', 5)
             return name, site
 
         return self._ask(
@@ -203,23 +235,35 @@ class Dialogue:
         for broker in brokers:
             if broker.trouble and reached:
                 say(f"{_sentence(broker.trouble)} It is kept: others answer.", 5)
-                self._accepted += 1
+                self._accepted.append(broker.trouble)
         if not reached:
             self._is_reached = self._keep_unreached(brokers)
-        by_port = not all(address.endswith(f":{_PLAIN_PORT}") for address in settings.kafka.bootstrap)
-        tls = any(broker.tls for broker in reached) if reached else by_port
+        tls = any(broker.tls for broker in reached) if reached else self._tls_unasked(settings.kafka.bootstrap)
         if ways:
             if reached and tls != (ways == {"tls"}):
                 raise AnswerError(f"what answers there speaks {'TLS' if tls else 'no TLS'}; leave the beginning out")
             tls = ways == {"tls"}
         said = "TLS" if tls else "no TLS: what is sent can be read on the way"
-        say(f"{'Reached: it speaks' if reached else 'Not reached; taken for'} {said}.", 5)
+        if reached:
+            say(f"Reached: it speaks {said}.", 5)
+        else:
+            how = f" ({_PLAIN} before the address: it speaks none)" if tls and not ways else ""
+            say(f"Not reached; taken to speak {said}{how}.", 5)
         return brokers, tls
+
+    def _tls_unasked(self, addresses: Sequence[str]) -> bool:
+        """Whether brokers that nobody can ask speak TLS: as in place, else by the port."""
+        settings = self._existing.settings
+        if settings is not None and {*addresses} & {*settings.kafka.bootstrap}:
+            return settings.kafka.tls is not None
+        return not all(address.endswith(f":{_PLAIN_PORT}") for address in addresses)
 
     def _keep_unreached(self, brokers: Sequence[Broker]) -> bool:
         """False, for nothing is reached; raises AnswerError where that is not to be kept."""
         words = " ".join(_sentence(broker.trouble) for broker in brokers)
-        if not self._keep_anyway(f"{words} Without network here, that is to be expected."):
+        if all(broker.is_offline for broker in brokers):
+            words += " Without a network here, that is to be expected."
+        if not self._keep_anyway(f"Kafka is not reached: {words} What is read waits on this box until it is."):
             raise AnswerError("Write the address again.")
         return False
 
@@ -234,7 +278,7 @@ class Dialogue:
             words = f"Kafka wants a log-in ({offered}). As which user?"
 
         def user_of(answer: str) -> str | None:
-            if answer and answer != NONE:
+            if answer and _word(answer) != NONE:
                 return answer
             if not answer or not self._try(Answers(answers, gateway), None):
                 raise AnswerError(f'Write the user\'s name, or "{NONE}".')
@@ -282,7 +326,7 @@ class Dialogue:
                 for finding in others:
                     if not finding.ok:
                         say(f"To be mended: {finding.subject}: {finding.words}", 5)
-                self._accepted += any(not finding.ok for finding in others)
+                self._accepted += [f"{finding.subject}: {finding.words}" for finding in others if not finding.ok]
                 return True
             if answers.kafka.tls and "signed by nobody" in first.words and self._ask_for_ca(first.words):
                 continue
@@ -290,7 +334,7 @@ class Dialogue:
 
     def _findings(self, answers: Answers, password: str | None) -> list[Finding]:
         settings = self._candidate(answers, password)
-        return try_settings(settings, password=password, ca=self._ca)
+        return try_settings(settings, IN_QUESTIONS, password=password, ca=self._ca)
 
     def _candidate(self, answers: Answers, password: str | None) -> Settings:
         secrets = Secrets(kafka_password=password)
@@ -329,15 +373,16 @@ class Dialogue:
         told = "; ".join(f"{port.name}: {escaped(port.what)}" for port in seen)
 
         def judge(answer: str) -> tuple[str, ...]:
-            if answer.lower() == NONE:
+            if _word(answer) == NONE:
                 return ()
-            names = tuple(part for part in re.split(r"[,\s]+", answer) if part)
-            if names == (ALL,):
-                return names
+            if _word(answer) == ALL:
+                return (ALL,)
+            names = _parts(answer)
             for name in names:
                 if not name.startswith("/dev/"):
                     raise AnswerError(
-                        f'{escaped(name[:80])!r} is no port: write "{ALL}", "{NONE}", or paths below /dev/'
+                        f'{escaped(name[:80])!r} is no port: write "{ALL}", "{NONE}", or paths below /dev/ with '
+                        "commas between"
                     )
                 if not names_of(name) and not self._keep_anyway(f"{escaped(name[:80])} is not there now."):
                     raise AnswerError("Write the ports again.")
@@ -358,33 +403,52 @@ class Dialogue:
         if listener is not None and listener.anonymous:
             proposal = ANONYMOUS_WORDS
 
+        known = self._with_secrets()
+
         def judge(answer: str) -> SensorsAnswers:
-            if answer.lower() == NONE:
+            word = _word(answer)
+            if word == NONE:
                 return SensorsAnswers(serial, mqtt=False)
-            if answer.lower() in {LATER, ANONYMOUS_WORDS}:
+            if word in {LATER, ANONYMOUS_WORDS}:
                 self._port_free(listener)
-                anonymous = ANONYMOUS_WORDS if answer.lower() == ANONYMOUS_WORDS else None
-                return SensorsAnswers(serial, anonymous=anonymous)
-            names = tuple(dict.fromkeys(part for part in re.split(r"[,\s]+", answer) if part))
+                return SensorsAnswers(serial, anonymous=ANONYMOUS_WORDS if word == ANONYMOUS_WORDS else None)
+            if word.partition(" ")[0] == ANONYMOUS_WORDS.partition(" ")[0]:
+                raise AnswerError(f"That is not the whole sentence. Write {ANONYMOUS_WORDS}, or names.")
+            names = _parts(answer)
             for name in names:
                 if DEVICE_NAME.fullmatch(name) is None:
                     raise AnswerError(
-                        f"{escaped(name[:80])!r} is no name of a sensor: 1 to 63 letters, digits, '.', '_' or '-', "
-                        "beginning with a letter or digit"
+                        f"{escaped(name[:80])!r} is no device name: write 1 to 63 letters, digits, '.', '_' or '-', "
+                        "starting with a letter or digit; commas between names"
                     )
-            if len(names) > 1 and {LATER, NONE} & set(names):
+            if not names or {LATER, NONE} & {name.lower() for name in names}:
                 raise AnswerError(f'Write names, or "{LATER}", or "{NONE}".')
+            say(f"{counted(len(names), 'sensor')}: {', '.join(names)}.", 5)
             self._port_free(listener)
             return SensorsAnswers(serial, devices=names)
 
+        have = f"{_listed(known)} {'has' if len(known) == 1 else 'have'} a secret already, and keep it. "
         return self._ask(
             "Which sensors connect by MQTT?",
-            "Their names with commas between: each gets a secret of its own, shown at the end. "
-            f'"{LATER}": they come later (sluice devices add NAME); "{NONE}": no MQTT here. Where sensors have no '
-            f"secrets at all, write in so many words: {ANONYMOUS_WORDS}",
+            (f"{have}Names of more," if known else "Their names,")
+            + " with commas between: each gets a secret of its own, shown at the end. "
+            f'"{LATER}": {"no more now" if known else "they come later"} (sluice devices add NAME); "{NONE}": no MQTT '
+            f"here. Where sensors have no secrets at all, write in so many words: {ANONYMOUS_WORDS}",
             judge,
             proposal=proposal,
         )
+
+    def _with_secrets(self) -> list[str]:
+        """Devices that were given one before."""
+        settings = self._existing.settings
+        if settings is None:
+            return []
+        listener = settings.mqtt_listener
+        known = {*(listener.users if listener is not None else ())}
+        # One that cannot be read is told when it is to be changed.
+        with suppress(CredentialsError):
+            known |= {*device_credentials.load(device_credentials.file_of(settings)).devices}
+        return sorted(known)
 
     def _port_free(self, listener: ListenerSettings | None) -> None:
         """Say where another program has the listener's port; the one that is in place is this gateway's own."""
@@ -396,48 +460,82 @@ class Dialogue:
                 tried.bind(("", LISTENER_PORT))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE:
-                    self._accepted += 1
-                    say(
+                    words = (
                         f"Another program has port {LISTENER_PORT} (a mosquitto? ss -ltnp tells): stop it, or change "
-                        "mqtt_listener.port in the settings afterwards.",
-                        5,
+                        "mqtt_listener.port in the settings afterwards."
                     )
+                    self._accepted.append(words)
+                    say(words, 5)
 
     def _page(self) -> tuple[bool, str | None]:
+        """Whether there is a page, and its password where one was typed."""
         in_place = self._existing.page_password is not None
-        made = new_page_password()
 
         def judge(answer: str) -> tuple[bool, str | None]:
-            if answer.lower() == NONE:
+            if _word(answer) == NONE:
                 return False, None
             if not answer:
                 return True, None
-            if not PASSWORD_LENGTH_MIN <= len(answer) <= 256 or not answer.isprintable():
+            if not PASSWORD_LENGTH_MIN <= len(answer) <= 256:
                 raise AnswerError(f"A password has at least {PASSWORD_LENGTH_MIN} characters, and 256 at most.")
+            again = click.prompt("     again", default="", show_default=False, hide_input=True, prompt_suffix=" > ")
+            if again != answer:
+                raise AnswerError("These are two different ones. Write it once more.")
             return True, answer
 
         return self._ask(
             "The status page's password",
-            f"Whoever is on this network and has it sees how the gateway is, with a browser. At least "
-            f'{PASSWORD_LENGTH_MIN} characters; "{NONE}": no status page. Note it: it is not kept in a form that could '
-            "be read.",
+            "Whoever is on this network and has it sees how the gateway is, with a browser. Nothing is shown as you "
+            f'type; at least {PASSWORD_LENGTH_MIN} characters. "{NONE}": no status page.',
             judge,
-            proposal="" if in_place else made,
-            proposal_shown="the one in place" if in_place else None,
+            proposal_shown="the one in place" if in_place else "one that is made, and shown once at the end",
+            is_secret=True,
         )
 
-    def _start(self) -> bool:
+    def _last(self, answers: Answers) -> bool:
+        """Show what was answered, and ask whether to go on; whether to start the gateway."""
+        click.echo()
+        say("This is what is going to be written:")
+        for what, told in self._summary(answers):
+            click.echo(hanging(f"     {what:<8} {told}", 14))
+
         def judge(answer: str) -> bool:
-            if answer.lower() in {"y", "yes", "n", "no"}:
-                return answer.lower().startswith("y")
+            if _word(answer) in _YES | _NO:
+                return _word(answer) in _YES
             raise AnswerError("Write yes or no.")
 
-        return self._ask(
-            "Start the gateway now, and at every boot?",
-            "systemctl enable --now sluice; a gateway that runs is restarted with what was answered.",
-            judge,
-            proposal="yes",
-        )
+        if self._can_start:
+            return self._ask(
+                "Start the gateway now, and at every boot?",
+                "yes: systemctl enable --now sluice; one that runs is restarted with what was answered. no: it is only "
+                "written. Ctrl-C: nothing is written.",
+                judge,
+                proposal="yes",
+            )
+        if not self._ask("Write this?", "no, and Ctrl-C: nothing is written.", judge, proposal="yes"):
+            raise click.Abort
+        return False
+
+    def _summary(self, answers: Answers) -> Iterator[tuple[str, str]]:
+        kafka, sensors = answers.kafka, answers.sensors
+        yield "gateway", f"{answers.gateway.namespace}/{answers.gateway.id}"
+        way = "with TLS" if kafka.tls else "without TLS"
+        user = f"user {escaped(kafka.user)}" if kafka.user is not None else "no log-in"
+        reached = "" if self._is_reached else "; NOT REACHED"
+        yield "Kafka", f"{', '.join(kafka.bootstrap)}, {way}, {user}{reached}"
+        if not sensors.mqtt:
+            mqtt = NONE
+        elif sensors.anonymous is not None:
+            mqtt = sensors.anonymous
+        else:
+            mqtt = _listed(sorted({*sensors.devices, *self._with_secrets()})) or LATER
+        yield "sensors", f"by MQTT: {mqtt}; by serial port: {', '.join(sensors.serial) or NONE}"
+        yield "page", "with a password" if answers.status_page.enabled else NONE
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
 
 _SKETCH: Final = """\

@@ -3,6 +3,8 @@
 import hashlib
 import re
 import socket
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -59,3 +61,14 @@ def ports() -> list[Port]:
         what = ", ".join(filter(None, (makers, numbers, serial))) or "of the board itself; may be its console"
         found.append((not usb, Port(port.device, what)))
     return [port for _, port in sorted(found)]
+
+
+def virtualization() -> str:
+    """What this box is where it is none of its own, as `container (lxc)`; empty where it is, or nothing tells."""
+    for option, what in (("--container", "container"), ("--vm", "virtual machine")):
+        with suppress(OSError, subprocess.TimeoutExpired):
+            words = ["systemd-detect-virt", option]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)  # noqa: S603 - our own
+            if done.returncode == 0:
+                return f"{what} ({done.stdout.strip()})"
+    return ""

@@ -1,11 +1,12 @@
 """Tries Kafka for `sluice setup`: what a broker speaks and wants, and whether settings that are not written yet do."""
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,13 +21,44 @@ from gateway.name_lookup import names
 from gateway.settings import KafkaSettings, Settings
 from gateway.setup_answers import Mechanism
 
+NONE: Final = "none"
+"""What is typed where there is no such thing."""
 PATIENCE_S: Final = 5.0
 """How long an address may take for each step: a person waits for it."""
 CHECK_S: Final = 15.0
 """How long one request may take while settings are tried."""
 MECHANISMS: Final[tuple[Mechanism, ...]] = ("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN")
 """Those that the gateway speaks, the best first."""
+IN_ANSWERS: Final[Mapping[str, str]] = {
+    "or take [kafka.tls] out": "or write tls = false",
+    "and [kafka.tls] is not set": "and tls = false was given",
+    "add [kafka.tls], with ca": "write tls = true, with ca",
+    "and [kafka.sasl] is set": "and a user was given",
+    "take [kafka.sasl] out": "take user out",
+    "add [kafka.sasl] with mechanism, user and password_file": "write user, and kafka_password for it",
+    "check kafka.sasl.mechanism, user": "check mechanism, user",
+    "kafka.sasl.": "kafka.",
+    "kafka.sasl": "user and kafka_password",
+    "kafka.tls.ca": "kafka.ca",
+}
+"""What the settings' words are called in a file of answers; the first that fits counts."""
+IN_QUESTIONS: Final[Mapping[str, str]] = {
+    "or take [kafka.tls] out": "or write plain:// before the address",
+    "and [kafka.tls] is not set": "and no TLS was to be spoken",
+    "add [kafka.tls], with ca": "write tls:// before the address; the authority is asked for",
+    "and [kafka.sasl] is set": "and a user was given",
+    "take [kafka.sasl] out": f'write "{NONE}" as the user',
+    "add [kafka.sasl] with mechanism, user and password_file": "give a user and a password",
+    "mend kafka.sasl.user": "mend the user",
+    "check kafka.sasl.mechanism, user": "check the user",
+    "check kafka.sasl": "check the user and the password",
+    "and that file's path as kafka.tls.ca": "and name that file here",
+    "written right in kafka.bootstrap": "written right",
+    "kafka.bootstrap": "the address",
+}
+"""What a person is asked for has no settings' names yet."""
 _SASL_HANDSHAKE: Final = 17
+_NO_WAY: Final = frozenset({errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL})
 _ANSWER_BYTES_MAX: Final = 10_000
 """Of a broker's answer to what is asked here; more is none."""
 
@@ -37,6 +69,8 @@ class Broker(Struct, frozen=True):
     address: str
     trouble: str = ""
     """Why it cannot be reached, and what to do; empty where it is reached."""
+    is_offline: bool = False
+    """Whether that is as it must be where there is no network: no name resolves, or no way leads there."""
     tls: bool = False
     mechanisms: tuple[str, ...] | None = None
     """What it takes for a log-in: nothing where it wants none; None where it does not say."""
@@ -59,7 +93,8 @@ def _look_at(address: str) -> Broker:
         found = _first_reached(resolved)
     except (OSError, TimeoutError) as error:
         fault = reach_words(error, host, int(port), KafkaSettings((address,)), stage=stage)
-        return Broker(address, f"{fault.words}; {fault.hint}")
+        is_offline = stage == "name" or error.errno in _NO_WAY
+        return Broker(address, reworded(f"{fault.words}; {fault.hint}", IN_QUESTIONS), is_offline=is_offline)
     for tls in (True, False):
         # The other way, then: what is wrong with both is found as the settings are tried.
         with suppress(OSError, EOFError, ValueError, struct.error), _connected(found, tls=tls) as connection:
@@ -147,6 +182,13 @@ def _any_certificate() -> ssl.SSLContext:
     return context
 
 
+def reworded(words: str, names: Mapping[str, str]) -> str:
+    """Words for an installer, with other names for the settings in them."""
+    for setting, name in names.items():
+        words = words.replace(setting, name)
+    return words
+
+
 def best_mechanism(brokers: Sequence[Broker], *, tls: bool) -> Mechanism | None:
     """The best log-in that all brokers that answered take; None where none of ours, or nobody said."""
     offers = [set(broker.mechanisms) for broker in brokers if broker.mechanisms]
@@ -156,8 +198,10 @@ def best_mechanism(brokers: Sequence[Broker], *, tls: bool) -> Mechanism | None:
     return next((name for name in MECHANISMS if name in common), None)
 
 
-def try_settings(settings: Settings, *, password: str | None = None, ca: bytes | None = None) -> list[Finding]:
-    """What `sluice check` would say of Kafka with settings whose files are not written yet."""
+def try_settings(
+    settings: Settings, names: Mapping[str, str], *, password: str | None = None, ca: bytes | None = None
+) -> list[Finding]:
+    """What `sluice check` would say of Kafka with settings whose files are not written yet; `names` for those."""
     kafka = settings.kafka
     with _in_memory(password) as password_file, _in_memory(ca) as ca_file:
         if kafka.sasl is not None and password_file is not None:
@@ -172,7 +216,8 @@ def try_settings(settings: Settings, *, password: str | None = None, ca: bytes |
             request_timeout_s=min(kafka.request_timeout_s, CHECK_S),
         )
         found = asyncio.run(check_kafka(msgspec.structs.replace(settings, kafka=kafka), create=False))
-    return [_without_memory(finding, (password_file, ca_file)) for finding in found]
+    found = [_without_memory(finding, (password_file, ca_file)) for finding in found]
+    return [msgspec.structs.replace(finding, words=reworded(finding.words, names)) for finding in found]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from gateway.settings import GatewaySettings
 from gateway.setup_answers import SECRETS_NAME, Answers, Given, ca_text
 from gateway.setup_hardware import proposed_id
 from gateway.setup_settings import Existing, Made, make
-from gateway.setup_write import SetupWriteError, make_folders, wipe, write
+from gateway.setup_write import SetupWriteError, make_folders, refuse_changed, wipe, write
 from gateway.toml_mistakes import ConfigError, Mistake
 
 _ALPHABET: Final = "23456789abcdefghjkmnpqrstuvwxyz"
@@ -25,6 +25,7 @@ _ASKED_FOR: Final[Mapping[str, Place]] = {
     "serial.ports": ("sensors", "serial"),
     "mqtt_listener": ("sensors", "mqtt"),
     "gateway.id": ("gateway", "id"),
+    "gateway.clock": ("gateway", "clock"),
     "gateway.namespace": ("gateway", "namespace"),
     "kafka.bootstrap": ("kafka", "bootstrap"),
     "kafka.sasl.user": ("kafka", "user"),
@@ -100,20 +101,39 @@ def plan(given: Given, config: Path, existing: Existing, *, is_watched: bool, ca
 
 
 def carry_out(planned: Plan) -> None:
-    """Write it. Raises SetupWriteError: then the settings are as they were.
+    """Write all but the secrets that were made here. Raises SetupWriteError: then the settings are as they were.
 
-    Secrets of devices come first: whoever finds settings finds those too.
+    Secrets of devices that somebody gave come first: whoever finds settings finds those too.
     """
+    refuse_changed(planned.config, planned.existing.text)
     make_folders(planned.made.folders)
-    if planned.digests:
-        settings = planned.made.settings
-        try:
-            device_credentials.put(device_credentials.file_of(settings), planned.digests, _now(settings.gateway))
-        except device_credentials.CredentialsError as error:
-            raise SetupWriteError(str(error)) from error
+    try:
+        _put(planned, without_shown(planned).digests)
+    except device_credentials.CredentialsError as error:
+        raise SetupWriteError(str(error)) from error
     write(planned.made.files, planned.config, planned.existing.text)
     for path in planned.made.replaced:
         wipe(path)
+
+
+def store_shown(planned: Plan) -> None:
+    """Store the secrets that were made here: last of all, and just before they are shown. Raises CredentialsError.
+
+    Whatever failed before, no device has a secret that nobody ever saw, and that the next setup would leave to it.
+    """
+    _put(planned, {name: planned.digests[name] for name in planned.shown})
+
+
+def without_shown(planned: Plan) -> Plan:
+    """The same where the secrets that were made here could not be stored: they are nobody's."""
+    digests = {name: digest for name, digest in planned.digests.items() if name not in planned.shown}
+    return replace(planned, digests=digests, shown={})
+
+
+def _put(planned: Plan, digests: Mapping[str, str]) -> None:
+    settings = planned.made.settings
+    if digests:
+        device_credentials.put(device_credentials.file_of(settings), digests, _now(settings.gateway))
 
 
 def _now(gateway: GatewaySettings) -> datetime | None:

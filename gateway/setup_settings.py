@@ -195,6 +195,8 @@ def _merged(old: Mapping[str, Any], answers: Answers, gateway_id: str) -> dict[s
     document["gateway"] = {"id": gateway_id, "namespace": namespace} | {
         key: value for key, value in gateway.items() if key not in {"id", "namespace"}
     }
+    if answers.gateway.clock is not None:
+        document["gateway"]["clock"] = answers.gateway.clock
     document["kafka"] = _kafka(document.get("kafka", {}), answers)
     sensors = answers.sensors
     if sensors.mqtt:

@@ -134,6 +134,17 @@ def make_folders(folders: Sequence[Folder]) -> None:
             raise SetupWriteError(f"{folder.path} cannot be made: {error.strerror or error}") from error
 
 
+def refuse_changed(config: Path, before: str) -> None:
+    """Raise SetupWriteError where settings are not what they were when they were read."""
+    now = None
+    with suppress(OSError, UnicodeDecodeError):
+        now = config.read_text(encoding="utf-8-sig") if config.exists() else ""
+    if now != before:
+        raise SetupWriteError(
+            f"{config} was changed meanwhile, and stays as it is now; nothing was set: run sluice setup again"
+        )
+
+
 def write(files: Sequence[NewFile], config: Path, before: str) -> None:
     """Have the files there, in the order given; the last one, `config`, is what makes the others count.
 
@@ -141,9 +152,7 @@ def write(files: Sequence[NewFile], config: Path, before: str) -> None:
     when it was read. Raises SetupWriteError.
     """
     with _alone_in(config.parent):
-        now = config.read_text(encoding="utf-8-sig") if config.exists() else ""
-        if now != before:
-            raise SetupWriteError(f"{config} was changed meanwhile, and stays as it is now: run sluice setup again")
+        refuse_changed(config, before)
         for folder in (config.parent, config.parent / SECRETS_FOLDER, config.parent / CREDENTIALS_FOLDER):
             _wipe_unfinished(folder)
         _write(files)

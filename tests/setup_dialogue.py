@@ -12,7 +12,7 @@ import pexpect
 
 SLUICE = Path(sys.executable).with_name("sluice")
 PROMPT = " > "
-QUESTION = re.compile(r"^(\d)/8  (.*?)\r?$", re.MULTILINE)
+QUESTION = re.compile(r"^Question (\d): (.*?)\r?$", re.MULTILINE)
 PATIENCE_S = 60
 ANYWAY = r"Keep this answer anyway\? \[y/N\]: "
 ENTER = ""

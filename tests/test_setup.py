@@ -17,7 +17,18 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, page_password, service_user, setup_answers, setup_write
+from gateway import (
+    check_clock,
+    config_file,
+    device_credentials,
+    page_password,
+    service_user,
+    setup_answers,
+    setup_commands,
+    setup_hardware,
+    setup_plan,
+    setup_write,
+)
 from gateway.cli import main
 from gateway.cli_options import DEFAULT_CONFIG
 from gateway.setup_answers import ANONYMOUS_WORDS, EXAMPLE, SECRETS_NAME, Answers, Secrets, parse, parse_secrets
@@ -135,6 +146,39 @@ def test_secrets_that_nobody_gave_are_made_and_shown_once(tmp_path: Path) -> Non
     assert "Shown once" not in again
     assert f"42 keeps the secret that it has: sluice devices rotate 42 --config {config} makes another" in again
     assert device_credentials.load(tmp_path / "devices.json").devices == made
+
+
+@pytest.mark.parametrize(
+    ("runs", "inside", "told"),
+    [
+        ("", "", "no time daemon runs (sudo apt install systemd-timesyncd)"),
+        ("chronyd", "", "chronyd runs (timedatectl tells how far it is)"),
+        ("", "virtual machine (kvm)", "no time daemon runs (sudo apt install systemd-timesyncd)"),
+        ("", "container (lxc)", "no time daemon runs here\n"),
+        ("", "container (lxc)", 'this is a container (lxc): where its host keeps the clock, write clock = "system"'),
+    ],
+)
+def test_a_clock_that_is_not_synced_is_told_first_with_what_to_do(
+    runs: str, inside: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unsynced:
+        synced = False
+
+    monkeypatch.setattr(setup_commands, "read_wall_clock", lambda _gateway: Unsynced)
+    monkeypatch.setattr(check_clock, "time_daemons", lambda: runs)
+    monkeypatch.setattr(setup_hardware, "virtualization", lambda: inside)
+    config, answers = tmp_path / "gateway.toml", write(tmp_path / "given")
+    shown = setup(config, "--answers", answers, "--no-check").output
+    assert "readings wait for it, at most 10 min: " in shown
+    assert told in shown
+    assert shown.index(told) < shown.index("next: ")
+    assert inside or "this is a" not in shown
+    # What is vouched for is not doubted.
+    answers = write(tmp_path / "given", ANSWERS.replace("[kafka]", 'clock = "system"\n[kafka]'))
+    assert "is not synced" not in setup(config, "--answers", answers, "--no-check").output
+    assert config_file.load(config).gateway.clock == "system"
+    answers = write(tmp_path / "given")
+    assert "is not synced" not in setup(config, "--answers", answers, "--no-check").output, "it stays"
 
 
 def test_commands_are_told_as_they_are_typed(tmp_path: Path) -> None:
@@ -303,6 +347,7 @@ KAFKA = '[kafka]\nbootstrap = ["a:1"]\ntls = true\n'
         (KAFKA + "[secrets.devices]\n7 = 'short'", "secrets.devices: what stands here will not do; write a secret of"),
         ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nca = "x"', "a.toml:4: kafka.ca: stands beside tls = false"),
         ('[kafka]\nbootstrap = ["a:1"]\ntls = false\nmechanism = "PLAIN"', "is PLAIN, which sends the password itself"),
+        (KAFKA + "[gateway]\nclock = 'ntp'", 'a.toml:5: gateway.clock: "ntp" will not do; write one of "kernel", "sys'),
         ("[kafka", "a.toml:1: is not TOML"),
     ],
 )
@@ -618,12 +663,49 @@ def test_a_disk_that_fails_leaves_what_was_in_place(call: str, tmp_path: Path, m
 
 
 def test_settings_that_were_changed_meanwhile_are_not_overwritten(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+    config = tmp_path / "etc" / "gateway.toml"
     planned = plan(setup_answers.load(write(tmp_path / "given")), config, Existing(), is_watched=True)
+    config.parent.mkdir()
     config.write_text("somebody else's")
     with pytest.raises(SetupWriteError, match="was changed meanwhile"):
         carry_out(planned)
-    assert config.read_text() == "somebody else's"
+    assert state(tmp_path / "etc") == {"gateway.toml": b"somebody else's"}, "nor is anything else written"
+
+
+@pytest.mark.parametrize("name", ["refuse_changed", "make_folders", "_prepare", "_rename", "_sync_folder"])
+def test_no_secret_that_was_made_here_is_stored_unseen(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "gateway.toml"
+    answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
+    planned = plan(setup_answers.load(answers), config, Existing(), is_watched=True)
+
+    def failing(*_arguments: object) -> NoReturn:
+        raise SetupWriteError("the disk is full")
+
+    where = setup_write if name.startswith("_") else setup_plan
+    monkeypatch.setattr(where, name, failing)
+    with pytest.raises(SetupWriteError):
+        carry_out(planned)
+    monkeypatch.undo()
+    assert device_credentials.load(tmp_path / "devices.json").devices == {}
+    assert setup(config, "--answers", answers, "--no-check").output.count("Shown once") == 1
+
+
+def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_arguments: object) -> NoReturn:
+        raise device_credentials.CredentialsError("the disk is full")
+
+    monkeypatch.setattr(device_credentials, "put", failing)
+    config = tmp_path / "gateway.toml"
+    answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
+    done = setup(config, "--answers", answers, "--no-check")
+    assert done.exit_code == 1
+    again = f"sluice devices add 42 43 --config {config}"
+    assert f"the settings are written, but 42 43 have no secrets: the disk is full. Afterwards: {again}" in done.output
+    assert [line.split()[:2] for line in done.output.splitlines() if line.startswith("    ")] == [["status", "page"]]
 
 
 def test_a_plan_tells_no_secret(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """`sluice setup` as a person meets it, at a real terminal: without a network, with wrong answers, cut off."""
 
+import ast
+import inspect
 import re
 import stat
 import tempfile
@@ -11,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, page_password, setup_dialogue
+from gateway import config_file, device_credentials, kafka_reach, page_password, setup_dialogue
 from gateway.check import Finding
 from gateway.setup_answers import ANONYMOUS_WORDS, Given
 from gateway.setup_dialogue import QUESTIONS_MAX, Dialogue
-from gateway.setup_kafka import Broker
+from gateway.setup_kafka import IN_ANSWERS, IN_QUESTIONS, Broker
 from gateway.setup_plan import plan
 from gateway.setup_settings import Existing
 from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, at_a_terminal, questions_asked, set_up
@@ -23,7 +25,7 @@ from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, at_a_terminal, q
 NOWHERE = "127.0.0.1:1"
 """Where no Kafka is."""
 PASSWORD = "right-9d2c1b77"  # noqa: S105 - lives for the length of a test
-WITHOUT_KAFKA = ["north-farm/barn-1", NOWHERE, "y", "barn-1", PASSWORD, ENTER, "42, 43", ENTER]
+WITHOUT_KAFKA = ["north-farm/barn-1", NOWHERE, "y", "barn-1", PASSWORD, ENTER, "42, 43", ENTER, ENTER]
 """Answers to all that is asked where Kafka cannot be reached."""
 
 
@@ -77,7 +79,7 @@ def test_enter_all_the_way_changes_nothing(tmp_path: Path) -> None:
     set_up(config, WITHOUT_KAFKA)
     config.write_text(config.read_text() + "\n[log]\nlevel = 'debug' # by hand\n")
     before = {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path)}
-    shown, code = set_up(config, [ENTER, ENTER, "y", ENTER, ENTER, ENTER, ENTER, ENTER])
+    shown, code = set_up(config, [ENTER, ENTER, "y", ENTER, ENTER, ENTER, ENTER, ENTER, ENTER])
     assert code == 1, shown
     assert {name: (tmp_path / name).read_bytes() for name in files_below(tmp_path)} == before
 
@@ -88,7 +90,7 @@ def test_a_second_setup_keeps_what_it_does_not_ask_for_and_the_old_file(tmp_path
     config.write_text(config.read_text() + "\n[log]\nlevel = 'debug' # by hand\n")
     before = config.read_text()
     other = "other-51ab03fe"
-    shown, _ = set_up(config, ["south/barn-2", ENTER, "y", "barn-2", other, "none", "44", ENTER])
+    shown, _ = set_up(config, ["south/barn-2", ENTER, "y", "barn-2", other, "none", "44", ENTER, "YES"])
     settings = config_file.load(config)
     assert (settings.gateway.id, settings.log.level) == ("barn-2", "debug")
     assert settings.serial is None
@@ -107,7 +109,7 @@ def test_a_password_goes_nowhere_in_the_clear_where_tls_is_given_up(tmp_path: Pa
     set_up(config, WITHOUT_KAFKA)
     config.write_text(config.read_text().replace("SCRAM-SHA-512", "PLAIN"))
     assert config_file.load(config).kafka.tls is not None
-    shown, _ = set_up(config, [ENTER, f"plain://{NOWHERE}", "y", ENTER, ENTER, ENTER, ENTER, ENTER])
+    shown, _ = set_up(config, [ENTER, f"plain://{NOWHERE}", "y", ENTER, ENTER, ENTER, ENTER, ENTER, ENTER])
     kafka = config_file.load(config).kafka
     assert kafka.tls is None, shown
     assert kafka.sasl is not None
@@ -135,14 +137,27 @@ def test_wrong_answers_are_told_and_asked_again(tmp_path: Path) -> None:
         assert "'COM3' is no port" in terminal.until(PROMPT)
         terminal.type("/dev/ttyUSB97")
         assert "/dev/ttyUSB97 is not there now" in terminal.until(ANYWAY)
+        terminal.type("maybe")
+        assert "Type y or n." in terminal.until(ANYWAY)
         terminal.type("y")
-        terminal.answer("a b/c")
-        assert "'b/c' is no name of a sensor" in terminal.until(PROMPT)
-        terminal.type("later")
+        terminal.answer("stall 7, 42")
+        assert "'stall 7' is no device name" in terminal.until(PROMPT)
+        terminal.type("anybody may write")
+        assert "That is not the whole sentence." in terminal.until(PROMPT)
+        terminal.type("'later'")
         terminal.answer("1234567")
         assert "at least 8 characters" in terminal.until(PROMPT)
         terminal.type("12345678")
+        terminal.answer("12345679")
+        assert "two different ones" in terminal.until(PROMPT)
+        terminal.type("12345678")
+        terminal.answer("12345678")
+        assert "12345678" not in terminal.until(PROMPT)
+        terminal.type("si")
+        assert "Write yes or no." in terminal.until(PROMPT)
+        terminal.type("y")
         terminal.end()
+    assert "12345678" not in terminal.text
     settings = config_file.load(config)
     assert settings.kafka.tls is None
     assert settings.serial is not None
@@ -160,15 +175,64 @@ def test_nobody_is_anonymous_but_in_so_many_words(tmp_path: Path) -> None:
         terminal.answer("none")
         terminal.answer("none")
         terminal.answer("anonymous = true")
-        assert "'=' is no name of a sensor" in terminal.until(PROMPT)
+        assert "'anonymous = true' is no device name" in terminal.until(PROMPT)
         terminal.type(ANONYMOUS_WORDS)
-        terminal.answer("none")
+        terminal.answer('"NONE"')
+        terminal.answer(ENTER)
         terminal.end()
     settings = config_file.load(config)
     assert settings.mqtt_listener is not None
     assert settings.mqtt_listener.anonymous
     assert settings.status_page is None
     assert files_below(tmp_path) == {"gateway.toml"}
+
+
+def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at_the_end(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    with at_a_terminal("setup", "--config", config) as terminal:
+        terminal.answer("barn-1")
+        assert 'No site was given: "default"? [y/N]: ' in terminal.until("N]: ")
+        terminal.type(ENTER)
+        terminal.answer("default/barn-1")
+        assert 'The site is called "default"' in terminal.until(PROMPT)
+        terminal.type(NOWHERE)
+        shown = " ".join(terminal.until(ANYWAY).split())
+        assert "nothing listens at 127.0.0.1:1" in shown
+        assert "kafka.bootstrap" not in shown
+        assert "Without a network" not in shown, "it was refused: there is one"
+        terminal.type("y")
+        shown = " ".join(terminal.until(PROMPT).split())
+        assert "Not reached; taken to speak TLS (plain:// before the address: it speaks none)." in shown
+        terminal.type("none")
+        terminal.answer("NONE")
+        terminal.answer("42,43 , 42")
+        assert "2 sensors: 42, 43." in terminal.until(PROMPT)
+        terminal.type(ENTER)
+        shown = terminal.until(PROMPT)
+        for line in (
+            "gateway  default/barn-1",
+            "Kafka    127.0.0.1:1, with TLS, no log-in; NOT REACHED",
+            "by MQTT: 42, 43; by",
+        ):
+            assert line in shown
+        assert not config.exists()
+        terminal.type("no")
+        assert terminal.end() == 2
+    assert "stopped: nothing was written" in terminal.text
+    assert list(tmp_path.iterdir()) == []
+    shown, code = set_up(config, WITHOUT_KAFKA)
+    assert code == 1
+    assert "to be mended: Kafka is not reached: nothing listens at 127.0.0.1:1" in " ".join(shown.split())
+
+
+def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    set_up(config, [*WITHOUT_KAFKA[:1], f"plain://{NOWHERE}", *WITHOUT_KAFKA[2:]])
+    assert config_file.load(config).kafka.tls is None
+    shown, _ = set_up(config, [ENTER, NOWHERE, "y", ENTER, ENTER, ENTER, "44", ENTER, ENTER])
+    assert "42, 43 have a secret already, and keep it. Names of more, with commas" in " ".join(shown.split())
+    assert "by MQTT: 42, 43, 44; by" in shown
+    assert config_file.load(config).kafka.tls is None
 
 
 @pytest.mark.parametrize("answered", range(len(WITHOUT_KAFKA)))
@@ -183,6 +247,12 @@ def test_ctrl_c_at_any_question_leaves_nothing(answered: int, tmp_path: Path) ->
         assert terminal.end() == 2
     assert "stopped: nothing was written" in terminal.text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_settings_are_called_elsewhere_is_what_kafkas_troubles_speak_of() -> None:
+    told = "".join(ast.unparse(ast.parse(inspect.getsource(kafka_reach))).split())
+    for name in {**IN_ANSWERS, **IN_QUESTIONS}:
+        assert "".join(name.split()) in told, name
 
 
 def test_settings_in_place_that_have_mistakes_are_not_guessed_at(tmp_path: Path) -> None:
@@ -222,7 +292,6 @@ def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str],
 
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(click, "prompt", next_answer)
-        patch.setattr(click, "confirm", lambda *_arguments, **_options: next_answer() == "y")
         patch.setattr(setup_dialogue, "look_at", looked_at)
         patch.setattr(setup_dialogue, "try_settings", tried)
         patch.setattr(setup_dialogue, "ports", list)

@@ -93,8 +93,9 @@ def test_a_whole_setup_with_a_log_in(broker: Broker, tmp_path: Path) -> None:
         terminal.type("none")
         terminal.answer("42")
         terminal.answer(ENTER)
+        terminal.answer(ENTER)
         terminal.end()
-    assert len(questions_asked(terminal.text)) == 7
+    assert len(questions_asked(terminal.text)) == 8
     for secret in (PASSWORD, WRONG):
         assert secret not in terminal.text
     settings = config_file.load(config)
@@ -113,10 +114,10 @@ def test_where_kafka_wants_no_log_in_nobody_is_asked_for_one(broker: Broker, tmp
         terminal.answer(f"tls://{broker.cluster.bootstrap}")
         assert "what answers there speaks no TLS; leave the beginning out" in " ".join(terminal.until(PROMPT).split())
         terminal.type(broker.cluster.bootstrap)
-        for answer in (ENTER, "none", ENTER):
+        for answer in (ENTER, "none", ENTER, ENTER):
             terminal.answer(answer)
         code = terminal.end()
-    assert len(questions_asked(terminal.text)) == 5
+    assert len(questions_asked(terminal.text)) == 6
     assert code == 0, terminal.text
     assert config_file.load(config).kafka.sasl is None
 
@@ -153,7 +154,7 @@ def test_a_wrong_password_is_told_and_written_all_the_same(broker: Broker, tmp_p
     code, told = answered(tmp_path, broker.at("OPEN"), "false", WRONG)
     assert code == 1
     assert "FAIL" in told
-    assert "user or password is wrong; mend kafka.sasl.user, or the password, which is read again" in told
+    assert "user or password is wrong; mend kafka.user, or the password, which is read again" in told
     assert "/proc/self" not in told
     assert (tmp_path / "gateway.toml").exists()
 
@@ -163,6 +164,14 @@ def test_topics_that_are_missing_are_told_where_nobody_makes_them(broker: Broker
     assert code == 1
     assert "FAIL  topic gateway-events" in told
     assert "route to device-{stream}: no such topic exists" in told
+
+
+def test_what_is_wrong_is_told_in_the_words_of_the_answers(broker: Broker, tmp_path: Path) -> None:
+    code, told = answered(tmp_path, broker.at("LOGIN"), "false", PASSWORD)
+    assert code == 1
+    assert "tls = false was given; write tls = true, with ca" in told
+    assert "[kafka.tls]" not in told
+    assert told.count(f"to be mended: Kafka at {broker.at('LOGIN')}") == 1
 
 
 def test_an_authority_beside_the_answers_is_copied(broker: Broker, tmp_path: Path) -> None:
