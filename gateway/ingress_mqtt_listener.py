@@ -74,7 +74,7 @@ class MqttListener:
         self.login_limit = LoginLimit(
             settings.failed_logins_per_minute_max, settings.failed_login_delay_s, settings.failed_logins_held_max
         )
-        self.refusals = Refusals(self.logins)
+        self.refusals = Refusals(self.logins.met)
         self.counts = self.refusals.counts
         self.listening = asyncio.Event()
         self.port: int = settings.port

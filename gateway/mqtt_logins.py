@@ -41,6 +41,8 @@ class Logins:
         self.operators: Mapping[str, tuple[str, ...]] = {}
         self.listed = bool(settings.users)
         """Whether somebody has ever been listed: then a certificate must name one who is."""
+        self.met: set[str] = set()
+        """All names that could log in at some time since the start: they are names, and no secrets."""
         self.trouble = ""
         """Why the file is not used as it is now."""
         self._told_s = self._tried_s = 0.0
@@ -132,6 +134,7 @@ class Logins:
         now_s, settings = self._now_s(), self._settings
         self.devices = _united(settings.users, self._credentials.devices, now_s)
         self.operators = _united(settings.operators, self._credentials.operators, now_s)
+        self.met.update(self)
         self._next_end_s = min(_ends(self._credentials, now_s), default=None)
 
 
