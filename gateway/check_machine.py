@@ -3,13 +3,9 @@
 It works without a network and changes nothing. No serial port is opened for it, which would reset an Arduino.
 """
 
-import errno
-import ipaddress
 import math
 import os
 import pwd
-import socket
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +15,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from gateway import control
 from gateway.buffer_schema import MIGRATIONS, BufferFileError, read_marks
 from gateway.buffer_status import is_running, reading
 from gateway.check import Finding, known_floor, remark, well, wrong
@@ -36,13 +33,14 @@ from gateway.check_clock import check_clock
 from gateway.check_devices import check_devices
 from gateway.check_disk import check_disk
 from gateway.check_page import check_page
+from gateway.check_ports import check_port
 from gateway.check_serial import check_serial
 from gateway.clock_gateway import WallClock
 from gateway.clock_kernel import boottime_us, read_wall_clock
 from gateway.config_file import route_table
 from gateway.forward_memory import BUDGET_MARK
 from gateway.password_file import PasswordFileError, read_password
-from gateway.processes import has_open, name_of, opened_by, processes, this_group, this_user
+from gateway.processes import this_group, this_user
 from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
@@ -51,6 +49,7 @@ from gateway.settings import (
     ListenerSettings,
     Settings,
 )
+from gateway.settings_running import changed_words, digest, running_settings
 from gateway.terminal_text import size, utc
 from gateway.uplink_budget import DAY_S, UplinkBudget
 
@@ -61,8 +60,6 @@ HEARTBEATS_SHARE_MAX: Final = 1 / 2
 """Of what a metered link may carry: with more, readings have less of it than heartbeats."""
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _PER_S = "kafka.bytes_per_s_max"
-_LISTENING = "0A"
-"""The state of a listening socket in /proc/net/tcp."""
 
 
 def check_machine(settings: Settings, config: Path) -> Iterator[Finding]:
@@ -124,6 +121,7 @@ def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
         yield wrong("settings", _not_readable(config))
     else:
         yield well("settings", f"{config} can be used; this is {settings.gateway.namespace}/{settings.gateway.id}")
+        yield from _changed(settings)
     if not settings.has_source:
         yield remark("sources", NO_SOURCE)
     for index, broker in enumerate(settings.mqtt_brokers):
@@ -133,6 +131,17 @@ def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
                 f"everybody on this box may read it; write it into a file of its own (password_file), or "
                 f"take the right from others: chmod o-r {config}",
             )
+
+
+def _changed(settings: Settings) -> Iterator[Finding]:
+    """Whether the gateway that runs goes by others."""
+    state: dict[str, Any] = {}
+    if is_running(settings.buffer.path):
+        with suppress(control.ControlError):
+            state = control.call(control.socket_path(settings.buffer.path), "state")
+    running = running_settings(state)
+    if running is not None and running.digest != digest(settings):
+        yield remark("settings", changed_words(running, settings))
 
 
 def _buffer(settings: BufferSettings) -> Finding:
@@ -252,114 +261,13 @@ def _room(settings: BufferSettings) -> Finding:
 
 def _listener(listener: ListenerSettings, buffer: Path, today: "_Today") -> Iterator[Finding]:
     if listener.port:
-        yield _port("mqtt_listener.port", listener, listener.port, buffer)
+        yield check_port("mqtt_listener.port", listener.host, listener.port, buffer)
     if listener.tls is not None:
-        yield _port("mqtt_listener.tls.port", listener, listener.tls.port, buffer)
+        yield check_port("mqtt_listener.tls.port", listener.host, listener.tls.port, buffer)
         yield from _pair("mqtt_listener.tls", listener.tls.certificate, listener.tls.key, today)
         yield from _names("mqtt_listener.tls", listener.tls.certificate)
         if listener.tls.client_ca is not None:
             yield _authority("mqtt_listener.tls.client_ca", listener.tls.client_ca, today)
-
-
-def _port(subject: str, listener: ListenerSettings, port: int, buffer: Path) -> Finding:
-    """Whether the listener could take its port now, or this gateway has it already."""
-    host = listener.host
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    address = ""
-    try:
-        for probe, (address, *more) in _sockets(host, port):
-            with probe:
-                # As asyncio's servers do it: what only lingers after a former one is in nobody's way.
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if probe.family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, *more))
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return _taken(subject, where, _processes_listening(address, port), buffer)
-        return _port_trouble(subject, host, where, error)
-    if host in {"127.0.0.1", "::1", "localhost"}:
-        return well(subject, f'{where} is free; only this box can connect there (mqtt_listener.host = "0.0.0.0": all)')
-    return well(subject, f"{where} is free")
-
-
-def _sockets(host: str, port: int) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
-    """A socket for each address that a host stands for. Raises OSError, also where the kernel has none of their kinds.
-
-    A kernel without IPv6 makes no socket for localhost's ::1: asyncio's servers leave that one out too.
-    """
-    found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
-    left_out = []
-    for family, kind, protocol, _, address in found:
-        try:
-            probe = socket.socket(family, kind, protocol)
-        except OSError as error:
-            if error.errno != errno.EAFNOSUPPORT:
-                raise
-            left_out.append(error)
-            continue
-        yield probe, address
-    if len(left_out) == len(found):
-        raise left_out[0]
-
-
-def _port_trouble(subject: str, host: str, where: str, error: OSError) -> Finding:
-    if error.errno == errno.EACCES:
-        return wrong(subject, f"{where} may not be listened on by {this_user()}; write a port from 1024 up")
-    if error.errno in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT} or isinstance(error, socket.gaierror):
-        return wrong(
-            "mqtt_listener.host",
-            f'this box has no address {host} now; write one that it has (ip address lists them), or "0.0.0.0" for all',
-        )
-    return wrong(subject, f"{where} cannot be listened on: {error.strerror}; write another port, or another host")
-
-
-def _taken(subject: str, where: str, listening: Sequence[int], buffer: Path) -> Finding:
-    """By whom a port is taken: by this gateway it is no mistake."""
-    lock = buffer.with_name(buffer.name + ".lock")
-    others = [process for process in listening if not has_open(process, lock)]
-    if listening and not others:
-        return well(subject, f"{where} is served by the sluice that runs with this buffer (process {listening[0]})")
-    if not listening and is_running(buffer):
-        return well(subject, f"{where} is taken: most likely by the sluice that runs with this buffer")
-    by = f"{name_of(others[0])} (process {others[0]})" if others else "another program (sudo ss -ltnp names it)"
-    return wrong(subject, f"{where} is taken by {by}; stop that one, or write another port")
-
-
-def _processes_listening(address: str, port: int) -> list[int]:
-    """The processes that keep others from listening on an address and port, as far as this user is told (proc(5))."""
-    ours = ipaddress.ip_address(address.partition("%")[0])
-    exact, wider = set(), set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            columns = line.split()
-            local, _, local_port = columns[1].rpartition(":")
-            if columns[3] != _LISTENING or int(local_port, 16) != port:
-                continue
-            theirs = _kernels_address(local)
-            if theirs == ours:
-                exact.add(f"socket:[{columns[9]}]")
-            elif (theirs.is_unspecified and theirs.version >= ours.version) or (
-                ours.is_unspecified and theirs.version == ours.version
-            ):
-                wider.add(f"socket:[{columns[9]}]")
-    # One that has the very address is it: a socket for all of IPv6 may or may not be one for all of IPv4 as well.
-    sockets = exact or wider
-    return [process for process in processes() if any(opened in sockets for opened in opened_by(process))]
-
-
-def _kernels_address(told: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address of /proc/net/tcp or tcp6: words of 32 bits in hex, each in this machine's byte order."""
-    words = bytes.fromhex(told)
-    if sys.byteorder == "little":
-        words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-    address = ipaddress.ip_address(words)
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
 
 
 # -- certificates and passwords -------------------------------------------------------------------

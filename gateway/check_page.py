@@ -8,9 +8,12 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 
+from msgspec import structs
+
 from gateway import page_password
 from gateway.buffer_status import is_running
 from gateway.check import Finding, remark, well, wrong
+from gateway.check_ports import check_port
 from gateway.page_password import PagePasswordError
 from gateway.service_user import as_root
 from gateway.settings import StatusPageSettings
@@ -25,7 +28,7 @@ _PORT: Final = "status_page.port"
 def check_page(page: StatusPageSettings, buffer: Path) -> Iterator[Finding]:
     """Look at its password, and ask it, or see whether its port is free; `buffer` is the path of the daemon's file."""
     yield _password(page)
-    yield _served(page) if is_running(buffer) else _free(page)
+    yield _served(page) if is_running(buffer) else _free(page, buffer)
 
 
 def _password(page: StatusPageSettings) -> Finding:
@@ -64,17 +67,7 @@ def _served(page: StatusPageSettings) -> Finding:
     return well("status page", f"served: {where}, or by this box's address")
 
 
-def _free(page: StatusPageSettings) -> Finding:
+def _free(page: StatusPageSettings, buffer: Path) -> Finding:
     """Whether a daemon that is started now could serve it."""
-    family = socket.AF_INET6 if ":" in page.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((page.host, page.port))
-    except OSError as error:
-        return wrong(
-            _PORT,
-            f"the status page cannot be served on {page.host} port {page.port}: {error.strerror or error}; stop what "
-            "has the port, or set another one. Readings are taken all the same",
-        )
-    return well(_PORT, f"{page.port} is free for the status page")
+    found = check_port(_PORT, page.host, page.port, buffer)
+    return found if found.ok else structs.replace(found, words=f"{found.words}. Readings are taken all the same")

@@ -71,7 +71,7 @@ def run(config: Path) -> None:
     # Where systemd's watchdog ends a daemon that hangs, the journal then has where each thread stood.
     faulthandler.enable()
     try:
-        asyncio.run(_until_stopped(pipeline.run(settings)))
+        asyncio.run(_until_stopped(pipeline.run(settings, config)))
     except (BufferFileError, OSError) as error:
         raise click.ClickException(_words(error)) from None
     except ExceptionGroup as errors:

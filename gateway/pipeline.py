@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway import control, network_watch, service_notify
+from gateway import control, network_watch, service_notify, settings_running
 from gateway.broker_deliveries import MARKS, removed_sessions
 from gateway.buffer import Buffer
 from gateway.buffer_schema import BufferFileError
@@ -36,7 +36,7 @@ from gateway.intake import FrontDoor
 from gateway.lanes import LanePolicy
 from gateway.name_lookup import bound_look_ups
 from gateway.service_notify import service_words
-from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings, StatusPageSettings
+from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings
 from gateway.tls_dates import CertificateDates
 
 if TYPE_CHECKING:
@@ -53,8 +53,11 @@ PAGE_RETRY_S = 60.0
 log = structlog.get_logger()
 
 
-async def run(settings: Settings) -> None:
-    """Run the gateway until cancelled. Raises BufferFileError or ListenError where it cannot start."""
+async def run(settings: Settings, config: Path | None = None) -> None:
+    """Run the gateway until cancelled; `config` is where the settings stand.
+
+    Raises BufferFileError or ListenError where it cannot start.
+    """
     bound_look_ups()
     clock = ClockWatch(settings.gateway)
     buffer = Buffer(settings.buffer, boot_id(), clock.now, clock.resume)
@@ -76,7 +79,11 @@ async def run(settings: Settings) -> None:
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             tasks.create_task(housekeeping.run(), name="housekeeping")
-            parts: control.Parts = {"uplink": forwarder.report, "clock": housekeeping.clock_report.view}
+            parts: control.Parts = {
+                "uplink": forwarder.report,
+                "clock": housekeeping.clock_report.view,
+                "settings": partial(settings_running.of, settings),
+            }
             commands = control.handlers(front_door, buffer, parts)
             tasks.create_task(control.serve(control.socket_path(settings.buffer.path), commands), name="control")
             # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
@@ -100,9 +107,7 @@ async def run(settings: Settings) -> None:
                 tasks.create_task(serial.run(), name="serial")
                 parts["serial"] = serial.state
             if settings.status_page is not None:
-                page = partial(
-                    _status_page, settings, settings.status_page, front_door, buffer, forwarder, housekeeping, parts
-                )
+                page = partial(_status_page, settings, config, front_door, buffer, forwarder, housekeeping, parts)
                 tasks.create_task(_keep_up(page), name="status-page")
             ready = listener.listening if settings.mqtt_listener is not None else None
             tasks.create_task(
@@ -171,7 +176,7 @@ async def _keep_up(page: "Callable[[], StatusPage]") -> None:
 
 def _status_page(  # noqa: PLR0913, PLR0917 - the parts that it shows
     settings: Settings,
-    of_page: StatusPageSettings,
+    config: Path | None,
     front_door: FrontDoor,
     buffer: Buffer,
     forwarder: Forwarder,
@@ -181,5 +186,7 @@ def _status_page(  # noqa: PLR0913, PLR0917 - the parts that it shows
     from gateway.status_page import StatusPage  # noqa: PLC0415
     from gateway.status_page_view import StatusView  # noqa: PLC0415
 
-    view = StatusView(settings, front_door, buffer, forwarder.report, housekeeping.clock_report.view, parts)
-    return StatusPage(of_page, view)
+    assert settings.status_page is not None  # noqa: S101 - it is called where that is
+    file = None if config is None else settings_running.SettingsFile(config, settings)
+    view = StatusView(settings, front_door, buffer, forwarder.report, housekeeping.clock_report.view, parts, file)
+    return StatusPage(settings.status_page, view)

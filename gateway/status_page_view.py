@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.forward_memory import UplinkState
     from gateway.intake import FrontDoor
     from gateway.settings import Settings
+    from gateway.settings_running import SettingsFile
 
 LOOK_S: Final = 2.0
 WATCHED_S: Final = 20.0
@@ -136,6 +137,7 @@ class StatusView:
         uplink: Callable[[], "UplinkState"],
         clock: Callable[[], "ClockView"],
         parts: "Parts",
+        file: "SettingsFile | None" = None,
     ) -> None:
         assert settings.status_page is not None  # noqa: S101 - it is made where that is
         self._settings = settings
@@ -144,6 +146,8 @@ class StatusView:
         self._uplink = uplink
         self._clock = clock
         self._parts = parts
+        self._file = file
+        self._is_changed = False
         self._started_us = boottime_us()
         self.history = LiveHistory(settings.status_page.history_devices_max, self._started_us)
         front_door.heard.latest = {}
@@ -207,6 +211,8 @@ class StatusView:
         # What is reported meanwhile is missed until the next look, and not counted twice.
         told = self._front_door.lost_told.copy()
         self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
+        if self._file is not None:
+            self._is_changed = await asyncio.to_thread(self._file.look)
         told.update(self._on_disk.lost)
         self._lost = dict(told)
         self._lost_sum = max(self._lost_sum, told.total())
@@ -308,6 +314,7 @@ class StatusView:
             lost=self._lost_sum,
             lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
             logins=self._part("logins"),
+            settings_changed=self._is_changed,
             refused=tuple(self._part("log_ins_refused")),
             counts={**self._buffer.counts, **self._front_door.counts},
             serial=self._part("serial"),

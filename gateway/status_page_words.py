@@ -14,6 +14,7 @@ from gateway.clock_text import hold_words
 from gateway.disk_health import Trouble
 from gateway.forward_memory import UplinkState
 from gateway.settings import NO_SOURCE, Settings
+from gateway.settings_running import RESTART
 from gateway.terminal_text import YEAR_S, counted, shortened, size, span
 from gateway.write_budget import WriteBudget
 
@@ -95,6 +96,8 @@ class Facts(Struct, frozen=True):
     """How long ago some were lost last; None where none was."""
     logins: dict[str, Any]
     """What the MQTT listener knows of the devices' file."""
+    settings_changed: bool
+    """Whether other settings stand in the file than the gateway was started with."""
     refused: tuple[dict[str, Any], ...]
     """Whose log-in it refused, and why (`Refusals.lately`): the newest first."""
     counts: dict[str, int]
@@ -155,6 +158,7 @@ def alarms(facts: Facts) -> list[Alarm]:
         *_log_ins(facts),
         *_devices(facts),
         *(() if holds else clock),
+        *_settings(facts),
         *_quarantine(facts),
         *_wear(facts),
     ]
@@ -221,6 +225,17 @@ def _wear(facts: Facts) -> Iterator[Alarm]:
             f"A plain memory card lasts {span(days * 86_400)} at the rate of the last day.",
             "Then it fails, mostly without a word before.",
             "Use a card sold for endurance, or an SSD; or raise buffer.commit_delay_ms, which spares it.",
+        )
+
+
+def _settings(facts: Facts) -> Iterator[Alarm]:
+    if facts.settings_changed:
+        yield Alarm(
+            "warn",
+            "Settings",
+            "The settings were changed since the gateway was started.",
+            "It goes on with those of before.",
+            RESTART,
         )
 
 

@@ -14,6 +14,7 @@ from gateway.buffer_status import told
 from gateway.clock_text import hold_words, known_words
 from gateway.disk_health import health_words, troubles
 from gateway.settings import NO_SOURCE
+from gateway.settings_running import changed_words, digest, running_settings
 from gateway.status_devices import heading, rate
 from gateway.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
 from gateway.write_budget import SEEN_S_MIN
@@ -115,7 +116,11 @@ def status_lines(seen: Glance) -> Iterator[str]:
     """One line for each thing that is well, more for what is not; to be wrapped at `INDENT`, and safe to print."""
     found, settings = seen.found, seen.settings
     answer = seen.answer or {}
-    yield f"gateway     {settings.gateway.id}, {'running' if found.running else 'not running'}"
+    running = running_settings(answer)
+    name = settings.gateway.id if running is None else running.gateway
+    yield f"gateway     {escaped(name)}, {'running' if found.running else 'not running'}"
+    if running is not None and running.digest != digest(settings):
+        yield f"{_BESIDE}SETTINGS {changed_words(running, settings)}"
     if seen.unheard:
         yield f"{_BESIDE}what it is doing is not known: {seen.unheard}"
     if answer.get("uplink") is not None:
@@ -159,7 +164,9 @@ def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
         rates = seen.rates
         now = f"{rate(rates.readings)} in, {rate(rates.sent)} to Kafka, {size(rates.wire_bytes)}/s on the uplink; "
     sent = f", {uplink['sent']:,} readings and events to Kafka" if "sent" in uplink else ""
-    yield f"readings    {now}since the start {counts['readings']:,} came in{sent}"
+    # Their sensors did not see the acknowledgement.
+    again = f" ({counts['duplicate']:,} of them sent again: stored once)" if counts.get("duplicate") else ""
+    yield f"readings    {now}since the start {counts['readings']:,} came in{again}{sent}"
 
 
 def _clock_line(seen: Glance, clock: dict[str, Any]) -> str:

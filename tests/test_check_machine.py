@@ -1,5 +1,6 @@
 """What `sluice check` sees on this box: each mistake under its setting's name, and nothing changed by looking."""
 
+import asyncio
 import errno
 import grp
 import json
@@ -16,11 +17,12 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from gateway import buffer_schema, check_machine
+from gateway import buffer_schema, check_machine, check_ports, settings_running
 from gateway.check import Finding, Remark, known_floor
 from gateway.check_certificates import read_certificates
 from gateway.cli import main
@@ -34,7 +36,7 @@ from gateway.settings import NO_SOURCE
 from gateway.uplink_budget import UplinkBudget
 from tests.buffers import append, opened, until
 from tests.deadline import deadline
-from tests.gateways import SLUICE, free_port
+from tests.gateways import SLUICE, answering, free_port
 from tests.mosquitto import self_signed
 
 CONFIG = """\
@@ -265,7 +267,7 @@ async def test_a_port_that_this_gateway_has_is_no_mistake(tmp_path: Path) -> Non
 async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_machine, "_processes_listening", lambda _address, _port: [])
+    monkeypatch.setattr(check_ports, "_processes_listening", lambda _address, _port: [])
     with socket.create_server(("127.0.0.1", 0)) as server:
         config = write_config(tmp_path, listener(server.getsockname()[1]))
         anybodys = findings(config)["mqtt_listener.port"]
@@ -274,6 +276,40 @@ async def test_a_user_who_is_not_told_whose_a_port_is_hears_what_is_likely(
     assert (judgement(anybodys), judgement(ours)) == ("FAIL", "ok")
     assert "sudo ss -ltnp names it" in anybodys.words
     assert "most likely by the sluice that runs with this buffer" in ours.words
+
+
+def test_a_gateway_that_runs_with_another_buffer_is_told_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_ports, "name_of", lambda _: "sluice")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = findings(write_config(tmp_path, listener(port)))["mqtt_listener.port"]
+    assert judgement(found) == "warn"
+    assert f"taken by a sluice that runs with another buffer.path (process {os.getpid()})" in found.words
+    assert "sudo systemctl restart sluice" in found.words
+
+
+async def test_settings_that_were_changed_since_the_gateway_was_started(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "")
+    running = settings_running.of(load(config))
+
+    async def state(_arguments: dict[str, Any]) -> object:
+        return {"settings": running}
+
+    async def told() -> list[str]:
+        found = await asyncio.to_thread(lambda: list(check_machine.check_machine(load(config), config)))
+        return [each.words for each in found if each.subject == "settings" and each.result == "warning"]
+
+    async with opened(load(config).buffer.path), answering(load(config).buffer.path, {"state": state}):
+        config.write_text(config.read_text() + "# a comment changes nothing\n")
+        assert await told() == []
+        config.write_text(config.read_text().replace('id = "', 'id = "new-'))
+        (words,) = await told()
+    assert words == (
+        "changed since the gateway was started, which goes on with those of before, as "
+        f"{running.namespace}/{running.gateway}: sudo systemctl restart sluice"
+    )
 
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - what is to be told of
@@ -379,8 +415,8 @@ def test_an_address_of_some_other_box(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hold", "words"),
     [
-        (600, "readings wait on this box for it, at most 10 min"),
-        (0, "readings do not wait for it (gateway.hold_unsynced_s = 0): they go to Kafka"),
+        (600, "Readings wait on this box for it, once Kafka is reached, for 10 min at most"),
+        (0, "Readings do not wait for it (gateway.hold_unsynced_s = 0): they go to Kafka"),
     ],
 )
 def test_a_clock_that_is_not_synced_is_told_with_what_waits_for_it(

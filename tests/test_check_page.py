@@ -30,7 +30,7 @@ def test_a_page_that_could_be_served(tmp_path: Path) -> None:
     page = settings_in(tmp_path)
     assert told(page, tmp_path) == [
         ("pass", "a password is set"),
-        ("pass", f"{page.port} is free for the status page"),
+        ("pass", f'127.0.0.1:{page.port} is free; only this box can connect there (status_page.host = "0.0.0.0": all)'),
     ]
 
 
@@ -57,8 +57,8 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", page.port)):
         _, (result, words) = told(page, tmp_path)
     assert result == "fail"
-    assert f"port {page.port}" in words
-    assert "stop what has the port" in words
+    assert words.startswith(f"127.0.0.1:{page.port} is taken by ")
+    assert "stop that one, or write another port. Readings are taken all the same" in words
 
 
 def test_a_page_that_is_served_and_one_that_hangs(tmp_path: Path) -> None:

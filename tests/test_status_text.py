@@ -4,12 +4,13 @@ import dataclasses
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gateway import status_text
+from gateway import settings_running, status_text
 from gateway.buffer_commands import RoomLeft
 from gateway.buffer_status import BufferStatus, DeviceStatus, Moment, Now
 from gateway.forward_memory import UplinkState
@@ -77,6 +78,18 @@ def test_a_gateway_that_nothing_can_reach_is_told(serial: SerialSettings | None)
             assert line not in [*status_lines(dataclasses.replace(seen, settings=settings))]
 
 
+def test_a_gateway_that_runs_with_other_settings_goes_by_their_name() -> None:
+    before = structs.replace(SETTINGS, gateway=GatewaySettings("barn-1"))
+    told = msgspec.to_builtins(settings_running.of(before))
+    first, second, *_ = status_lines(glance({"up": True}, answer={"settings": told}))
+    assert first == "gateway     barn-1, running"
+    assert second.strip().startswith(
+        "SETTINGS changed since the gateway was started, which goes on with those of before"
+    )
+    told = msgspec.to_builtins(settings_running.of(SETTINGS))
+    assert not any("SETTINGS" in line for line in status_lines(glance({"up": True}, answer={"settings": told})))
+
+
 def test_a_broker_that_cannot_be_reached() -> None:
     what, how_long, advice = uplink(glance(DOWN | {"since": clock(10, 2)}))
     assert what == (
@@ -137,6 +150,15 @@ def test_readings_without_the_identity_that_was_promised(count: int, words: str)
     seen.answer["counts"] = {"identity-missing": count}
     (line,) = (line for line in status_lines(seen) if line.startswith("identity"))
     assert words in line
+
+
+def test_what_was_sent_again_is_told_beside_what_came_in() -> None:
+    seen = glance({"up": True, "sent": 1_197})
+    assert seen.answer is not None
+    for counts, words in (({}, ""), ({"duplicate": 3}, " (3 of them sent again: stored once)")):
+        seen.answer["counts"] = {"readings": 1_200, **counts}
+        (line,) = (line for line in status_lines(seen) if line.startswith("readings"))
+        assert line == f"readings    since the start 1,200 came in{words}, 1,197 readings and events to Kafka"
 
 
 def test_times_that_are_missing_or_cannot_be_right() -> None:

@@ -1,0 +1,59 @@
+"""Whether the gateway runs with the settings that stand in the file: told by what they say, not by how they look."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.config_file import load
+from gateway.settings_running import SettingsFile, digest
+
+TEXT = """
+[gateway]
+id = "barn-1"
+[buffer]
+path = "buffer.db"
+[kafka]
+bootstrap = ["127.0.0.1:1"]
+[mqtt_listener]
+anonymous = true
+"""
+
+
+def written(folder: Path, text: str = TEXT) -> Path:
+    config = folder / "gateway.toml"
+    config.write_text(text)
+    return config
+
+
+def test_the_same_settings_are_the_same_wherever_they_are_read_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path)
+    assert digest(load(Path("gateway.toml"))) == digest(load(tmp_path / "gateway.toml"))
+
+
+def test_the_daemon_sees_that_its_settings_were_changed_and_changed_back(tmp_path: Path) -> None:
+    config = written(tmp_path)
+    file = SettingsFile(config, load(config))
+    assert not file.look()
+    written(tmp_path, TEXT + "# a comment\n")
+    assert not file.look()
+    written(tmp_path, TEXT.replace("barn-1", "barn-9"))
+    assert file.look()
+    # What cannot be used now tells nothing new.
+    written(tmp_path, "[gateway")
+    assert file.look()
+    config.unlink()
+    assert file.look()
+    written(tmp_path)
+    assert not file.look()
+
+
+def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = written(tmp_path)
+    file = SettingsFile(config, load(config))
+    file.look()
+    monkeypatch.setattr("gateway.config_file.load", lambda _: os.abort())
+    assert not file.look()
