@@ -13,8 +13,9 @@ import click
 
 from gateway import buffer_lock, config_file, device_credentials, setup_service
 from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import read_status
+from gateway.buffer_status import read_status, reading
 from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.intake import READING_TYPE
 from gateway.provision import PROVISIONING_NAMES
 from gateway.provision_media import BOOT_FOLDERS
 from gateway.settings import BufferSettings, Settings
@@ -29,6 +30,8 @@ UNNAMED: Final = "unnamed"
 _BUFFER_PARTS: Final = ("-wal", "-shm", ".control", ".lock")
 _OWN_NAMES: Final = frozenset({"kafka.password", "kafka-2.password", "status-page"})
 """What `sluice setup` writes into the folders for secrets."""
+_READINGS: Final = "SELECT count(*) FROM reading JOIN series ON series.number = reading.series WHERE series.type = ?"
+_COUNTED_ROWS_MAX: Final = 200_000
 _LEFT_TOLD_MAX: Final = 20
 _WIPED_BYTES_MAX: Final = 1_000_000
 """Larger files are no secrets, and only removed: to overwrite readings would take long, and reach flash as little."""
@@ -67,6 +70,10 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
 
     Says first what waits and was not sent, and asks for the gateway's id to be typed. It refuses while the gateway
     runs, unless it may stop it. Cut off, it is simply called again.
+
+    Secrets and settings, and whatever else has at most 1 MB, are overwritten before they are removed; readings, in
+    larger files, are only removed. On flash memory neither reaches what lies beneath: where that matters, make new
+    passwords for Kafka, and destroy the card.
     """
     config = config.absolute()
     try:
@@ -92,9 +99,8 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     click.echo(hanging(_FLASH, 0))
     for path in found.left[:_LEFT_TOLD_MAX]:
         click.echo(hanging(f"left: {path}", 4))
-    click.echo(
-        "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
-    )
+    told = "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
+    click.echo(hanging(told, 4))
 
 
 def look(config: Path) -> Found:
@@ -180,11 +186,33 @@ def _first_lines(found: Found) -> Iterator[str]:
         except BufferFileError as error:
             yield f"How much waits unsent is not known: {error}"
         else:
-            waits = "nothing waits" if not status.rows else f"{counted(status.rows, 'row')} WAIT AND WERE NOT SENT"
+            waits = _waiting(found.buffer, status.rows)
             aside = f", {counted(status.quarantined, 'input')} in the quarantine" if status.quarantined else ""
-            yield f"{waits} in {found.buffer}{aside} (sluice buffer export keeps a copy)"
+            copy = " (sluice buffer export keeps a copy)" if status.rows or status.quarantined else ""
+            yield f"{waits} in {found.buffer}{aside}{copy}"
     for path in (*found.secrets, *found.data, *found.settings):
         yield f"to be wiped: {path}"
+
+
+def _waiting(buffer: Path, rows: int) -> str:
+    """What waits, readings apart from what the gateway says of itself where that is soon counted."""
+    if not rows:
+        return "nothing waits"
+    with suppress(BufferFileError):
+        if rows <= _COUNTED_ROWS_MAX:
+            return _counted_apart(buffer, rows)
+    return f"{rows:,} readings and events WAIT AND WERE NOT SENT"
+
+
+def _counted_apart(buffer: Path, rows: int) -> str:
+    with reading(buffer) as connection:
+        (readings,) = connection.execute(_READINGS, (READING_TYPE,)).fetchone()
+    events = counted(max(rows - readings, 0), "event")
+    if not readings:
+        return f"no reading waits, but {events} of the gateway's own"
+    were = "WAITS AND WAS" if readings == 1 else "WAIT AND WERE"
+    of_them = f", and {events} of the gateway's own" if rows > readings else ""
+    return f"{counted(readings, 'reading')} {were} NOT SENT{of_them}"
 
 
 def _confirm(found: Found, wiped_id: str | None) -> None:
@@ -193,7 +221,9 @@ def _confirm(found: Found, wiped_id: str | None) -> None:
         if not sys.stdin.isatty():
             raise click.UsageError("this asks at a terminal, and there is none; --yes-wipe ID does it without asking")
         try:
-            typed = click.prompt(f"To wipe it, type {escaped(found.gateway_id)}", prompt_suffix=" > ", default="")
+            typed = click.prompt(
+                f"To wipe it, type {escaped(found.gateway_id)}", prompt_suffix=" > ", default="", show_default=False
+            )
         except click.Abort:
             click.echo()
             _end("nothing was wiped")

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway import buffer_aside, buffer_lock, reset_command, setup_service
+from gateway.buffer_rows import Entry, Series
 from gateway.cli import main
 from tests.buffers import entry, opened, store
 from tests.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
@@ -72,11 +73,31 @@ async def test_everything_of_the_site_goes_and_what_is_not_its_stays(config: Pat
     done = reset(config, "--yes-wipe", "barn-1")
     assert done.exit_code == 0, done.output
     # Two that waited, and perhaps already those of the file that was set aside.
-    assert re.search(r"^[24] rows WAIT AND WERE NOT SENT", done.output, re.MULTILINE)
+    assert re.search(r"^[24] readings WAIT AND WERE NOT SENT", done.output, re.MULTILINE)
     assert left(config) == {"notes.txt", "secrets/mine"}
     assert f"left: {config.parent / 'notes.txt'}" in done.output
     assert "On flash memory (cards, SSDs) neither reaches what lies beneath" in done.output
     assert "nothing is there to be wiped" in reset(config, "--yes-wipe", "barn-1").output
+
+
+@pytest.mark.parametrize(
+    ("readings", "events", "told"),
+    [
+        (0, 0, "nothing waits in PATH\n"),
+        (0, 1, "no reading waits, but 1 event of the gateway's own in PATH (sluice buffer export keeps a copy)"),
+        (1, 0, "1 reading WAITS AND WAS NOT SENT in PATH (sluice buffer export keeps a copy)"),
+        (2, 3, "2 readings WAIT AND WERE NOT SENT, and 3 events of the gateway's own in PATH (sluice"),
+    ],
+)
+async def test_readings_are_told_apart_from_what_the_gateway_says_of_itself(
+    readings: int, events: int, told: str, config: Path
+) -> None:
+    buffer = config.with_name("buffer.db")
+    own = Series("gateway-events", "barn-1", "", "check", "sluice.gateway.check", "application/json")
+    rows = [*[entry(sequence=number) for number in range(readings)], *[Entry(own, b"{}", 1)] * events]
+    async with opened(buffer) as filled:
+        assert not rows or await store(filled, rows)
+    assert told.replace("PATH", str(buffer)) in reset(config, "--yes-wipe", "another").output
 
 
 async def test_what_is_secret_is_overwritten(config: Path, tmp_path: Path) -> None:
@@ -160,7 +181,7 @@ def test_at_a_terminal_the_id_is_typed(config: Path) -> None:
     before = left(config)
     with at_a_terminal("reset", "--config", config) as terminal:
         shown = terminal.until(PROMPT)
-        assert "To wipe it, type barn-1" in shown
+        assert shown.endswith("To wipe it, type barn-1 > ")
         terminal.press(CTRL_C)
         assert terminal.end() == 2
     assert "nothing was wiped" in terminal.text
