@@ -22,7 +22,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import BufferStatus, read_status, reading, this_moment
 from gateway.clock_kernel import boottime_us
 from gateway.clock_text import known_words
-from gateway.device_listing import Device, merged, places_on_ports
+from gateway.device_listing import Device, log_ins, merged, places_on_ports
 from gateway.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.disk_health import Trouble
 from gateway.live_history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
@@ -152,6 +152,7 @@ class StatusView:
         self.history = LiveHistory(settings.status_page.history_devices_max, self._started_us)
         front_door.heard.latest = {}
         self._on_disk = NOTHING_FOUND
+        self._log_ins: frozenset[str] | None = None
         self._lost: dict[str, int] = {}
         """By device: since the start, and those before that were not reported yet."""
         self._lost_sum = 0
@@ -211,6 +212,7 @@ class StatusView:
         # What is reported meanwhile is missed until the next look, and not counted twice.
         told = self._front_door.lost_told.copy()
         self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
+        self._log_ins = await asyncio.to_thread(log_ins, self._settings)
         if self._file is not None:
             self._is_changed = await asyncio.to_thread(self._file.look)
         told.update(self._on_disk.lost)
@@ -246,6 +248,7 @@ class StatusView:
             frozenset(),
             this_moment(self._settings.gateway),
             in_memory=True,
+            log_ins=self._log_ins,
         )
         rows: list[tuple[bool, list[tuple[bool, int, str]], Row]] = []
         for number, device in enumerate(listed):
@@ -258,7 +261,7 @@ class StatusView:
         return [row for _, _, row in rows]
 
     def _silent(self, device: Device) -> Silent | None:
-        if device.heard_s is None or device.heard_s > FORGOTTEN_S:
+        if device.heard_s is None or device.heard_s > FORGOTTEN_S or device.no_log_in:
             return None
         of = self._front_door.heard.get(device.device)
         if of is None:

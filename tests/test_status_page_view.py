@@ -135,6 +135,15 @@ async def test_a_sensor_that_sleeps_for_ten_minutes_is_not_silent_for_that(box: 
     assert (await box.state())["devices"]["silent"] == 0
 
 
+async def test_a_device_that_was_revoked_is_no_alarm(box: Box) -> None:
+    box.view._settings = replace(box.settings, mqtt_listener=ListenerSettings(users={"43": "0" * 64}))
+    for device in ("42", "43"):
+        for ago_s in (4_000.0, 3_900.0):
+            await box.take(device, ago_s=ago_s)
+    await box.refreshed()
+    assert [each.device for each in box.view.facts().silent] == ["43"]
+
+
 async def test_what_is_searched_for_is_found_by_name_and_by_place(box: Box) -> None:
     for name in ("goat-1", "goat-2", "sheep-1"):
         await box.take(name)
