@@ -16,9 +16,9 @@ from gateway.device_credentials import CredentialsError, Made
 from gateway.device_handout import handout
 from gateway.settings import ListenerSettings
 from gateway.setup_answers import EXAMPLE, Given, load
-from gateway.setup_plan import Plan, carry_out, plan, store_shown, without_shown
+from gateway.setup_plan import Plan, carry_out, plan, store_shown, take_back_shown, without_shown
 from gateway.setup_settings import Existing, read_existing
-from gateway.setup_write import SetupWriteError, writable_trouble
+from gateway.setup_write import SetupWriteError, not_interrupted, writable_trouble
 from gateway.terminal_text import hanging, span
 from gateway.toml_mistakes import ConfigError, where
 
@@ -151,28 +151,43 @@ def _write(planned: Plan) -> None:
 
 def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
     """Say what was written, what is shown once, and what to do next; the exit code."""
-    try:
-        store_shown(planned)
-    except CredentialsError as error:
-        names = " ".join(planned.shown)
-        command = typed(planned.config, f"devices add {names}")
-        told = f"the settings are written, but {names} have no secrets: {error}. Afterwards: {command}"
-        findings = [*findings, told]
-        planned = without_shown(planned)
-    for line in written_lines(planned):
-        click.echo(hanging(line, 4))
-    secrets = list(_shown_lines(planned))
-    if secrets:
-        click.echo()
-        click.echo("Shown once, and kept nowhere in a form that could be read:")
-        for line in secrets:
-            click.echo(f"    {line}")
+    findings = [*findings, *_stored_and_shown(planned)]
     click.echo()
     started, lines = _started(planned.config, start=start)
     lines += (f"to be mended: {words}" for words in findings)
     for line in (*lines, *_clock_lines(planned), *_next_lines(planned, started=started)):
         click.echo(hanging(line, 4))
     return FINDING if findings or (start and not started and setup_service.is_there(planned.config)) else 0
+
+
+def _stored_and_shown(planned: Plan) -> Iterator[str]:
+    """Store the secrets that were made here, and show them in the same breath: nobody sees them later.
+
+    Gives what could not be done. Raises OSError where nobody can be shown anything; then they are not stored.
+    """
+    told, written = "", planned
+    with not_interrupted():
+        try:
+            store_shown(planned)
+        except CredentialsError as error:
+            names = " ".join(planned.shown)
+            command = typed(planned.config, f"devices add {names}")
+            told = f"the settings are written, but {names} have no secrets: {error}. Afterwards: {command}"
+            written = without_shown(planned)
+        try:
+            for line in written_lines(written):
+                click.echo(hanging(line, 4))
+            secrets = list(_shown_lines(written))
+            if secrets:
+                click.echo()
+                click.echo("Shown once, and kept nowhere in a form that could be read:")
+                for line in secrets:
+                    click.echo(f"    {line}")
+        except OSError:
+            take_back_shown(written)
+            raise
+    if told:
+        yield told
 
 
 def written_lines(planned: Plan) -> Iterator[str]:

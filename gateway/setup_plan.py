@@ -124,6 +124,12 @@ def store_shown(planned: Plan) -> None:
     _put(planned, {name: planned.digests[name] for name in planned.shown})
 
 
+def take_back_shown(planned: Plan) -> None:
+    """Take them out again, where the terminal was gone before they were shown. Raises CredentialsError."""
+    if planned.shown:
+        device_credentials.revoke(device_credentials.file_of(planned.made.settings), planned.shown)
+
+
 def without_shown(planned: Plan) -> Plan:
     """The same where the secrets that were made here could not be stored: they are nobody's."""
     digests = {name: digest for name, digest in planned.digests.items() if name not in planned.shown}

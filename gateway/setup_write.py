@@ -163,7 +163,7 @@ def _write(files: Sequence[NewFile]) -> None:
         try:
             for file in files:
                 _prepare(file)
-            with _not_interrupted():
+            with not_interrupted():
                 for file in files:
                     _rename(_begun(file.path), file.path)
                     _sync_folder(file.path.parent)
@@ -243,7 +243,7 @@ def _rename(begun: Path, path: Path) -> None:
 
 
 @contextmanager
-def _not_interrupted() -> Iterator[None]:
+def not_interrupted() -> Iterator[None]:
     """Ctrl-C and a stop wait for the few renamings: what cannot wait is a cut of the power, and a kill."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_BACK)
     try:

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
@@ -690,6 +691,22 @@ def test_no_secret_that_was_made_here_is_stored_unseen(
     monkeypatch.undo()
     assert device_credentials.load(tmp_path / "devices.json").devices == {}
     assert setup(config, "--answers", answers, "--no-check").output.count("Shown once") == 1
+
+
+def test_secrets_that_nobody_can_be_shown_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_arguments: object) -> NoReturn:
+        raise OSError(5, "Input/output error")
+
+    config = tmp_path / "gateway.toml"
+    answers = write(tmp_path / "given", secrets='kafka_password = "kafka-9d2c1b77"')
+    monkeypatch.setattr(click, "echo", gone)
+    assert isinstance(setup(config, "--answers", answers, "--no-check").exception, OSError)
+    monkeypatch.undo()
+    assert config.exists()
+    assert device_credentials.load(tmp_path / "devices.json").devices == {}
+    shown = setup(config, "--answers", answers, "--no-check").output
+    assert set(device_credentials.load(tmp_path / "devices.json").devices) == {"42", "43"}
+    assert shown.count("Shown once") == 1
 
 
 def test_secrets_that_cannot_be_stored_are_not_shown_and_the_page_password_is(
