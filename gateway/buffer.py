@@ -190,6 +190,8 @@ class Buffer:
         except BaseException:
             self._lock_file.close()
             raise
+        # What a file is grown by at its beginning tells of no day to come.
+        self._meter.reset(time.monotonic())
         self._thread = threading.Thread(target=self._work, name="buffer", daemon=True)
         self._thread.start()
 

@@ -56,6 +56,13 @@ async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:
     assert stored == [(b"1",), (b"2",)]
 
 
+async def test_what_a_file_is_grown_by_at_its_beginning_is_not_taken_for_a_days_writing(tmp_path: Path) -> None:
+    async with opened(tmp_path / "buffer.db") as buffer:
+        assert await store(buffer, [entry(b"1")])
+        wal = tmp_path / "buffer.db-wal"
+        assert buffer.usage.disk_bytes < wal.stat().st_size // 2, "the WAL alone was grown by more"
+
+
 async def test_rows_stay_until_confirmed_and_go_afterwards(tmp_path: Path) -> None:
     async with opened(tmp_path / "buffer.db") as buffer:
         await store(buffer, [entry(b"%d" % number) for number in range(5)])
