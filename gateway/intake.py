@@ -106,8 +106,8 @@ class FrontDoor:
         """Since the start: `readings`, `identity-missing` and `time-missing` (but for serial lines), `tick-unreadable`,
         `lost-unreadable`, what `IntakeTimes` counts, and reasons of the quarantine."""
         self.counted_last: dict[str, str] = {}
-        """The device of the last reading without a time, with a tick that is none, or with a time that cannot be right,
-        by the name it is counted under."""
+        """The device of the last reading without an identity or a time, with a tick that is none, or with a time that
+        cannot be right, by the name it is counted under."""
         self._times = IntakeTimes(
             self.clocks,
             TimeLimits.of(gateway),
@@ -322,7 +322,8 @@ class FrontDoor:
             identity = identify(payload)
             if identity is None:
                 # Of lines of text and Modbus units nobody expects one.
-                self.counts["identity-missing"] += not reading.is_serial
+                if not reading.is_serial:
+                    self._count("identity-missing", series.device)
             else:
                 boot, sequence = identity.boot, identity.seq
                 if identity.lost is not UNSET:
@@ -420,6 +421,8 @@ class FrontDoor:
         resolved = self._resolved.get(key)
         if resolved is None:
             if reading.topic.startswith(CHECK_TOPICS) and self.checks.takes(reading):
+                # No sensor's.
+                self.counts["readings"] -= 1
                 return _Way(self._own_series(self._kafka.events_topic, CHECK), None, None, None, 0)
             found = self._routes.resolve(reading.topic, reading.writer, is_serial=reading.is_serial)
             if isinstance(found, Destination):

@@ -142,7 +142,8 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield f"lost        {sum(found.losses.values()):,} not reported to Kafka yet{_by_reason(found.losses)}"
     if answer.get("lost_told"):
         label = _BESIDE if found.losses else "lost        "
-        yield f"{label}{answer['lost_told']:,} readings since the start, told on {seen.settings.kafka.events_topic}"
+        lost = counted(answer["lost_told"], "reading")
+        yield f"{label}{lost} since the start, told on {settings.kafka.events_topic}"
     if seen.devices is not None:
         yield f"devices     {heading(seen.devices)}"
         return
@@ -409,14 +410,16 @@ def _input_lines(daemon: dict[str, Any], now_us: int) -> Iterator[str]:
         refused = f"; it refuses {', '.join(map(escaped, broker['refused']))}" if broker["refused"] else ""
         yield f"broker      {escaped(name)}: {state}{refused}"
     missing = daemon.get("counts", {}).get("identity-missing", 0)
+    last = daemon.get("counted_last", {}).get("identity-missing")
+    whose = "" if last is None else f" (the last: {escaped(last)})"
     if missing == 1:
         yield (
-            "identity    1 since the start came without the boot and seq that its route is to find "
+            f"identity    1 since the start{whose} came without the boot and seq that its route is to find "
             "(identity): it is stored, but stored twice if it is sent again; correct what its sensor sends"
         )
     elif missing:
         yield (
-            f"identity    {missing:,} since the start came without the boot and seq that their route is to find "
+            f"identity    {missing:,} since the start{whose} came without the boot and seq that their route is to find "
             "(identity): they are stored, but one that is sent again is stored twice; correct what these "
             "sensors send"
         )

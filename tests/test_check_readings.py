@@ -105,6 +105,7 @@ async def test_it_goes_through_the_front_door_as_a_reading_and_out_as_an_event(t
         (quarantined,) = door.quarantined.items()
         assert quarantined == ("no-route", 1), "what anybody else sends there is a reading that no route takes"
         assert list(door.heard) == [], "it is no device's"
+        assert door.counts["readings"] == 1, "nor is it counted as a sensor's"
         series = [await buffer.series(buffer.id, number) for number in (1, 2)]
     told = next(each for each in series if each.type == "sluice.gateway.check")
     assert (told.topic, told.key, told.device, told.subject) == ("gateway-events", "gw1", "", "check")

@@ -98,6 +98,7 @@ async def test_a_payload_without_an_identity_is_stored_as_it_is(tmp_path: Path, 
         (row,) = await rows(buffer)
         assert (row.payload, row.device_sequence) == (payload, None)
         assert door.counts["identity-missing"] == 1
+        assert door.counted_last["identity-missing"] == "42"
 
 
 async def test_of_serial_lines_that_send_no_identity_none_is_missed(tmp_path: Path) -> None:

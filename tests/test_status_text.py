@@ -138,9 +138,9 @@ def test_the_oldest_is_told_once() -> None:
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (1, "1 since the start came without the boot and seq that its route is to find"),
+        (1, "1 since the start (the last: attic) came without the boot and seq that its route is to find"),
         (1, "it is stored, but stored twice if it is sent again; correct what its sensor sends"),
-        (1_200, "1,200 since the start came without the boot and seq that their route is to find"),
+        (1_200, "1,200 since the start (the last: attic) came without the boot and seq that their route is to find"),
         (1_200, "they are stored, but one that is sent again is stored twice; correct what these sensors send"),
     ],
 )
@@ -148,6 +148,7 @@ def test_readings_without_the_identity_that_was_promised(count: int, words: str)
     seen = glance({"up": True})
     assert seen.answer is not None
     seen.answer["counts"] = {"identity-missing": count}
+    seen.answer["counted_last"] = {"identity-missing": "attic"}
     (line,) = (line for line in status_lines(seen) if line.startswith("identity"))
     assert words in line
 

@@ -145,7 +145,7 @@ function showCards() {
   $("rows").className = `figure ${buffer.full ? "down" : ""}`;
   set($("intake"), intake.per_s === null ? "…" : rate(intake.per_s) || "0/s");
   const lost = intake.lost ? `, ${count(intake.lost)} LOST` : ", none lost";
-  set($("intake-more"), `${count(intake.readings)} readings since the start${lost}`);
+  set($("intake-more"), `${count(intake.readings)} ${intake.readings === 1 ? "reading" : "readings"} since the start${lost}`);
   const box = [
     ["Clock", clock.synced ? clock.words : "NOT SYNCED"],
     ["Disk", disk.failing ? "FAILING" : disk.worn ? "see above" : disk.free ? `${disk.free} free` : "not known"],
