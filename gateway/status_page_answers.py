@@ -5,6 +5,7 @@ import base64
 import binascii
 import gzip
 import hashlib
+import html
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -164,11 +165,12 @@ class Answers:
         await self._read_password()
         if self.trouble:
             words = (
-                "Nobody can log in yet: no password is set. Run sluice setup on the gateway; if you have, "
-                "systemctl restart sluice."
+                "Nobody can log in yet: no password is set. Run sudo sluice setup on the gateway; if you have, "
+                "sudo systemctl restart sluice."
             )
         told = f'<p class="refused" role="alert">{words}</p>' if words else ""
         text = _file("login.html").plain.replace(b"<!--told-->", told.encode())
+        text = text.replace(b"<!--gateway-->", html.escape(self._view.gateway).encode())
         if self.trouble:
             text = text.replace(b"<fieldset>", b"<fieldset disabled>")
         return _answer(status, _KINDS["login.html"], text, ("cache-control", "no-store"), *more)

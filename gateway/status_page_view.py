@@ -281,6 +281,11 @@ class StatusView:
 
     # -- what is asked --------------------------------------------------------------------------
 
+    @property
+    def gateway(self) -> str:
+        """Its name."""
+        return self._settings.gateway.id
+
     def facts(self) -> Facts:
         """All that alarms are made of, as far as it is known at this moment."""
         settings, on_disk, state = self._settings, self._on_disk, self._buffer.state

@@ -37,6 +37,7 @@ class StubView:
     """What the server asks, without a gateway behind it."""
 
     def __init__(self) -> None:
+        self.gateway = "barn-1"
         self.trouble = ""
         self.asked: list[tuple[str, int]] = []
 
@@ -120,6 +121,8 @@ def test_nothing_is_told_before_the_log_in(served: Served) -> None:
     answer, body = served.ask("/")
     assert answer.status == 200
     assert b'type="password"' in body
+    assert b"<b>barn-1</b>" in body
+    assert b"sudo sluice setup" in body
     for path in ("/api/state", "/api/curves", "/api/state?q=1&limit=5"):
         answer, body = served.ask(path)
         assert (answer.status, json.loads(body)) == (401, {"error": "log in first"})
