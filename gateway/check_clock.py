@@ -26,7 +26,7 @@ TIME_DAEMONS: Final = {
     "phc2sys": "phc2sys",
 }
 """Programs that keep a clock, by their names as the kernel cuts them off."""
-_GO: Final = "go to Kafka with times that nothing vouches for, and a correction puts these right later"
+_GO: Final = "go to Kafka with times that a correction puts right later"
 FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
 """Where a box without a clock of its own keeps the time at which it was last saved."""
 

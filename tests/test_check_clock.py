@@ -202,7 +202,7 @@ async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
     todo, _, meanwhile = told_of_it.partition(" under [gateway]. ")
     assert "no time daemon that is known runs here: sudo apt install systemd-timesyncd; or, in a container" in todo
     assert meanwhile.startswith(words)
-    assert ("a correction puts these right later. " in meanwhile) is not synced
+    assert ("a correction puts right later. " in meanwhile) is not synced
 
 
 async def test_a_clock_that_is_set_again_and_again_is_remarked_on(tmp_path: Path) -> None:

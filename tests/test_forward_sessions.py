@@ -13,6 +13,7 @@ from aiokafka.errors import UnknownError
 from gateway import forward_kafka
 from gateway.buffer import Buffer
 from gateway.clock_gateway import BootClock
+from gateway.clock_kernel import boottime_us
 from gateway.config_file import route_table
 from gateway.forward_kafka import Forwarder, _is_as_good
 from gateway.forward_memory import UplinkState
@@ -138,6 +139,21 @@ async def test_a_clock_that_is_never_learnt_is_waited_for_once_however_often_the
         async with forwarding(buffer, monkeypatch, Broker(), BootClock.constant(0, None)) as sessions:
             await until(lambda: buffer.state.rows == 0)
             assert len(sessions) >= 2
+
+
+async def test_until_when_readings_wait_for_a_clock_is_told(tmp_path: Path) -> None:
+    kafka = kafka_settings()
+    async with opened(tmp_path / "buffer.db") as buffer:
+        door = FrontDoor(buffer, route_table(Settings(GATEWAY, kafka)), GATEWAY, kafka, lambda: 1)
+        unsynced = BootClock.constant(0, None)
+        forwarder = Forwarder(buffer, door, GATEWAY, kafka, lambda: unsynced, nothing_to_do)
+        assert forwarder._holds()
+        until_us = forwarder.report().clock_until_us
+        assert until_us is not None
+        assert 0 < until_us - boottime_us() <= GATEWAY.hold_unsynced_s * 1e6
+        await asyncio.sleep(GATEWAY.hold_unsynced_s)
+        assert not forwarder._holds()
+        assert forwarder.report().clock_until_us is None
 
 
 async def test_what_came_in_during_an_outage_is_backlog_when_the_first_session_sends_it(
