@@ -189,6 +189,8 @@ def _disk_lines(seen: Glance) -> Iterator[str]:
     if room.disk_bytes_per_day is not None:
         lasts = "" if room.card_days is None else f", by which a cheap card lasts {span(room.card_days * 86_400)}"
         parts.append(f"{size(room.disk_bytes_per_day)} a day are written{lasts}")
+    elif seen.found.running and room.seen_s < SEEN_S_MIN:
+        parts.append("what is written a day is not known yet")
     if parts:
         yield f"disk        {'; '.join(parts)}"
     if seen.disk is not None:

@@ -279,6 +279,12 @@ def test_readings_that_wait_for_the_clock_are_counted_down_and_not_said_to_go() 
     ]
 
 
+def test_what_is_written_a_day_is_told_once_enough_was_seen() -> None:
+    young, old = RoomLeft(999_000_000, None, 599.0), RoomLeft(999_000_000, None, 601.0, 2.4e9)
+    assert "disk        what is written a day is not known yet" in status_lines(glance({"up": True}, room=young))
+    assert "disk        2.4 GB a day are written" in status_lines(glance({"up": True}, room=old))
+
+
 def test_a_quota_that_is_used_up() -> None:
     state = {"up": False, "error": "the quota of the day", "quota_used_up": True, "quota_until": clock(0, 0, day=15)}
     first, *rest = uplink(glance(state))
