@@ -31,8 +31,8 @@ _ORDER: Final = (
     "log",
 )
 _HEADING: Final = """\
-# Settings of the gateway, written by `sluice setup` on {date}; go on editing them. The page for installers,
-# gateway/README.md, has them all. After a change: sluice check, then restart the service. `sluice setup` run again
+# Settings of the gateway, written by `sluice setup` on {date}; go on editing them. `sluice settings` shows all that there
+# are. After a change: sudo sluice check, then sudo systemctl restart sluice. `sluice setup` run again
 # proposes what stands here, keeps settings that it does not ask for, and this file as it was under another name.
 
 """
