@@ -31,9 +31,9 @@ _ORDER: Final = (
     "log",
 )
 _HEADING: Final = """\
-# Settings of the gateway, written by `sluice setup` on {date}; go on editing them. `sluice settings` shows all that there
-# are. After a change: sudo sluice check, then sudo systemctl restart sluice. `sluice setup` run again
-# proposes what stands here, keeps settings that it does not ask for, and this file as it was under another name.
+# Settings of the gateway, written by `sluice setup` on {date}; go on editing them. `sluice settings` shows all there
+# are. After a change: sudo sluice check, then sudo systemctl restart sluice. `sluice setup` run again proposes what
+# stands here, keeps settings that it does not ask for, and this file as it was under another name.
 
 """
 _NOTES: Final[dict[tuple[str, ...], str]] = {
