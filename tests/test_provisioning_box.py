@@ -49,6 +49,24 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         yield box
 
 
+@pytest.fixture
+def bare(box: Box) -> Box:
+    """The box, not set up, whichever of these tests came before on it."""
+    if box.there(str(DEFAULT_CONFIG)):
+        box.run("sluice", "reset", "--yes-wipe", "barn-1", "--stop")
+    return box
+
+
+@pytest.fixture
+def provisioned(box: Box) -> Box:
+    """The box, set up from its boot partition and running."""
+    if not box.there(str(DEFAULT_CONFIG)):
+        lay(box)
+        box.run("systemctl", "restart", "sluice-provision.service")
+        box.run("systemctl", "start", "sluice.service")
+    return box
+
+
 def lay(box: Box, answers: str = ANSWERS) -> None:
     box.write(f"{BOOT}/sluice.toml", answers)
     box.write(f"{BOOT}/sluice-secrets.toml", SECRETS)
@@ -59,7 +77,8 @@ def test_the_unit_is_what_systemd_reads(box: Box) -> None:
     assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
 
 
-def test_a_mistake_is_told_on_the_boot_partition_and_nothing_starts(box: Box) -> None:
+def test_a_mistake_is_told_on_the_boot_partition_and_nothing_starts(bare: Box) -> None:
+    box = bare
     lay(box, ANSWERS.replace("tls = true\n", ""))
     box.call("systemctl", "restart", "sluice-provision.service")
     assert box.property("sluice-provision.service", "Result") == "exit-code"
@@ -69,7 +88,8 @@ def test_a_mistake_is_told_on_the_boot_partition_and_nothing_starts(box: Box) ->
     box.run("systemctl", "reset-failed")
 
 
-def test_a_start_takes_it_in_and_the_gateway_runs(box: Box) -> None:
+def test_a_start_takes_it_in_and_the_gateway_runs(bare: Box) -> None:
+    box = bare
     lay(box)
     box.reboot()
     assert box.property("sluice-provision.service", "Result") == "success", box.journal("sluice-provision.service")
@@ -93,14 +113,17 @@ def test_a_start_takes_it_in_and_the_gateway_runs(box: Box) -> None:
     assert box.call(*PUBLISH, "-P", "device-0123456780").returncode != 0
 
 
-def test_another_start_changes_nothing(box: Box) -> None:
+def test_another_start_changes_nothing(provisioned: Box) -> None:
+    box = provisioned
     before = (box.root / "etc/sluice/gateway.toml").read_bytes()
     box.reboot()
     assert (box.root / "etc/sluice/gateway.toml").read_bytes() == before
     assert box.property("sluice.service", "ActiveState") == "active"
 
 
-def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(box: Box) -> None:
+def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(provisioned: Box) -> None:
+    box = provisioned
+
     def checked() -> dict[str, dict[str, str]]:
         return {found["subject"]: found for found in json.loads(box.call("sluice", "check", "--json").stdout)}
 
@@ -124,7 +147,8 @@ def test_the_check_of_root_judges_by_the_services_user_and_sees_what_is_roots(bo
     box.run("chown", "sluice:sluice", "/etc/sluice/secrets/kafka.password")
 
 
-def test_answers_for_a_gateway_whose_buffer_has_a_disk_of_its_own_are_taken_in(box: Box) -> None:
+def test_answers_for_a_gateway_whose_buffer_has_a_disk_of_its_own_are_taken_in(provisioned: Box) -> None:
+    box = provisioned
     box.run("install", "-d", "-o", "sluice", "-g", "sluice", "-m", "0750", "/srv/sluice")
     settings = (box.root / "etc/sluice/gateway.toml").read_text()
     assert "[buffer]" not in settings
@@ -138,7 +162,9 @@ def test_answers_for_a_gateway_whose_buffer_has_a_disk_of_its_own_are_taken_in(b
     box.run("tee", "/etc/sluice/gateway.toml", text=settings)
 
 
-def test_a_reset_leaves_nothing_of_the_site(box: Box) -> None:
+def test_a_reset_leaves_nothing_of_the_site(provisioned: Box) -> None:
+    box = provisioned
+    box.run(*PUBLISH, "-P", "device-0123456789")
     refused = box.call("sluice", "reset", "--yes-wipe", "barn-1")
     assert refused.returncode == 2
     assert "the gateway runs: nothing was wiped" in refused.stderr
@@ -152,17 +178,9 @@ def test_a_reset_leaves_nothing_of_the_site(box: Box) -> None:
     assert box.property("sluice.service", "ConditionResult") == "no"
 
 
-def test_a_person_sets_it_up_at_the_terminal_and_it_runs(box: Box) -> None:
-    inside = [
-        "nsenter",
-        "--all",
-        f"--target={box._leader}",
-        "--",
-        "env",
-        "-i",
-        "PATH=/usr/bin:/usr/sbin",
-        "LANG=C.UTF-8",
-    ]
+def test_a_person_sets_it_up_at_the_terminal_and_it_runs(bare: Box) -> None:
+    box = bare
+    inside = box.inside("env", "-i", "PATH=/usr/bin:/usr/sbin", "LANG=C.UTF-8")
     answers = ["north-farm/barn-1", "kafka.example:9093", "y", "barn-1", "kafka-9d2c1b77", ENTER, "42", ENTER, "yes"]
     shown, code = set_up(DEFAULT_CONFIG, answers, [*inside, "sluice"])
     # There is no Kafka here.
