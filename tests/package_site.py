@@ -1,5 +1,6 @@
 """A site of the tests: a box with the package on it, its sensors and a Kafka outside, and what it is measured by."""
 
+import json
 import re
 import subprocess
 import sys
@@ -50,6 +51,13 @@ class Site:
         while self.rows():
             assert time.monotonic() < deadline, f"{self.rows()} rows still wait:\n{self.box.journal()[-3000:]}"
             time.sleep(0.2)
+
+    def wait_until_full(self, patience_s: float = 60.0) -> None:
+        """Until the gateway says that nothing more fits into its buffer."""
+        deadline = time.monotonic() + patience_s
+        while not json.loads(self.box.run("sluice", "status", "--json"))["daemon"]["buffer"]["full"]:
+            assert time.monotonic() < deadline, f"{self.rows()} rows, and not full:\n{self.box.journal()[-3000:]}"
+            time.sleep(0.5)
 
     def fleet(self, name: str, interval_ms: int = 200) -> subprocess.Popen[bytes]:
         """Twenty sensors, outside; what they were told is in NAME.ledger."""

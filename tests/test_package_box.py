@@ -203,6 +203,28 @@ def test_a_waiting_buffer_is_there_after_an_upgrade_and_a_downgrade(site: Site, 
     site.check("upgrade")
 
 
+def test_a_full_buffer_is_there_after_an_upgrade(site: Site, packages: Packages) -> None:
+    settings = (site.box.root / "etc/sluice/gateway.toml").read_text()
+    site.box.run("tee", "/etc/sluice/gateway.toml", text=f"{settings}\n[buffer]\nbytes_max = 1_000_000\n")
+    site.box.run("systemctl", "restart", "sluice.service")
+    site.scene.network.blackhole()
+    fleet = site.fleet("full", interval_ms=10)
+    try:
+        site.wait_until_full()
+        before = site.rows()
+        assert before > 1_000
+        site.box.run("sluice", "update", f"/root/{packages.new.name}")
+        assert site.rows() >= before
+        site.wait_until_full()
+    finally:
+        site.scene.network.heal()
+        stop(fleet)
+    site.check("full")
+    site.box.run("sluice", "update", "--allow-downgrade", f"/root/{packages.old.name}")
+    site.box.run("tee", "/etc/sluice/gateway.toml", text=settings)
+    site.box.run("systemctl", "restart", "sluice.service")
+
+
 def test_a_changed_package_and_one_without_a_signature_are_refused(site: Site, packages: Packages) -> None:
     site.box.run("sh", "-c", f"cp /root/{packages.new.name} /root/changed.deb; printf x >> /root/changed.deb")
     unsigned = site.box.call("sluice", "update", "/root/changed.deb")
