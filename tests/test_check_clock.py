@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -181,9 +182,9 @@ async def test_how_the_daemon_sees_it(tmp_path: Path) -> None:
             "Readings wait for it no longer (gateway.hold_unsynced_s): they go to Kafka with ",
         ),
         (
-            UplinkState(up=True, waits_for_clock=True, clock_until_us=boottime_us() + 3_600_000_000, was_reached=True),
+            UplinkState(up=True, waits_for_clock=True, clock_until_us=3_650_000_000, was_reached=True),
             False,
-            "Readings wait on this box for it, for 59 min",
+            "Readings wait on this box for it, for 1 h more at most",
         ),
         (UplinkState(), False, "Readings wait on this box for it, once Kafka is reached, for 10 min at most"),
         (None, False, "Readings wait on this box for it, once Kafka is reached, for 10 min at most"),
@@ -194,6 +195,8 @@ async def test_what_becomes_of_readings_while_the_kernel_does_not_vouch_for_it(
     tmp_path: Path, uplink: UplinkState | None, *, synced: bool, words: str
 ) -> None:
     view = ClockView(synced, 15_000 if synced else None, boottime_us() - 3_600_000_000)
+    if uplink is not None and uplink.clock_until_us is not None:
+        uplink = replace(uplink, clock_until_us=boottime_us() + uplink.clock_until_us)
     async with daemon(tmp_path, view, uplink):
         found = await asyncio.to_thread(judged, settings_of(tmp_path), showing(LATER))
     how, told_of_it = found["clock"]

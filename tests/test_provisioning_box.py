@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -63,7 +64,11 @@ def provisioned(box: Box) -> Box:
     if not box.there(str(DEFAULT_CONFIG)):
         lay(box)
         box.run("systemctl", "restart", "sluice-provision.service")
-        box.run("systemctl", "start", "sluice.service")
+        # Which starts the service, and does not wait for it.
+        deadline = time.monotonic() + 30
+        while box.call(*PUBLISH, "-P", "device-0123456789").returncode:
+            assert time.monotonic() < deadline, box.journal()
+            time.sleep(0.2)
     return box
 
 
@@ -164,7 +169,6 @@ def test_answers_for_a_gateway_whose_buffer_has_a_disk_of_its_own_are_taken_in(p
 
 def test_a_reset_leaves_nothing_of_the_site(provisioned: Box) -> None:
     box = provisioned
-    box.run(*PUBLISH, "-P", "device-0123456789")
     refused = box.call("sluice", "reset", "--yes-wipe", "barn-1")
     assert refused.returncode == 2
     assert "the gateway runs: nothing was wiped" in refused.stderr
