@@ -27,6 +27,19 @@ _ELSEWHERE = {
 """Commands of other modules, loaded when one is asked for: `sluice run` needs none of what they do."""
 
 
+_SAID_OTHERWISE = {
+    **{
+        word: f"the gateway is a service of systemd's; type  sudo systemctl {word} sluice"
+        for word in ("start", "stop", "restart", "enable", "disable")
+    },
+    **dict.fromkeys(("log", "logs", "journal"), "what the gateway says is in the journal; type  journalctl -u sluice"),
+    "version": "type  sluice --version",
+    "help": "type  sluice --help",
+    "install": "type  sudo sluice update FILE.deb",
+}
+"""What people type for something that is said in another way."""
+
+
 class _Commands(WrappingGroup):
     """This module's commands, and those of `_ELSEWHERE`."""
 
@@ -46,8 +59,13 @@ class _Commands(WrappingGroup):
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
-            # click would guess from this module's alone what was meant.
-            raise NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
+            if error.command_name in _SAID_OTHERWISE:
+                raise click.UsageError(
+                    f"No such command {error.command_name!r}: {_SAID_OTHERWISE[error.command_name]}", ctx
+                ) from None
+            # click would guess from this module's alone what was meant; and nobody is to be led to wiping a gateway.
+            likely = [name for name in self.list_commands(ctx) if name != "reset"]
+            raise NoSuchCommand(error.command_name, possibilities=likely, ctx=ctx) from None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

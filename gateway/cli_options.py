@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gateway import config_file
+from gateway.journal import is_journal, prioritized
 from gateway.settings import Settings
 from gateway.terminal_text import hanging
 from gateway.toml_mistakes import ConfigError
@@ -56,7 +57,14 @@ class WrappingGroup(click.Group):
         except click.ClickException as error:
             # On this one error: its class, with its exit code, makes the message in a way of its own.
             error.format_message = partial(str, _wrapped(error))  # type: ignore[method-assign]
+            if is_journal():
+                error.show = partial(say_error, _ERROR + error.format_message())  # type: ignore[method-assign]
             raise
+
+
+def say_error(text: str, _file: object = None) -> None:
+    """Tell a person on standard error what went wrong; in the journal with the priority of an error."""
+    click.echo(prioritized(text, "error") if is_journal() else text, err=True)
 
 
 def _wrapped(error: click.ClickException) -> str:
@@ -75,8 +83,8 @@ def load_settings(path: Path) -> Settings:
     except ConfigError as error:
         for mistake in error.mistakes:
             place = f"{path}:{mistake.line}" if mistake.line else str(path)
-            click.echo(hanging(f"{place}: {mistake.message}", 4, sys.stderr), err=True)
-        click.echo("nothing was done: correct this first", err=True)
+            say_error(hanging(f"{place}: {mistake.message}", 4, sys.stderr))
+        say_error("nothing was done: correct this first")
         sys.exit(2)
 
 

@@ -1,18 +1,15 @@
 """What the daemon says of itself, on standard error: for people by default, as JSON lines by setting."""
 
 import logging
-import os
 import sys
 
 import structlog
 
+from gateway.journal import is_journal, prioritized
 from gateway.settings import LogSettings
 from gateway.terminal_text import escaped
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-
-_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-"""syslog(3)'s."""
 
 
 def quieten_libraries() -> None:
@@ -30,7 +27,7 @@ def set_up(settings: LogSettings) -> None:
         renderers = [structlog.processors.JSONRenderer()]
     else:
         renderers = [escape_values, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-        if _is_journal():
+        if is_journal():
             # It has the time of each line itself, and sorts lines by their priority: `journalctl -p warning`.
             times = []
             renderers = [escape_values, _Prioritized(structlog.dev.ConsoleRenderer(colors=False, pad_level=False))]
@@ -48,15 +45,6 @@ def set_up(settings: LogSettings) -> None:
     )
 
 
-def _is_journal() -> bool:
-    """Whether standard error goes to systemd's journal (systemd.exec(5), JOURNAL_STREAM)."""
-    try:
-        stderr = os.fstat(sys.stderr.fileno())
-    except (OSError, ValueError):
-        return False
-    return os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}"
-
-
 class _Prioritized:
     """Puts a line's priority before it, as the journal takes it (sd-daemon(3)); a stack trace's lines have the same."""
 
@@ -64,8 +52,8 @@ class _Prioritized:
         self._render = render
 
     def __call__(self, logger: structlog.typing.WrappedLogger, method: str, line: structlog.typing.EventDict) -> str:
-        priority = _PRIORITIES.get(str(line.get("level")), _PRIORITIES["info"])
-        return "\n".join(f"<{priority}>{part}" for part in self._render(logger, method, line).split("\n"))
+        level = str(line.get("level"))  # before it is taken out to be rendered
+        return prioritized(self._render(logger, method, line), level)
 
 
 def escape_values(

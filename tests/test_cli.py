@@ -465,3 +465,19 @@ def test_an_error_keeps_its_exit_code_and_its_lines(group: click.Group) -> None:
     assert wrong.stderr.endswith("Error: Invalid value for '--number': 'x' is not a valid integer.\n")
     with pytest.raises(click.BadParameter):
         group.main([*arguments, "--number", "x"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("restart", "sudo systemctl restart sluice"),
+        ("logs", "journalctl -u sluice"),
+        ("version", "sluice --version"),
+    ],
+)
+def test_what_is_said_in_another_way_is_told_and_nobody_is_led_to_wiping_the_gateway(word: str, told: str) -> None:
+    ended = CliRunner().invoke(main, [word])
+    assert ended.exit_code == 2
+    assert told in ended.output
+    assert "Did you mean" not in ended.output
+    assert "reset" not in CliRunner().invoke(main, ["resett"]).output.replace("resett", "")

@@ -66,3 +66,27 @@ def test_the_journal_gets_priorities_and_no_times_and_everybody_else_times(whose
     else:
         assert lines[0].startswith("20")
         assert not any(line.startswith("<") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("[gateway]\nid = \n", "gateway.toml:2: is not TOML"),
+        ('[gateway]\nid = "a"\n[buffer]\npath = "/nowhere/b.db"\n[kafka]\nbootstrap = ["k:1"]\n', "Error: buffer.path"),
+    ],
+)
+def test_why_the_daemon_does_not_start_is_an_error_in_the_journal(settings: str, words: str, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(settings)
+    sluice = Path(sys.executable).with_name("sluice")
+    with (tmp_path / "stderr").open("w+") as stderr:
+        stat = os.fstat(stderr.fileno())
+        environment = {**os.environ, "JOURNAL_STREAM": f"{stat.st_dev}:{stat.st_ino}"}
+        ended = subprocess.run(
+            [sluice, "run", "--config", config], stderr=stderr, env=environment, check=False, timeout=30
+        )
+        assert ended.returncode != 0
+        stderr.seek(0)
+        lines = stderr.read().splitlines()
+    assert [line for line in lines if line.startswith("<3>") and words in line], lines
+    assert not [line for line in lines if not line.startswith("<")]
