@@ -4,7 +4,7 @@ import fcntl
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -122,12 +122,22 @@ def read_status(path: Path) -> BufferStatus:
         return _read(connection, path)
 
 
+def read_quarantine(path: Path) -> dict[str, int]:
+    """How many messages are kept there for which reason. Raises BufferFileError.
+
+    No file is left beside that of a gateway that was stopped, which has no WAL then.
+    """
+    is_alone = not is_running(path) and not path.with_name(path.name + "-wal").exists()
+    with reading(path, _connect_alone if is_alone else _connect) as connection:
+        return _quarantine_reasons(connection)
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
+def reading(path: Path, connect: "Callable[[Path], sqlite3.Connection] | None" = None) -> Iterator[sqlite3.Connection]:
     """Open a buffer file for reading; sqlite3.Error in the block becomes BufferFileError, as does a wrong schema."""
     require_file(path)
     try:
-        with closing(_connect(path)) as connection:
+        with closing((connect or _connect)(path)) as connection:
             _check_version(path, connection)
             yield connection
     except sqlite3.Error as error:
@@ -160,8 +170,7 @@ def require_file(path: Path) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     """A connection that cannot write. What it reads blocks nobody, but keeps the WAL from being begun anew."""
-    uri = f"{path.resolve().as_uri()}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True, timeout=5.0)
+    connection = sqlite3.connect(_uri(path), uri=True, timeout=5.0)
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     except sqlite3.OperationalError as error:
@@ -170,11 +179,20 @@ def _connect(path: Path) -> sqlite3.Connection:
             raise
         # A reader of a WAL file needs its index, and here it cannot be made. Nobody writes and no WAL is there: the
         # file is all there is.
-        return sqlite3.connect(f"{uri}&immutable=1", uri=True)
+        return _connect_alone(path)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _connect_alone(path: Path) -> sqlite3.Connection:
+    """A connection to a file that nobody writes, which makes no file beside it."""
+    return sqlite3.connect(f"{_uri(path)}&immutable=1", uri=True)
+
+
+def _uri(path: Path) -> str:
+    return f"{path.resolve().as_uri()}?mode=ro"
 
 
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
@@ -240,7 +258,7 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
     (lanes,) = connection.execute(
         "SELECT count(*) FROM lane WHERE EXISTS (SELECT 1 FROM reading WHERE lane = number)"
     ).fetchone()
-    reasons = dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
+    reasons = _quarantine_reasons(connection)
     # A record of 0 says that something was lost, and that nobody knows how much.
     losses = dict(connection.execute("SELECT reason, sum(count) FROM loss GROUP BY reason").fetchall())
     by_device = dict(connection.execute("SELECT device, sum(count) FROM loss GROUP BY device").fetchall())
@@ -262,6 +280,10 @@ def _read(connection: sqlite3.Connection, path: Path) -> BufferStatus:
         devices=_devices(connection),
         losses_by_device=by_device,
     )
+
+
+def _quarantine_reasons(connection: sqlite3.Connection) -> dict[str, int]:
+    return dict(connection.execute("SELECT reason, count(*) FROM quarantine GROUP BY reason").fetchall())
 
 
 def this_moment(settings: GatewaySettings) -> Now:

@@ -1,18 +1,22 @@
 """`sluice check`, link by link: the whole chain from the settings to a record that is read back from Kafka."""
 
 import asyncio
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from msgspec import structs
 
-from gateway.check import ABSENT, UNWRITTEN, Finding, check_kafka, skipped
+from gateway.buffer_status import is_running
+from gateway.check import ABSENT, UNWRITTEN, Finding, check_kafka, skipped, wrong
 from gateway.check_end_to_end import check_end_to_end
 from gateway.check_front_door import check_brokers, check_listener
 from gateway.check_machine import check_machine
+from gateway.check_sensors import check_sensors
 from gateway.check_way import Way, check_way
 from gateway.settings import Settings
+from gateway.setup_service import SERVICE_START, is_there
 
 LINKS: Final = {
     "configuration": "settings",
@@ -21,6 +25,7 @@ LINKS: Final = {
     "serial": "serial lines",
     "listener": "sensors over MQTT",
     "broker": "the site's broker",
+    "sensors": "what sensors send",
     "dns": "Kafka: names",
     "tcp": "Kafka: connection",
     "tls": "Kafka: TLS",
@@ -45,11 +50,17 @@ def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[F
     entrances = list(_of("listener", check_listener(settings)))
     yield from entrances
     yield from _of("broker", check_brokers(settings))
+    yield from _of("sensors", check_sensors(settings))
     way = asyncio.run(check_way(settings))
     for link in ("dns", "tcp", *_OF_UPLINK):
         yield from (finding for finding in (*later, *way.findings) if finding.link == link)
     found = _cluster(settings, way, create=create)
     yield from found
+    if _is_stopped(settings, config):
+        yield structs.replace(
+            wrong("gateway", f"it does not run, and takes no reading; {SERVICE_START}"), link="end-to-end"
+        )
+        return
     closed = [finding for finding in entrances if not finding.ok]
     if closed and len(closed) == len(entrances):
         because = f"{closed[0].subject} fails, see above"
@@ -57,6 +68,13 @@ def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[F
         return
     why_not = way.why_not or _why_not_taken(settings.kafka.events_topic, found)
     yield from _of("end-to-end", check_end_to_end(settings, why_not))
+
+
+def _is_stopped(settings: Settings, config: Path) -> bool:
+    """Whether this is the service's gateway, which is to run, and does not; as far as this user may know."""
+    path = settings.buffer.path
+    lock = path.with_name(path.name + ".lock")
+    return not is_running(path) and os.access(lock if lock.exists() else path.parent, os.R_OK) and is_there(config)
 
 
 def _why_not_taken(topic: str, found: Sequence[Finding]) -> str:

@@ -33,7 +33,12 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
     runs as, for what root may that one may not. Topics that routes make from variables (device-{stream}) are judged
     once they exist.
 
+    Of what sensors send it tells what went to the quarantine, and log-ins that were refused. A gateway of the service
+    that does not run fails; of one without a service that is a warning.
+
     Each line begins with ok, warn, FAIL, or - for what could not be looked at; only what fails makes the exit code 1.
+    With --json each has its link (configuration, disk, clock, serial, listener, broker, sensors, dns, tcp, tls, sasl,
+    kafka, topics, end-to-end) and its result (pass, warning, fail, skipped).
     """
     from gateway import logs  # noqa: PLC0415 - `sluice --help` needs none of it
     from gateway.check_chain import LINKS, check_chain  # noqa: PLC0415

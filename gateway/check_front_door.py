@@ -24,7 +24,7 @@ from gateway.terminal_text import milliseconds
 
 ANSWER_S: Final = 15.0
 """How long this box's own listener may take for an answer: it may wait for a slow card."""
-START: Final = "start the gateway (systemctl start sluice) and check again"
+START: Final = "start the gateway (sudo systemctl start sluice) and check again"
 _CLIENT_ID: Final = "sluice-check"
 _UNSPECIFIED: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a listener for all is met
 _REFUSED: Final = {

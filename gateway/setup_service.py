@@ -8,6 +8,7 @@ from typing import Final
 from gateway.cli_options import DEFAULT_CONFIG
 
 UNIT: Final = "sluice.service"
+SERVICE_START: Final = "start it: sudo systemctl start sluice (journalctl -u sluice says why it stopped)"
 PATIENCE_S: Final = 90.0
 """How long systemctl may take: stopping waits for the daemon's last commit."""
 _BOOTED: Final = Path("/run/systemd/system")
@@ -21,6 +22,11 @@ class ServiceError(Exception):
 def is_there(config: Path) -> bool:
     """Whether systemd runs this box, and knows the service, and that is the one of these settings."""
     return config == DEFAULT_CONFIG and _BOOTED.is_dir() and _systemctl("cat", UNIT)[0] == 0
+
+
+def how_to_start(config: Path) -> str:
+    """What a person does to have the gateway of these settings run."""
+    return SERVICE_START if is_there(config) else f"start it: sluice run --config {config}"
 
 
 def may_be_changed() -> bool:

@@ -154,6 +154,14 @@ def test_a_gateway_that_does_not_run_is_to_be_started(kafka: Broker, tmp_path: P
     assert of(findings, "connecting as a sensor").result == "skipped"
 
 
+def test_a_service_that_does_not_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.check_chain.is_there", lambda _: True)
+    findings = checked(write_config(tmp_path, "127.0.0.1:1", free_port(), "stopped"))
+    (whole,) = [each for each in findings if each.link == "end-to-end"]
+    assert whole.result == "fail"
+    assert "sudo systemctl start sluice (journalctl -u sluice says why it stopped)" in whole.words
+
+
 def test_tls_and_the_log_in_are_told_and_the_right_to_read_is_not_needed(secured: Secured, tmp_path: Path) -> None:
     port = free_port()
     plain = secured.cluster.bootstrap

@@ -1,0 +1,71 @@
+"""`sluice check`: does what sensors send come through? What went aside instead, and whom the listener turned away."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any
+
+from gateway import control
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import is_running, read_quarantine
+from gateway.check import Finding, remark, well
+from gateway.mqtt_refusals import LOG_IN_REASONS
+from gateway.settings import Settings
+from gateway.terminal_text import counted, span
+
+QUARANTINE = "quarantine"
+LOG_INS = "log-ins"
+
+
+def check_sensors(settings: Settings) -> Iterator[Finding]:
+    """Look at the quarantine of a gateway, running or not, and ask one that runs about log-ins."""
+    # What is wrong with the file, or that there is none yet, is told of the disk.
+    with suppress(BufferFileError):
+        yield _quarantine(read_quarantine(settings.buffer.path))
+    if settings.mqtt_listener is None or not is_running(settings.buffer.path):
+        return
+    state: dict[str, Any] = {}
+    # That it does not answer is told where a sensor's connection is tried.
+    with suppress(control.ControlError):
+        state = control.call(control.socket_path(settings.buffer.path), "state")
+    if "log_ins_refused" in state:
+        tls = settings.mqtt_listener.tls
+        yield _log_ins(state, certified=tls is not None and tls.client_ca is not None)
+
+
+def _quarantine(reasons: dict[str, int]) -> Finding:
+    if not reasons:
+        return well(QUARANTINE, "empty: nothing that came in was put aside")
+    count = sum(reasons.values())
+    most = max(reasons, key=lambda reason: (reasons[reason], reason))
+    of_it = most if len(reasons) == 1 else f"mostly {most} ({reasons[most]:,})"
+    return remark(
+        QUARANTINE,
+        f"{counted(count, 'message')} did not go to {'its' if count == 1 else 'their'} topic and "
+        f"{'is' if count == 1 else 'are'} kept on this box: {of_it}; sluice buffer quarantine ls says what to do",
+    )
+
+
+def _log_ins(state: dict[str, Any], *, certified: bool) -> Finding:
+    """Of sensors that did not log in since: whoever did is mended. `certified`: clients need a certificate."""
+    # This command has none, and is turned away itself where one is wanted.
+    late = [each for each in state["log_ins_refused"] if not (certified and _is_of_this_box(each))]
+    if not late:
+        return well(LOG_INS, "none was refused of a sensor that did not get in since")
+    counts = state.get("mqtt_listener", {})
+    count = max(len(late), sum(counts.get(reason, 0) for reason in LOG_IN_REASONS))
+    last = late[0]
+    user = "no user name" if last["user"] is None else last["user"]
+    return remark(
+        LOG_INS,
+        f"{counted(count, 'log-in')} {'was' if count == 1 else 'were'} refused since the start, the last "
+        f"{span(last['ago_s'])} ago ({user}, from {last['address']}): {last['why']}",
+    )
+
+
+def _is_of_this_box(refused: dict[str, Any]) -> bool:
+    if refused["user"] is not None:
+        return False
+    with suppress(ValueError):
+        return ip_address(refused["address"].strip("[]")).is_loopback
+    return False
