@@ -86,4 +86,5 @@ def service_words(uplink: "UplinkState", buffer: "BufferState") -> str:
     """The service in a line, as `systemctl status` shows it; `sluice status` has more."""
     reached = "Kafka is reached" if uplink.up else f"Kafka is not reached: {uplink.error or 'not tried yet'}"
     trouble = f"; BUFFER FAILS: {buffer.failing}" if buffer.failing else "; BUFFER IS FULL" if buffer.full else ""
-    return f"{reached}; {buffer.rows:,} rows wait{trouble}".replace("\n", " ")
+    waits = "1 row waits" if buffer.rows == 1 else f"{buffer.rows:,} rows wait"
+    return f"{reached}; {waits}{trouble}".replace("\n", " ")
