@@ -5,8 +5,9 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -35,7 +36,6 @@ from gateway.settings import (
     ListenerSettings,
     RouteSettings,
     Settings,
-    StatusPageSettings,
 )
 from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
 
@@ -131,6 +131,12 @@ _LINGER_SHARE = 1 / 4
 _BANDWIDTH_LEAST = {"bytes_per_s_max": 1_000, "bytes_per_day_max": 100_000}
 """Below these the gateway's own words to Kafka do not get through: connecting, heartbeats, acknowledgements."""
 _TOO_NARROW = "bytes do not carry even what connecting and heartbeats take"
+_OWN_PORTS: Mapping[Place, int] = {
+    ("mqtt_listener", "port"): 1883,
+    ("mqtt_listener", "tls", "port"): 8883,
+    ("status_page", "port"): 8080,
+}
+"""Where this box listens; proposed are these, or the next that are free."""
 _SECRETS = (("mqtt_listener", "users"), ("mqtt_listener", "operators"))
 """Below these nothing is shown, not even a name: where the two were mixed up, the name is the secret."""
 _LISTENER_NAMES = frozenset(ListenerSettings.__struct_fields__)
@@ -179,7 +185,8 @@ def parse(text: str, path: Path) -> Settings:
         raise ConfigError(path, mistakes)
     settings = msgspec.convert(document, Settings, dec_hook=_decode_path)
     mistakes = [
-        Mistake(line_of(lines, place), f"{_spell(place)}: {message}") for place, message in _meaning_mistakes(settings)
+        Mistake(line_of(lines, place), f"{_spell(place)}: {message}")
+        for place, message in (*_meaning_mistakes(settings), *_port_mistakes(settings, lines))
     ]
     if mistakes:
         raise ConfigError(path, mistakes)
@@ -366,7 +373,7 @@ def _meaning_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
     if settings.serial is not None:
         yield from serial_mistakes(settings.serial)
     if settings.status_page is not None:
-        yield from _status_page_mistakes(settings.status_page, settings.mqtt_listener)
+        yield from _own_host_mistakes(("status_page", "host"), settings.status_page.host)
 
 
 def _size_mistakes(settings: Settings) -> Iterator[tuple[Place, str]]:
@@ -577,21 +584,31 @@ def _own_host_mistakes(place: Place, host: str) -> Iterator[tuple[Place, str]]:
         yield place, f'{_show(host)}: {_NO_HOST}, such as "0.0.0.0" for all of this box'
 
 
-def _status_page_mistakes(page: StatusPageSettings, listener: ListenerSettings | None) -> Iterator[tuple[Place, str]]:
-    yield from _own_host_mistakes(("status_page", "host"), page.host)
-    taken = {} if listener is None else {listener.port: "mqtt_listener.port"}
-    if listener is not None and listener.tls is not None:
-        taken[listener.tls.port] = "mqtt_listener.tls.port"
-    if page.port in taken:
-        yield ("status_page", "port"), f"{page.port} is {taken[page.port]}; write another, such as 8080"
+def _port_mistakes(settings: Settings, written: Container[Place]) -> Iterator[tuple[Place, str]]:
+    """Two things on one port of this box: told where that stands, for either may be what counts without a line."""
+    listener, page = settings.mqtt_listener, settings.status_page
+    taken: dict[int, Place] = {}
+    ports: dict[Place, int] = {}
+    if listener is not None:
+        ports["mqtt_listener", "port"] = listener.port
+        if listener.tls is not None:
+            ports["mqtt_listener", "tls", "port"] = listener.tls.port
+    if page is not None:
+        ports["status_page", "port"] = page.port
+    for later, port in ports.items():
+        earlier = taken.setdefault(port, later)
+        if earlier == later:
+            continue
+        place, other = (later, earlier) if later in written else (earlier, later)
+        aside = "" if other in written else ", as nothing else is written there"
+        free = next(number for number in count(_OWN_PORTS[place]) if number not in ports.values())
+        yield place, f"{port} is {_spell(other)}{aside}; write another, such as {free}"
 
 
 def _listener_mistakes(listener: ListenerSettings) -> Iterator[tuple[Place, str]]:
     yield from _own_host_mistakes(("mqtt_listener", "host"), listener.host)
     if listener.port == 0 and listener.tls is None:
         yield ("mqtt_listener", "port"), "is 0, so that nobody could connect; write a port, or add [mqtt_listener.tls]"
-    if listener.tls is not None and listener.tls.port == listener.port:
-        yield ("mqtt_listener", "tls", "port"), f"{listener.port} is mqtt_listener.port; write another, such as 8883"
     yield from _secret_mistakes(_SECRETS[0], listener.users)
     yield from _secret_mistakes(_SECRETS[1], listener.operators)
     for name in listener.users.keys() & listener.operators.keys():

@@ -37,10 +37,30 @@ def test_a_page_needs_no_more_than_its_section() -> None:
     assert parse(GOOD.replace("[status_page]\n", ""), Path("gateway.toml")).status_page is None
 
 
-@pytest.mark.parametrize(("port", "whose"), [(1883, "mqtt_listener.port"), (8883, "mqtt_listener.tls.port")])
+@pytest.mark.parametrize(
+    ("port", "whose"),
+    [(1883, "mqtt_listener.port"), (8883, "mqtt_listener.tls.port, as nothing else is written there")],
+)
 def test_a_port_that_sensors_have_is_no_port_for_the_page(port: int, whose: str) -> None:
     told = f"12: status_page.port: {port} is {whose}; write another, such as 8080"
     assert mistakes(f"{GOOD}port = {port}\n") == [told]
+
+
+def test_ports_that_clash_are_told_where_that_is_written_with_one_that_is_free() -> None:
+    plain = GOOD.replace("port = 1883", "port = 8080")
+    assert mistakes(plain) == [
+        "6: mqtt_listener.port: 8080 is status_page.port, as nothing else is written there; write another, such as 1883"
+    ]
+    assert mistakes(f"{plain}port = 8080\n") == [
+        "12: status_page.port: 8080 is mqtt_listener.port; write another, such as 8081"
+    ]
+    tls = GOOD.replace("port = 1883", "port = 8883")
+    (told,) = mistakes(tls)
+    assert told.startswith("6: mqtt_listener.port: 8883 is mqtt_listener.tls.port, as nothing else is written there; ")
+    assert told.endswith("; write another, such as 1883")
+    assert mistakes(tls.replace("tls]", "tls]\nport = 8883")) == [
+        "9: mqtt_listener.tls.port: 8883 is mqtt_listener.port; write another, such as 8884"
+    ]
 
 
 @pytest.mark.parametrize(
