@@ -19,6 +19,7 @@ from gateway.intake import READING_TYPE
 from gateway.provision import PROVISIONING_NAMES
 from gateway.provision_media import BOOT_FOLDERS
 from gateway.settings import BufferSettings, Settings
+from gateway.setup_commands import typed
 from gateway.setup_settings import secret_files
 from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
 from gateway.terminal_text import counted, escaped, hanging
@@ -83,7 +84,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
     if not (found.secrets or found.data or found.settings):
         click.echo(f"nothing is there to be wiped: no settings at {config}, no buffer at {found.buffer}")
         return
-    for line in _first_lines(found):
+    for line in _first_lines(found, config):
         click.echo(hanging(line, 4))
     _confirm(found, wiped_id)
     try:
@@ -101,6 +102,7 @@ def reset(config: Path, wiped_id: str | None, stop: bool) -> None:  # noqa: FBT0
         click.echo(hanging(f"left: {path}", 4))
     told = "left: the program itself, and what the journal has (journalctl -u sluice): no secrets, names of devices"
     click.echo(hanging(told, 4))
+    click.echo(hanging(f"this box is not set up now: {typed(config, 'setup')} does it anew", 4))
 
 
 def look(config: Path) -> Found:
@@ -177,19 +179,23 @@ def _id_of(config: Path, settings: Settings | None) -> str:
     return UNNAMED
 
 
-def _first_lines(found: Found) -> Iterator[str]:
+def _first_lines(found: Found, config: Path) -> Iterator[str]:
     """What would go, before anybody is asked."""
     yield f"This wipes the gateway {escaped(found.gateway_id)}: what waits, its secrets, its settings."
+    if setup_service.is_active(config):
+        yield "The gateway runs: it would be stopped for that."
     if found.buffer.exists():
         try:
             status = read_status(found.buffer)
         except BufferFileError as error:
             yield f"How much waits unsent is not known: {error}"
         else:
-            waits = _waiting(found.buffer, status.rows)
-            aside = f", {counted(status.quarantined, 'input')} in the quarantine" if status.quarantined else ""
-            copy = " (sluice buffer export keeps a copy)" if status.rows or status.quarantined else ""
-            yield f"{waits} in {found.buffer}{aside}{copy}"
+            copy = "; a copy: {} > FILE".format
+            kept = copy(typed(config, "buffer export")) if status.rows else ""
+            yield f"{_waiting(found.buffer, status.rows)} in {found.buffer}{kept}"
+            if status.quarantined:
+                kept = copy(typed(config, "buffer export --quarantine"))
+                yield f"{counted(status.quarantined, 'input')} in the quarantine{kept}"
     for path in (*found.secrets, *found.data, *found.settings):
         yield f"to be wiped: {path}"
 

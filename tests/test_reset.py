@@ -2,13 +2,15 @@
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from gateway import buffer_aside, buffer_lock, reset_command, setup_service
-from gateway.buffer_rows import Entry, Series
+from gateway.buffer_rows import Entry, Quarantined, Series
 from gateway.cli import main
 from tests.buffers import entry, opened, store
 from tests.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
@@ -77,6 +79,7 @@ async def test_everything_of_the_site_goes_and_what_is_not_its_stays(config: Pat
     assert left(config) == {"notes.txt", "secrets/mine"}
     assert f"left: {config.parent / 'notes.txt'}" in done.output
     assert "On flash memory (cards, SSDs) neither reaches what lies beneath" in done.output
+    assert f"this box is not set up now: sluice setup --config {config}" in done.output
     assert "nothing is there to be wiped" in reset(config, "--yes-wipe", "barn-1").output
 
 
@@ -84,9 +87,9 @@ async def test_everything_of_the_site_goes_and_what_is_not_its_stays(config: Pat
     ("readings", "events", "told"),
     [
         (0, 0, "nothing waits in PATH\n"),
-        (0, 1, "no reading waits, but 1 event of the gateway's own in PATH (sluice buffer export keeps a copy)"),
-        (1, 0, "1 reading WAITS AND WAS NOT SENT in PATH (sluice buffer export keeps a copy)"),
-        (2, 3, "2 readings WAIT AND WERE NOT SENT, and 3 events of the gateway's own in PATH (sluice"),
+        (0, 1, "no reading waits, but 1 event of the gateway's own in PATH; a copy: sluice buffer export --config "),
+        (1, 0, "1 reading WAITS AND WAS NOT SENT in PATH; a copy: sluice buffer export --config CONFIG > FILE\n"),
+        (2, 3, "2 readings WAIT AND WERE NOT SENT, and 3 events of the gateway's own in PATH; a copy: sluice"),
     ],
 )
 async def test_readings_are_told_apart_from_what_the_gateway_says_of_itself(
@@ -97,7 +100,19 @@ async def test_readings_are_told_apart_from_what_the_gateway_says_of_itself(
     rows = [*[entry(sequence=number) for number in range(readings)], *[Entry(own, b"{}", 1)] * events]
     async with opened(buffer) as filled:
         assert not rows or await store(filled, rows)
-    assert told.replace("PATH", str(buffer)) in reset(config, "--yes-wipe", "another").output
+    told = told.replace("PATH", str(buffer)).replace("CONFIG", str(config))
+    assert told in reset(config, "--yes-wipe", "another").output
+
+
+async def test_how_to_keep_what_stands_in_the_quarantine_is_told_by_a_command_that_keeps_it(config: Path) -> None:
+    async with opened(config.with_name("buffer.db")) as filled:
+        set_aside = Quarantined("no-route", b"not a reading", "", "kitchen", 1)
+        assert await store(filled, [replace(entry(b"report", "gw1"), quarantined=set_aside)])
+    shown = reset(config, "--yes-wipe", "another").output
+    told = re.search(r"^1 input in the quarantine; a copy: sluice (.*) > FILE$", shown, re.MULTILINE)
+    assert told is not None, shown
+    kept = CliRunner().invoke(main, shlex.split(told[1]))
+    assert "not a reading" in kept.stdout
 
 
 async def test_what_is_secret_is_overwritten(config: Path, tmp_path: Path) -> None:
@@ -140,6 +155,7 @@ def test_a_service_that_runs_is_stopped_only_where_it_may_be(
     monkeypatch.setattr(setup_service, "is_active", lambda _config: True)
     monkeypatch.setattr(setup_service, "stop", lambda: stopped.append("sluice"))
     done = reset(config, "--yes-wipe", "barn-1", *arguments)
+    assert done.output.splitlines()[1] == "The gateway runs: it would be stopped for that."
     assert stopped == (["sluice"] if arguments else [])
     assert done.exit_code == (0 if arguments else 2)
     assert arguments or "the gateway runs: nothing was wiped" in done.output
