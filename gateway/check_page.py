@@ -1,10 +1,10 @@
 """`sluice check`: can somebody log in at the status page, and is it served?"""
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPException
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -14,10 +14,14 @@ from gateway import page_password
 from gateway.buffer_status import is_running
 from gateway.check import Finding, remark, well, wrong
 from gateway.check_ports import check_port
+from gateway.device_handout import own_hosts
+from gateway.kafka_reach import address as spelled
 from gateway.page_password import PagePasswordError
 from gateway.service_user import as_root
 from gateway.settings import StatusPageSettings
 
+HOSTS_MAX: Final = 2
+"""Addresses that are told where it is served."""
 ANSWER_S: Final = 8.0
 """Longer than the page waits for the buffer's thread."""
 _EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what may stand in the settings
@@ -61,10 +65,10 @@ def _served(page: StatusPageSettings) -> Finding:
             f"the sluice that runs does not serve its status page at {host} port {page.port} ({error}); its log says "
             "why (journalctl -u sluice), or it was started before [status_page] was written: restart it",
         )
-    where = f"http://{socket.gethostname().partition('.')[0]}.local:{page.port}"
     if status != "ok":
         return wrong("status page", f"it says that the gateway fails: {told.get('reason', status)}")
-    return well("status page", f"served: {where}, or by this box's address")
+    where = [f"http://{spelled(host, page.port)}" for host in islice(own_hosts(page.host), HOSTS_MAX)]
+    return well("status page", f"served: {' or '.join(where) or 'no network has given this box an address yet'}")
 
 
 def _free(page: StatusPageSettings, buffer: Path) -> Finding:

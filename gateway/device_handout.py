@@ -101,8 +101,17 @@ def _hosts(listener: ListenerSettings) -> Iterator[str]:
             read_certificates(listener.tls.certificate)
             names = read_names(listener.tls.certificate)
     if not names:
-        names = [listener.host] if listener.host not in _EVERYWHERE else [*_own_name(), *_own_addresses()]
+        names = [*own_hosts(listener.host)]
     yield from dict.fromkeys(names[:HOSTS_MAX] or [socket.gethostname()])
+
+
+def own_hosts(host: str) -> Iterator[str]:
+    """By what others reach this box where something listens at `host`: a name that is announced, then addresses."""
+    if host in _EVERYWHERE:
+        yield from _own_name()
+        yield from _own_addresses()
+    else:
+        yield host
 
 
 def _own_name() -> Iterator[str]:
