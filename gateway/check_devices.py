@@ -3,10 +3,14 @@
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from gateway.buffer_schema import BufferFileError
+from gateway.buffer_status import is_running
 from gateway.check import Finding, remark, well, wrong
 from gateway.device_credentials import Credentials, CredentialsError, file_of, load
+from gateway.device_listing import not_heard_words, read_devices
 from gateway.mqtt_logins import NOBODY
 from gateway.settings import ListenerSettings, Settings
 from gateway.terminal_text import counted
@@ -30,9 +34,19 @@ def check_devices(settings: Settings, listener: ListenerSettings) -> Iterator[Fi
     certified = listener.tls is not None and listener.tls.client_ca is not None
     number = len(listener.users.keys() | credentials.devices.keys())
     if number:
-        yield well(_LOG_INS, f"{counted(number, 'device')} may log in (sluice devices list)")
+        unheard = _not_heard(settings)
+        words = f"; {not_heard_words(unheard)}" if unheard else ""
+        yield well(_LOG_INS, f"{counted(number, 'device')} may log in (sluice devices list){words}")
     elif not listener.anonymous and not certified:
         yield remark(_LOG_INS, NOBODY)
+
+
+def _not_heard(settings: Settings) -> tuple[str, ...]:
+    """Whom a gateway that runs has not heard yet."""
+    if is_running(settings.buffer.path):
+        with suppress(BufferFileError):
+            return read_devices(settings).not_heard
+    return ()
 
 
 def _rights(path: Path) -> Iterator[Finding]:

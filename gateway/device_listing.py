@@ -2,7 +2,7 @@
 
 import math
 import sqlite3
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,9 @@ from gateway.device_credentials import CredentialsError, file_of, load
 from gateway.device_notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
 from gateway.device_states import ClockState, DevicesPage, DeviceState, HeardState
 from gateway.settings import Settings
+
+NAMED_MAX = 5
+"""Devices that are named of those that were not heard yet."""
 
 
 class Clock(Struct, frozen=True):
@@ -68,6 +71,8 @@ class Listing(NamedTuple):
     """Why a daemon that runs did not answer; empty where it did."""
     states: tuple[DeviceState, ...] = ()
     """As the daemon told them; none where it did not."""
+    not_heard: tuple[str, ...] = ()
+    """Who may log in, and was not heard yet; none where no daemon tells whom it heard."""
 
 
 class Place(NamedTuple):
@@ -107,7 +112,9 @@ def read_devices(settings: Settings) -> Listing:
     devices = list(
         merged(found, saved, places, restarted, now, in_memory=states is not None, log_ins=log_ins(settings))
     )
-    return Listing(devices, running, unheard, tuple(states or ()))
+    known = {device.device for device in devices}
+    not_heard = () if states is None else tuple(sorted(may_log_in(settings) - known))
+    return Listing(devices, running, unheard, tuple(states or ()), not_heard)
 
 
 def _ask_daemon(path: Path) -> Iterator[DeviceState]:
@@ -146,6 +153,22 @@ def log_ins(settings: Settings) -> frozenset[str] | None:
         return frozenset(listener.users) | frozenset(load(path).devices)
     except CredentialsError:
         return None
+
+
+def may_log_in(settings: Settings) -> frozenset[str]:
+    """Devices that have a secret for the MQTT listener, as far as that can be read."""
+    if settings.mqtt_listener is None:
+        return frozenset()
+    try:
+        return frozenset(settings.mqtt_listener.users) | frozenset(load(file_of(settings)).devices)
+    except CredentialsError:
+        return frozenset(settings.mqtt_listener.users)
+
+
+def not_heard_words(names: Sequence[str]) -> str:
+    """Who was not heard yet, for a person; not escaped."""
+    more = f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else ""
+    return f"not heard yet: {', '.join(names[:NAMED_MAX])}{more}"
 
 
 def places_on_ports(serial: Mapping[str, Any]) -> dict[str, Place]:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 _UNKNOWN = "-"
 _NO_LISTENER = (
     "no sensor logs in here, for gateway.toml has no [mqtt_listener]; write that section (the page for installers, "
-    "gateway/README.md, has an example), then add devices"
+    "gateway/README.md, has an example) or run sluice setup again, then add devices"
 )
 _ANYBODY = (
     "mqtt_listener.anonymous is true: whoever reaches the port may write as any device, whatever secrets there are; "
@@ -108,6 +108,7 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
         raise click.ClickException(str(error)) from error
     if as_json:
         known = {"gateway": settings.gateway.id, "running": listing.running, "devices": listing.devices}
+        known["not_heard"] = listing.not_heard
         click.echo(msgspec.json.encode({**known, "unheard": listing.unheard or None}))
     else:
         for line in devices_text.devices_lines(listing):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from gateway.device_listing import Clock, Device, Listing
+from gateway.device_listing import Clock, Device, Listing, not_heard_words
 from gateway.terminal_text import aligned, counted, escaped, hanging, span
 
 NAMED_MAX = 5
@@ -23,13 +23,20 @@ def devices_lines(listing: Listing) -> Iterator[str]:
         yield hanging(f"what the gateway has in memory is not known: {listing.unheard}", INDENT)
     if not listing.devices:
         yield "no device is known yet"
+        yield from _not_heard(listing)
         return
     headers = ("DEVICE", "WHERE", "HEARD", "BOOT", "DRIFT (ppm)", "BOUND", "OBSERVED")
     rows = [cells for device in listing.devices for cells in _rows(device)]
     yield from aligned(headers, rows, right=frozenset({2, 4, 5, 6}))
     yield from _notes(listing)
+    yield from _not_heard(listing)
     if not listing.running:
         yield hanging("sluice is not running: most of what may be wrong with a clock is told while it runs", INDENT)
+
+
+def _not_heard(listing: Listing) -> Iterator[str]:
+    if listing.not_heard:
+        yield hanging(escaped(not_heard_words(listing.not_heard)), INDENT)
 
 
 def _rows(device: Device) -> Iterator[tuple[str, ...]]:

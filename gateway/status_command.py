@@ -39,10 +39,10 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     """
     settings = load_settings(config)
     if watch_s is not None:
-        _watch(settings, watch_s, as_json=as_json)
+        _watch(settings, config, watch_s, as_json=as_json)
         return
     try:
-        seen = glance(settings)
+        seen = glance(settings, config)
     except BufferFileError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -69,22 +69,25 @@ def told(seen: Glance) -> dict[str, Any]:
     devices = None if seen.devices is None else msgspec.to_builtins(seen.devices)
     disk = None if seen.disk is None else msgspec.to_builtins(seen.disk)
     found = msgspec.to_builtins(seen.found)
-    return {**found, "daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "disk": disk}
+    told_by = {"daemon": seen.answer, "unheard": seen.unheard or None, "heard": devices, "not_heard": seen.not_heard}
+    return {**found, **told_by, "disk": disk}
 
 
-def glance(settings: Settings) -> Glance:
+def glance(settings: Settings, config: Path) -> Glance:
     """Look at the buffer file, and ask the daemon where one runs. Raises BufferFileError, click.ClickException."""
     from gateway import control  # noqa: PLC0415
     from gateway.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
     from gateway.buffer_status import read_status, this_moment  # noqa: PLC0415
     from gateway.device_listing import read_devices  # noqa: PLC0415
     from gateway.disk_health import read_disk  # noqa: PLC0415
+    from gateway.setup_service import how_to_start  # noqa: PLC0415
     from gateway.status_devices import device_rows  # noqa: PLC0415
 
     path = settings.buffer.path
     found = read_status(path)
     daemon: dict[str, Any] | None = None
     devices = None
+    not_heard: tuple[str, ...] = ()
     unheard = ""
     if found.running:
         try:
@@ -92,7 +95,8 @@ def glance(settings: Settings) -> Glance:
         except control.ControlError as error:
             unheard = str(error)
         else:
-            devices = device_rows(read_devices(settings), found.losses_by_device)
+            listing = read_devices(settings)
+            devices, not_heard = device_rows(listing, found.losses_by_device), listing.not_heard
     return Glance(
         settings,
         found,
@@ -103,11 +107,13 @@ def glance(settings: Settings) -> Glance:
         this_moment(settings.gateway),
         time.time(),
         devices=devices,
+        not_heard=not_heard,
+        to_start="" if found.running else how_to_start(config),
         disk=read_disk(path.parent),
     )
 
 
-def _watch(settings: Settings, interval_s: float, *, as_json: bool) -> None:
+def _watch(settings: Settings, config: Path, interval_s: float, *, as_json: bool) -> None:
     from gateway.status_watch import is_screen, watch  # noqa: PLC0415
 
     if as_json or not is_screen(sys.stdin, sys.stdout):
@@ -115,4 +121,4 @@ def _watch(settings: Settings, interval_s: float, *, as_json: bool) -> None:
             "--watch draws on a terminal, and standard input or output is none here; a program calls "
             "`sluice status --json` as often as it likes"
         )
-    watch(lambda: glance(settings), interval_s)
+    watch(lambda: glance(settings, config), interval_s)

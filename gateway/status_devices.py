@@ -133,9 +133,11 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
 
 
 def rate(per_s: float | None) -> str:
-    """`12/s`, `6.0/min`, `3.0/h`."""
+    """`12/s`, `6.0/min`, `3.0/h`; `0/s`, for a look of some seconds tells of no hour."""
     if per_s is None:
         return _UNKNOWN
+    if not per_s:
+        return "0/s"
     for factor, unit in ((1, "s"), (60, "min")):
         if per_s * factor >= 1:
             count = per_s * factor

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from gateway.buffer_status import told
 from gateway.clock_text import hold_words, known_words
+from gateway.device_listing import not_heard_words
 from gateway.disk_health import health_words, troubles
 from gateway.settings import NO_SOURCE
 from gateway.settings_running import changed_words, digest, running_settings
@@ -65,6 +66,10 @@ class Glance:
     """Of whoever reads this; None is this machine's."""
     devices: "Sequence[DeviceRow] | None" = None
     """What the daemon has in memory of them; None where it was not asked, or did not answer."""
+    not_heard: tuple[str, ...] = ()
+    """Who may log in, and was not heard yet, as far as the daemon tells."""
+    to_start: str = ""
+    """What to do where no daemon runs."""
     disk: "Disk | None" = None
     rates: "Rates | None" = None
     """Of what goes on, where it was looked at before."""
@@ -116,13 +121,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
     """One line for each thing that is well, more for what is not; to be wrapped at `INDENT`, and safe to print."""
     found, settings = seen.found, seen.settings
     answer = seen.answer or {}
-    running = running_settings(answer)
-    name = settings.gateway.id if running is None else running.gateway
-    yield f"gateway     {escaped(name)}, {'running' if found.running else 'not running'}"
-    if running is not None and running.digest != digest(settings):
-        yield f"{_BESIDE}SETTINGS {changed_words(running, settings)}"
-    if seen.unheard:
-        yield f"{_BESIDE}what it is doing is not known: {seen.unheard}"
+    yield from _gateway_lines(seen, answer)
     if answer.get("uplink") is not None:
         yield from _uplink_lines(seen, msgspec.convert(answer["uplink"], _Uplink))
     yield from _traffic_lines(seen, answer)
@@ -146,6 +145,8 @@ def status_lines(seen: Glance) -> Iterator[str]:
         yield f"{label}{lost} since the start, told on {settings.kafka.events_topic}"
     if seen.devices is not None:
         yield f"devices     {heading(seen.devices)}"
+        if seen.not_heard:
+            yield f"{_BESIDE}{escaped(not_heard_words(seen.not_heard))}"
         return
     devices = f"{len(found.devices):,}" if found.devices else "none yet"
     send = "sends a sequence of its own" if len(found.devices) == 1 else "send a sequence of their own"
@@ -153,6 +154,20 @@ def status_lines(seen: Glance) -> Iterator[str]:
     beside = " (text and Modbus stand under serial)" if any(map(_is_mute, ports.values())) else ""
     yield f"devices     {devices} that {send}{beside}"
     yield from _device_lines(seen)
+
+
+def _gateway_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:
+    """Whose gateway this is, whether it runs, and by which settings."""
+    found, settings = seen.found, seen.settings
+    running = running_settings(answer)
+    name = settings.gateway.id if running is None else running.gateway
+    yield f"gateway     {escaped(name)}, {'running' if found.running else 'not running'}"
+    if running is not None and running.digest != digest(settings):
+        yield f"{_BESIDE}SETTINGS {changed_words(running, settings)}"
+    if not found.running and seen.to_start:
+        yield f"{_BESIDE}{escaped(seen.to_start)}"
+    if seen.unheard:
+        yield f"{_BESIDE}what it is doing is not known: {seen.unheard}"
 
 
 def _traffic_lines(seen: Glance, answer: dict[str, Any]) -> Iterator[str]:

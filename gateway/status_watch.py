@@ -32,6 +32,8 @@ DEVICES_MIN: Final = 4
 """Lines that the devices have at the least, where there are any: what is above them is cut short for that."""
 RATES_S: Final = 10.0
 """Rates are those of so long, where it was looked for that long."""
+RATES_S_MIN: Final = 5.0
+"""A shorter one tells nothing of a sensor that measures now and then."""
 LATE_S: Final = 5.0
 """An answer that takes longer than this is told of."""
 SHARE_MAX: Final = 0.2
@@ -266,7 +268,7 @@ def _with_rates(seen: Glance, before: "deque[tuple[float, int, int, int]]") -> G
     while len(before) > 1 and at_s - before[1][0] >= RATES_S:
         before.popleft()
     rates = None
-    if before and at_s > before[0][0]:
+    if before and at_s - before[0][0] >= RATES_S_MIN:
         then_s, *then = before[0]
         readings, sent, wire_bytes = ((now - of) / (at_s - then_s) for now, of in zip(counts, then, strict=True))
         rates = Rates(readings, sent, wire_bytes)

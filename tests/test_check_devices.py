@@ -1,5 +1,7 @@
 """`sluice check`: who may log in, and whether the file of their hashes can be used."""
 
+import asyncio
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,9 +10,12 @@ import pytest
 
 from gateway.check import Finding, Remark
 from gateway.check_devices import check_devices
+from gateway.clock_kernel import boottime_us
 from gateway.config_file import load
 from gateway.device_credentials import add
 from gateway.mqtt_logins import NOBODY
+from gateway.reading import Reading
+from tests.test_device_listing import devices, gateway, take
 
 CONFIG = """\
 [gateway]
@@ -38,6 +43,17 @@ def test_devices_of_both_places_are_counted(tmp_path: Path) -> None:
     (finding,) = found(tmp_path, WRITTEN)
     assert finding.words == "3 devices may log in (sluice devices list)"
     assert not isinstance(finding, Remark)
+
+
+async def test_beside_a_running_gateway_those_are_named_that_were_not_heard(tmp_path: Path) -> None:
+    add(tmp_path / "devices.json", ["42", "43"], NOW)
+    async with gateway(tmp_path) as door:
+        await take(door, Reading("device/42/thermo", "device/42/thermo", b"{}", boottime_us()))
+        (finding,) = await asyncio.to_thread(found, tmp_path)
+        told = json.loads((await devices(tmp_path, "--json")).stdout)
+    assert finding.words == "2 devices may log in (sluice devices list); not heard yet: 43"
+    assert finding.result == "pass"
+    assert told["not_heard"] == [], "these settings have no listener"
 
 
 def test_nobody_is_warned_of_and_fails_nothing_for_devices_may_come_later(tmp_path: Path) -> None:

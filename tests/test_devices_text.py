@@ -23,6 +23,14 @@ def test_a_device_and_its_clock() -> None:
     ]
 
 
+def test_who_may_log_in_and_was_not_heard_is_named() -> None:
+    nobody = list(devices_lines(Listing([], running=True, unheard="", not_heard=("42", "43"))))
+    assert nobody == ["no device is known yet", "not heard yet: 42, 43"]
+    names = tuple(f"m{number}" for number in range(7))
+    shown = list(devices_lines(Listing([DEVICE], running=True, unheard="", not_heard=names)))
+    assert shown == [*lines(DEVICE), "not heard yet: m0, m1, m2, m3, m4 and 2 more"]
+
+
 def test_of_a_gateway_that_is_stopped_it_is_said_what_cannot_be_told() -> None:
     shown = list(devices_lines(Listing([DEVICE], running=False, unheard="")))
     assert shown[:-1] == lines(DEVICE)

@@ -106,7 +106,7 @@ def test_hostile_names_do_not_act_on_the_terminal() -> None:
 def test_rates_are_told_by_the_unit_that_fits() -> None:
     assert [rate(each) for each in (None, 0.0, 0.001, 0.05, 1.0, 9.96, 250.4, 12_000.0)] == [
         "-",
-        "0.0/h",
+        "0/s",
         "3.6/h",
         "3.0/min",
         "1.0/s",

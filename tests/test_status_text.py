@@ -90,6 +90,16 @@ def test_a_gateway_that_runs_with_other_settings_goes_by_their_name() -> None:
     assert not any("SETTINGS" in line for line in status_lines(glance({"up": True}, answer={"settings": told})))
 
 
+def test_who_was_not_heard_and_how_a_stopped_gateway_is_started() -> None:
+    lines = [*status_lines(glance({"up": True}, devices=[], not_heard=("42", "43")))]
+    assert lines[-2:] == ["devices     none heard yet", f"{' ' * status_text.INDENT}not heard yet: 42, 43"]
+    stopped = [*status_lines(glance(None, running=False, to_start="start it: sudo systemctl start sluice"))]
+    assert stopped[:2] == [
+        "gateway     gw1, not running",
+        f"{' ' * status_text.INDENT}start it: sudo systemctl start sluice",
+    ]
+
+
 def test_a_broker_that_cannot_be_reached() -> None:
     what, how_long, advice = uplink(glance(DOWN | {"since": clock(10, 2)}))
     assert what == (

@@ -82,8 +82,9 @@ def looks(*counts: tuple[float, int, int]) -> list[Glance]:
 
 
 def test_rates_are_of_the_last_ten_seconds() -> None:
-    first, second, *_, last = looks(*((at_s, 10 * at_s + (1_000 if at_s > 20 else 0), 5 * at_s) for at_s in range(40)))
-    assert first.rates is None
+    found = looks(*((at_s, 10 * at_s + (1_000 if at_s > 20 else 0), 5 * at_s) for at_s in range(40)))
+    assert {seen.rates for seen in found[:5]} == {None}, "too little was seen"
+    second, last = found[5], found[-1]
     assert second.rates is not None
     assert (second.rates.readings, second.rates.sent, second.rates.wire_bytes) == (10.0, 5.0, 500.0)
     assert last.rates is not None
@@ -91,7 +92,7 @@ def test_rates_are_of_the_last_ten_seconds() -> None:
 
 
 def test_a_gateway_that_was_started_anew_has_no_rate_at_first() -> None:
-    *_, before, after, then = looks((0, 100, 100), (1, 110, 100), (2, 3, 0), (3, 8, 2))
+    *_, before, after, then = looks((0, 100, 100), (6, 110, 100), (7, 3, 0), (12, 28, 10))
     assert before.rates is not None
     assert after.rates is None
     assert then.rates is not None
