@@ -11,7 +11,6 @@ import click
 
 from gateway import setup_hardware, setup_service
 from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
-from gateway.clock_kernel import read_wall_clock
 from gateway.device_credentials import CredentialsError, Made
 from gateway.device_handout import handout
 from gateway.settings import ListenerSettings
@@ -152,6 +151,11 @@ def _write(planned: Plan) -> None:
 def _tell(planned: Plan, *, start: bool, findings: Sequence[str]) -> int:
     """Say what was written, what is shown once, and what to do next; the exit code."""
     findings = [*findings, *_stored_and_shown(planned)]
+    if not planned.made.settings.has_source:
+        findings.append(
+            f"nothing comes in, neither by MQTT nor by serial port: run {typed(planned.config, 'setup')} again, or "
+            f"write [[mqtt_brokers]] for a broker of the site into {planned.config}"
+        )
     click.echo()
     started, lines = _started(planned.config, start=start)
     lines += (f"to be mended: {words}" for words in findings)
@@ -266,7 +270,7 @@ def _next_lines(planned: Plan, *, started: bool) -> Iterator[str]:
 def _clock_lines(planned: Plan) -> Iterator[str]:
     """What readings wait for first of all, on a box that was never connected to anything."""
     gateway = planned.made.settings.gateway
-    if gateway.clock != "kernel" or read_wall_clock(gateway).synced:
+    if gateway.clock != "kernel" or setup_hardware.is_clock_synced(gateway):
         return
     from gateway.check_clock import time_daemons  # noqa: PLC0415 - only where the clock is not synced
 

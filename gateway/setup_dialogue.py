@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import click
 import msgspec
@@ -18,7 +18,7 @@ from gateway.check_certificates import CertificateFileError, read_certificates
 from gateway.device_credentials import CredentialsError
 from gateway.routes import DEVICE_NAME
 from gateway.serial_ports import ALL, names_of
-from gateway.settings import ListenerSettings, Settings
+from gateway.settings import GatewaySettings, ListenerSettings, Settings
 from gateway.setup_answers import (
     ANONYMOUS_WORDS,
     PASSWORD_LENGTH_MIN,
@@ -30,7 +30,7 @@ from gateway.setup_answers import (
     ServiceAnswers,
     StatusPageAnswers,
 )
-from gateway.setup_hardware import ports, proposed_id
+from gateway.setup_hardware import is_clock_synced, ports, proposed_id, virtualization
 from gateway.setup_kafka import IN_QUESTIONS, NONE, Broker, best_mechanism, look_at, try_settings
 from gateway.setup_settings import LISTENER_PORT, Existing, make
 from gateway.terminal_text import counted, escaped, hanging
@@ -40,7 +40,7 @@ QUESTIONS_MAX: Final = 8
 LATER: Final = "later"
 _NO_SITE: Final = "default"
 _PLAIN_PORT: Final = 9092
-"""Of Kafka without TLS, by custom: what counts where nobody can be asked."""
+"""Of Kafka without TLS, by custom: what is proposed where it cannot be reached."""
 _TLS: Final = "tls://"
 _PLAIN: Final = "plain://"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -90,9 +90,10 @@ def _parts(answer: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in map(_unquoted, answer.split(",")) if part))
 
 
-def _confirmed(question: str) -> bool:
+def _confirmed(question: str, *, proposal: bool = False) -> bool:
+    default, shown = ("y", "[Y/n]") if proposal else ("n", "[y/N]")
     while True:
-        answer = click.prompt(f"     {question} [y/N]", default="n", show_default=False, prompt_suffix=": ")
+        answer = click.prompt(f"     {question} {shown}", default=default, show_default=False, prompt_suffix=": ")
         if _word(answer) in _YES | _NO:
             return _word(answer) in _YES
         say("Type y or n.", 5)
@@ -123,7 +124,7 @@ class Dialogue:
         page, page_password = self._page()
         answers = Answers(
             kafka=kafka,
-            gateway=GatewayAnswers(gateway_id, namespace),
+            gateway=GatewayAnswers(gateway_id, namespace, self._clock()),
             sensors=sensors,
             status_page=StatusPageAnswers(enabled=page),
             secrets=Secrets(kafka_password=password, page_password=page_password),
@@ -184,8 +185,8 @@ class Dialogue:
                         f"{escaped(part[:80])!r} will not do: site and name have 1 to 63 letters, digits, '.', '_' or "
                         "'-' each, and begin with a letter or digit, as in north-farm/barn-1"
                     )
-            if not slash and not _confirmed(f'No site was given: "{site}"?'):
-                raise AnswerError("Write SITE/NAME.")
+            if not slash and not _confirmed(f"No site was given: is it {site}/{name}?"):
+                raise AnswerError("Write SITE/NAME, as in north-farm/barn-1.")
             if site == _NO_SITE:
                 say(f'The site is called "{site}": fine, as long as no second site sends to this Kafka.', 5)
             return name, site
@@ -207,7 +208,7 @@ class Dialogue:
         brokers, tls = self._ask(
             "Where is Kafka?",
             "Its brokers as host:port, several with commas between, as in kafka.example:9093. Whether they speak TLS "
-            "is found out; tls:// or plain:// before the address says it where they cannot be reached from here.",
+            "is found out, or asked for where they cannot be reached from here.",
             self._addresses,
             proposal=proposal,
         )
@@ -238,21 +239,19 @@ class Dialogue:
                 self._accepted.append(broker.trouble)
         if not reached:
             self._is_reached = self._keep_unreached(brokers)
-        tls = any(broker.tls for broker in reached) if reached else self._tls_unasked(settings.kafka.bootstrap)
+        tls = any(broker.tls for broker in reached)
+        if reached and ways and tls != (ways == {"tls"}):
+            raise AnswerError(f"what answers there speaks {'TLS' if tls else 'no TLS'}; leave the beginning out")
         if ways:
-            if reached and tls != (ways == {"tls"}):
-                raise AnswerError(f"what answers there speaks {'TLS' if tls else 'no TLS'}; leave the beginning out")
             tls = ways == {"tls"}
+        elif not reached:
+            tls = _confirmed("Does it speak TLS?", proposal=self._tls_proposed(settings.kafka.bootstrap))
         said = "TLS" if tls else "no TLS: what is sent can be read on the way"
-        if reached:
-            say(f"Reached: it speaks {said}.", 5)
-        else:
-            how = f" ({_PLAIN} before the address: it speaks none)" if tls and not ways else ""
-            say(f"Not reached; taken to speak {said}{how}.", 5)
+        say(f"Reached: it speaks {said}." if reached else f"Not reached; taken to speak {said}.", 5)
         return brokers, tls
 
-    def _tls_unasked(self, addresses: Sequence[str]) -> bool:
-        """Whether brokers that nobody can ask speak TLS: as in place, else by the port."""
+    def _tls_proposed(self, addresses: Sequence[str]) -> bool:
+        """What is proposed for brokers that cannot be asked whether they speak TLS: as in place, else by the port."""
         settings = self._existing.settings
         if settings is not None and {*addresses} & {*settings.kafka.bootstrap}:
             return settings.kafka.tls is not None
@@ -492,6 +491,20 @@ class Dialogue:
             is_secret=True,
         )
 
+    def _clock(self) -> Literal["system"] | None:
+        """Offer the host's clock to a container whose kernel vouches for none; None leaves what is in place.
+
+        Most are no containers: it is no question of those that everybody is asked.
+        """
+        settings = self._existing.settings
+        gateway = GatewaySettings("gateway") if settings is None else settings.gateway
+        inside = virtualization()
+        if gateway.clock != "kernel" or not inside.startswith("container") or is_clock_synced(gateway):
+            return None
+        click.echo()
+        say(f"This is a {inside}, and its clock is not synced, as the kernel has it: readings would wait for that.", 5)
+        return "system" if _confirmed('Does its host keep the clock right (clock = "system")?') else None
+
     def _last(self, answers: Answers) -> bool:
         """Show what was answered, and ask whether to go on; whether to start the gateway."""
         click.echo()
@@ -519,6 +532,8 @@ class Dialogue:
     def _summary(self, answers: Answers) -> Iterator[tuple[str, str]]:
         kafka, sensors = answers.kafka, answers.sensors
         yield "gateway", f"{answers.gateway.namespace}/{answers.gateway.id}"
+        if answers.gateway.clock is not None:
+            yield "clock", "the system's, which the host of this container keeps"
         way = "with TLS" if kafka.tls else "without TLS"
         user = f"user {escaped(kafka.user)}" if kafka.user is not None else "no log-in"
         reached = "" if self._is_reached else "; NOT REACHED"
@@ -529,8 +544,19 @@ class Dialogue:
             mqtt = sensors.anonymous
         else:
             mqtt = _listed(sorted({*sensors.devices, *self._with_secrets()})) or LATER
-        yield "sensors", f"by MQTT: {mqtt}; by serial port: {', '.join(sensors.serial) or NONE}"
+        if self._has_source(sensors):
+            yield "sensors", f"by MQTT: {mqtt}; by serial port: {', '.join(sensors.serial) or NONE}"
+        else:
+            yield "sensors", "nothing comes in: neither by MQTT nor by serial port"
         yield "page", "with a password" if answers.status_page.enabled else NONE
+
+    def _has_source(self, sensors: SensorsAnswers) -> bool:
+        """Whether anything says where readings come from, with what is in place and is not asked for."""
+        settings = self._existing.settings
+        if sensors.mqtt or sensors.serial or settings is None:
+            return sensors.mqtt or bool(sensors.serial)
+        serial = None if settings.serial is None else msgspec.structs.replace(settings.serial, ports=())
+        return msgspec.structs.replace(settings, mqtt_listener=None, serial=serial).has_source
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -8,6 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gateway.clock_kernel import read_wall_clock
+from gateway.settings import GatewaySettings
+
 _DEVICE_TREE: Final = Path("/proc/device-tree")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _DIGITS: Final = 8
@@ -61,6 +64,14 @@ def ports() -> list[Port]:
         what = ", ".join(filter(None, (makers, numbers, serial))) or "of the board itself; may be its console"
         found.append((not usb, Port(port.device, what)))
     return [port for _, port in sorted(found)]
+
+
+def is_clock_synced(gateway: GatewaySettings) -> bool:
+    """Whether this box knows the time; not where the kernel does not say, as in some containers."""
+    try:
+        return read_wall_clock(gateway).synced
+    except OSError:
+        return False
 
 
 def virtualization() -> str:

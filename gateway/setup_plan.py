@@ -10,11 +10,10 @@ from typing import Final
 import msgspec
 
 from gateway import device_credentials, page_password
-from gateway.clock_kernel import read_wall_clock
 from gateway.config_words import Place
 from gateway.settings import GatewaySettings
 from gateway.setup_answers import SECRETS_NAME, Answers, Given, ca_text
-from gateway.setup_hardware import proposed_id
+from gateway.setup_hardware import is_clock_synced, proposed_id
 from gateway.setup_settings import Existing, Made, make
 from gateway.setup_write import SetupWriteError, make_folders, refuse_changed, wipe, write
 from gateway.toml_mistakes import ConfigError, Mistake
@@ -144,10 +143,7 @@ def _put(planned: Plan, digests: Mapping[str, str]) -> None:
 
 def _now(gateway: GatewaySettings) -> datetime | None:
     """The time, where this box knows it."""
-    try:
-        return datetime.now(UTC) if read_wall_clock(gateway).synced else None
-    except OSError:
-        return None
+    return datetime.now(UTC) if is_clock_synced(gateway) else None
 
 
 def _taken_names(given: Given, made: Made) -> Iterator[Mistake]:

@@ -15,6 +15,8 @@ PROMPT = " > "
 QUESTION = re.compile(r"^Question (\d): (.*?)\r?$", re.MULTILINE)
 PATIENCE_S = 60
 ANYWAY = r"Keep this answer anyway\? \[y/N\]: "
+TLS = r"Does it speak TLS\? \[(?:Y/n|y/N)\]: "
+CLOCK = r'\(clock = "system"\)\? \[y/N\]: '
 ENTER = ""
 CTRL_C = "\x03"
 
@@ -27,9 +29,18 @@ class Terminal:
         self.text = ""
 
     def until(self, pattern: str) -> str:
-        """Wait for something to be shown; gives what came before it since the last time."""
-        self._child.expect(pattern)
-        shown: str = self._child.before + self._child.after
+        """Wait for something to be shown; gives what came before it since the last time.
+
+        Of what is asked beside the questions, and not everywhere, nothing but the pattern is waited for: Enter takes
+        what is proposed.
+        """
+        shown = ""
+        while True:
+            is_aside = self._child.expect([pattern, TLS, CLOCK]) > 0
+            shown = f"{shown}{self._child.before}{self._child.after}"
+            if not is_aside:
+                break
+            self.type(ENTER)
         self.text += shown
         return shown
 

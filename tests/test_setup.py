@@ -25,7 +25,6 @@ from gateway import (
     page_password,
     service_user,
     setup_answers,
-    setup_commands,
     setup_hardware,
     setup_plan,
     setup_write,
@@ -165,7 +164,7 @@ def test_a_clock_that_is_not_synced_is_told_first_with_what_to_do(
     class Unsynced:
         synced = False
 
-    monkeypatch.setattr(setup_commands, "read_wall_clock", lambda _gateway: Unsynced)
+    monkeypatch.setattr(setup_hardware, "read_wall_clock", lambda _gateway: Unsynced)
     monkeypatch.setattr(check_clock, "time_daemons", lambda: runs)
     monkeypatch.setattr(setup_hardware, "virtualization", lambda: inside)
     config, answers = tmp_path / "gateway.toml", write(tmp_path / "given")

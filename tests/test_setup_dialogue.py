@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, kafka_reach, page_password, setup_dialogue
+from gateway import config_file, device_credentials, kafka_reach, page_password, setup_dialogue, setup_hardware
 from gateway.check import Finding
+from gateway.clock_gateway import WallClock
 from gateway.setup_answers import ANONYMOUS_WORDS, Given
 from gateway.setup_dialogue import QUESTIONS_MAX, Dialogue
 from gateway.setup_kafka import IN_ANSWERS, IN_QUESTIONS, Broker
 from gateway.setup_plan import plan
 from gateway.setup_settings import Existing
-from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, at_a_terminal, questions_asked, set_up
+from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, TLS, at_a_terminal, questions_asked, set_up
 
 NOWHERE = "127.0.0.1:1"
 """Where no Kafka is."""
@@ -191,9 +192,9 @@ def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at
     config = tmp_path / "gateway.toml"
     with at_a_terminal("setup", "--config", config) as terminal:
         terminal.answer("barn-1")
-        assert 'No site was given: "default"? [y/N]: ' in terminal.until("N]: ")
+        assert "No site was given: is it default/barn-1? [y/N]: " in terminal.until("N]: ")
         terminal.type(ENTER)
-        terminal.answer("default/barn-1")
+        assert "Write SITE/NAME, as in north-farm/barn-1." in terminal.answer("default/barn-1")
         assert 'The site is called "default"' in terminal.until(PROMPT)
         terminal.type(NOWHERE)
         shown = " ".join(terminal.until(ANYWAY).split())
@@ -201,8 +202,11 @@ def test_what_was_answered_is_shown_before_it_is_written_and_what_is_not_well_at
         assert "kafka.bootstrap" not in shown
         assert "Without a network" not in shown, "it was refused: there is one"
         terminal.type("y")
-        shown = " ".join(terminal.until(PROMPT).split())
-        assert "Not reached; taken to speak TLS (plain:// before the address: it speaks none)." in shown
+        assert "[Y/n]" in terminal.until(TLS)
+        terminal.type("x")
+        assert "Type y or n." in terminal.until(TLS)
+        terminal.type(ENTER)
+        assert "Not reached; taken to speak TLS." in terminal.until(PROMPT)
         terminal.type("none")
         terminal.answer("NONE")
         terminal.answer("42,43 , 42")
@@ -230,9 +234,80 @@ def test_run_again_it_says_who_has_a_secret_and_keeps_that_kafka_speaks_no_tls(t
     set_up(config, [*WITHOUT_KAFKA[:1], f"plain://{NOWHERE}", *WITHOUT_KAFKA[2:]])
     assert config_file.load(config).kafka.tls is None
     shown, _ = set_up(config, [ENTER, NOWHERE, "y", ENTER, ENTER, ENTER, "44", ENTER, ENTER])
+    assert "Does it speak TLS? [y/N]: " in shown
+    assert "Not reached; taken to speak no TLS: what is sent can be read on the way." in " ".join(shown.split())
     assert "42, 43 have a secret already, and keep it. Names of more, with commas" in " ".join(shown.split())
     assert "by MQTT: 42, 43, 44; by" in shown
     assert config_file.load(config).kafka.tls is None
+
+
+def test_that_kafka_speaks_no_tls_is_answered_where_it_cannot_be_found_out(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    with at_a_terminal("setup", "--config", config) as terminal:
+        terminal.answer("north-farm/barn-1")
+        terminal.answer(NOWHERE)
+        terminal.until(ANYWAY)
+        terminal.type("y")
+        terminal.until(TLS)
+        terminal.type("n")
+        for answer in ("none", "none", "none", ENTER):
+            terminal.answer(answer)
+        # What can take nothing in is told before it is written, and after.
+        shown = " ".join(terminal.until(PROMPT).split())
+        assert "127.0.0.1:1, without TLS" in shown
+        assert "sensors nothing comes in: neither by MQTT nor by serial port" in shown
+        terminal.type(ENTER)
+        assert terminal.end() == 1
+    told = " ".join(terminal.text.split())
+    assert (
+        f"to be mended: nothing comes in, neither by MQTT nor by serial port: run sluice setup --config {config}"
+        in told
+    )
+    assert config_file.load(config).kafka.tls is None
+    # A broker of the site, which nobody is asked for, is where readings come from.
+    config.write_text(config.read_text() + '\n[[mqtt_brokers]]\nhost = "127.0.0.1"\ntopics = ["device/#"]\n')
+    shown, _ = set_up(config, [ENTER, ENTER, "y", *[ENTER] * 5])
+    assert "nothing comes in" not in shown
+    assert "by MQTT: none; by serial port: none" in shown
+
+
+@pytest.mark.parametrize(
+    ("inside", "error_us", "typed_there"),
+    [
+        ("container (systemd-nspawn)", None, "y"),
+        ("container (systemd-nspawn)", None, ENTER),
+        ("container (systemd-nspawn)", 1, None),
+        ("virtual machine (kvm)", None, None),
+        ("", None, None),
+    ],
+)
+def test_a_container_is_offered_the_clock_of_its_host(
+    inside: str, error_us: int | None, typed_there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, asked = tmp_path / "gateway.toml", []
+    typed_before = ["north/barn-1", f"plain://{NOWHERE}", "y", "none", "none", "later", "none"]
+    answers = iter(typed_before)
+
+    def next_answer(question: str, *, default: str = "", **_options: object) -> str:
+        asked.append(question)
+        if 'clock = "system"' in question:
+            assert typed_there is not None
+            return typed_there or default
+        return next(answers, "yes")
+
+    monkeypatch.setattr(click, "prompt", next_answer)
+    monkeypatch.setattr(setup_dialogue, "virtualization", lambda: inside)
+    monkeypatch.setattr(setup_hardware, "read_wall_clock", lambda _: WallClock(0, error_us))
+    told = Dialogue(config, Existing(), can_start=True).run()
+    assert any("[y/N]" in each and "clock" in each for each in asked) == (typed_there is not None)
+    made = plan(Given(told.answers, Path("answers"), {}), config, Existing(), is_watched=True).made
+    assert made.settings.gateway.clock == ("system" if typed_there == "y" else "kernel")
+    # One that has it already is not asked again, and keeps it.
+    if typed_there == "y":
+        asked, answers = [], iter(typed_before)
+        again = Dialogue(config, Existing("", {}, made.settings), can_start=True).run()
+        assert again.answers.gateway.clock is None
+        assert not any("clock" in each for each in asked)
 
 
 @pytest.mark.parametrize("answered", range(len(WITHOUT_KAFKA)))
@@ -295,6 +370,7 @@ def test_whatever_is_typed_nothing_is_written_before_the_end(answers: list[str],
         patch.setattr(setup_dialogue, "look_at", looked_at)
         patch.setattr(setup_dialogue, "try_settings", tried)
         patch.setattr(setup_dialogue, "ports", list)
+        patch.setattr(setup_dialogue, "virtualization", lambda: "container (lxc)")
         config = Path(folder) / "gateway.toml"
         try:
             told = Dialogue(config, Existing(), can_start=True).run()
