@@ -223,6 +223,7 @@ def test_without_a_listener_nobody_logs_in(tmp_path: Path) -> None:
         result = devices(config, *words)
         assert result.exit_code == 1
         assert "gateway.toml has no [mqtt_listener]" in result.stderr
+        assert "or run sluice setup again, then add devices" in " ".join(result.stderr.split())
 
 
 def test_revoking_asks_first(tmp_path: Path) -> None:
