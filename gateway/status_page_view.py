@@ -22,7 +22,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import BufferStatus, read_status, reading, this_moment
 from gateway.clock_kernel import boottime_us
 from gateway.clock_text import known_words
-from gateway.device_listing import Device, log_ins, merged, places_on_ports
+from gateway.device_listing import Device, log_ins, may_log_in, merged, not_heard_words, places_on_ports
 from gateway.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.disk_health import Trouble
 from gateway.live_history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
@@ -153,6 +153,7 @@ class StatusView:
         front_door.heard.latest = {}
         self._on_disk = NOTHING_FOUND
         self._log_ins: frozenset[str] | None = None
+        self._may_log_in = frozenset[str]()
         self._lost: dict[str, int] = {}
         """By device: since the start, and those before that were not reported yet."""
         self._lost_sum = 0
@@ -213,6 +214,7 @@ class StatusView:
         told = self._front_door.lost_told.copy()
         self._on_disk = await asyncio.to_thread(look_at_the_file, self._settings.buffer.path, self._buffer.boot_id)
         self._log_ins = await asyncio.to_thread(log_ins, self._settings)
+        self._may_log_in = await asyncio.to_thread(may_log_in, self._settings)
         if self._file is not None:
             self._is_changed = await asyncio.to_thread(self._file.look)
         told.update(self._on_disk.lost)
@@ -332,16 +334,24 @@ class StatusView:
                 row.silent is None and self._front_door.heard.get(row.device.device) is not None for row in self._rows
             ),
             silent=tuple(sorted((row.silent for row in self._rows if row.silent), key=lambda each: -each.silent_s)),
+            missing=tuple(sorted(self._missing(), key=lambda each: -each[1])),
             findings=tuple(
                 (row.device.device, row.device.note) for row in self._rows if row.device.finding and row.device.note
             ),
         )
+
+    def _missing(self) -> Iterator[tuple[str, int]]:
+        for row in self._rows:
+            of = self._front_door.heard.get(row.device.device)
+            if of is not None and of.missing and not row.device.no_log_in:
+                yield row.device.device, of.missing
 
     async def state(self, query: str, limit: int) -> dict[str, object]:
         """What the page polls: all figures of this moment, and those devices that it shows."""
         await self._asked()
         facts = self.facts()
         found = alarms(facts)
+        not_heard = sorted(self._may_log_in.difference(row.device.device for row in self._rows))
         now_us = facts.boottime_us
         matching = self._matching(query)
         shown = [self._shown(row, now_us) for row in matching[: min(limit, SHOWN_MAX)]]
@@ -368,6 +378,7 @@ class StatusView:
                 "total": len(self._rows),
                 "heard": facts.heard,
                 "silent": len(facts.silent),
+                "not_heard": not_heard_words(not_heard) if not_heard else "",
                 "matching": len(matching),
                 "shown": shown,
             },

@@ -108,6 +108,8 @@ class Facts(Struct, frozen=True):
     """Of those, heard since the start and not silent."""
     silent: tuple[Silent, ...]
     """Longest first."""
+    missing: tuple[tuple[str, int], ...]
+    """Devices of whose sequence numbers did not come, and how many at the least: most first."""
     findings: tuple[tuple[str, str], ...]
     """Devices of which something is to be mended, and what."""
 
@@ -115,18 +117,22 @@ class Facts(Struct, frozen=True):
 class Headline(Struct, frozen=True):
     """The sentence on top."""
 
-    level: Literal["well", "warn", "bad"]
+    level: Literal["well", "note", "warn", "bad"]
     words: str
     means: str
     todo: str
 
 
 def headline(facts: Facts, alarms: Sequence[Alarm]) -> Headline:
-    """What is worst; or that all is well."""
+    """What is worst; or that all is well: only where nothing below it asks for something to be done."""
     worst = alarms[0] if alarms else None
-    if worst is None or worst.level == "note":
+    if worst is not None and worst.level != "note":
+        return Headline(worst.level, worst.words, worst.means, worst.todo)
+    notes = sum(bool(alarm.todo) for alarm in alarms)
+    if not notes:
         return Headline("well", f"All is well: {_well_words(facts)}.", "", "")
-    return Headline(worst.level, worst.words, worst.means, worst.todo)
+    kafka = "Readings reach Kafka" if facts.uplink.up else "Kafka is being connected to"
+    return Headline("note", f"{kafka}; {counted(notes, 'thing')} to look at.", "", "")
 
 
 def _well_words(facts: Facts) -> str:
@@ -435,12 +441,22 @@ def _devices(facts: Facts) -> Iterator[Alarm]:
         yield Alarm("warn", "Devices", f"{', '.join(map(_name, names[:NAMED_MAX]))}{more}: {_sentence(words)}")
     if len(by_words) > NAMED_MAX:
         yield Alarm("warn", "Devices", f"Of {counted(len(facts.findings), 'device')} something is to be mended.")
-    missing = facts.counts.get("identity-missing", 0)
-    if missing:
+    if facts.missing:
+        named = ", ".join(f"{_name(device)} (≥ {count:,})" for device, count in facts.missing[:NAMED_MAX])
+        more = f" and {len(facts.missing) - NAMED_MAX:,} more" if len(facts.missing) > NAMED_MAX else ""
         yield Alarm(
             "note",
             "Devices",
-            f"{counted(missing, 'reading')} came without the boot and seq that their route is to find (identity).",
+            f"Readings are missing of {named}{more}.",
+            "By the sensors' own numbers; they may come yet, if the sensors kept them.",
+            "If they do not, look at power, and at the line or radio.",
+        )
+    unnamed = facts.counts.get("identity-missing", 0)
+    if unnamed:
+        yield Alarm(
+            "note",
+            "Devices",
+            f"{counted(unnamed, 'reading')} came without the boot and seq that their route is to find (identity).",
             "They are stored, but twice if they are sent again.",
             "Correct what these sensors send.",
         )

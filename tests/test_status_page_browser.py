@@ -7,12 +7,14 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from demo.kafka_broker import Broker
+from gateway.device_credentials import add
 from tests.page_weight import CHROMIUM, browser, log_in, page_weight
 from tests.status_page_site import PASSWORD, Site, add_sensors, site, until
 
@@ -103,11 +105,13 @@ def test_all_is_well_and_stays_up_to_date(page: Page, kafka: Broker, tmp_path: P
 def test_alarms_in_words_and_a_gateway_that_does_not_answer(page: Page, tmp_path: Path) -> None:
     with site(tmp_path) as gateway:
         add_sensors(gateway)
+        add(tmp_path / "devices.json", ["attic"], datetime.now(UTC))
         log_in(page, gateway.url, PASSWORD)
         headline = page.locator("#headline.warn")
         expect(headline).to_contain_text("Kafka has not been reached for", timeout=30_000)
         expect(headline).to_contain_text("safe on this box")
         expect(headline).to_contain_text("sluice check")
+        expect(page.locator("#devices-count")).to_have_text(re.compile(r"; not heard yet: attic$"), timeout=30_000)
         lose_some(gateway)
         expect(page.locator("tbody[data-device='thermo-1'] td.lost")).to_contain_text("≥", timeout=30_000)
         gateway.process.send_signal(signal.SIGSTOP)

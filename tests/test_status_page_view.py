@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import sqlite3
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gateway.clock_gateway import BootClock
 from gateway.clock_kernel import boot_id, boottime_us
 from gateway.clock_report import ClockView
 from gateway.config_file import route_table
+from gateway.device_credentials import add
 from gateway.forward_memory import UplinkState
 from gateway.intake import FrontDoor
 from gateway.reading import Reading
@@ -190,6 +192,20 @@ async def test_a_sensor_with_a_wrong_secret_is_an_alarm(box: Box) -> None:
     box.refused.append({"user": "attic", "address": "192.0.2.7", "why": "the password is wrong", "ago_s": 2.0})
     (alarm,) = (await box.state())["alarms"]
     assert alarm["words"] == "The log-in of attic from 192.0.2.7 was refused 2 s ago: the password is wrong."
+
+
+async def test_who_misses_readings_and_who_was_not_heard_yet(box: Box) -> None:
+    add(box.settings.buffer.path.parent / "devices.json", ["42", "attic", "shed"], datetime.now(UTC))
+    await box.take("42")
+    await box.refreshed()
+    state = await box.state()
+    assert state["devices"]["not_heard"] == "not heard yet: attic, shed"
+    assert state["headline"]["level"] == "well", "they may be on a shelf"
+    heard = box.front_door.heard.get("42")
+    assert heard is not None
+    heard.first_sequence, heard.top_sequence = 0, 20
+    (alarm,) = (await box.state())["alarms"]
+    assert alarm["words"] == "Readings are missing of 42 (≥ 20)."
 
 
 async def test_a_clock_that_is_taken_as_it_is_is_not_said_to_be_synced(box: Box) -> None:

@@ -52,6 +52,7 @@ WELL = Facts(
     devices=3,
     heard=3,
     silent=(),
+    missing=(),
     findings=(),
 )
 
@@ -72,6 +73,17 @@ def test_all_is_well_in_a_sentence() -> None:
     assert headline(many, []).words.endswith("Kafka takes the readings, 1,000 readings and events are on their way.")
     nobody = replace(WELL, devices=0, heard=0, up_s=30)
     assert "no device has been heard yet" in headline(nobody, alarms(nobody)).words
+
+
+def test_all_is_well_only_where_nothing_is_to_be_looked_at() -> None:
+    found = replace(FOUND, quarantined=2, quarantine_reasons={"no-route": 2})
+    facts = replace(WELL, found=found, missing=(("shed", 20),))
+    top = headline(facts, alarms(facts))
+    assert (top.level, top.words) == ("note", "Readings reach Kafka; 2 things to look at.")
+    assert any(alarm.words == "Readings are missing of shed (≥ 20)." for alarm in alarms(facts))
+    # An adapter that may come later is nothing to be looked at.
+    waiting = replace(WELL, serial={"awaited": {"all": "no USB adapter is plugged in now; it may come later"}})
+    assert headline(waiting, alarms(waiting)).level == "well"
 
 
 def test_kafka_that_is_not_reached() -> None:
@@ -241,7 +253,7 @@ def test_what_is_wrong(changes: dict[str, Any], level: str, words: str, todo: st
     assert words in alarm.words
     assert todo in alarm.todo
     assert alarm.words.endswith((".", "?"))
-    assert headline(WELL, [alarm]).level == ("well" if level == "note" else level)
+    assert headline(WELL, [alarm]).level == (level if todo or level != "note" else "well")
 
 
 def test_a_clock_that_holds_all_readings_back_stands_before_what_stops_one_sensor() -> None:

@@ -116,8 +116,8 @@ function showHeadline(top) {
   if (top.todo) box.append(element("p", "todo", top.todo));
 }
 function showAlarms(alarms, more) {
-  // The first one is the headline, unless that says that all is well.
-  const rest = state.headline.level === "well" ? alarms : alarms.slice(1);
+  // The first one is the headline, unless nothing is worse than a note.
+  const rest = ["well", "note"].includes(state.headline.level) ? alarms : alarms.slice(1);
   const items = rest.map((alarm) => {
     const item = element("li", `alarm ${alarm.level}`);
     item.append(element("b", "", alarm.subject), alarm.words);
@@ -208,7 +208,8 @@ function showDevices() {
   if (bodies.length !== table.tBodies.length || bodies.some((body, index) => table.tBodies[index] !== body)) table.replaceChildren(table.tHead, ...bodies);
   const silent = devices.silent ? `, ${count(devices.silent)} silent` : "";
   const found = query ? `, ${count(devices.matching)} found` : "";
-  set($("devices-count"), devices.total ? `${count(devices.total)} known, ${count(devices.heard)} heard${silent}${found}` : "none yet: none has sent a reading");
+  const known = devices.total ? `${count(devices.total)} known, ${count(devices.heard)} heard${silent}${found}` : "none yet: none has sent a reading";
+  set($("devices-count"), devices.not_heard ? `${known}; ${devices.not_heard}` : known);
   $("more").hidden = devices.shown.length >= devices.matching || limit >= SHOWN_MAX;
   $("devices").hidden = false;
 }
