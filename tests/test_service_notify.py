@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway import service_notify
+from gateway.buffer import BufferState
+from gateway.forward_memory import UplinkState
 from tests.buffers import opened
 from tests.gateways import daemon, free_port, write_config
 
@@ -50,6 +52,12 @@ def test_a_gateway_that_is_idle_and_offline_is_ready_and_healthy(systemd: socket
         assert "rows wait" in fed[1]
         process.send_signal(signal.SIGTERM)
         told_until(systemd, "STOPPING=1")
+
+
+@pytest.mark.parametrize(("rows", "words"), [(0, "0 rows wait"), (1, "1 row waits"), (1_234, "1,234 rows wait")])
+def test_how_much_waits_fits_its_number(rows: int, words: str) -> None:
+    told = service_notify.service_words(UplinkState(up=True), BufferState(rows=rows))
+    assert told == f"Kafka is reached; {words}"
 
 
 async def test_systemd_that_reads_nothing_for_a_while_holds_nobody_up_and_hears_of_it_later(
