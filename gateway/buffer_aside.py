@@ -3,11 +3,12 @@
 Renaming needs no room on the disk: so the name itself says how far it has come.
 """
 
-import os
 import sqlite3
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+
+from gateway.folder_sync import sync_folder
 
 _UNFINISHED = ".unfinished"
 _SALVAGED = ".salvaged"
@@ -24,7 +25,7 @@ def begin(path: Path) -> Path:
     aside = path.with_name(f"{path.name}.corrupt-{stamp}{_UNFINISHED}")
     path.rename(aside)
     _move_parts(path, aside)
-    _sync_folder(path)
+    sync_folder(path.parent)
     return aside
 
 
@@ -107,7 +108,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _rename(old: Path, new: Path) -> None:
     _move_parts(old, new)
     old.rename(new)
-    _sync_folder(new)
+    sync_folder(new.parent)
 
 
 def _move_parts(old: Path, new: Path) -> None:
@@ -119,12 +120,3 @@ def _move_parts(old: Path, new: Path) -> None:
         else:
             with suppress(FileNotFoundError):
                 old_part.rename(new_part)
-
-
-def _sync_folder(path: Path) -> None:
-    """Have the renaming on disk before anything that relies on it."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

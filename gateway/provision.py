@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.device_credentials import CredentialsError
+from gateway.folder_sync import sync_folder
 from gateway.setup_answers import SECRETS_NAME, Secrets, load, without_secrets
 from gateway.setup_commands import typed, written_lines
 from gateway.setup_plan import Plan, carry_out, plan
@@ -193,12 +194,4 @@ def _may_be_written(folder: Path) -> bool:
 def _rename(old: Path, new: Path) -> None:
     """Where a test cuts it off."""
     old.replace(new)
-    _sync(new.parent)
-
-
-def _sync(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    sync_folder(new.parent)

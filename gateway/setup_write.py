@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.cli_options import DEFAULT_CONFIG
+from gateway.folder_sync import sync_folder
 from gateway.service_user import SERVICE_USER
 
 SECRETS_FOLDER: Final = "secrets"
@@ -166,7 +167,7 @@ def _write(files: Sequence[NewFile]) -> None:
             with not_interrupted():
                 for file in files:
                     _rename(_begun(file.path), file.path)
-                    _sync_folder(file.path.parent)
+                    sync_folder(file.path.parent)
         finally:
             for file in files:
                 with suppress(FileNotFoundError):
@@ -203,7 +204,7 @@ def wipe(path: Path) -> None:
                 file.write(bytes(os.fstat(file.fileno()).st_size))
                 os.fsync(file.fileno())
         path.unlink()
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def _make(folder: Folder) -> None:
@@ -215,7 +216,7 @@ def _make(folder: Folder) -> None:
     if folder.owner is not None:
         os.chown(folder.path, folder.owner.uid, folder.owner.gid)
     folder.path.chmod(folder.mode)
-    _sync_folder(folder.path.parent)
+    sync_folder(folder.path.parent)
 
 
 def _prepare(file: NewFile) -> None:
@@ -250,11 +251,3 @@ def not_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _sync_folder(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

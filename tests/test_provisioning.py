@@ -241,7 +241,7 @@ def until_killed(real):
         return real(*arguments)
     return step_by_step
 
-steps = ((setup_write, "_rename"), (setup_write, "_sync_folder"), (provision, "_rename"), (provision, "_sync"))
+steps = ((setup_write, "_rename"), (setup_write, "sync_folder"), (provision, "_rename"), (provision, "sync_folder"))
 for module, name in steps:
     setattr(module, name, until_killed(getattr(module, name)))
 provision.wipe = until_killed(provision.wipe)

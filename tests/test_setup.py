@@ -555,7 +555,7 @@ def killed_at(name: str, step: int, config: Path, answers: Path) -> int:
     return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
 
 
-@pytest.mark.parametrize("name", ["_prepare", "_rename", "_sync_folder"])
+@pytest.mark.parametrize("name", ["_prepare", "_rename", "sync_folder"])
 def test_a_first_setup_that_is_killed_leaves_no_settings_and_the_next_one_completes_it(
     name: str, tmp_path: Path
 ) -> None:
@@ -564,7 +564,7 @@ def test_a_first_setup_that_is_killed_leaves_no_settings_and_the_next_one_comple
     while killed_at(name, steps, config, answers) == -signal.SIGKILL:
         # The last renaming is the one that counts; what comes after it is the folder's sync.
         if config.exists():
-            assert name == "_sync_folder"
+            assert name == "sync_folder"
             assert_set_up(config, "barn-1", "kafka-9d2c1b77")
             config.unlink()
         steps += 1
@@ -672,7 +672,7 @@ def test_settings_that_were_changed_meanwhile_are_not_overwritten(tmp_path: Path
     assert state(tmp_path / "etc") == {"gateway.toml": b"somebody else's"}, "nor is anything else written"
 
 
-@pytest.mark.parametrize("name", ["refuse_changed", "make_folders", "_prepare", "_rename", "_sync_folder"])
+@pytest.mark.parametrize("name", ["refuse_changed", "make_folders", "_prepare", "_rename", "sync_folder"])
 def test_no_secret_that_was_made_here_is_stored_unseen(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -683,7 +683,7 @@ def test_no_secret_that_was_made_here_is_stored_unseen(
     def failing(*_arguments: object) -> NoReturn:
         raise SetupWriteError("the disk is full")
 
-    where = setup_write if name.startswith("_") else setup_plan
+    where = setup_plan if name in {"refuse_changed", "make_folders"} else setup_write
     monkeypatch.setattr(where, name, failing)
     with pytest.raises(SetupWriteError):
         carry_out(planned)
