@@ -273,12 +273,7 @@ def _room_bytes(settings: Settings, space: Space) -> int:
 
 def _not_written_yet(path: Path) -> list[UsageHour]:
     """What a running gateway has counted since it wrote its figures down: it does so with a commit, and may be idle."""
-    if not is_running(path):
-        return []
-    try:
-        return _unwritten(control.call(control.socket_path(path), "state"))
-    except control.ControlError:
-        return []
+    return _unwritten(control.state_of(path))
 
 
 def _unwritten(daemon: dict[str, Any]) -> list[UsageHour]:

@@ -7,7 +7,6 @@ from typing import Any, Final
 import msgspec
 
 from gateway import control
-from gateway.buffer_status import is_running
 from gateway.check import Finding, known_floor, remark, well, wrong
 from gateway.clock_floor import RELEASED_US
 from gateway.clock_gateway import WallClock
@@ -34,7 +33,7 @@ FAKE_HWCLOCK: Final = Path("/etc/fake-hwclock.data")
 def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
     """Judge the clock as it was read just now, and how the daemon sees it that runs with this buffer."""
     gateway, path = settings.gateway, settings.buffer.path
-    state = _state(path)
+    state = control.state_of(path)
     at_us = boottime_us()
     wall_us = clock.at(at_us)
     passed_us, how_known = _passed(path)
@@ -53,17 +52,6 @@ def check_clock(settings: Settings, clock: WallClock) -> Iterator[Finding]:
             'clock = "kernel" under [gateway], and they wait until it is',
         )
     yield from _as_the_daemon_sees_it(state, at_us)
-
-
-def _state(path: Path) -> dict[str, Any]:
-    """What the daemon says of itself; empty where none runs, or it does not answer: that is no fault of its clock."""
-    if not is_running(path):
-        return {}
-    try:
-        state: dict[str, Any] = control.call(control.socket_path(path), "state")
-    except control.ControlError:
-        return {}
-    return state
 
 
 def _passed(path: Path) -> tuple[int, str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import structs
 
@@ -135,11 +135,7 @@ def _config_file(settings: Settings, config: Path) -> Iterator[Finding]:
 
 def _changed(settings: Settings) -> Iterator[Finding]:
     """Whether the gateway that runs goes by others."""
-    state: dict[str, Any] = {}
-    if is_running(settings.buffer.path):
-        with suppress(control.ControlError):
-            state = control.call(control.socket_path(settings.buffer.path), "state")
-    running = running_settings(state)
+    running = running_settings(control.state_of(settings.buffer.path))
     if running is not None and running.digest != digest(settings):
         yield remark("settings", changed_words(running, settings))
 

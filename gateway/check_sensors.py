@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway import control
 from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import is_running, read_quarantine
+from gateway.buffer_status import read_quarantine
 from gateway.check import Finding, remark, well
 from gateway.mqtt_refusals import LOG_IN_REASONS
 from gateway.settings import Settings
@@ -22,12 +22,10 @@ def check_sensors(settings: Settings) -> Iterator[Finding]:
     # What is wrong with the file, or that there is none yet, is told of the disk.
     with suppress(BufferFileError):
         yield _quarantine(read_quarantine(settings.buffer.path))
-    if settings.mqtt_listener is None or not is_running(settings.buffer.path):
+    if settings.mqtt_listener is None:
         return
-    state: dict[str, Any] = {}
     # That it does not answer is told where a sensor's connection is tried.
-    with suppress(control.ControlError):
-        state = control.call(control.socket_path(settings.buffer.path), "state")
+    state = control.state_of(settings.buffer.path)
     if "log_ins_refused" in state:
         tls = settings.mqtt_listener.tls
         yield _log_ins(state, certified=tls is not None and tls.client_ca is not None)

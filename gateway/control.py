@@ -313,6 +313,15 @@ def call(path: Path, command: str, **arguments: object) -> Any:
     return answer["result"]
 
 
+def state_of(buffer: Path) -> dict[str, Any]:
+    """What the daemon with this buffer says of itself; empty where none runs, or it does not answer."""
+    try:
+        state: dict[str, Any] = call(socket_path(buffer), "state")
+    except ControlError:
+        return {}
+    return state
+
+
 def _line(channel: socket.socket) -> bytes:
     received = bytearray()
     while not received.endswith(b"\n"):
