@@ -164,7 +164,6 @@ class LiveHistory:
         self._seen = 0
         """Readings since the start, as of the last look."""
         self.since_us = now_us
-        self._sampled_us = now_us - SAMPLE_US
         self._rows = array("q", [-1]) * SAMPLES
         self._bytes = array("q", [-1]) * SAMPLES
         self._uplink = array("b", [0]) * SAMPLES

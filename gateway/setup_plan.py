@@ -50,11 +50,6 @@ class Plan:
     page_password: str | None = field(repr=False)
     """One that was made here."""
 
-    @property
-    def settings_text(self) -> str:
-        """What `gateway.toml` will say."""
-        return self.made.files[-1].content.decode()
-
 
 def new_page_password() -> str:
     """Make a password of 59 random bits, in three parts that can be read out."""

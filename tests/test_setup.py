@@ -728,7 +728,7 @@ def test_a_plan_tells_no_secret(tmp_path: Path) -> None:
     planned = plan(setup_answers.load(write(tmp_path / "given")), tmp_path / "g.toml", Existing(), is_watched=True)
     for secret in ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789"):
         assert secret not in repr(planned)
-    assert "[kafka.sasl]" in planned.settings_text
+    assert "[kafka.sasl]" in planned.made.files[-1].content.decode()
 
 
 def test_folders_and_files_have_their_modes_whatever_the_umask(tmp_path: Path) -> None:
