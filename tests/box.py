@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from demo import child_process
+from tests.cgroups import Cgroup, new_cgroup
 from tests.netns import DNS_ADDRESS, Namespace
 
 ROOT = Path(__file__).parent.parent
@@ -38,8 +39,9 @@ class BoxUnavailableError(RuntimeError):
 class Box:
     """One box. It stands still until it is booted."""
 
-    def __init__(self, root: Path, log: Path) -> None:
+    def __init__(self, root: Path, log: Path, cgroup: Cgroup) -> None:
         self.root = root
+        self._cgroup = cgroup
         self._log = log
         """What its console says."""
         self._nspawn: subprocess.Popen[bytes] | None = None
@@ -62,7 +64,7 @@ class Box:
         command += [*network, f"--directory={self.root}"]
         # With `unshare` all ends that runs in its process namespace; systemd-nspawn alone would leave the box behind.
         apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._nspawn = child_process.spawn([*apart, *command], self._log)
+        self._nspawn = child_process.spawn(self._cgroup.joined(*apart, *command), self._log)
         self._leader = self._wait_for_leader()
         deadline = begin + BOOT_S_MAX
         while (state := self.call("systemctl", "is-system-running").stdout.strip()) not in {"running", "degraded"}:
@@ -253,11 +255,14 @@ def new_box(directory: Path, release: int = 12) -> Iterator[Box]:
     (root / "etc" / "apt" / "sources.list").write_text("")
     # Kept through a reboot.
     (root / "var" / "log" / "journal").mkdir(exist_ok=True)
-    box = Box(root, directory / "console.log")
     try:
-        yield box
+        with new_cgroup(f"sluice-{os.getpid()}-{time.monotonic_ns()}") as cgroup:
+            box = Box(root, directory / "console.log", cgroup)
+            try:
+                yield box
+            finally:
+                box.kill()
     finally:
-        box.kill()
         shutil.rmtree(root, ignore_errors=True)
 
 
