@@ -25,6 +25,7 @@ from gateway.buffer_verify import Verdict, verify
 from gateway.cli_options import FINDING, as_typed, config_option, json_option, load_settings, named
 from gateway.device_time import TimeLimits
 from gateway.reading import source
+from gateway.routes import NO_ROUTE, taken_words
 from gateway.settings import Settings
 from gateway.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
 from gateway.write_budget import (
@@ -72,7 +73,7 @@ _UNREADABLE_LINES = {
 }
 """What `text_formats` and `text_link` cannot read, and what to do about the next one."""
 _TO_MEND = {
-    "no-route": "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to (of a "
+    NO_ROUTE: "no route takes the topic; add one under [[routes]], or correct what the sensor publishes to (of a "
     "serial line: its stream)",
     "ambiguous-route": "several routes take the topic and differ; change [[routes]] so that one takes it",
     "device-name-invalid": "what stands for {device} in the topic is no device name; correct it in the sensor. "
@@ -101,7 +102,7 @@ _TO_MEND = {
     "salvaged-without-series": "a damaged file no longer says whose it is; export it, then drop it",
 }
 """What a reason for the quarantine means, and what to do; a reason may go on behind a colon."""
-_OF_ROUTES = frozenset({"no-route", "ambiguous-route", "kafka-topic-reserved"})
+_OF_ROUTES = frozenset({NO_ROUTE, "ambiguous-route", "kafka-topic-reserved"})
 """Reasons that are mended by changing [[routes]], which a running gateway reads when it starts only."""
 _OF_TOPICS = "topic-"
 """So begins what is wrong with a topic: what is kept for it is taken in again by the gateway itself."""
@@ -512,7 +513,12 @@ def quarantine_ls(
             return
         for each in reasons:
             click.echo(
-                hanging(as_typed(f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason)}"), 4)
+                hanging(
+                    as_typed(
+                        f"{each.count:,} {escaped(each.reason)}, {_example(each)}{_to_mend(each.reason, settings)}"
+                    ),
+                    4,
+                )
             )
         for line in _then_lines([each.reason for each in reasons]):
             click.echo(hanging(as_typed(line), 4))
@@ -575,9 +581,10 @@ def _quarantine_lines(page: list[QuarantinedInput]) -> Iterator[str]:
     yield from _since_boot_lines(received)
 
 
-def _to_mend(reason: str) -> str:
+def _to_mend(reason: str, settings: Settings) -> str:
     words = _TO_MEND.get(reason) or _TO_MEND.get(reason.partition(":")[0])
-    return "" if words is None else f": {words}"
+    told = f"; {escaped(taken_words(settings.routes))}" if reason == NO_ROUTE else ""
+    return "" if words is None else f": {words}{told}"
 
 
 class _Number(click.IntRange):
@@ -630,10 +637,17 @@ def retry(
         click.echo(msgspec.json.encode({"stored": stored, "refused": refused, "unknown": unknown}))
     else:
         back = ": to Kafka with what waits; what Kafka still refuses comes back into the quarantine" if stored else ""
-        click.echo(hanging(f"{stored:,} taken in again{back}", 4))
+        click.echo(hanging(f"{counted(stored, 'message')} taken in again{back}", 4))
         for why, count in sorted(refused.items()):
             stay = "stays" if count == 1 else "stay"
-            click.echo(hanging(as_typed(f"{count:,} {stay} in the quarantine: {escaped(why)}{_to_mend(why)}"), 4))
+            click.echo(
+                hanging(
+                    as_typed(
+                        f"{counted(count, 'message')} {stay} in the quarantine: {escaped(why)}{_to_mend(why, settings)}"
+                    ),
+                    4,
+                )
+            )
         if not _OF_ROUTES.isdisjoint(refused) and is_running(settings.buffer.path):
             words = "a running gateway knows the routes that it was started with: restart it after changing them"
             click.echo(hanging(words, 4))

@@ -10,6 +10,7 @@ from gateway.buffer_schema import BufferFileError
 from gateway.buffer_status import read_quarantine
 from gateway.check import Finding, remark, well
 from gateway.mqtt_refusals import LOG_IN_REASONS
+from gateway.routes import NO_ROUTE, taken_words
 from gateway.settings import Settings
 from gateway.terminal_text import counted, span
 
@@ -21,7 +22,7 @@ def check_sensors(settings: Settings) -> Iterator[Finding]:
     """Look at the quarantine of a gateway, running or not, and ask one that runs about log-ins."""
     # What is wrong with the file, or that there is none yet, is told of the disk.
     with suppress(BufferFileError):
-        yield _quarantine(read_quarantine(settings.buffer.path))
+        yield _quarantine(read_quarantine(settings.buffer.path), settings)
     if settings.mqtt_listener is None:
         return
     # That it does not answer is told where a sensor's connection is tried.
@@ -31,16 +32,18 @@ def check_sensors(settings: Settings) -> Iterator[Finding]:
         yield _log_ins(state, certified=tls is not None and tls.client_ca is not None)
 
 
-def _quarantine(reasons: dict[str, int]) -> Finding:
+def _quarantine(reasons: dict[str, int], settings: Settings) -> Finding:
     if not reasons:
         return well(QUARANTINE, "empty: nothing that came in was put aside")
     count = sum(reasons.values())
     most = max(reasons, key=lambda reason: (reasons[reason], reason))
+    taken = f"; {taken_words(settings.routes)}" if most == NO_ROUTE else ""
     of_it = most if len(reasons) == 1 else f"mostly {most} ({reasons[most]:,})"
     return remark(
         QUARANTINE,
         f"{counted(count, 'message')} did not go to {'its' if count == 1 else 'their'} topic and "
-        f"{'is' if count == 1 else 'are'} kept on this box: {of_it}; sluice buffer quarantine ls says what to do",
+        f"{'is' if count == 1 else 'are'} kept on this box: {of_it}{taken}; sluice buffer quarantine ls says what "
+        "to do",
     )
 
 

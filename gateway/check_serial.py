@@ -16,7 +16,7 @@ from typing import Final
 from gateway.check import Finding, remark, wrong
 from gateway.modbus_registers import requests
 from gateway.processes import has_open, running, this_user
-from gateway.routes import DEVICE_NAME, Refusal, RouteTable, topic_of
+from gateway.routes import DEVICE_NAME, NO_ROUTE, Refusal, RouteTable, topic_of
 from gateway.serial_ports import (
     ALL,
     FRAMES,
@@ -56,7 +56,7 @@ _MANUALS_FIRST = {"holding": 40_001, "input": 30_001, "discrete": 10_001}
 """How manuals number the registers of a table, each table for itself: the first one is 0 in a request."""
 _MANUALS_COUNT = 9_999
 _UNROUTED = {
-    "no-route": "which no route takes",
+    NO_ROUTE: "which no route takes",
     "ambiguous-route": "which several routes take, each to another place",
 }
 _DEVICE, _STREAM = "NAME", "STREAM"
@@ -355,7 +355,7 @@ def _unrouted_frames(template: str, routes: RouteTable) -> Iterator[Finding]:
             return
         refused[topic] = found
     # A route that would take one stream, and cannot, says more than that the others have none.
-    topic = next((topic for topic, found in refused.items() if found.reason != "no-route"), next(iter(refused)))
+    topic = next((topic for topic, found in refused.items() if found.reason != NO_ROUTE), next(iter(refused)))
     yield wrong(
         "serial.topic",
         f"readings of {FRAMES} get topics such as {topic}, {_unrouted_words(refused[topic])}: they would all go to the "

@@ -12,7 +12,17 @@ KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 """What Kafka takes as a topic's name."""
 INTERNAL_PREFIX = "__"
 """How the topics begin that Kafka keeps for itself (__consumer_offsets, __transaction_state)."""
+NO_ROUTE = "no-route"
+"""Why a topic is refused that no template matches."""
+TEMPLATES_TOLD_MAX = 5
 _VARIABLE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+
+
+def taken_words(routes: Sequence[RouteSettings]) -> str:
+    """Which topics have a route, for who sent to one that has none: `routes here take device/{device}/{stream}`."""
+    told = ", ".join(route.topic for route in routes[:TEMPLATES_TOLD_MAX])
+    more = f" and {len(routes) - TEMPLATES_TOLD_MAX} more" if len(routes) > TEMPLATES_TOLD_MAX else ""
+    return f"routes here take {told}{more}" if routes else "there are no routes here"
 
 
 def topic_of(template: str, device: str, stream: str) -> str:
@@ -149,7 +159,7 @@ class RouteTable:
                 self.fallback_topic, named or topic, "application/octet-stream", "none", "receipt", 0, "rc"
             )
         if not found:
-            return Refusal("no-route")
+            return Refusal(NO_ROUTE)
         if len(found) > 1:
             return Refusal("ambiguous-route")
         (match,) = found

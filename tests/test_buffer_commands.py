@@ -381,7 +381,7 @@ def test_the_quarantine_is_listed(config: Path) -> None:
     told, table = shown.output.split("\n\n")
     assert words_of(told) == (
         r'2 no-route, e.g. "\xff": no route takes the topic; add one under [[routes]], or correct what the sensor '
-        "publishes to (of a serial line: its stream) "
+        "publishes to (of a serial line: its stream); routes here take device/{device}/{stream} "
         "Once it is mended: sluice buffer quarantine retry --reason REASON"
     )
     assert table.startswith("NUMBER  RECEIVED (UTC)       DEVICE  REASON    SIZE  SUBJECT\n")
@@ -457,7 +457,9 @@ async def test_reports_on_the_quarantine_wait_as_the_gateways_own(tmp_path: Path
 
 def test_each_reason_that_a_route_or_a_topic_has_is_told_with_what_to_do() -> None:
     sources = [Path(module.__file__ or "").read_text() for module in (routes, kafka_topics)]
-    reasons = re.findall(r'(?:Refusal\(|TopicVerdict\(\s*topic,\s*|UNKNOWN = )"([a-z-]+)"', "\n".join(sources))
+    reasons = re.findall(
+        r'(?:Refusal\(|TopicVerdict\(\s*topic,\s*|UNKNOWN = |NO_ROUTE = )"([a-z-]+)"', "\n".join(sources)
+    )
     assert {"no-route", "topic-unknown", "topic-not-logappendtime"} <= set(reasons)
     assert set(reasons) <= buffer_commands._TO_MEND.keys()
 
@@ -505,7 +507,7 @@ def test_a_right_to_write_that_is_missing_is_told_as_such(config: Path) -> None:
 async def test_one_is_told_as_one(config: Path) -> None:
     set_aside_for(config, "no-route", "salvaged-without-series")
     refused = await beside(config, "quarantine", "retry", "1")
-    assert "1 stays in the quarantine: no-route" in words_of(refused.stdout)
+    assert "1 message stays in the quarantine: no-route" in words_of(refused.stdout)
     kept = await beside(config, "quarantine", "drop", "1", told="n\n")
     assert "Throw 1 quarantined input away, for good?" in kept.stderr
 
@@ -548,14 +550,15 @@ async def test_what_is_mended_is_taken_in_again_on_a_stopped_gateway(config: Pat
     refused = await beside(config, "quarantine", "retry", "--all")
     assert refused.exit_code == 1
     assert words_of(refused.stdout) == (
-        "0 taken in again 2 stay in the quarantine: no-route: no route takes the "
+        "0 messages taken in again 2 messages stay in the quarantine: no-route: no route takes the "
         "topic; add one under [[routes]], or correct what the sensor publishes to (of a serial line: its stream)"
+        "; routes here take device/{device}/{stream}"
     )
     mend_the_route(config)
     mended = await beside(config, "quarantine", "retry", "1")
     assert mended.exit_code == 0
     assert words_of(mended.stdout) == (
-        "1 taken in again: to Kafka with what waits; what Kafka still refuses comes back into the quarantine"
+        "1 message taken in again: to Kafka with what waits; what Kafka still refuses comes back into the quarantine"
     )
     assert waiting(config, "7") == ["7"]
     assert [item["number"] for item in json.loads(sluice(config, "quarantine", "ls", "--json").output)] == [2]
@@ -590,7 +593,7 @@ async def test_a_restart_is_asked_for_where_routes_are_what_is_to_be_mended(conf
     async with daemon(config):
         of_a_line = await beside(config, "quarantine", "retry", "3")
         of_a_route = await beside(config, "quarantine", "retry", "1", "3")
-    assert "1 stays in the quarantine: not-json" in of_a_line.stdout
+    assert "1 message stays in the quarantine: not-json" in of_a_line.stdout
     assert "routes" not in of_a_line.stdout
     assert restart in of_a_route.stdout
     assert buffer_commands._TO_MEND.keys() >= buffer_commands._OF_ROUTES

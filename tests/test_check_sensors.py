@@ -55,8 +55,8 @@ async def test_what_the_quarantine_of_a_stopped_gateway_holds_is_told_and_no_fil
     found = told(settings_in(tmp_path))["quarantine"]
     assert found.result == "warning"
     assert found.words == (
-        "3 messages did not go to their topic and are kept on this box: mostly no-route (2); sluice buffer quarantine "
-        "ls says what to do"
+        "3 messages did not go to their topic and are kept on this box: mostly no-route (2); routes here take "
+        "device/{device}/{stream}; sluice buffer quarantine ls says what to do"
     )
     assert sorted(tmp_path.iterdir()) == before
 
