@@ -133,6 +133,8 @@ class Answers(Struct, frozen=True, forbid_unknown_fields=True):
     secrets: Secrets = Secrets()
 
 
+EXAMPLE_BROKER: Final = "kafka.example:9093"
+"""Nobody's: names under `.example` never resolve (RFC 6761, section 6.5)."""
 EXAMPLE: Final = f"""\
 # Answers for `sluice setup --answers FILE`. As sluice.toml on the boot partition, or on a USB stick, they are
 # taken in when the gateway starts. What stands behind a # is an example, or says what counts without it.
@@ -143,7 +145,7 @@ namespace = "north-farm"           # the site: keeps two sites' device 42 apart
 # clock = "system"                 # in a container or virtual machine whose host keeps the clock; else leave it out
 
 [kafka]
-bootstrap = ["kafka.example:9093"] # one or more brokers, host:port
+bootstrap = ["{EXAMPLE_BROKER}"] # one or more brokers, host:port
 tls = true                         # false: the brokers speak no TLS, and all can be read on the way
 # ca = "kafka-ca.pem"              # beside this file: who signed the brokers' certificates; else whom this box trusts
 # user = "barn-1"                  # the log-in, where Kafka wants one; its password is kafka_password, see below
@@ -384,6 +386,8 @@ def _wanted(hint: object) -> str:
 def _meaning_mistakes(given: Given) -> Iterator[Mistake]:
     answers, secrets = given.answers, given.answers.secrets
     sensors, kafka = answers.sensors, answers.kafka
+    if EXAMPLE_BROKER in kafka.bootstrap:
+        yield given.mistake(("kafka", "bootstrap"), f"{EXAMPLE_BROKER} is the example's; write your own brokers")
     anonymous = sensors.anonymous
     if anonymous is not None and anonymous != ANONYMOUS_WORDS:
         told = f'is said in these words, or not at all: anonymous = "{ANONYMOUS_WORDS}"'

@@ -22,7 +22,7 @@ ANSWERS = """\
 [gateway]
 id = "barn-1"
 [kafka]
-bootstrap = ["kafka.example:9093"]
+bootstrap = ["kafka.farm.example:9093"]
 tls = true
 user = "barn-1"
 [sensors]

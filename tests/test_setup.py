@@ -190,12 +190,17 @@ def test_commands_are_told_as_they_are_typed(tmp_path: Path) -> None:
     assert typed(config, "devices add NAME") in shown
 
 
-def test_the_example_sets_a_gateway_up(tmp_path: Path) -> None:
+def test_the_example_sets_a_gateway_up_once_it_names_a_broker(tmp_path: Path) -> None:
     printed = CliRunner().invoke(main, ["setup", "--example-answers"])
     assert printed.output == EXAMPLE
     assert max(map(len, EXAMPLE.splitlines())) <= 120
-    answers = write(tmp_path / "given", EXAMPLE, "")
-    assert setup(tmp_path / "gateway.toml", "--answers", answers, "--no-check").exit_code == 0
+    config = tmp_path / "gateway.toml"
+    refused = setup(config, "--answers", write(tmp_path / "unchanged", EXAMPLE, ""), "--no-check")
+    assert refused.exit_code == 2
+    assert "kafka.bootstrap: kafka.example:9093 is the example's; write your own brokers" in refused.output
+    assert not config.exists()
+    answers = write(tmp_path / "given", EXAMPLE.replace("kafka.example", "kafka.farm.example"), "")
+    assert setup(config, "--answers", answers, "--no-check").exit_code == 0
 
 
 def test_every_answer_stands_in_the_example() -> None:
