@@ -88,6 +88,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
 
     `state` (with `parts`), `devices`, what changes the quarantine, and the test readings of `sluice check`.
     """
+    began_us = boottime_us()
 
     async def state(_arguments: dict[str, Any]) -> object:
         told = {name: part() for name, part in (parts or {}).items()}
@@ -100,6 +101,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
             "counts": counts,
             "counted_last": last,
             "lost_told": lost,
+            "up_s": (boottime_us() - began_us) / 1e6,
             **told,
         }
 

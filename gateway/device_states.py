@@ -82,6 +82,8 @@ class HeardState(Struct, frozen=True):
     """The last time that it told and that could not be right."""
     missing: int | None = None
     """Readings that did not come, at the least, by their sequences; None where these do not tell."""
+    longest_pause_us: int = 0
+    """The longest pause between two readings, of this boot and of those before."""
 
 
 class DeviceState(Struct, frozen=True):

@@ -57,6 +57,7 @@ class Heard:
         "from_us",
         "is_mixed",
         "is_serial",
+        "longest_pause_us",
         "odd_date",
         "paces",
         "readings",
@@ -77,6 +78,8 @@ class Heard:
         """The sensor's; None where it sends none."""
         self.since_us = self.received_us = since_us
         """When the first and the last reading of this boot came in."""
+        self.longest_pause_us = 0
+        """The longest pause between two readings, of this boot and of those before."""
         self.readings = 0
         """Of this boot."""
         self.first_sequence: int | None = None
@@ -208,7 +211,11 @@ class DevicesHeard:
                     heard.is_serial = series.stream != series.subject
                 if latest is not None and len(entry.payload) <= LATEST_BYTES_MAX and len(latest) < LATEST_MAX:
                     latest[series.stream] = entry
-            received_us = heard.received_us = entry.received_us
+            received_us = entry.received_us
+            pause_us = received_us - heard.received_us
+            if pause_us > heard.longest_pause_us:  # noqa: PLR1730 - `max` would be a call
+                heard.longest_pause_us = pause_us
+            heard.received_us = received_us
             heard.readings += 1
             sequence = entry.device_sequence
             if sequence is not None and sequence > heard.top_sequence:
@@ -245,6 +252,7 @@ class DevicesHeard:
             del self._by_device[next(iter(self._by_device))]
         heard = self._by_device[device] = Heard(boot, received_us)
         if before is not None:
+            heard.longest_pause_us = max(before.longest_pause_us, received_us - before.received_us)
             heard.unreadable_us, heard.odd_date = before.unreadable_us, before.odd_date
             heard.boot_before = before.boot
             if before.received_us - before.since_us < STRETCH_US:

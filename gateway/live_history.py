@@ -75,7 +75,6 @@ class Trace:
         "counts",
         "decoded_us",
         "heard_us",
-        "longest_us",
         "metric",
         "name",
         "pending",
@@ -90,8 +89,6 @@ class Trace:
         self.name = name
         self.heard_us = 0
         self.wanted_us = -WANTED_US
-        self.longest_us = 0
-        """The longest pause between two looks at which something new was there."""
         self.streams: dict[str, int] = {}
         """And when each was decoded last."""
         self.pending: dict[str, Entry] = {}
@@ -254,10 +251,7 @@ class LiveHistory:
         of = heard.get(trace.name)
         if of is None:
             return
-        if of.received_us > trace.heard_us:
-            if trace.heard_us:
-                trace.longest_us = max(trace.longest_us, of.received_us - trace.heard_us)
-            trace.heard_us = of.received_us
+        trace.heard_us = of.received_us
         if trace.counts and of.readings < trace.counts[-1][1]:
             # Another boot.
             trace.counts.clear()

@@ -34,7 +34,7 @@ WATCH_S = 2.0
 def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Show what waits in the buffer and how the daemon is; works on a running gateway and on a stopped one.
 
-    Devices in trouble come first: silent for ten times their usual interval, readings MISSING (at the least, by the
+    Devices in trouble come first: silent for longer than their habit, readings MISSING (at the least, by the
     sensor's own sequence since it or the gateway started), readings LOST, or a finding (!) of sluice devices.
     """
     settings = load_settings(config)
@@ -96,7 +96,8 @@ def glance(settings: Settings, config: Path) -> Glance:
             unheard = str(error)
         else:
             listing = read_devices(settings)
-            devices, not_heard = device_rows(listing, found.losses_by_device), listing.not_heard
+            devices = device_rows(listing, found.losses_by_device, daemon.get("up_s"))
+            not_heard = listing.not_heard
     return Glance(
         settings,
         found,

@@ -6,11 +6,9 @@ from msgspec import Struct
 
 from gateway.device_listing import Clock, Device, Listing
 from gateway.devices_text import bound, drift
+from gateway.silence import is_silent
 from gateway.terminal_text import aligned, counted, escaped, span
 
-SILENT_S_MIN = 60.0
-SILENT_INTERVALS = 10
-"""A device counts as silent after so many times its usual interval, and SILENT_S_MIN at the least."""
 RATE_S_MIN = 5.0
 """Over less than that readings tell no rate."""
 _UNKNOWN = "-"
@@ -49,8 +47,11 @@ class DeviceRow(Struct, frozen=True):
         return self.finding or self.is_silent or (bool(self.missing) and not self.no_log_in) or bool(self.lost)
 
 
-def device_rows(listing: Listing, lost: Mapping[str, int]) -> list[DeviceRow]:
-    """Those in trouble first, then by name; `lost` is by device what was not reported to Kafka yet."""
+def device_rows(listing: Listing, lost: Mapping[str, int], up_s: float | None = None) -> list[DeviceRow]:
+    """Those in trouble first, then by name.
+
+    `lost` is by device what was not reported to Kafka yet; `up_s` is how long the daemon runs, where it tells that.
+    """
     heard = {state.device: (state.heard, state.lost) for state in listing.states}
     rows = []
     for device in listing.devices:
@@ -67,18 +68,12 @@ def device_rows(listing: Listing, lost: Mapping[str, int]) -> list[DeviceRow]:
                 None if of is None else of.missing,
                 told + lost.get(device.device, 0),
                 *_worst(device),
-                is_silent=not device.no_log_in and _is_silent(device.heard_s, per_s),
+                is_silent=not device.no_log_in and is_silent(device.heard_s, of, up_s),
                 finding=device.finding,
                 no_log_in=device.no_log_in,
             )
         )
     return sorted(rows, key=lambda row: (not row.in_trouble, row.device))
-
-
-def _is_silent(heard_s: float | None, per_s: float | None) -> bool:
-    if heard_s is None or not per_s:
-        return False
-    return heard_s > max(SILENT_S_MIN, SILENT_INTERVALS / per_s)
 
 
 def _worst(device: Device) -> tuple[tuple[float, float] | None, int | None]:

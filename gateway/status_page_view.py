@@ -26,6 +26,7 @@ from gateway.device_listing import Device, log_ins, may_log_in, merged, not_hear
 from gateway.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.disk_health import Trouble
 from gateway.live_history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
+from gateway.silence import is_silent, mean_interval_s
 from gateway.status_page_words import Alarm, Facts, Headline, Silent, alarms, headline, since_s
 from gateway.terminal_text import size
 from gateway.write_budget import UsageHour, hours_until_full, last_day, room_bytes, write_budget
@@ -59,14 +60,6 @@ SHOWN: Final = 50
 SHOWN_MAX: Final = 200
 QUERY_CHARACTERS_MAX: Final = 64
 ALARMS_MAX: Final = 50
-SILENT_S_MIN: Final = 60.0
-SILENT_PAUSES: Final = 3
-SILENT_INTERVALS: Final = 5
-"""A device is silent once it paused for longer than a minute, three times its longest pause, and five readings."""
-UNHEARD_S: Final = 600.0
-"""So long after the start, a device that the buffer knows and that was not heard yet is silent."""
-FORGOTTEN_S: Final = 604_800.0
-"""A device that was silent for a week is no alarm any more."""
 NO_KIND: Final = "a disk"
 """How a disk is called of which nothing more is known."""
 
@@ -263,19 +256,11 @@ class StatusView:
         return [row for _, _, row in rows]
 
     def _silent(self, device: Device) -> Silent | None:
-        if device.heard_s is None or device.heard_s > FORGOTTEN_S or device.no_log_in:
-            return None
         of = self._front_door.heard.get(device.device)
-        if of is None:
-            up_s = (boottime_us() - self._started_us) / 1e6
-            return Silent(device.device, device.heard_s, 0.0) if up_s > UNHEARD_S < device.heard_s else None
-        trace = self.history.traces.get(device.device)
-        longest_s = 0.0 if trace is None else trace.longest_us / 1e6
-        mean_s = _mean_s(of)
-        limit_s = max(SILENT_S_MIN, SILENT_PAUSES * longest_s, SILENT_INTERVALS * (mean_s or 0.0))
-        if of.readings < 2 or device.heard_s <= limit_s:
+        up_s = (boottime_us() - self._started_us) / 1e6
+        if device.heard_s is None or device.no_log_in or not is_silent(device.heard_s, of, up_s):
             return None
-        return Silent(device.device, device.heard_s, longest_s)
+        return Silent(device.device, device.heard_s, 0.0 if of is None else of.longest_pause_us / 1e6)
 
     def _part(self, name: str) -> Any:
         part = self._parts.get(name)
@@ -553,13 +538,8 @@ def _per_s(of: "Heard | None", trace: Trace | None, now_us: int) -> float | None
     recent = None if trace is None else trace.per_s(of.readings, now_us)
     if recent is not None:
         return float(f"{recent:.3g}")
-    mean_s = _mean_s(of)
+    mean_s = mean_interval_s(of)
     return None if not mean_s else float(f"{1 / mean_s:.3g}")
-
-
-def _mean_s(of: "Heard") -> float | None:
-    """Between two readings of its boot."""
-    return (of.received_us - of.since_us) / 1e6 / (of.readings - 1) if of.readings > 1 else None
 
 
 def _mean_per_s(facts: Facts) -> float | None:

@@ -36,8 +36,8 @@ def test_who_is_in_trouble_comes_first_then_by_name() -> None:
             (device("d"), state("d", 61, 60, missing=None)),
             (device("e", heard_s=61.0), state("e", 61, 60)),
             (device("f"), state("f", 61, 60, lost=3)),
-            (device("g", heard_s=61.0), state("g", 11, 100)),
-            (device("h", heard_s=101.0), state("h", 11, 100)),
+            (device("g", heard_s=61.0), state("g", 11, 200)),
+            (device("h", heard_s=101.0), state("h", 11, 200)),
         ),
         {"a": 0, "f": 4, "": 9},
     )
@@ -46,7 +46,7 @@ def test_who_is_in_trouble_comes_first_then_by_name() -> None:
     assert by_name["f"].lost == 7
     assert (by_name["b"].per_s, by_name["b"].missing) == (1.0, 2)
     assert by_name["e"].is_silent
-    assert not by_name["g"].is_silent, "it comes every ten seconds"
+    assert not by_name["g"].is_silent, "it comes every twenty seconds"
     assert heading(found) == (
         "8 devices; 5 to be looked at (first in the table); 1 with a finding (!): sluice devices says which"
     )
