@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ RUNNING = Path("/run/netns")
 OURS = re.compile(r"sluice-(\d+)-(\d+)-\d+-\w+")
 """The process that made a namespace, by number and start time, the network's number, and the namespace's part in it."""
 CLONE_NEWNET = 0x40000000
+FORGOTTEN_S_MAX = 10.0
+_ENDS = re.compile(r"(?:src|dst|sport|dport)=\S+")
 
 _numbers = itertools.count(1)
 Result = TypeVar("Result")
@@ -194,9 +197,24 @@ class Network:
 
     def forget_connections(self) -> None:
         """The masquerading router loses its table, as by a reboot: what belongs to older connections vanishes."""
-        # The kernel drops masqueraded state of an interface that goes down (nf_nat_masquerade).
+        older = self._masqueraded()
+        # The kernel drops masqueraded state of an interface that goes down (nf_nat_masquerade), in its own time.
         self.router.ip("link", "set", "wan0", "down")
         self.router.ip("link", "set", "wan0", "up")
+        deadline = time.monotonic() + FORGOTTEN_S_MAX
+        while older & self._masqueraded():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the router still knows connections after {FORGOTTEN_S_MAX:.0f} s")
+            time.sleep(0.01)
+
+    def _masqueraded(self) -> set[tuple[str, ...]]:
+        """Addresses and ports of the TCP connections that the router hides."""
+        told = self.router.inside(lambda: Path("/proc/thread-self/net/nf_conntrack").read_text())
+        return {
+            tuple(_ENDS.findall(line))
+            for line in told.splitlines()
+            if " ESTABLISHED " in line and f" dst={BROKERS_NET}.1 " in line
+        }
 
     def masquerade_no_more(self) -> None:
         self.router.nft("delete table ip nat\ndelete table ip stateful\n")
@@ -363,8 +381,12 @@ def _names() -> set[str]:
 
 
 def _remove(name: str) -> None:
-    if (RUNNING / name).exists():
+    try:
         _execute("ip", "netns", "del", name)
+    except subprocess.CalledProcessError:
+        # Two runs that start together both remove what a third one left.
+        if (RUNNING / name).exists():
+            raise
     shutil.rmtree(RESOLVERS / name, ignore_errors=True)
     # Another run's may stand in it.
     with contextlib.suppress(OSError):
