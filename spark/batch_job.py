@@ -250,7 +250,9 @@ class BatchJob:
                 self._derive(rows, census, copies, windows)
         # Where nothing of before changed and no time was put right, the census and the verdicts know all.
         known = None if found.amended or self._corrections.told_us else found
-        return self._counts(rows, census, windows.rows(), begun, known)
+        # Its windows were written before its own corrections were known.
+        added = windows.parts_of(rows, self._corrections) if census.corrections else windows.rows()
+        return self._counts(rows, census, added, begun, known)
 
     @property
     def next_ordinal(self) -> int:

@@ -314,6 +314,13 @@ def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt
     )
 
 
+def test_what_a_batch_puts_right_itself_is_counted_the_same_when_it_comes_again(warehouse: Warehouse) -> None:
+    batch = [unsynced(1, 10), unsynced(2, 20), correction(100, {}, offset=0)]
+    counts = warehouse.take(0, batch)
+    assert (counts.unwindowed, counts.late, counts.revised) == (0, 2, 1)
+    assert replace(warehouse.take(0, batch), seconds=0) == replace(counts, seconds=0)
+
+
 def test_a_window_that_loses_its_readings_goes_and_a_retry_changes_nothing(warehouse: Warehouse) -> None:
     # A boot without NTP: the gateway knew its time to two hours, and guessed one hour wrong.
     hour_before = NOON - timedelta(hours=1)
