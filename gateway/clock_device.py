@@ -54,8 +54,9 @@ STRAIN_MAX = 16
 
 LEAST_DELAY_US = 50_000
 """Of BUCKET_ARRIVALS readings one at least was under way for less than this (`least_delay_ms` of a route says more); of
-half as many, for less than twice this. Nothing proves it: it is what a network does that is not always congested. All
-else about arrivals is certain."""
+half as many, for less than twice this. Nothing proves it: it is what a network does that is not always congested. Nor
+is it proven which one that was: while the rate is known so badly that it hides more than this within a bucket, one that
+was under way for longer may be taken for it. All else about arrivals is certain."""
 BUCKET_US = 10_000_000
 """Arrivals of this time at least, and at first, give one observation: the one that was under way for the shortest."""
 BUCKET_US_LONG = 120_000_000

@@ -784,6 +784,7 @@ async def test_a_defect_is_reported_and_gives_the_port_back(
     assert isinstance(reports[0]["exception"], ZeroDivisionError)
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> None:
     async with bench.polling(unit(1, "meter"), timeout_s=0.05, retries=0) as line:
         await bench.intake.next_of("meter")
@@ -799,6 +800,7 @@ async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> 
     assert bench.intake.losses == Counter()
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_unit_that_misses_a_turn_is_not_gone(bench: Bench, puppet: Puppet) -> None:
     answers = 0
 
@@ -814,6 +816,7 @@ async def test_a_unit_that_misses_a_turn_is_not_gone(bench: Bench, puppet: Puppe
     assert bench.intake.events == [("device-appeared", "meter")]
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_silent_unit_is_asked_less_and_less_and_starves_nobody(bench: Bench, puppet: Puppet) -> None:
     puppet.silent |= {(1, 0), (2, 0)}
     async with bench.polling(unit(1, "a"), unit(2, "b"), unit(3, "c"), timeout_s=0.05):
@@ -841,6 +844,7 @@ async def test_a_quick_unit_does_not_keep_a_slow_one_from_its_turn(bench: Bench,
     assert len(bench.intake.of("greedy")) > 5
 
 
+@pytest.mark.usefixtures("steady_time")
 async def test_a_request_that_is_ignored_does_not_cost_the_others(
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
