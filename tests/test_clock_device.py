@@ -81,7 +81,6 @@ def test_on_a_serial_line_the_true_time_lies_within_the_bound(
 
 
 @settings(max_examples=60)
-@example(53, "rc", 10.0, 0.4)
 @given(
     st.integers(0, 2**32),
     st.sampled_from(sorted(KINDS)),
@@ -91,6 +90,15 @@ def test_on_a_serial_line_the_true_time_lies_within_the_bound(
 def test_over_a_network_the_true_time_lies_within_the_bound_where_one_of_many_is_quick(
     seed: int, kind: Kind, sample_s: float, away: float
 ) -> None:
+    check_bounds_over_a_network(seed, kind, sample_s, away)
+
+
+@pytest.mark.xfail(strict=True, reason="after an hour away the clock takes one that was not quick for the quickest")
+def test_an_rc_sensor_that_comes_back_is_within_its_bound() -> None:
+    check_bounds_over_a_network(53, "rc", 10.0, 0.4)
+
+
+def check_bounds_over_a_network(seed: int, kind: Kind, sample_s: float, away: float) -> None:
     chance = random.Random(seed)  # noqa: S311 - a simulation
     clock = DeviceClock(kind)
     quartz = oscillator(chance, KINDS[kind], counter_us=chance.randrange(TICK_US_MODULUS))
@@ -98,8 +106,6 @@ def test_over_a_network_the_true_time_lies_within_the_bound_where_one_of_many_is
     away_us = (0.2 * hours * HOUR_US, (0.2 + away) * hours * HOUR_US) if away else (0.0, 0.0)
     # One of sixteen is under way for less than 50 ms: what the bound assumes.
     network = Network(least_us=4_000, jitter_us=60_000, lost=0.02)
-    # Which one, the clock cannot tell after hours away: it may be any that was not sent again.
-    mistaken_us = network.least_us + network.jitter_us - LEAST_DELAY_US
     live, late = sent_readings(
         chance,
         clock,
@@ -110,8 +116,7 @@ def test_over_a_network_the_true_time_lies_within_the_bound_where_one_of_many_is
         away_us=away_us,
         drained_per_s=5 / sample_s,
     )
-    judged = [each for each in (*live, *late) if each is not None]
-    assert [each for each in judged if each.off_us > each.error_us + (mistaken_us if away else 0)] == []
+    assert [each for each in (*live, *late) if each is not None and not each.is_within] == []
     known = [each for each in live if each is not None]
     # The first bucket of a clock that is not known, at its beginning and after it was away.
     assert len(live) - len(known) <= 2 * (BUCKET_ARRIVALS + 15 / sample_s)
