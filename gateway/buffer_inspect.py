@@ -19,7 +19,8 @@ from gateway.buffer_rows import OWN_TYPES, Row, Series
 from gateway.buffer_status import Moment, moment
 from gateway.clock_gateway import BootClock, BootTimes
 from gateway.device_time import DEFAULT_LIMITS, TimeLimits, told_us
-from gateway.kafka_record import DEVICE, DOUBTS, TIME_ERROR_UNKNOWN_US, rfc3339, time_quality
+from gateway.kafka_record import DEVICE, DOUBTS, rfc3339, time_quality
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.write_budget import UsageHour
 
 SPAN_ROWS = 20_000

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from gateway.record_contract import counter_of
+
 OWN_TYPES = "sluice.gateway."
 """So begins `ce_type` of the gateway's own words."""
 
@@ -26,7 +28,12 @@ class Series(Struct, frozen=True, cache_hash=True):
     """`ce_type`: `sluice.reading`, `sluice.gateway.boot`, ..."""
     content_type: str
     stream: str = ""
-    """The topic that was routed: what a sensor may count its sequences for."""
+    """The topic that was routed."""
+
+    @property
+    def counter(self) -> str:
+        """The counter that its readings' numbers belong to."""
+        return counter_of(self.stream, self.subject, self.device, self.topic)
 
     @property
     def is_of_gateway(self) -> bool:

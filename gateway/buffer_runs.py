@@ -13,9 +13,10 @@ import structlog
 
 from gateway.buffer_rows import START, Position, Series, Span
 from gateway.duplicate_window import DuplicateWindow, Verdict
+from gateway.record_contract import counter_of
 
-RUNS_PER_STREAM = 2
-"""Runs of a device's stream whose duplicate window is kept: the present boot's, and the one before for stragglers."""
+RUNS_PER_COUNTER = 2
+"""Runs of a counter whose duplicate window is kept: the present boot's, and the one before for stragglers."""
 RUNS_MAX = 20_000
 """Duplicate windows kept, in the file and (a kilobyte each) in memory; least recently used go first."""
 SAVE_ROWS = 20_000
@@ -38,8 +39,8 @@ _SAVE = """
         window = excluded.window
 """
 _UNSAVED = """
-    SELECT series.device, coalesce(series.stream, series.topic), device_boot, device_sequence, payload, lane,
-        received_us
+    SELECT coalesce(series.stream, ''), series.subject, series.device, series.topic, device_boot, device_sequence,
+        payload, lane, received_us
     FROM reading JOIN series ON series.number = reading.series
     WHERE (lane, sequence) > (?, ?) AND device_boot IS NOT NULL AND device_sequence IS NOT NULL
     ORDER BY lane, sequence
@@ -47,7 +48,7 @@ _UNSAVED = """
 _SAVED_NAME = "windows_saved"
 
 Run = tuple[str, str, str]
-"""Device, stream, device boot: sequences may be counted for a device or for each of its streams."""
+"""Device, counter (`record_contract.counter_of`), device boot."""
 
 log = structlog.get_logger()
 
@@ -68,7 +69,7 @@ class DeviceRuns:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._windows: dict[Run, _Known] = {}
-        # Found by what an entry carries: two series of one stream (a sensor at another port) share a window.
+        # Found by what an entry carries: two series of one counter (a sensor at another port) share a window.
         self._by_series: dict[tuple[Series, str], tuple[Run, _Known]] = {}
         self._unsaved: dict[Run, _Known] = {}
         self._used_last: _Known | None = None
@@ -84,7 +85,7 @@ class DeviceRuns:
         """Judge a reading that is to be stored in a lane, which it is unless the verdict is DUPLICATE."""
         found = self._by_series.get((series, boot))
         if found is None:
-            run = (series.device, series.stream or series.topic, boot)
+            run = (series.device, series.counter, boot)
             found = self._by_series[series, boot] = run, self._known(run)
         run, known = found
         verdict = known.window.admit(sequence, payload)
@@ -106,13 +107,13 @@ class DeviceRuns:
         self._unsaved[run] = self._used_last = known
 
     def recent_sequences(self, device: str, boot: str) -> frozenset[int]:
-        """What the windows of a device's run hold, of all its streams."""
+        """What the windows of a device's run hold, of all its counters."""
         try:
             self._catch_up()
-            streams = self._connection.execute(
+            counters = self._connection.execute(
                 "SELECT topic FROM device_run WHERE device = ? AND boot = ?", (device, boot)
             )
-            runs = {(device, stream, boot) for (stream,) in streams}
+            runs = {(device, counter, boot) for (counter,) in counters}
             runs |= {run for run in self._unsaved if run[0] == device and run[2] == boot}
             return frozenset().union(*(self._known(run).window.sequences() for run in runs))
         except BaseException:
@@ -187,8 +188,8 @@ class DeviceRuns:
         self._used_last = None
         cursor = self._connection.execute(_UNSAVED, self._saved)
         while rows := cursor.fetchmany(READ_ROWS):
-            for device, stream, boot, sequence, payload, *received in rows:
-                run = (device, stream, boot)
+            for stream, subject, device, topic, boot, sequence, payload, *received in rows:
+                run = (device, counter_of(stream, subject, device, topic), boot)
                 known = self._known(run)
                 known.window.admit(sequence, payload)
                 known.received = max(known.received, tuple(received))
@@ -217,16 +218,16 @@ class DeviceRuns:
             return DuplicateWindow()
 
     def _forget_older(self, run: Run) -> None:
-        """Make room for a new run: of the same stream's older ones, then of the least recently used of all.
+        """Make room for a new run: of the same counter's older ones, then of the least recently used of all.
 
         The order is by lane, then by time: the wall clock may stand in another year after each start.
         """
-        device, stream, _ = run
+        device, counter, _ = run
         forgotten = self._connection.execute(
             """DELETE FROM device_run WHERE device = ?1 AND topic = ?2 AND boot NOT IN (
                 SELECT boot FROM device_run WHERE device = ?1 AND topic = ?2
                 ORDER BY lane DESC, seen_us DESC LIMIT ?3)""",
-            (device, stream, RUNS_PER_STREAM - 1),
+            (device, counter, RUNS_PER_COUNTER - 1),
         ).rowcount
         if self._known_runs is None:
             (self._known_runs,) = self._connection.execute("SELECT count(*) FROM device_run").fetchone()

@@ -20,8 +20,8 @@ from gateway.clock_kernel import boottime_us
 from gateway.clock_text import hold_words
 from gateway.kafka_files import KafkaFileError
 from gateway.kafka_link import KafkaLink
-from gateway.kafka_record import HEADER_NAMES, HEADERS_MIN
 from gateway.kafka_topics import ADMIN_CONFIG, ADMIN_WORDS, allow_command
+from gateway.record_contract import HEADERS
 from gateway.settings import Settings
 from gateway.terminal_text import counted, milliseconds, span
 
@@ -253,7 +253,7 @@ def _flaw(settings: Settings, record: ConsumerRecord, credential: CheckOpened, p
         return "its value is another one"
     if record.key != key.encode():
         return f"its key is {record.key!r}, not {key.encode()!r}"
-    if tuple(told)[:HEADERS_MIN] != HEADER_NAMES[:HEADERS_MIN]:
+    if tuple(told)[: len(HEADERS)] != HEADERS:
         return f"its headers are {', '.join(told)}"
     return next(
         (f"{name} is {told[name]!r}, not {value!r}" for name, value in wanted.items() if told[name] != value), None

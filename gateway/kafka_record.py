@@ -11,40 +11,25 @@ from functools import lru_cache
 from gateway.buffer_rows import Doubt, Lane, Row, Series
 from gateway.clock_gateway import FOREVER_US, BootTimes, WallClock
 from gateway.device_time import TimeLimits, told_us
+from gateway.record_contract import (
+    BOOT_TIME_ERROR_HEADER,
+    COUNTER_HEADER,
+    DEVICE_HEADERS,
+    DOUBT_HEADER,
+    HEADERS,
+    TIME_ERROR_UNKNOWN_US,
+    implied_counter,
+)
 from gateway.settings import GatewaySettings
 
-TIME_ERROR_UNKNOWN_US = 2**63 - 1
-"""`ce_timeerror` and `ce_boottimeerror` where nothing bounds the error."""
-HEADER_NAMES = (
-    "ce_specversion",
-    "ce_id",
-    "ce_source",
-    "ce_type",
-    "ce_subject",
-    "ce_time",
-    "ce_timeerror",
-    "ce_timequality",
-    "ce_receivedtime",
-    "ce_gatewayboot",
-    "ce_boottime",
-    "ce_lane",
-    "ce_lanesequence",
-    "content-type",
-    "ce_deviceboot",
-    "ce_devicesequence",
-    "ce_doubt",
-    "ce_boottimeerror",
-)
-"""The order on the wire. Readers may take them by position; of the last four, the device's are there where the sensor
-sends them, `ce_doubt` where a reading may be stored already (`redelivered`), or its sequence is (`conflict`), and
-`ce_boottimeerror` where the gateway's clock was not synced: what the time is corrected with once it is known."""
-HEADERS_MIN = 14
 DEVICE = "device"
 """`ce_timequality` where the sensor sent an absolute time that can be right."""
 
 ESTIMATED_ROUNDING_US = 127
 """By how much the bound of an estimated time is rounded up at the most: few different ones are encoded again."""
 
+_HEADERS = len(HEADERS)
+_NUMBERED_HEADERS = len(HEADERS) + len(DEVICE_HEADERS)
 _RFC3339_BYTES = 27
 _SEQUENCE_DIGITS_MAX = 19
 
@@ -112,6 +97,7 @@ class RecordEncoder:
     __slots__ = (
         "_boottime_error",
         "_content_type",
+        "_counter",
         "_device_boot",
         "_encoded_key",
         "_estimated_clock",
@@ -156,6 +142,8 @@ class RecordEncoder:
         self._from_gatewayboot_to_boottime = _header("ce_gatewayboot", lane.boot_id) + _name("ce_boottime")
         self._from_lane_to_lanesequence = _header("ce_lane", lane.name) + _name("ce_lanesequence")
         self._content_type = _header("content-type", series.content_type)
+        implied = implied_counter(series.device, series.topic)
+        self._counter = b"" if series.counter == implied else _header(COUNTER_HEADER, series.counter)
         self._times_of: tuple[object, ...] = ()
         self._times: BootTimes | None = None
         self._from_source_to_lanesequence = b""
@@ -198,7 +186,7 @@ class RecordEncoder:
         sequence = b"%d" % row.sequence
         digits = len(sequence)
         if boot is None or device_sequence is None:
-            headers, device, number_bytes, number = HEADERS_MIN, self._content_type, b"", b""
+            headers, device, number_bytes, number = _HEADERS, self._content_type, b"", b""
         else:
             if boot != self._device_boot:
                 self._from_content_type_to_devicesequence = (
@@ -207,7 +195,10 @@ class RecordEncoder:
                 self._device_boot = boot
             device = self._from_content_type_to_devicesequence
             number = b"%d" % device_sequence
-            headers, number_bytes = HEADERS_MIN + 2, _VARINTS[len(number)]
+            headers, number_bytes = _NUMBERED_HEADERS, _VARINTS[len(number)]
+            if self._counter:
+                number += self._counter
+                headers += 1
         if row.doubt in _DOUBTS:
             number += _DOUBTS[row.doubt]
             headers += 1
@@ -351,14 +342,14 @@ def boottime_error(row: Row, *, of_gateway: bool) -> int:
 
 
 def _boottime_error(row: Row, *, of_gateway: bool) -> bytes:
-    return _header("ce_boottimeerror", str(boottime_error(row, of_gateway=of_gateway)))
+    return _header(BOOT_TIME_ERROR_HEADER, str(boottime_error(row, of_gateway=of_gateway)))
 
 
 # Of no time at all.
 _NO_SPAN = WallClock(0, None, from_us=FOREVER_US, until_us=-FOREVER_US)
 
 DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}
-_DOUBTS = {number: _header("ce_doubt", word) for number, word in DOUBTS.items()}
+_DOUBTS = {number: _header(DOUBT_HEADER, word) for number, word in DOUBTS.items()}
 
 
 def rfc3339(wall_us: int) -> bytes:

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark.codec_decimals import of_batch
-from spark.delta_staging import AppendTable, is_empty
+from spark.delta_staging import AppendTable, add_missing_columns, is_empty, with_missing_columns
 from spark.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
@@ -34,6 +34,7 @@ def create_amendments(spark: SparkSession, tables: str) -> None:
         .property("delta.dataSkippingStatsColumns", f"{SKIPPING_COLUMNS},{AMENDED}")
         .execute()
     )
+    add_missing_columns(spark, amendments_path(tables), amendments_schema())
 
 
 def append_amendments(table: AppendTable, rows: DataFrame, ordinal: int) -> None:
@@ -48,7 +49,7 @@ def amendments_schema() -> StructType:
 
 def read_amendments(spark: SparkSession, tables: str) -> DataFrame:
     """Return the table: every amendment that was ever made."""
-    return spark.read.format("delta").load(amendments_path(tables))
+    return with_missing_columns(spark.read.format("delta").load(amendments_path(tables)), amendments_schema())
 
 
 def effective_log(spark: SparkSession, tables: str, before: int | None = None) -> DataFrame:

@@ -14,7 +14,7 @@ from spark.log_table import from_kafka
 from spark.loss_records import LOSS_TYPE
 from spark.payload_decode import READING_TYPE
 from spark.readings_view import is_reading
-from spark.sequence_runs import BatchRun, RunKey, batch_runs, with_inner_edges
+from spark.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_inner_edges
 from spark.windows_table import unwindowed
 
 LANE = ("buffer", "lane")
@@ -76,7 +76,7 @@ def take_census(rows: DataFrame, ordinal: int) -> Census:
         else:
             runs.append(row)
     census.runs = with_inner_edges(numbered, runs, ordinal)
-    census.repeated = [(run.namespace, run.device, run.stream, run.device_boot) for run in runs if run.repeated]
+    census.repeated = [run_key(run) for run in runs if run.repeated]
     return census
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gateway.record_contract import HEADERS
 from spark.session import CLASSES, SHORT_LIVED, jars_folder, open_session
 
 VALUES = (
@@ -30,7 +31,7 @@ def make_archive(path: Path) -> None:
     spark = open_session("sluice-classes")
     from spark.batch_job import BatchJob  # noqa: PLC0415
     from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
-    from spark.kafka_records import HEADERS, SOURCE_SCHEMA  # noqa: PLC0415
+    from spark.kafka_records import SOURCE_SCHEMA  # noqa: PLC0415
     from spark.log_table import BatchId  # noqa: PLC0415
     from spark.views import open_all  # noqa: PLC0415
 

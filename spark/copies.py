@@ -1,9 +1,9 @@
 """Copies: which of several records of one reading counts, and which are of another reading under the same name.
 
-A reading is named by its `ce_id`, and by (namespace, device, stream, device_boot, device_sequence) where its sensor
-sends a sequence: a sensor that changes over to another gateway may send again what the first one has. Of the copies
-with one payload the one with the smallest bound of its time counts, then the first in Kafka's order; where payloads
-differ the first in Kafka's order tells which is right, and the others are conflicts: rejects, never duplicates.
+A reading is named by its `ce_id`, and where its sensor sends a sequence by that and its run (`sequence_runs.RUN`): a
+sensor that changes over to another gateway may send again what the first one has. Of the copies with one payload the
+one with the smallest bound of its time counts, then the first in Kafka's order; where payloads differ the first in
+Kafka's order tells which is right, and the others are conflicts: rejects, never duplicates.
 
 What is rejected for another reason is nobody's copy: a record that was damaged on its way must not hide a good one.
 """
@@ -16,12 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.amendments import ROW
 from spark.codec_declarations import Streams
 from spark.payload_decode import READING_TYPE
+from spark.sequence_runs import RUN, counter
 
 CONFLICT = "conflict"
 CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"
 CONFLICT_SEQUENCE = f"{CONFLICT}: another payload came first with this boot and sequence of the device"
-DEVICE_RUN = ("namespace", "device", "stream", "device_boot")
-RUN = (*DEVICE_RUN, "device_sequence", "has_sequence")
+NUMBER = (*RUN, "device_sequence", "has_sequence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Suspects:
 
     lanes: list[tuple[str, str, int, int]]
     """Buffer, lane, first, last."""
-    runs: list[tuple[str, str, str, str, int, int]]
-    """Namespace, device, stream, device boot, first, last."""
+    runs: list[tuple[str, str, str, str, str, int, int]]
+    """A `RunKey`, first, last."""
     batches: list[tuple[int, int]]
     """Ordinals, first and last."""
-    repeated: list[tuple[str, str, str, str, int, int]] = field(default_factory=list)
+    repeated: list[tuple[str, str, str, str, str, int, int]] = field(default_factory=list)
     """Of runs that repeat a number within the batch, all numbers."""
 
     def __bool__(self) -> bool:
@@ -55,7 +55,7 @@ def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
     lanes = spark.createDataFrame(suspects.lanes, "buffer string, lane string, first bigint, last bigint")
     runs = spark.createDataFrame(
         suspects.runs,
-        "namespace string, device string, stream string, device_boot string, first bigint, last bigint",
+        ", ".join(f"{name} string" for name in RUN) + ", first bigint, last bigint",
     )
     copies = rows.where(may_be_copy())
     by_lane = copies.alias("row").join(
@@ -67,7 +67,9 @@ def suspected(rows: DataFrame, suspects: Suspects) -> DataFrame:
         return by_lane
     by_run = copies.alias("row").join(
         F.broadcast(runs).alias("range"),
-        _same(DEVICE_RUN) & F.col("row.device_sequence").between(F.col("range.first"), F.col("range.last")),
+        _same(("namespace", "device", "stream", "device_boot"))
+        & (counter("row.") == F.col("range.device_counter"))
+        & F.col("row.device_sequence").between(F.col("range.first"), F.col("range.last")),
         "left_semi",
     )
     return by_lane.unionByName(by_run).dropDuplicates([*ROW])
@@ -100,7 +102,7 @@ def judged(copies: DataFrame, kept: Column | None = None) -> DataFrame:
     by_id = _told_apart(ranked, ["ce_id"], F.lit(True), "id")
     counts = ~F.col("id_duplicate") & ~F.col("id_conflict")
     has_sequence = counts & F.col("device_sequence").isNotNull() & (F.col("ce_type") == READING_TYPE)
-    by_run = _told_apart(by_id.withColumn("has_sequence", has_sequence), list(RUN), F.col("has_sequence"), "run")
+    by_run = _told_apart(by_id.withColumn("has_sequence", has_sequence), list(NUMBER), F.col("has_sequence"), "run")
     conflict = F.when(F.col("id_conflict"), CONFLICT_CE_ID).when(F.col("run_conflict"), CONFLICT_SEQUENCE)
     names = [name for name in copies.columns if name not in {"duplicate", "reject_reason"}]
     return by_run.select(

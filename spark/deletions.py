@@ -22,7 +22,8 @@ SCHEMA = "namespace string, device string, deleted_at timestamp"
 DELETED = "deleted: the data of this device was deleted"
 EMPTIED = (
     *("key", "value", "headers", "subject", "event_time", "time_error_us", "time_quality", "received_time"),
-    *("gateway_boot", "boot_time_us", "boot_time_error_us", "content_type", "device_boot", "device_sequence", "doubt"),
+    *("gateway_boot", "boot_time_us", "boot_time_error_us", "content_type", "device_boot", "device_sequence"),
+    *("device_counter", "doubt"),
     *("metrics", "undeclared", "pack_span_us"),
 )
 """Columns of `log` that say something of what the device measured, and when."""

@@ -113,6 +113,20 @@ def commit_numbers(spark: SparkSession, path: str) -> dict[str, int]:
     return numbers
 
 
+def add_missing_columns(spark: SparkSession, path: str, schema: StructType) -> None:
+    """Add the columns that a table lacks because an earlier program made it; what it holds is null there."""
+    there = set(spark.read.format("delta").load(path).columns)
+    for column in schema:
+        if column.name not in there:
+            spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({column.name} {column.dataType.simpleString()})")
+
+
+def with_missing_columns(table: DataFrame, schema: StructType) -> DataFrame:
+    """Read a table that an earlier program made as if it had these columns: null where it lacks one."""
+    missing = {column.name: F.lit(None).cast(column.dataType) for column in schema if column.name not in table.columns}
+    return table.withColumns(missing) if missing else table
+
+
 def is_empty(spark: SparkSession, path: str) -> bool:
     """Tell whether a table has no rows, without a job where Delta has noted it."""
     return table_bytes(spark, path) == 0

@@ -11,9 +11,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.amendments import amendments_path
 from spark.batch_job import BatchJob
 from spark.deletions import DELETED, EMPTIED, append_deletion, is_of_device, read_deletions, was_deleted
+from spark.delta_staging import add_missing_columns
 from spark.delta_upkeep import delete_rows, update_rows
 from spark.devices_heard import PATH as HEARD_PATH
-from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, read_log
+from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, log_schema, read_log
 from spark.loss_records import REJECTED
 from spark.loss_table import losses_path
 from spark.seen_table import runs_path, settled_path
@@ -90,6 +91,8 @@ def delete_from_version(spark: SparkSession, tables: str, namespace: str, device
         if DeltaTable.isDeltaTable(spark, path):
             delete_rows(spark, path, is_device)
     delete_rows(spark, losses_path(tables), is_device & (F.col("reason") == REJECTED))
+    # A version that an earlier program made may lack one of the columns that are emptied.
+    add_missing_columns(spark, log_path(tables), log_schema())
     # Last: while it holds something of the device, the rest may be unfinished.
     update_rows(spark, log_path(tables), is_device & _is_told(), _nothing())
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import NamedTuple
 
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.sequence_runs import Edge
 
-# Of `log_table` and `time_corrections`, which need Delta: this module runs on executors, where it need not be.
-TIME_ERROR_UNKNOWN_US = 2**63 - 1
+# Of `time_corrections`, which needs Delta: this module runs on executors, where it need not be.
 TOLD_SLACK_US = 60_000_000
 EARLIEST_US = -62_135_596_800_000_000
 LATEST_US = 253_402_300_799_999_999

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from spark.edge_times import TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.gateway_rows import GatewayRow, Span
 from spark.sequence_runs import Edge
 

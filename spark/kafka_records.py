@@ -3,6 +3,13 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from gateway.record_contract import (
+    BOOT_TIME_ERROR_HEADER,
+    COUNTER_HEADER,
+    DEVICE_HEADERS,
+    DOUBT_HEADER,
+    HEADERS,
+)
 from spark.built_once import recorded
 
 SOURCE_SCHEMA = """
@@ -10,32 +17,11 @@ SOURCE_SCHEMA = """
     headers array<struct<key: string, value: binary>>
 """
 """Of a record as Spark's Kafka source gives it."""
-HEADERS = (
-    "ce_specversion",
-    "ce_id",
-    "ce_source",
-    "ce_type",
-    "ce_subject",
-    "ce_time",
-    "ce_timeerror",
-    "ce_timequality",
-    "ce_receivedtime",
-    "ce_gatewayboot",
-    "ce_boottime",
-    "ce_lane",
-    "ce_lanesequence",
-    "content-type",
-)
-DEVICE_HEADERS = ("ce_deviceboot", "ce_devicesequence")
-"""They follow the others where the sensor sends them."""
-DOUBT_HEADER = "ce_doubt"
 DOUBTS = ("redelivered", "conflict")
 """The gateway cannot tell whether it has the reading already, or has another of its sequence."""
-BOOT_TIME_ERROR_HEADER = "ce_boottimeerror"
-"""The last header of a record that was made before the gateway's clock was synced: what a later correction needs."""
 SHAPES = tuple(
     HEADERS + device + doubt + boot_time_error
-    for device in ((), DEVICE_HEADERS)
+    for device in ((), DEVICE_HEADERS, (*DEVICE_HEADERS, COUNTER_HEADER))
     for doubt in ((), (DOUBT_HEADER,))
     for boot_time_error in ((), (BOOT_TIME_ERROR_HEADER,))
 )
@@ -100,6 +86,7 @@ def _texts(shaped: DataFrame) -> DataFrame:
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
         _optional("ce_deviceboot").alias("ce_deviceboot"),
         _optional("ce_devicesequence").alias("ce_devicesequence"),
+        _optional(COUNTER_HEADER).alias("device_counter"),
         _optional(DOUBT_HEADER).alias("doubt"),
         _optional(BOOT_TIME_ERROR_HEADER).alias("ce_boottimeerror"),
     )
@@ -160,6 +147,7 @@ def _typed(texts: DataFrame) -> DataFrame:
         F.col("ce_deviceboot").alias("device_boot"),
         F.col("ce_devicesequence").isNotNull().alias("has_device_sequence"),
         _integer("ce_devicesequence").alias("device_sequence"),
+        "device_counter",
         "doubt",
         F.col("ce_boottimeerror").isNotNull().alias("has_boot_time_error"),
         _integer("ce_boottimeerror").alias("boot_time_error_us"),
@@ -183,6 +171,7 @@ def _judged(typed: DataFrame) -> DataFrame:
             ~F.col("has_device_sequence") | F.col("device_sequence").isNotNull(),
             "ce_devicesequence is not a 64-bit integer",
         ),
+        (F.col("device_counter").isNull() | (F.col("device_counter") != ""), "ce_devicecounter is empty"),
         (F.col("doubt").isNull() | F.col("doubt").isin(*DOUBTS), "ce_doubt is no doubt that the contract knows"),
         (
             ~F.col("has_boot_time_error") | _is_count("boot_time_error_us"),

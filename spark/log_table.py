@@ -10,10 +10,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.built_once import recorded
 from spark.codec_decimals import METRICS_TYPE, constant, of_batch
 from spark.codec_declarations import USUAL_TIMES, Streams, Times
-from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
+from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable, add_missing_columns, with_missing_columns
 from spark.warehouse_version import Version, seen_tables
 
 SCHEMA = f"""
@@ -23,12 +24,13 @@ SCHEMA = f"""
     buffer string, lane string, lane_sequence bigint, ce_id string, ce_type string, subject string,
     event_time timestamp, time_error_us bigint, time_quality string, received_time timestamp,
     gateway_boot string, boot_time_us bigint, content_type string,
-    device_boot string, device_sequence bigint, doubt string, boot_time_error_us bigint,
+    device_boot string, device_sequence bigint, device_counter string, doubt string, boot_time_error_us bigint,
     metrics {METRICS_TYPE}, pack_span_us bigint, undeclared array<string>,
     duplicate boolean, reject_reason string,
     ingest string, batch bigint, ordinal bigint, code_version string, declarations string, event_date date
 """
-"""`headers` are kept of records whose headers are not the contract's; `pack_span_us`: how long before the record's
+"""`device_counter` is null where device and stream imply it (`record_contract.implied_counter`); `headers` are kept of
+records whose headers are not the contract's; `pack_span_us`: how long before the record's
 event time the earliest value of a pack was taken, null where there is one time alone."""
 PARTITION = "event_date"
 SKIPPING_COLUMNS = (
@@ -38,8 +40,6 @@ SKIPPING_COLUMNS = (
 """Whose least and greatest value, and count of nulls, each file keeps: what queries, the search for copies and for what
 a time correction mends are pruned by."""
 
-TIME_ERROR_UNKNOWN_US = 2**63 - 1
-"""`ce_timeerror` of a gateway whose clock was never synced: its event times look like any others, and say nothing."""
 IMPLAUSIBLE_DATE = "1970-01-01"
 """The partition of all records without an event time, with one that cannot be, or with one whose error nothing
 bounds: one broken clock would otherwise open a partition for every date it comes up with."""
@@ -95,11 +95,12 @@ def create_log(spark: SparkSession, tables: str) -> None:
         .property(*CHECKPOINT_INTERVAL)
         .execute()
     )
+    add_missing_columns(spark, log_path(tables), log_schema())
 
 
 def read_log(spark: SparkSession, tables: str) -> DataFrame:
     """Return the table as it stands: each record as it was read, whatever was found out about it later."""
-    return spark.read.format("delta").load(log_path(tables))
+    return with_missing_columns(spark.read.format("delta").load(log_path(tables)), log_schema())
 
 
 def open_log(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:

@@ -3,7 +3,7 @@
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.log_table import TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.sequence_runs import RUN
 
 LOSS_TYPE = "sluice.gateway.loss"

@@ -15,7 +15,8 @@ IMPLAUSIBLE = "implausible-time: too long before or after Kafka took the record 
 COLUMNS = (
     *("kafka_timestamp", "topic", "partition", "offset", "kind", "reason", "retried"),
     *("namespace", "gateway", "device", "ce_type", "ce_id", "event_time", "device_boot", "device_sequence"),
-    *("content_type", "key", "value", "headers", "declarations", "code_version", "topic_id", "ordinal"),
+    *("device_counter", "content_type", "key", "value", "headers", "declarations", "code_version"),
+    *("topic_id", "ordinal"),
 )
 
 

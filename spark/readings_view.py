@@ -45,6 +45,7 @@ def _each_metric(retimed: DataFrame) -> DataFrame:
         "received_time",
         "device_boot",
         "device_sequence",
+        "device_counter",
         "doubt",
         "gateway",
         "gateway_boot",

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from spark import sequence_runs
 from spark.census import Census
 from spark.copies import Suspects
-from spark.delta_staging import pinned
+from spark.delta_staging import add_missing_columns, pinned, with_missing_columns
 from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
 from spark.sequence_runs import EDGE_TYPE, Island, RunKey, SeenRun, SettledSpan, add, edge_of, islands_as_rows, settle
 from spark.sequence_runs import RUN as RUN_COLUMNS
@@ -54,7 +54,10 @@ def read_islands(spark: SparkSession, tables: str) -> DataFrame:
     # In this order: islands are in the other table before they leave this one.
     in_memory = read_states(spark, runs_path(tables), RUN_COLUMNS).select(*RUN_COLUMNS, F.inline("islands"))
     path = settled_path(tables)
-    return in_memory.unionByName(pinned(spark, path)) if DeltaTable.isDeltaTable(spark, path) else in_memory
+    if not DeltaTable.isDeltaTable(spark, path):
+        return in_memory
+    settled = with_missing_columns(pinned(spark, path), _islands_schema())
+    return in_memory.unionByName(settled.fillna("", [*RUN_COLUMNS]))
 
 
 class Seen:
@@ -78,15 +81,16 @@ class Seen:
             decode=_run_of,
             encode=lambda run: (list(run.islands), list(run.settled)),
         )
-        self._newest: dict[tuple[str, str, str], str] = {}
-        """Of each device and stream, the boot that began last."""
+        self._newest: dict[tuple[str, ...], str] = {}
+        """Of each counter, the boot that began last."""
         self._ended: set[RunKey] = set()
         """The boots before those, as long as their islands are in memory."""
         for key, _ in sorted(self._runs.states.items(), key=lambda run: run[1].batch_last()):
             self._begin(key)
-        self._settled_schema = cast("StructType", StructType.fromDDL(ISLANDS_SCHEMA))
+        self._settled_schema = _islands_schema()
         self._settled_path = settled_path(tables)
         DeltaTable.createIfNotExists(spark).location(self._settled_path).addColumns(self._settled_schema).execute()
+        add_missing_columns(spark, self._settled_path, self._settled_schema)
 
     @property
     def saved(self) -> int:
@@ -96,7 +100,7 @@ class Seen:
     def note(self, census: Census, ordinal: int) -> Suspects:
         """Take up what a batch holds; return what of it came before, or twice in it."""
         lanes: list[tuple[str, str, int, int]] = []
-        runs: list[tuple[str, str, str, str, int, int]] = []
+        runs: list[tuple[str, str, str, str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
         for lane, numbers in census.lanes.items():
             state = self._lanes.states.setdefault(lane, SeenLane())
@@ -125,10 +129,10 @@ class Seen:
 
     def _begin(self, run: RunKey) -> None:
         """Note that a sensor has begun to count anew: of the boot before, little more will come."""
-        before = self._newest.get(run[:3])
-        self._newest[run[:3]] = run[3]
+        before = self._newest.get(run[:-1])
+        self._newest[run[:-1]] = run[-1]
         if before is not None:
-            self._ended.add((*run[:3], before))
+            self._ended.add((*run[:-1], before))
 
     def _settle(self) -> None:
         """Move islands from memory into their table: of runs that have too many, and all of boots that have ended."""
@@ -150,6 +154,10 @@ class Seen:
                 self._runs.states[key] = run
                 self._runs.changed(key)
         self._ended -= silent
+
+
+def _islands_schema() -> StructType:
+    return cast("StructType", StructType.fromDDL(ISLANDS_SCHEMA))
 
 
 def _lane_of(row: Row) -> SeenLane:

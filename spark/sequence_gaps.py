@@ -16,6 +16,8 @@ class TimedIsland(NamedTuple):
     """Numbers of a boot that all stand in `log`, with the times of the first and the last, as they are known now."""
 
     stream: str
+    device_counter: str
+    """Empty where stream and device imply it."""
     device_boot: str
     first: int
     last: int
@@ -42,8 +44,11 @@ class Gap(NamedTuple):
     """
 
     run: int
+    """The counters of one boot and stream have one number."""
     stream: str | None
     """Null where the device's streams share one counter."""
+    device_counter: str | None
+    """Null too where the stream implies it."""
     device_boot: str
     first: int
     last: int
@@ -84,6 +89,7 @@ class _Run:
     """One counter in one boot."""
 
     stream: str | None
+    device_counter: str | None
     streams: set[str]
     device_boot: str
     islands: list[TimedIsland]
@@ -117,35 +123,46 @@ def judged(islands: Iterable[TimedIsland], losses: Iterable[TimedLoss]) -> Judge
     for boot, of_boot in groupby(runs, key=lambda run: run.device_boot):
         _explain_by_numbers(list(of_boot), [loss for loss in told if loss.device_boot == boot])
     _explain_by_times(runs, [loss for loss in told if not _has_numbers(loss)])
-    gaps = [_gaps(number, run) for number, run in enumerate(runs)]
-    proven = [_proven(number, run) for number, run in enumerate(runs)]
+    numbered = [(number, list(of_stream)) for number, (_, of_stream) in enumerate(groupby(runs, key=_stream_of_boot))]
+    gaps = {number: [gap for run in of_stream for gap in _gaps(number, run)] for number, of_stream in numbered}
+    proven = {number: _proven_by_all(number, of_stream) for number, of_stream in numbered}
     streams = sorted({stream for run in runs for stream in run.streams})
     return Judged(
-        [gap for of_run in gaps for gap in of_run],
+        [gap for of_run in gaps.values() for gap in of_run],
         [
             StreamProof(
                 stream,
-                [span for number, run in enumerate(runs) if stream in run.streams for span in proven[number]],
-                [gap for number, run in enumerate(runs) if stream in run.streams for gap in gaps[number]],
+                [span for number, (run, *_) in numbered if stream in run.streams for span in proven[number]],
+                [gap for number, (run, *_) in numbered if stream in run.streams for gap in gaps[number]],
             )
             for stream in streams
         ],
     )
 
 
+def _stream_of_boot(run: _Run) -> tuple[str, str | None]:
+    return run.device_boot, run.stream
+
+
 def _runs(islands: Iterable[TimedIsland]) -> list[_Run]:
-    """Tell the device's counters apart: one for all streams of a boot, unless a number came in two of them."""
-    by_boot: dict[str, dict[str, list[TimedIsland]]] = defaultdict(lambda: defaultdict(list))
+    """Tell the device's counters apart: one for all streams of a boot, unless a number came in two of them.
+
+    Those of one boot and stream stand together.
+    """
+    by_boot: dict[str, dict[tuple[str, str], list[TimedIsland]]] = defaultdict(lambda: defaultdict(list))
     for island in islands:
-        by_boot[island.device_boot][island.stream].append(island)
+        by_boot[island.device_boot][island.stream, island.device_counter].append(island)
     runs: list[_Run] = []
-    for boot, by_stream in sorted(by_boot.items()):
-        united = {stream: _united(of_stream) for stream, of_stream in sorted(by_stream.items())}
-        ordered = sorted((island for of_stream in united.values() for island in of_stream), key=_first)
+    for boot, by_counter in sorted(by_boot.items()):
+        united = {counter: _united(of_counter) for counter, of_counter in sorted(by_counter.items())}
+        ordered = sorted((island for of_counter in united.values() for island in of_counter), key=_first)
         if any(after.first <= before.last for before, after in pairwise(ordered)):
-            runs += [_Run(stream, {stream}, boot, of_stream) for stream, of_stream in united.items()]
+            runs += [
+                _Run(stream, counter or None, {stream}, boot, of_counter)
+                for (stream, counter), of_counter in united.items()
+            ]
         else:
-            runs.append(_Run(None, set(united), boot, _united(ordered)))
+            runs.append(_Run(None, None, {stream for stream, _ in united}, boot, _united(ordered)))
     return runs
 
 
@@ -255,6 +272,7 @@ def _gaps(number: int, run: _Run) -> list[Gap]:
         Gap(
             number,
             run.stream,
+            run.device_counter,
             run.device_boot,
             before.last + 1,
             after.first - 1,
@@ -267,6 +285,24 @@ def _gaps(number: int, run: _Run) -> list[Gap]:
         )
         for place, ((before, after), span_us) in enumerate(zip(pairwise(run.islands), run.spans_us(), strict=True))
     ]
+
+
+def _proven_by_all(number: int, runs: list[_Run]) -> list[Proven]:
+    """Find the times that every counter of a stream proves: of another one something may still come."""
+    proven, *others = [_proven(number, run) for run in runs]
+    for other in others:
+        both: list[Proven] = []
+        place = 0
+        for span in proven:
+            while place < len(other) and other[place].from_us < span.to_us:
+                from_us, to_us = max(span.from_us, other[place].from_us), min(span.to_us, other[place].to_us)
+                if from_us < to_us:
+                    both.append(Proven(number, from_us, to_us))
+                if other[place].to_us > span.to_us:
+                    break
+                place += 1
+        proven = both
+    return proven
 
 
 def _proven(number: int, run: _Run) -> list[Proven]:

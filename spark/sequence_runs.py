@@ -20,20 +20,20 @@ from spark.built_once import recorded
 from spark.lane_sequences import joined
 from spark.payload_decode import READING_TYPE
 
-RUN = ("namespace", "device", "stream", "device_boot")
-"""What a run of numbers is of."""
+RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
+"""What a run of numbers is of. `device_counter` is empty where a record does not name one."""
 EDGE_TYPE = (
     "struct<event_us: bigint, time_error_us: bigint, time_quality: string, gateway: string, gateway_boot: string, "
     "boot_time_us: bigint, boot_time_error_us: bigint>"
 )
 SCHEMA = f"""
-    namespace string, device string, stream string, device_boot string, first bigint, last bigint,
-    first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}, batch_first bigint, batch_last bigint
+    namespace string, device string, stream string, device_counter string, device_boot string,
+    first bigint, last bigint, first_edge {EDGE_TYPE}, last_edge {EDGE_TYPE}, batch_first bigint, batch_last bigint
 """
 """Of islands as a table."""
 
-RunKey = tuple[str, str, str, str]
-"""Namespace, device, stream, device boot."""
+RunKey = tuple[str, str, str, str, str]
+"""Namespace, device, stream, counter, device boot."""
 Numbers = tuple[int, int]
 """First and last, both included."""
 ISLANDS_MAX = 16
@@ -273,11 +273,11 @@ def collected_runs(rows: DataFrame, batch: int) -> list[BatchRun]:
 
 def with_inner_edges(rows: DataFrame, runs: Sequence[Row], batch: int) -> list[BatchRun]:
     """Make islands of the rows of `batch_runs`. A job where numbers are missing inside the batch, which is rare."""
-    wanted = [(*_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
+    wanted = [(*run_key(run), number) for run in runs if run.numbers is not None for number in _inner_ends(run.numbers)]
     edges: dict[RunKey, dict[int, Edge]] = {}
     for row in inner_edges(rows, wanted).collect() if wanted else ():
-        edges.setdefault(_key(row), {})[row.device_sequence] = edge_of(row.edge)
-    return [BatchRun(_key(run), islands_of(run, edges.get(_key(run), {}), batch)) for run in runs]
+        edges.setdefault(run_key(row), {})[row.device_sequence] = edge_of(row.edge)
+    return [BatchRun(run_key(run), islands_of(run, edges.get(run_key(run), {}), batch)) for run in runs]
 
 
 @recorded
@@ -290,7 +290,7 @@ def batch_runs(rows: DataFrame) -> DataFrame:
     # An aggregate each, which needs no sorting of readings; the numbers alone are gathered.
     ahead, behind = F.col("device_sequence"), F.bitwise_not(F.col("device_sequence"))
     runs = (
-        rows.where(is_numbered())
+        _numbered(rows)
         .groupBy(*RUN)
         .agg(
             F.min(F.struct(ahead.alias("number"), "time_error_us", edge().alias("edge"))).alias("start"),
@@ -313,12 +313,12 @@ def batch_runs(rows: DataFrame) -> DataFrame:
     )
 
 
-def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, int]]) -> DataFrame:
+def inner_edges(rows: DataFrame, wanted: Sequence[tuple[str, str, str, str, str, int]]) -> DataFrame:
     """Find the times of these numbers: of a run's key and number a row with `edge`."""
-    schema = "namespace string, device string, stream string, device_boot string, device_sequence bigint"
+    schema = ", ".join(f"{name} string" for name in RUN) + ", device_sequence bigint"
     chosen = F.broadcast(rows.sparkSession.createDataFrame(wanted, schema))
     numbers = [*RUN, "device_sequence"]
-    found = rows.where(is_numbered()).join(chosen, numbers, "left_semi")
+    found = _numbered(rows).join(chosen, numbers, "left_semi")
     surest = F.min(F.struct("time_error_us", edge().alias("edge")))
     return found.groupBy(*numbers).agg(surest.alias("surest")).select(*numbers, F.col("surest.edge").alias("edge"))
 
@@ -328,6 +328,15 @@ def is_numbered() -> Column:
     named = F.col("device_boot").isNotNull() & F.col("device_sequence").isNotNull()
     good = (F.col("ce_type") == READING_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate")
     return good & named & F.col("namespace").isNotNull() & F.col("device").isNotNull()
+
+
+def counter(rows: str = "") -> Column:
+    """Return a row's counter as `RUN` has it; `rows` is the alias of `log`, with a point behind it."""
+    return F.coalesce(F.col(f"{rows}device_counter"), F.lit(""))
+
+
+def _numbered(rows: DataFrame) -> DataFrame:
+    return rows.where(is_numbered()).withColumn("device_counter", counter())
 
 
 def edge() -> Column:
@@ -353,7 +362,7 @@ def islands_as_rows(key: RunKey, islands: Iterable[Island]) -> list[tuple[object
 def island_of_row(row: Row) -> tuple[RunKey, Island]:
     """What a row of `SCHEMA` says."""
     ends = edge_of(row.first_edge), edge_of(row.last_edge)
-    return _key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
+    return run_key(row), Island(row.first, row.last, *ends, row.batch_first, row.batch_last)
 
 
 def edge_of(row: Row) -> Edge:
@@ -363,8 +372,9 @@ def edge_of(row: Row) -> Edge:
     return Edge(event_us, error_us, intern(quality), intern(gateway), intern(boot), boot_us, boot_error_us)
 
 
-def _key(row: Row) -> RunKey:
-    return intern(row.namespace), intern(row.device), intern(row.stream), row.device_boot
+def run_key(row: Row) -> RunKey:
+    """Return the run that a row with the columns of `RUN` is of."""
+    return intern(row.namespace), intern(row.device), intern(row.stream), intern(row.device_counter), row.device_boot
 
 
 def _inner_ends(numbers: Sequence[int]) -> set[int]:

@@ -9,9 +9,9 @@ from typing import Generic, TypeVar, cast
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
-from spark.delta_staging import AppendTable, pinned
+from spark.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
 from spark.log_table import ORDINAL
 
 REWRITE_FACTOR = 8
@@ -40,7 +40,7 @@ class StateTable(Generic[Key, State]):
         names = ", ".join(f"{name} string" for name in key)
         schema = cast("StructType", StructType.fromDDL(f"{names}, {columns}, ordinal bigint"))
         DeltaTable.createIfNotExists(spark).location(path).addColumns(schema).execute()
-        _add_missing(spark, path, schema)
+        add_missing_columns(spark, path, schema)
         self._table = AppendTable(spark, path, schema)
         self.changed_keys: set[Key] = set()
         """Those whose state is another than at the last `save`."""
@@ -77,15 +77,9 @@ class StateTable(Generic[Key, State]):
         self.changed_keys.clear()
 
 
-def _add_missing(spark: SparkSession, path: str, schema: StructType) -> None:
-    """Add the columns that a table lacks which was made by a program that did not know them."""
-    there = set(spark.read.format("delta").load(path).columns)
-    for column in schema:
-        if column.name not in there:
-            spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({column.name} {column.dataType.simpleString()})")
-
-
 def read_states(spark: SparkSession, path: str, key: tuple[str, ...]) -> DataFrame:
     """Return such a table's states as they were last saved: a row for each key."""
-    table = pinned(spark, path)
+    names = StructType([StructField(name, StringType()) for name in key])
+    # A part of the key that an earlier program did not know is empty.
+    table = with_missing_columns(pinned(spark, path), names).fillna("", [*key])
     return table.groupBy(*key).agg(F.max_by(F.struct("*"), "ordinal").alias("row")).select("row.*")

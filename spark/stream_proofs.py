@@ -21,6 +21,7 @@ class DeviceIsland(NamedTuple):
     """An island of a device, as `sequence_runs.SCHEMA` has it."""
 
     stream: str
+    device_counter: str
     device_boot: str
     first: int
     last: int
@@ -131,7 +132,7 @@ def stream_proofs(  # noqa: PLR0913, PLR0917 - all that is known of a device
 
 def _judged(clocks: Clocks, namespace: str, islands: Iterable[DeviceIsland], losses: Iterable[TimedLoss]) -> Judged:
     timed = [
-        TimedIsland(*island[:4], clocks.of(namespace, island.first_edge), clocks.of(namespace, island.last_edge))
+        TimedIsland(*island[:5], clocks.of(namespace, island.first_edge), clocks.of(namespace, island.last_edge))
         for island in islands
     ]
     return judged(timed, losses)

@@ -34,7 +34,7 @@ def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> N
 
     columns = ("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality")
     more = (
-        *("device_boot", "device_sequence", "doubt", "ce_id"),
+        *("device_boot", "device_sequence", "device_counter", "doubt", "ce_id"),
         *("sent_event_time", "sent_time_error_us", "sent_time_quality", "correction_version"),
     )
     latest = _latest(opened(spark, warehouse, open_readings), device, "event_time")
@@ -86,12 +86,12 @@ def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:
 
     columns = (
         *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
-        *("explained", "reasons"),
+        *("explained", "reasons", "device_counter"),
     )
     found = opened(spark, warehouse, open_gaps)
     chosen = found if device is None else found.where(found["device"] == device)
     latest = chosen.orderBy(found["before_time"].desc(), "namespace", "device", "device_boot", "first")
-    spare = ("namespace", "after_time", "stream", "device_boot")
+    spare = ("device_counter", "namespace", "after_time", "stream", "device_boot")
     print_rows(latest, columns, limit=limit, as_json=as_json, spare=spare)
 
 

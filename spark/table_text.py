@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.terminal_text import GAP, aligned, escaped
 
 FIGURES = frozenset(
@@ -29,9 +30,6 @@ FIGURES = frozenset(
 )
 """Columns that stand to the right in a table, and are never cut short."""
 
-TIME_ERROR_UNBOUNDED_US = 2**63 - 1
-"""As `spark.log_table.TIME_ERROR_UNKNOWN_US`, which cannot be had without Spark."""
-
 
 def rfc3339(us: int) -> str:
     """Microseconds since 1970 as UTC in RFC 3339."""
@@ -50,7 +48,7 @@ def to_the_second(time: str) -> str:
 
 def cell_text(column: str, value: object) -> str:
     """Another value as it stands in a table: no zeros that say nothing, nothing that a terminal would obey."""
-    if column == "time_error_us" and value == TIME_ERROR_UNBOUNDED_US:
+    if column == "time_error_us" and value == TIME_ERROR_UNKNOWN_US:
         return "unbounded"
     match value:
         case bool():

@@ -34,7 +34,7 @@ SERVICES_SCHEMA = "namespace string, device string, gateway string"
 HEARD_SCHEMA = "namespace string, device string, stream string, last_us bigint"
 
 ISLAND_TYPE = (
-    "struct<stream: string, device_boot: string, first: bigint, last: bigint, "
+    "struct<stream: string, device_counter: string, device_boot: string, first: bigint, last: bigint, "
     f"first_edge: {EDGE_TYPE}, last_edge: {EDGE_TYPE}>"
 )
 LOSS_TYPE = (
@@ -44,8 +44,9 @@ LOSS_TYPE = (
 )
 HEARD_TYPE = "struct<stream: string, last_us: bigint>"
 GAP_TYPE = (
-    "struct<stream: string, device_boot: string, first: bigint, last: bigint, count: bigint, after_us: bigint, "
-    "after_error_us: bigint, before_us: bigint, before_error_us: bigint, explained: boolean, reasons: array<string>>"
+    "struct<stream: string, device_counter: string, device_boot: string, first: bigint, last: bigint, count: bigint, "
+    "after_us: bigint, after_error_us: bigint, before_us: bigint, before_error_us: bigint, explained: boolean, "
+    "reasons: array<string>>"
 )
 WITHIN_TYPE = "struct<run: int, from_us: bigint, until_us: bigint, why: string>"
 PROOF_TYPE = (
@@ -86,7 +87,7 @@ def gaps(evidence: Evidence) -> DataFrame:
     column = F.udf(found, f"array<{GAP_TYPE}>", useArrow=False)("namespace", "islands", "losses")
     each = _devices(evidence).select(*DEVICE, F.inline_outer(column)).where(F.col("device_boot").isNotNull())
     return each.select(
-        *("namespace", "device", "stream", "device_boot", "first", "last", "count"),
+        *("namespace", "device", "stream", "device_counter", "device_boot", "first", "last", "count"),
         F.timestamp_micros("after_us").alias("after_time"),
         "after_error_us",
         F.timestamp_micros("before_us").alias("before_time"),
@@ -138,7 +139,7 @@ def _devices(evidence: Evidence) -> DataFrame:
     # Of which it is not known whose they are, may be any device's that the gateway served.
     services = evidence.services.select(*DEVICE, "gateway")
     others = services.join(F.broadcast(losses.where(F.col("device").isNull()).drop("device")), ["namespace", "gateway"])
-    island = F.struct("stream", "device_boot", "first", "last", "first_edge", "last_edge").cast(ISLAND_TYPE)
+    island = F.struct(*DeviceIsland._fields).cast(ISLAND_TYPE)
     parts = [
         evidence.islands.select(*DEVICE, island.alias("island")),
         own.select(*DEVICE, _loss(is_its_own=True)),
@@ -173,7 +174,7 @@ def _sites(evidence: Evidence) -> Sites:
 
 def _islands(rows: Iterable[Row] | None) -> list[DeviceIsland]:
     return [
-        DeviceIsland(row.stream, row.device_boot, row.first, row.last, Edge(*row.first_edge), Edge(*row.last_edge))
+        DeviceIsland(*row)._replace(first_edge=Edge(*row.first_edge), last_edge=Edge(*row.last_edge))
         for row in rows or ()
     ]
 
@@ -183,7 +184,7 @@ def _losses(rows: Iterable[Row] | None) -> list[DeviceLoss]:
 
 
 def _gap_row(gap: Gap) -> tuple[object, ...]:
-    return (*gap[1:6], *gap.after, *gap.before, gap.explained, gap.reasons)
+    return (*gap[1:7], *gap.after, *gap.before, gap.explained, gap.reasons)
 
 
 def _overlap(span: str) -> str:

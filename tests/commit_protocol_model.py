@@ -375,7 +375,7 @@ def take_census(rows: Iterable[LogRow], ordinal: int) -> Census:
         # Conflicts too: a start that finishes a batch knows them, the batch itself did not when it was counted.
         if row.may_be_copy and row.event.run is not None:
             *run, number = row.event.run
-            numbers[run[0], run[1], run[2], run[3]].append(number)
+            numbers[run[0], run[1], run[2], run[3], run[4]].append(number)
         corrections += row.reject is None and row.copy[2] is not None
     runs = [
         BatchRun(
@@ -453,7 +453,7 @@ class Seen:
 
     def note(self, census: Census, ordinal: int) -> CameAgain:
         lanes: list[tuple[str, str, int, int]] = []
-        runs: list[tuple[str, str, str, str, int, int]] = []
+        runs: list[tuple[str, str, str, str, str, int, int]] = []
         batches: set[tuple[int, int]] = set()
         for lane, numbers in census.lanes.items():
             state = self.lanes.states.setdefault(lane, SeenLane())

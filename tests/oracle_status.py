@@ -24,6 +24,7 @@ class Reading(NamedTuple):
     time_us: int
     error_us: int
     gateway: str
+    counter: str = ""
 
 
 class Loss(NamedTuple):
@@ -88,6 +89,7 @@ class GapRow(NamedTuple):
 
     device: str
     stream: str | None
+    counter: str | None
     boot: str
     first: int
     last: int
@@ -100,6 +102,7 @@ class Hole(NamedTuple):
     device: str
     boot: str
     stream: str | None
+    counter: str | None
     first: int
     last: int
     from_us: float
@@ -116,6 +119,7 @@ class Counter(NamedTuple):
     device: str
     boot: str
     stream: str | None
+    counter: str | None
     streams: set[str]
     numbers: dict[int, Reading]
 
@@ -132,20 +136,26 @@ def latest(time_us: int, error_us: int) -> float:
 
 
 def counters(site: Site) -> list[Counter]:
-    """One for all streams of a boot, or one for each where a number is in two of them."""
+    """One for all streams of a boot, or those that readings name where a number is in two of them."""
     boots: dict[tuple[str, str], list[Reading]] = defaultdict(list)
     for reading in site.readings:
         if reading.boot is not None and reading.number is not None:
             boots[reading.device, reading.boot].append(reading)
     found = []
     for (device, boot), readings in boots.items():
-        streams = {reading.stream for reading in readings}
         numbers = [reading.number for reading in readings]
-        for stream in [None] if len(set(numbers)) == len(numbers) else sorted(streams):
-            of_counter = {r.number: r for r in readings if stream is None or r.stream == stream}
-            counted = {number: r for number, r in of_counter.items() if number is not None}
-            found.append(Counter(device, boot, stream, streams if stream is None else {stream}, counted))
+        if len(set(numbers)) == len(numbers):
+            streams = {reading.stream for reading in readings}
+            found.append(Counter(device, boot, None, None, streams, counted(readings)))
+            continue
+        for stream, name in sorted({(reading.stream, reading.counter) for reading in readings}):
+            own = [reading for reading in readings if (reading.stream, reading.counter) == (stream, name)]
+            found.append(Counter(device, boot, stream, name or None, {stream}, counted(own)))
     return found
+
+
+def counted(readings: Iterable[Reading]) -> dict[int, Reading]:
+    return {reading.number: reading for reading in readings if reading.number is not None}
 
 
 def holes(counter: Counter) -> list[Hole]:
@@ -161,7 +171,7 @@ def holes(counter: Counter) -> list[Hole]:
             max(earliest(reading.time_us, reading.error_us) for reading in before),
             min(latest(reading.time_us, reading.error_us) for reading in after),
         ]
-        found.append(Hole(counter.device, counter.boot, counter.stream, first, last, min(span), max(span)))
+        found.append(Hole(*counter[:2], counter.stream, counter.counter, first, last, min(span), max(span)))
     return found
 
 
@@ -258,9 +268,10 @@ def gaps(site: Site) -> list[GapRow]:
     for counter in counters(site):
         known = explained(site, counter.device)
         rows += [
-            GapRow(hole.device, hole.stream, hole.boot, hole.first, hole.last, hole in known) for hole in holes(counter)
+            GapRow(hole.device, hole.stream, hole.counter, hole.boot, hole.first, hole.last, hole in known)
+            for hole in holes(counter)
         ]
-    return sorted(rows, key=lambda row: (*row[:1], row.stream or "", *row[2:]))
+    return sorted(rows, key=lambda row: (row.device, row.stream or "", row.counter or "", *row[3:]))
 
 
 def status(site: Site, device: str, stream: str, start_us: int, end_us: int) -> tuple[str, str | None]:
@@ -271,7 +282,9 @@ def status(site: Site, device: str, stream: str, start_us: int, end_us: int) -> 
     def may_lie_in(hole: Hole) -> bool:
         return hole.from_us < end_us and hole.to_us > start_us
 
-    proven = [counter for counter in own if proves(counter, known, start_us, end_us)]
+    # Of a boot all counters must: of another one something may still come.
+    failing = {counter.boot for counter in own if not proves(counter, known, start_us, end_us)}
+    proven = [counter for counter in own if counter.boot not in failing]
     if proven:
         lossy = any(hole in known and may_lie_in(hole) for counter in proven for hole in holes(counter))
         return "complete_with_loss" if lossy else "complete", "sequence"

@@ -20,11 +20,12 @@ REQUIRED = [
     *("ce_receivedtime", "ce_gatewayboot", "ce_boottime", "ce_lane", "ce_lanesequence", "content-type"),
 ]
 OPTIONAL = ["ce_deviceboot", "ce_devicesequence"]
+COUNTER = ["ce_devicecounter"]
 DOUBT = ["ce_doubt"]
 BOOT_TIME_ERROR = ["ce_boottimeerror"]
 SHAPES = [
     REQUIRED + optional + doubt + boot_time_error
-    for optional in ([], OPTIONAL)
+    for optional in ([], OPTIONAL, OPTIONAL + COUNTER)
     for doubt in ([], DOUBT)
     for boot_time_error in ([], BOOT_TIME_ERROR)
 ]
@@ -76,8 +77,8 @@ class Event:
     gateway_boot: str
     boot_time_us: int
     boot_time_error_us: int | None
-    run: tuple[str, str, str, str, int] | None = None
-    """Of a reading with a sequence of its sensor's: namespace, device, stream, boot, sequence."""
+    run: tuple[str, str, str, str, str, int] | None = None
+    """Of a reading with a sequence of its sensor's: namespace, device, stream, counter, boot, sequence."""
     correction_version: int | None = None
 
     @property
@@ -286,6 +287,8 @@ def read_headers(record: KafkaRecord) -> Event:
         raise UnreadableError
     if "ce_devicesequence" in given:
         integer(given["ce_devicesequence"])
+    if given.get("ce_devicecounter", "its topic") == "":
+        raise UnreadableError
     if given.get("ce_doubt", "conflict") not in {"redelivered", "conflict"}:
         raise UnreadableError
     boot_time_error_us = integer(given["ce_boottimeerror"]) if "ce_boottimeerror" in given else None
@@ -294,7 +297,8 @@ def read_headers(record: KafkaRecord) -> Event:
     device = utf8(record.key).removeprefix(f"{source[1]}/")
     run = None
     if "ce_devicesequence" in given and given["ce_type"] == "sluice.reading":
-        run = (source[1], device, record.topic, given["ce_deviceboot"], integer(given["ce_devicesequence"]))
+        numbers = given.get("ce_devicecounter", ""), given["ce_deviceboot"], integer(given["ce_devicesequence"])
+        run = (source[1], device, record.topic, *numbers)
     return Event(
         record=record,
         namespace=source[1],

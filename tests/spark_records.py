@@ -37,6 +37,7 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
     lane: str = LANE,
     namespace: str = "plant",
     device_boot: str | None = None,
+    counter: str | None = None,
     doubt: str | None = None,
 ) -> Headers:
     """The headers as the gateway writes them."""
@@ -58,6 +59,8 @@ def reading_headers(  # noqa: PLR0913 - one argument for each thing that varies
     ]
     if device_boot is not None:
         texts += [("ce_deviceboot", device_boot), ("ce_devicesequence", str(sequence))]
+    if counter is not None:
+        texts.append(("ce_devicecounter", counter))
     if doubt is not None:
         texts.append(("ce_doubt", doubt))
     if boot_error_us is not None:
@@ -141,6 +144,7 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
             time = rng.choice([datetime(2000, 1, 1, 0, 0, sequence % 60, tzinfo=UTC), NOON + timedelta(days=3)])
         device = rng.randrange(4)
         namespace = rng.choice(["plant", "attic"])
+        device_boot = rng.choice([None, "7-1a2b3c4d"])
         unsynced = rng.random() < 0.3
         content_type = rng.choice(["application/json", "application/json; charset=utf-8", "text/plain"])
         headers = reading_headers(
@@ -156,7 +160,8 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
             buffer=buffer,
             lane=lane,
             namespace=namespace,
-            device_boot=rng.choice([None, "7-1a2b3c4d"]),
+            device_boot=device_boot,
+            counter=None if device_boot is None else rng.choice([None, "site/paris/thermo", "site/rome/thermo"]),
             doubt=rng.choice(["redelivered", "conflict"]) if rng.random() < 0.1 else None,
         )
         record = KafkaRecord(

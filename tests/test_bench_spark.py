@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from demo.kafka_broker import Broker
-from gateway.kafka_record import HEADER_NAMES
+from gateway.record_contract import HEADER_NAMES
 from tests.bench.parts_spark_freshness import waited_in
 from tests.bench.spark_feed import RESENT_RUN, Feed, FeedError, Place, fill, send, topics
 from tests.bench.spark_job import Reported

@@ -16,7 +16,7 @@ from gateway.check_end_to_end import check_end_to_end
 from gateway.check_readings import CheckOpened, CheckPlace, CheckReadings
 from gateway.clock_kernel import boottime_us
 from gateway.control import Handler
-from gateway.kafka_record import HEADER_NAMES
+from gateway.record_contract import HEADERS
 from gateway.settings import (
     BufferSettings,
     GatewaySettings,
@@ -179,7 +179,7 @@ def record(**changes: Any) -> ConsumerRecord[bytes, bytes]:
         "ce_type": "sluice.gateway.check",
         "content-type": "application/json",
     }
-    headers = [(name, told.get(name, "x").encode()) for name in HEADER_NAMES[:14]]
+    headers = [(name, told.get(name, "x").encode()) for name in HEADERS]
     found = {"topic": "gateway-events", "partition": 0, "offset": 7, "timestamp": 0, "timestamp_type": 1}
     found |= {"key": b"gw1", "value": OPENED.payload.encode(), "checksum": None, "serialized_key_size": 0}
     return ConsumerRecord(**{**found, "serialized_value_size": 0, "headers": headers, **changes})

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord
 
-from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from tests import gateways
 from tests.certificates import Authority, make_authority
 from tests.fake_clock import YEAR_2000, FakeClock

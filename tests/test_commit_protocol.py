@@ -218,7 +218,7 @@ def _with_value(event: Event, value: int) -> Sent:
 def _reading(taken: Taken, numbers: dict[str, int]) -> Sent:
     event = _event(taken.gateway, taken.boot, taken.at_s, taken.clock, numbers)
     device = f"device-{taken.device}"
-    run = None if taken.number is None else ("plant", device, "device-thermo", "7", taken.number)
+    run = None if taken.number is None else ("plant", device, "device-thermo", "", "7", taken.number)
     return _with_value(replace(event, device=device, run=run), taken.value)
 
 
@@ -301,7 +301,7 @@ def expected(kafka: Sequence[Sequence[Sent]]) -> Tables:
         lanes[sent.event.identity[:2]].add(sent.event.identity[2])
     for event, _, _ in good:
         if event.run is not None:
-            runs[event.run[:4]].add(event.run[4])
+            runs[event.run[:-1]].add(event.run[-1])
     damaged = {sent.event.record.place for sent in all_sent if sent.damaged}
     return Tables(
         {sent.event.record.place for sent in all_sent},

@@ -18,8 +18,9 @@ from gateway.buffer_losses import OWN, SENSOR_DROPPED, _Reported
 from gateway.buffer_quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
 from gateway.cli_options import DEFAULT_CONFIG
-from gateway.kafka_record import DEVICE, DOUBTS, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
+from gateway.kafka_record import DEVICE, DOUBTS
 from gateway.kafka_topics import ADMIN_CONFIG
+from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US
 from gateway.text_link import TOO_LONG
 from spark.cli import main as cloud
 

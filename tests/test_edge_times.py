@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import edge_times, log_table, time_corrections
+from spark import edge_times, time_corrections
 from spark.edge_times import Clocks, Correction, Moment, clocks
 from spark.sequence_runs import Edge
 from spark.time_corrections import current, retimed
@@ -23,7 +23,6 @@ UNKNOWN_US = 2**63 - 1
 def test_the_rules_are_those_of_the_corrections() -> None:
     for name in ("TOLD_SLACK_US", "EARLIEST_US", "LATEST_US", "DEVICE_QUALITY"):
         assert getattr(edge_times, name) == getattr(time_corrections, name)
-    assert edge_times.TIME_ERROR_UNKNOWN_US == log_table.TIME_ERROR_UNKNOWN_US
 
 
 def test_a_moment_of_a_boot_is_reckoned_from_a_record_of_it() -> None:

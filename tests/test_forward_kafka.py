@@ -19,7 +19,7 @@ from demo.uplink import Uplink
 from gateway import control
 from gateway.buffer_status import read_status
 from gateway.clock_kernel import read_wall_clock
-from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings
 from tests.gateways import (
     HOLD_NEW_CLOCK_S,

@@ -39,8 +39,8 @@ from gateway.forward_memory import Memory
 from gateway.forward_rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
 from gateway.intake import FrontDoor
 from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import TIME_ERROR_UNKNOWN_US
 from gateway.kafka_topics import TopicVerdict
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from tests.buffers import BOOT, CLOCK, confirm, opened, rows, store, until

@@ -24,9 +24,10 @@ from gateway.device_clocks import MARKS, SAVE_INTERVAL_US
 from gateway.device_time import DEFAULT_LIMITS, told_us
 from gateway.intake import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
 from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import ESTIMATED_ROUNDING_US, TIME_ERROR_UNKNOWN_US, RecordEncoder, rfc3339
+from gateway.kafka_record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
 from gateway.payload_identity import BINARY
 from gateway.reading import Reading, Recalled
+from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
 from tests.buffers import CLOCK, fill, opened, rows

@@ -7,17 +7,13 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway.buffer_rows import Doubt, Lane, Row, Series
 from gateway.clock_gateway import BootClock, BootTimes, Look
 from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import (
-    ESTIMATED_ROUNDING_US,
-    HEADER_NAMES,
-    TIME_ERROR_UNKNOWN_US,
-    RecordEncoder,
-    rfc3339,
-)
+from gateway.kafka_record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
+from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US, counter_of, implied_counter
 from gateway.settings import GatewaySettings
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -66,7 +62,39 @@ def test_a_reading_with_everything() -> None:
         ("ce_devicesequence", b"99"),
         ("ce_doubt", b"redelivered"),
     ]
-    assert tuple(name for name, _ in headers(row)) == HEADER_NAMES[:-1]
+
+
+@pytest.mark.parametrize(
+    ("topic", "subject", "kafka_topic", "named"),
+    [
+        ("device/42/thermo", "device/42/thermo", "device-thermo", None),
+        ("device/42/soil-moist", "device/42/soil-moist", "device-soil-moist", None),
+        ("site/42/thermo", "site/42/thermo", "device-thermo", "site/42/thermo"),
+        ("device/42/thermo", "device/42/thermo", "readings", "device/42/thermo"),
+        ("device/42/a/b", "device/42/a/b", "device-a-b", "device/42/a/b"),
+        # A serial sensor counts once for all its streams, whatever port it is at.
+        ("device/42/thermo", "/dev/ttyUSB0", "readings", None),
+    ],
+)
+def test_a_record_names_its_counter_where_the_kafka_topic_does_not_imply_it(
+    topic: str, subject: str, kafka_topic: str, named: str | None
+) -> None:
+    series = Series(kafka_topic, "42", "42", subject, "sluice.reading", "application/json", topic)
+    row = Row(1, 17, 1, 1_000_000, 900_000, 1_500, 123_456, "7-1a2b3c4d", 99, b"{}", 1)
+    found = dict(headers(row, series=series))
+    assert found.get("ce_devicecounter") == (None if named is None else named.encode())
+    assert tuple(found) == tuple(name for name in HEADER_NAMES if name in found)
+    unnumbered = replace(row, device_boot=None, device_sequence=None)
+    assert "ce_devicecounter" not in dict(headers(unnumbered, series=series))
+
+
+def test_two_topics_of_a_device_have_one_counter_nowhere() -> None:
+    """By any route: what a Kafka topic implies is one topic alone."""
+    topics = ["device/42/a", "device/42/a-b", "device/42/a/b", "device-a/42/b", "42", "device/42", "a/42/b"]
+    for kafka_topic in ("device-a", "device-a-b", "device-", "42", "device", "all"):
+        names = [(kafka_topic, counter_of(topic, topic, "42", kafka_topic)) for topic in topics]
+        assert len(set(names)) == len(topics)
+        assert sum(name == (kafka_topic, implied_counter("42", kafka_topic)) for name in names) <= 1
 
 
 def test_a_sensor_without_a_tick_gets_the_time_of_receipt_and_says_so() -> None:
@@ -114,7 +142,8 @@ def test_what_is_known_of_a_time_is_said_with_what_a_correction_needs(  # noqa: 
 
 
 def test_a_record_without_a_synced_clock_may_have_all_headers() -> None:
-    assert tuple(name for name, _ in headers(ESTIMATED, UNKNOWN)) == HEADER_NAMES
+    series = replace(SERIES, topic="all", stream=SERIES.subject)
+    assert tuple(name for name, _ in headers(ESTIMATED, UNKNOWN, series)) == HEADER_NAMES
 
 
 HOUR_US = 3_600_000_000

@@ -26,7 +26,7 @@ from spark.sequence_runs import (
 )
 from tests.spark_records import EPOCH
 
-KEY = ("plant", "42", "device-thermo", "7-1a2b3c4d")
+KEY = ("plant", "42", "device-thermo", "", "7-1a2b3c4d")
 
 
 def edge(number: int, error_us: int = 5) -> Edge:
@@ -184,14 +184,15 @@ def log_rows(spark: SparkSession, readings: list[tuple[str, int, int]]) -> DataF
     """Device, number and bound, as rows of `log` with the columns that matter here."""
     rows = [
         (
-            *("plant", device, "device-thermo", KEY[3], number, "sluice.reading", None, False),
+            *("plant", device, "device-thermo", None, KEY[4], number, "sluice.reading", None, False),
             *(EPOCH + timedelta(seconds=number), error_us, "estimated", "gw-1", "boot", number, None),
         )
         for device, number, error_us in readings
     ]
     return spark.createDataFrame(
         rows,
-        "namespace string, device string, stream string, device_boot string, device_sequence bigint, ce_type string,"
+        "namespace string, device string, stream string, device_counter string, device_boot string,"
+        "device_sequence bigint, ce_type string,"
         "reject_reason string, duplicate boolean, event_time timestamp, time_error_us bigint, time_quality string,"
         "gateway string, gateway_boot string, boot_time_us bigint, boot_time_error_us bigint",
     )

@@ -79,20 +79,27 @@ def test_headers_become_typed_columns(spark: SparkSession) -> None:
 
 def test_headers_that_are_there_or_not_are_found_in_each_combination(spark: SparkSession) -> None:
     shapes = [
-        (boot, doubt, error_us)
-        for boot in (None, "7-1a2b3c4d")
+        (boot, counter, doubt, error_us)
+        for boot, counter in ((None, None), ("7-1a2b3c4d", None), ("7-1a2b3c4d", "site/42/thermo"))
         for doubt in (None, "redelivered", "conflict")
         for error_us in (None, 0, 2**63 - 1)
     ]
     records = [
-        reading(headers=reading_headers(17, device_boot=boot, doubt=doubt, boot_error_us=error_us), offset=offset)
-        for offset, (boot, doubt, error_us) in enumerate(shapes)
+        reading(
+            headers=reading_headers(17, device_boot=boot, counter=counter, doubt=doubt, boot_error_us=error_us),
+            offset=offset,
+        )
+        for offset, (boot, counter, doubt, error_us) in enumerate(shapes)
     ]
 
     rows = typed_records(kafka_frame(spark, [*records, reading(headers=[], offset=99)])).orderBy("offset").collect()
 
-    found = [(r.device_boot, r.device_sequence, r.doubt, r.boot_time_error_us, r.header_fault) for r in rows]
+    found = [
+        (r.device_boot, r.device_sequence, r.device_counter, r.doubt, r.boot_time_error_us, r.header_fault)
+        for r in rows
+    ]
     assert found[:-1] == [
-        (boot, None if boot is None else 17, doubt, error_us, None) for boot, doubt, error_us in shapes
+        (boot, None if boot is None else 17, counter, doubt, error_us, None)
+        for boot, counter, doubt, error_us in shapes
     ]
     assert (rows[-1].doubt, rows[-1].boot_time_error_us) == (None, None)

@@ -39,7 +39,7 @@ GATEWAY_BOOT = "boot-1"
 LOG_SCHEMA = """
     namespace string, gateway string, device string, stream string, ce_type string, ce_id string, value binary,
     reject_reason string, duplicate boolean, event_time timestamp, time_error_us bigint, gateway_boot string,
-    boot_time_us bigint, device_boot string, device_sequence bigint
+    boot_time_us bigint, device_boot string, device_sequence bigint, device_counter string
 """
 
 
@@ -117,7 +117,7 @@ def runs(namespace: str, site: Site, rng: random.Random) -> dict[RunKey, tuple[I
     batches: dict[int, dict[RunKey, dict[int, Reading]]] = {}
     for boot, number, reading in numbered:
         of_batch = batches.setdefault(rng.randrange(3), {})
-        of_batch.setdefault((namespace, reading.device, reading.stream, boot), {})[number] = reading
+        of_batch.setdefault((namespace, reading.device, reading.stream, reading.counter, boot), {})[number] = reading
     found: dict[RunKey, tuple[Island, ...]] = {}
     for batch, of_batch in sorted(batches.items()):
         for key, by_number in of_batch.items():
@@ -147,7 +147,7 @@ def loss_row(namespace: str, number: int, loss: Loss) -> tuple[object, ...]:
 def event_row(namespace: str, loss: Loss, value: bytes, ce_id: str) -> tuple[object, ...]:
     names = (namespace, loss.gateway, loss.gateway, "gateway-events", "sluice.gateway.loss", ce_id)
     clock = (time(loss.told_us), loss.told_error_us, loss.told_boot, loss.told_boottime_us)
-    return (*names, value, None, False, *clock, None, None)
+    return (*names, value, None, False, *clock, None, None, None)
 
 
 def take_beats(states: GatewayStates, namespace: str, site: Site, rng: random.Random) -> None:
@@ -205,9 +205,12 @@ def gap_rows(evidence: Evidence) -> dict[str, list[GapRow]]:
     found: dict[str, list[GapRow]] = {}
     for row in window_status.gaps(evidence).collect():
         assert row["count"] == row.last - row.first + 1
-        gap = GapRow(row.device, row.stream, row.device_boot, row.first, row.last, row.explained)
+        gap = GapRow(row.device, row.stream, row.device_counter, row.device_boot, row.first, row.last, row.explained)
         found.setdefault(row.namespace, []).append(gap)
-    return {name: sorted(gaps, key=lambda gap: (gap[0], gap[1] or "", *gap[2:])) for name, gaps in found.items()}
+    return {
+        name: sorted(gaps, key=lambda gap: (gap[0], gap[1] or "", gap[2] or "", *gap[3:]))
+        for name, gaps in found.items()
+    }
 
 
 # -- examples ---------------------------------------------------------------------------------------------------------
@@ -484,20 +487,26 @@ def drawn_error(rng: random.Random) -> int:
 
 def draw_readings(rng: random.Random, site: Site, device: str, gateways: list[str]) -> dict[str, list[int]]:
     """Return the numbers that never came, by boot."""
-    streams = [THERMO, POWER][: rng.randrange(1, 3)]
+    sources = rng.choice(
+        [
+            [(THERMO, "")],
+            [(THERMO, ""), (POWER, "")],
+            [(THERMO, "a/t"), (THERMO, "b/t"), (POWER, "")][: rng.randrange(2, 4)],
+        ]
+    )
     style = rng.choice(["shared", "shared", "each", "none"])
     lost: dict[str, list[int]] = {}
     second = rng.randrange(30)
     for life in range(rng.randrange(1, 4)):
         boot = f"{life}-{device}"
-        counted = dict.fromkeys(streams, rng.randrange(3))
+        counted = dict.fromkeys(sources, rng.randrange(3))
         gateway = rng.choice(gateways)
         quiet = 0
         for _ in range(rng.randrange(2, 40)):
             second += rng.randrange(1, 6)
-            stream = rng.choice(streams)
-            number = counted[stream]
-            for each in streams if style == "shared" else [stream]:
+            source = rng.choice(sources)
+            number = counted[source]
+            for each in sources if style == "shared" else [source]:
                 counted[each] += 1
             if rng.random() < 0.05:
                 gateway = rng.choice(gateways)
@@ -508,7 +517,7 @@ def draw_readings(rng: random.Random, site: Site, device: str, gateways: list[st
                 lost.setdefault(boot, []).append(number)
                 continue
             error_us = drawn_error(rng)
-            reading = Reading(device, stream, boot, number, at(second), error_us, gateway)
+            reading = Reading(device, source[0], boot, number, at(second), error_us, gateway, source[1])
             site.readings.append(reading._replace(boot=None, number=None) if style == "none" else reading)
     return lost
 
