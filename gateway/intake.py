@@ -276,7 +276,9 @@ class FrontDoor:
 
     def key(self, name: str) -> str:
         """The Kafka key of a device, or of this gateway (`gateway.key`)."""
-        return name if self._gateway.key == "name" else f"{self._gateway.namespace}/{name}"
+        prefix = f"{self._gateway.namespace}/"
+        # A name that begins so (by the fallback topic, an MQTT topic) would be read as another one without it.
+        return name if self._gateway.key == "name" and not name.startswith(prefix) else prefix + name
 
     def _entry(self, reading: Reading, arrivals: list[Arrivals]) -> Entry:
         entry = self._routed(reading, arrivals)
