@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from spark import batch_job
+from spark.amendments import amendments_path
 from spark.batch_job import BatchJob
+from spark.evidence import open_gaps
 from spark.ingest_job import QueryIdError, running_query_id
-from spark.log_table import IMPLAUSIBLE_DATE, CheckpointError, LogAppend, open_log
+from spark.log_table import IMPLAUSIBLE_DATE, CheckpointError, LogAppend, log_path, open_log
 from spark.quarantine_view import open_quarantine
+from spark.seen_table import runs_path, settled_path
 from spark.windows_table import TimeSpan, time_spans
 from tests import spark_oracle
 from tests.spark_oracle import KafkaRecord, WindowRow
@@ -429,6 +432,38 @@ def test_a_device_that_changes_over_to_another_gateway_counts_once(warehouse: Wa
     counts = warehouse.take(1, second)
     assert (counts.duplicates, counts.rejected) == (2, 0)
     assert warehouse.tables() == spark_oracle.tables([*first, *second])
+
+
+def of_an_earlier_program(spark: SparkSession, path: str) -> None:
+    """Make a table as if an earlier program had made it, which knew no counters."""
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES (delta.appendOnly = false)")
+    spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES IF EXISTS (delta.dataSkippingStatsColumns)")
+    table = spark.read.format("delta").load(path)
+    partitions = spark.sql(f"DESCRIBE DETAIL delta.`{path}`").collect()[0].partitionColumns
+    old = table.drop("device_counter").write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    old.partitionBy(*partitions).save(path)
+
+
+def test_a_warehouse_of_an_earlier_program_goes_on(warehouse: Warehouse) -> None:
+    spark, tables = warehouse.spark, warehouse.job.tables
+    # The second comes again, better timed: it is amended.
+    first = [through("a", 0, 7, offset=0), through("a", 1, 8, offset=1), through("a", 2, 9, offset=2, error_us=9)]
+    warehouse.take(0, first[:2])
+    again = [through("b", 0, 8, offset=3, error_us=5), first[2]]
+    warehouse.take(1, again)
+    warehouse.job.save()
+    for path in (log_path(tables), amendments_path(tables), runs_path(tables), settled_path(tables)):
+        of_an_earlier_program(spark, path)
+
+    assert warehouse.tables() == spark_oracle.tables([*first, *again[:1]]), "it is read before it is written"
+    assert open_gaps(spark, warehouse.path).collect() == []
+    warehouse.job = BatchJob(spark, warehouse.path)
+    copy = through("b", 1, 7, offset=4)
+    named = through("b", 2, 7, offset=5)
+    named = replace(named, headers=[*(named.headers or []), ("ce_devicecounter", b"site/42/thermo")])
+    counts = warehouse.take(2, [copy, named])
+    assert (counts.duplicates, counts.rejected) == (1, 0)
+    assert warehouse.tables() == spark_oracle.tables([*first, again[0], copy, named])
 
 
 def test_a_damaged_copy_of_a_duplicate_does_not_make_it_count(warehouse: Warehouse) -> None:
