@@ -160,9 +160,10 @@ def _within(gap: Gap, why: str) -> Within:
 
 
 def _numbers(gap: Gap) -> str:
+    boot = gap.device_boot if gap.device_counter is None else f"{gap.device_boot} in {gap.device_counter}"
     if gap.first == gap.last:
-        return f"reading {gap.first} of boot {gap.device_boot} is missing"
-    return f"readings {gap.first} to {gap.last} of boot {gap.device_boot} are missing"
+        return f"reading {gap.first} of boot {boot} is missing"
+    return f"readings {gap.first} to {gap.last} of boot {boot} are missing"
 
 
 def _waits(sites: Sites, namespace: str, gateway: str) -> list[Within]:

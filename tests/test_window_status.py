@@ -364,6 +364,25 @@ def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSe
     assert found == {"shared": ("complete", "sequence", None), "own": ("provisional", None, "no later reading of it")}
 
 
+def test_a_stream_of_two_counters_is_proven_by_both(spark: SparkSession) -> None:
+    """Two topics of the sensor lead to one Kafka topic, and each counts its readings."""
+
+    def counted(by: str, readings: list[Reading]) -> list[Reading]:
+        return [reading._replace(counter=by) for reading in readings]
+
+    paris = counted("paris/temp", WHOLE)
+    sites = {
+        "both": Site(paris + counted("rome/temp", WHOLE)),
+        "one is silent": Site(paris + counted("rome/temp", every_second(range(90)))),
+        "one has a hole": Site(paris + counted("rome/temp", HOLEY)),
+    }
+    assert said(spark, sites) == {
+        "both": ("complete", "sequence", None),
+        "one is silent": ("provisional", "watermark", "gateway gw-1 has not told how far it has come"),
+        "one has a hole": ("provisional", "sequence", "readings 101 to 104 of boot 7-1a2b in rome/temp are missing"),
+    }
+
+
 def test_corrections_move_the_ends(spark: SparkSession) -> None:
     """Sent before the clock was known, told of later: the boot was at noon, to a millisecond."""
     site = Site(every_second([*range(101), *range(105, 181)], UNKNOWN_US), [RING_OVERFLOW])
@@ -396,7 +415,7 @@ def test_a_reading_in_the_quarantine_is_lost_until_it_is_read(spark: SparkSessio
     rejects = [
         (
             *("s", "gw-1", "42", THERMO, "sluice.reading", f"id-{number}", b"?", "no JSON", False),
-            *(time(at(number)), 1_000, GATEWAY_BOOT, number * SECOND, BOOT, number),
+            *(time(at(number)), 1_000, GATEWAY_BOOT, number * SECOND, BOOT, number, None),
         )
         for number in range(101, 105)
     ]
