@@ -21,7 +21,7 @@ import structlog
 from gateway.check_readings import CheckReadings
 from gateway.login_limit import LoginLimit
 from gateway.mqtt_commands import Commands
-from gateway.mqtt_connection import OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
+from gateway.mqtt_connection import CLOSING_COMMITS_S, OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
 from gateway.mqtt_device_events import DeviceEvents
 from gateway.mqtt_inflight import InflightTotal
 from gateway.mqtt_logins import NOBODY, Logins
@@ -35,8 +35,6 @@ from gateway.settings import ListenerSettings
 from gateway.tls_dates import Dates, by_system_clock
 
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
-CLOSING_COMMITS_S: Final = 2.0
-"""How long the end waits for commits under way, so that what they store is acknowledged and not sent again."""
 CLOSING_TURNS: Final = 10
 """Turns of the event loop that connections get to end in: TLS takes more than one."""
 

@@ -26,7 +26,7 @@ from gateway.mqtt_protocol import (
     connack,
     publish,
 )
-from gateway.mqtt_refusals import REVOKED, TAKEN_OVER, LoginRefusedError, RefusedError
+from gateway.mqtt_refusals import REVOKED, TAKEN_OVER, TOO_MANY_UNFINISHED, LoginRefusedError, RefusedError
 from gateway.mqtt_session import Batch, Session, SessionKey
 from gateway.mqtt_sessions import Opening
 from gateway.mqtt_tls import common_name
@@ -41,10 +41,12 @@ REFUSAL_HOLD_S: Final = 1.0
 SPARE_CONNECTIONS: Final = 64
 """Beyond `connections_max`: so many more are let in far enough to be told CONNACK 3."""
 
+CLOSING_COMMITS_S: Final = 2.0
+"""How long an end waits for commits under way, so that what they store is acknowledged and not sent again."""
 SHUTDOWN: Final = "shutdown"
 _INTAKE_REFUSED: Final = "intake-refused"
 _HELD_TOO_MUCH: Final = "held-too-much"
-OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, _INTAKE_REFUSED, _HELD_TOO_MUCH})
+OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, TOO_MANY_UNFINISHED, _INTAKE_REFUSED, _HELD_TOO_MUCH})
 """Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
 _TOO_MANY: Final = "too-many-failed-logins"
 _NOT_JUDGED: Final = (
@@ -64,6 +66,7 @@ class Connection(Link):
         "_inflight",
         "_listener",
         "_opening",
+        "_owes",
         "_plain",
         "_protocol",
         "_user",
@@ -92,6 +95,8 @@ class Connection(Link):
         self._clean = False
         self._inflight = Inflight(listener.settings, listener.inflight)
         self._waits_for_commit = False
+        self._owes = False
+        """Whether it ends as soon as what is being stored is answered (`dismiss`)."""
 
     @property
     def session(self) -> Session | None:
@@ -127,6 +132,7 @@ class Connection(Link):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._owes = False
         listener, client = self._listener, self._client
         listener.connections.discard(self)
         listener.paused.discard(self)
@@ -153,7 +159,7 @@ class Connection(Link):
         readings, answers = batch.readings, batch.answers
         received_us = self._listener.now_us()
         writer, plain = self._writer, self._plain
-        ending: Disconnect | Violation | None = None
+        ending: Disconnect | Violation | RefusedError | None = None
         remaining = iter(events)
         for event in remaining:
             # The way of nearly all readings; the rest, and QoS 0 and 2, go by `Client.take`.
@@ -167,8 +173,11 @@ class Connection(Link):
             if type(event) is Disconnect or type(event) is Violation:
                 ending = event
                 break
-            self._packet(event, batch, received_us)
-            if self._cause is not None:
+            try:
+                self._packet(event, batch, received_us)
+            except RefusedError as refused:
+                ending = refused
+            if ending is not None or self._cause is not None:
                 break
             if self._opening is not None:
                 self._opening += remaining
@@ -181,19 +190,16 @@ class Connection(Link):
             self._finish(ending)
 
     def _packet(self, event: Event, batch: Batch, received_us: int) -> None:
-        """Act on a packet, or end the connection."""
-        try:
-            if type(event) is Connect:
-                self._connect(event)
-            elif self._client is not None:  # else CONNECT was refused: it comes first, or a Violation does
-                self._client.take(event, batch, received_us)
-        except RefusedError as refused:
-            self.refuse(refused.reason, refused.message, refused.answer)
+        """Act on a packet. Raises RefusedError."""
+        if type(event) is Connect:
+            self._connect(event)
+        elif self._client is not None:  # else CONNECT was refused: it comes first, or a Violation does
+            self._client.take(event, batch, received_us)
 
-    def _finish(self, ending: Disconnect | Violation) -> None:
-        """Act on the last that a client has to say."""
-        if isinstance(ending, Violation):
-            self.refuse(ending.reason, ending.message, ending.answer)
+    def _finish(self, ending: Disconnect | Violation | RefusedError) -> None:
+        """End the connection: by the client's wish, or for what it sent last. What came before that was taken."""
+        if not isinstance(ending, Disconnect):
+            self.dismiss(ending.reason, ending.message, ending.answer)
         elif self._cause is None:
             self._clean = True  # and so the will is discarded [MQTT-3.14.4-3]
             self.end("disconnected")
@@ -297,7 +303,7 @@ class Connection(Link):
     def end_where_revoked(self, logins: "Logins") -> None:
         """End the connection of a client whose secret is good no more."""
         if self._client is not None and not logins.holds(self._client.identity):
-            self.refuse(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
+            self.dismiss(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
 
     def _opened(
         self,
@@ -361,7 +367,8 @@ class Connection(Link):
         if not batch.waits and not inflight.batches:
             # Nothing to store, and nothing before it to wait for.
             client.stored(batch)
-            self._write_answers(batch)
+            if self._cause is None:
+                self._write_answers(batch)
             return
         if batch.readings and listener.inflight.bytes > listener.inflight.bytes_max and listener.intake.holding:
             client.not_stored(batch)
@@ -385,17 +392,17 @@ class Connection(Link):
             self._not_stored(client, batch)
         else:
             true = client.stored(batch)
-            if self._cause is not None or self._transport.is_closing():
-                client.leave_unanswered(batch)
-            elif true:
+            if (self._cause is None or self._owes) and true and not self._transport.is_closing():
                 self._write_answers(batch)
             else:
-                self.refuse(_INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
+                client.leave_unanswered(batch)
+            if not true:
+                self.dismiss(_INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
+        if self._owes and not self._inflight.batches:
+            self._owe_nothing()
         self.pause_or_resume()
 
     def _write_answers(self, batch: Batch) -> None:
-        if self._cause is not None:
-            return
         answers = batch.answers
         if batch.qos0:
             answers = [answer for answer in answers if answer]
@@ -410,13 +417,13 @@ class Connection(Link):
         if listener.intake.holding:
             listener.refusing_until = self._loop.time() + REFUSAL_HOLD_S
         if client.not_stored(batch):
-            self.refuse(
+            self.dismiss(
                 _INTAKE_REFUSED,
                 "the buffer did not take the readings: they stay with the client, which sends them again",
             )
 
     def _hold_no_more(self) -> None:
-        self.refuse(
+        self.dismiss(
             _HELD_TOO_MUCH,
             "the buffer takes no readings at present, and more wait in memory than mqtt_listener.inflight_bytes_max, "
             "inflight_messages_max or inflight_bytes_total_max: the client keeps the rest, and sends it again",
@@ -443,6 +450,30 @@ class Connection(Link):
             self._read(reading)
 
     # --- the end ------------------------------------------------------------------------------------------
+
+    def dismiss(self, reason: str, message: str, answer: bytes = b"") -> None:
+        """Count and log why, and close a client's connection after the answers of all that is being stored.
+
+        Nothing more is taken from the client, which so makes progress with each connection. A commit is not waited for
+        if it takes longer than CLOSING_COMMITS_S, or while the buffer can store nothing. Without a client that was let
+        in, this is `refuse`.
+        """
+        if self._client is None:
+            self.refuse(reason, message, answer)
+        elif self._cause is None:
+            self._log_refusal(reason, message)
+            self._cause = reason
+            self._retire()
+            self._owes = True
+            if self._inflight.batches and not self._listener.intake.holding:
+                self._end_within(CLOSING_COMMITS_S, self._owe_nothing)
+            else:
+                self._owe_nothing()
+
+    def _owe_nothing(self) -> None:
+        """Close: what was being stored is answered, or is not waited for."""
+        self._owes = False
+        self._close_after_reading()
 
     def _check_silence(self) -> None:
         if self._client is None and self._waiting is None:  # whatever it has sent of a CONNECT

@@ -4,6 +4,7 @@ import abc
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from gateway.mqtt_tls import peer_name
@@ -11,7 +12,7 @@ from gateway.mqtt_tls import peer_name
 READ_BYTES_MAX: Final = 65_536
 """What one read may bring: all of it is parsed, stored and answered together."""
 LINGER_S: Final = 1.0
-"""How long a refused client gets to read the answer and close its side."""
+"""How long a refused client gets to read what was written to it and close its side."""
 WRITE_STALL_S: Final = 60.0
 """How long a peer may leave what is written to it unread, whatever its keep-alive."""
 PROBE_AFTER_S: Final = 120
@@ -157,20 +158,34 @@ class Link(asyncio.Protocol, abc.ABC):
             return
         self._cause = cause
         self._retire()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(LINGER_S, self.cut)
         if answer:
             self._transport.write(answer)
-        if answer and self._transport.can_write_eof():
-            # Closing while the peer's bytes are unread resets the connection, which may destroy the answer
-            # on its way: so our side ends first, and the peer closes, or is cut off.
+            self._close_after_reading()
+        else:
+            self._transport.close()
+
+    def _close_after_reading(self) -> None:
+        """Close once the peer has closed its side, which tells that it has read all, or after LINGER_S.
+
+        Closing while the peer's bytes are unread resets the connection, which may destroy answers on their way. So our
+        side ends first, and what the peer still sends is read and dropped.
+        """
+        self._end_within(LINGER_S, self.cut)
+        if self._transport.can_write_eof():
             try:
                 self._transport.write_eof()
             except OSError:  # it has gone while it was not read from
                 self.cut()
         else:
             self._transport.close()
+
+    def _end_within(self, seconds: float, then: Callable[[], None]) -> None:
+        """Read on, to drop it, and do `then` after a while; nobody asks any more how long the peer is silent."""
+        if not self._reading:
+            self._read(True)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, then)
 
     def cut(self) -> None:
         """Close at once, whatever was not sent."""

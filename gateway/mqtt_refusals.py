@@ -22,6 +22,8 @@ TAKEN_OVER: Final = "taken-over"
 """Why a connection ends whose client has connected anew: nothing was refused."""
 REVOKED: Final = "credentials-ended"
 """Why one ends whose secret was good when it began, and is no more."""
+TOO_MANY_UNFINISHED: Final = "too-many-unfinished"
+"""Why one ends whose client has more QoS 2 exchanges open than it may."""
 _ENDED: Final = "connection ended by the MQTT listener"
 ENDS: Final = {
     "keep-alive-timeout": f"{_ENDED}: nothing more was heard; check its power and radio",

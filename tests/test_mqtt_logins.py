@@ -299,8 +299,9 @@ async def test_what_a_revoked_device_had_under_way_is_stored_and_its_will_says_n
                     "kept": True,
                     "ended": 1,
                 }
+                peer.writer.write(publish("b", 2, "device/m003/thermo"))
                 intake.decide_all()
-                assert await peer.read_to_end() == b""
+                assert await peer.read_to_end() == puback(1)
             assert listener.counts["credentials-ended"] == 1
             async with connected(listener, first) as peer:
                 await peer.read_to_end()
