@@ -19,8 +19,8 @@ from gateway.mqtt_protocol import (
     unsuback,
 )
 from gateway.mqtt_redelivery import PacketIdRun, Unanswered
-from gateway.mqtt_refusals import RefusedError
-from gateway.mqtt_session import Batch, PacketIdInUseError, SessionKey, TooManyUnfinishedError, digest
+from gateway.mqtt_refusals import TOO_MANY_UNFINISHED, RefusedError
+from gateway.mqtt_session import Batch, SessionKey, TooManyUnfinishedError, digest
 from gateway.mqtt_sessions import Opening
 from gateway.reading import Reading
 
@@ -91,7 +91,7 @@ class Client:
             case Publish():
                 self._publish(event, batch, received_us)
             case PubRel():
-                self.session.release(batch, event.packet_id)
+                self.session.release(batch, event.packet_id, received_us)
             case PingRequest():
                 batch.at_once.append(PINGRESP)
             case PubAck():
@@ -125,11 +125,12 @@ class Client:
             batch.answers.append(event.packet_id)
         else:
             message = digest(event.topic, event.payload)
-            looks_known = self.session.received.get(event.packet_id) == message
             if not self._begin(event, message, batch):
                 return
-            # In a session that this gateway did not lose, an unknown identifier means that the first try was lost.
-            redelivered = looks_known or (event.dup and not self.present)
+            # In a session that this gateway did not lose, an unknown identifier means that the first try was lost,
+            # unless its exchange was released already.
+            comes_again = self.session.released.comes_again(event.packet_id, message)
+            redelivered = comes_again or (event.dup and not self.present)
         topic = event.topic
         batch.readings.append(
             Reading(topic, topic, event.payload, received_us, writer=self.writer, redelivered=redelivered)
@@ -148,17 +149,13 @@ class Client:
         """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is one that is not stored yet."""
         session, most = self.session, self._listener.settings.qos2_unfinished_max
         try:
-            new = session.begin(batch, event.packet_id, message, most, dup=event.dup)
-        except PacketIdInUseError as error:
-            raise RefusedError(
-                "packet-id-in-use", f"packet identifier {event.packet_id} waits for its PUBCOMP"
-            ) from error
+            new = session.begin(batch, event.packet_id, message, most)
         except TooManyUnfinishedError as error:
             raise RefusedError(
-                "too-many-unfinished",
-                f"{len(session.received)} QoS 2 messages of this session wait for their PUBREL, and "
-                f"{session.room.unfinished} in all; see mqtt_listener.qos2_unfinished_max and "
-                "mqtt_listener.qos2_unfinished_total_max",
+                TOO_MANY_UNFINISHED,
+                f"{session.unfinished} QoS 2 messages of this session wait for their PUBREL, and "
+                f"{session.room.unfinished} in all; what is stored is answered, and the client sends the rest again; "
+                "see mqtt_listener.qos2_unfinished_max and mqtt_listener.qos2_unfinished_total_max",
             ) from error
         if not new:
             self._listener.counts["redelivery-recognised"] += 1
@@ -172,7 +169,7 @@ class Client:
         """
         commands, topic = self._listener.commands, event.topic
         message = digest(topic, event.payload) if event.qos == 2 else b""
-        if event.qos == 2 and self.session.is_known(event.packet_id, message, dup=event.dup):
+        if event.qos == 2 and self.session.is_known(event.packet_id, message):
             self._begin(event, message, batch)
             return
         recipients = commands.recipients(topic, event.payload, event.qos)
@@ -216,12 +213,11 @@ class Client:
             mark = self.session.mark()
             batch.marks[mark.key] = mark.value
 
-    def stored(self, batch: Batch) -> bool:
-        """Take note that a batch is stored; tell whether all its answers are true."""
-        true = self.session.committed(batch)
+    def stored(self, batch: Batch) -> None:
+        """Take note that a batch is stored."""
+        self.session.committed(batch)
         if batch.commands:
             self._listener.commands.send(batch)
-        return true
 
     def not_stored(self, batch: Batch) -> bool:
         """Take note that nothing of a batch is stored; tell whether the client will send something of it again.

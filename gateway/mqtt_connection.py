@@ -391,12 +391,12 @@ class Connection(Link):
         if not stored:
             self._not_stored(client, batch)
         else:
-            true = client.stored(batch)
-            if (self._cause is None or self._owes) and true and not self._transport.is_closing():
+            client.stored(batch)
+            if (self._cause is None or self._owes) and not self._transport.is_closing():
                 self._write_answers(batch)
             else:
                 client.leave_unanswered(batch)
-            if not true:
+            if batch.untrue:
                 self.dismiss(_INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
         if self._owes and not self._inflight.batches:
             self._owe_nothing()
@@ -404,6 +404,8 @@ class Connection(Link):
 
     def _write_answers(self, batch: Batch) -> None:
         answers = batch.answers
+        if batch.untrue:
+            answers = [answer for position, answer in enumerate(answers) if position not in batch.untrue]
         if batch.qos0:
             answers = [answer for answer in answers if answer]
         packets = acknowledgements(answers)

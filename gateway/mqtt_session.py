@@ -1,8 +1,9 @@
 """One MQTT session, without I/O: exchanges with QoS 2 and commands, in step with the commits that keep them.
 
 What is kept is kept as marks, each in one commit with what it speaks of: `mqtt/session/<name>` is a session,
-`mqtt/qos2/<name>/<packet id>` an unfinished exchange with the digest of its message, `mqtt/command/<name>/<packet id>`
-a command that waits for its PUBACK. The session's name is random, so that no session inherits what another one left.
+`mqtt/qos2/<name>/<packet id>` an unfinished exchange with the digest of its message, `mqtt/qos2/<name>/released` the
+exchanges that were released last, `mqtt/command/<name>/<packet id>` a command that waits for its PUBACK. The session's
+name is random, so that no session inherits what another one left.
 """
 
 import hashlib
@@ -13,10 +14,13 @@ from typing import Final, TypeAlias
 import msgspec
 
 from gateway.mqtt_protocol import PUBCOMP, PUBREC, publish
+from gateway.mqtt_released import Released
 from gateway.reading import Mark, Reading
 
 MARKS: Final = "mqtt/"
 """How the keys of all marks of this ingress begin."""
+RELEASED: Final = "released"
+"""In the place of a packet identifier: the mark of the exchanges that were released last."""
 NOT_COUNTING: Final = 0x10000
 """Above every packet identifier: where a batch's do not count up."""
 
@@ -46,19 +50,20 @@ class Batch:
     """What one read of a connection brought, up to its one commit."""
 
     __slots__ = (
-        "again",
         "answers",
         "at_once",
         "bare",
-        "began",
         "commands",
         "counting_from",
+        "exchanges",
+        "follows",
         "marks",
         "qos0",
         "readings",
-        "released",
+        "refused",
         "replies",
         "subscribed",
+        "untrue",
     )
 
     def __init__(self) -> None:
@@ -76,11 +81,15 @@ class Batch:
         """How many of the answers are 0."""
         self.subscribed = False
         """Whether the session's subscriptions changed: its mark is made once, when all of the batch is known."""
-        self.began: list[tuple[int, bytes]] = []
-        """QoS 2 identifiers whose messages are in this batch, and their digests."""
-        self.again: list[tuple[int, bytes]] = []
-        """QoS 2 messages that came again: answered only if they are stored by then."""
-        self.released: list[int] = []
+        self.exchanges: dict[int, bytes | None] = {}
+        """What this batch makes of QoS 2 identifiers: the digest of a message whose exchange begins, None for released.
+        Of several changes of one identifier the last counts; all of them are in one commit."""
+        self.follows: list[tuple[int, Batch]] = []
+        """Positions in `answers` that are true only if another batch, which is under way, is stored too."""
+        self.refused = False
+        """Whether it is decided, and nothing of it was stored."""
+        self.untrue: set[int] = set()
+        """Positions in `answers` that are not to be written although this batch is stored."""
         self.commands: list[tuple[Session, int]] = []
         """Commands that this batch queues: whose, and under which packet identifier."""
         self.counting_from = NOT_COUNTING
@@ -93,8 +102,8 @@ class Batch:
 
     @property
     def waits(self) -> bool:
-        """Whether its answers must wait for a commit: its own, or that of a message that came again."""
-        return bool(self.readings or self.marks or self.again or self.subscribed)
+        """Whether its answers must wait for a commit: its own, or that of a batch which it follows."""
+        return bool(self.readings or self.marks or self.follows or self.subscribed)
 
 
 @dataclass(slots=True)
@@ -108,12 +117,8 @@ class Room:
     """QoS 2 exchanges."""
 
 
-class PacketIdInUseError(Exception):
-    """A new message under an identifier whose exchange is not finished [MQTT-2.3.1-2]."""
-
-
 class TooManyUnfinishedError(Exception):
-    """More unfinished QoS 2 exchanges than `qos2_unfinished_max` of one session, or `qos2_unfinished_total_max`."""
+    """More unfinished QoS 2 exchanges than one session may have; see `Session.begin`."""
 
 
 class TooManyCommandsError(Exception):
@@ -137,14 +142,13 @@ class Session:
     """Commits under way that are to keep it."""
     leaving: int = 0
     """Commits under way that are to forget it: while there are any, nothing new is given to it."""
-    received: dict[int, bytes] = field(default_factory=dict)
-    """QoS 2 identifiers in use, and the digest of the message each stands for."""
     stored: dict[int, bytes] = field(default_factory=dict)
-    """Those of them whose message is committed: what is left where a later message of the identifier is not."""
-    earlier: set[int] = field(default_factory=set)
-    """Identifiers that an earlier connection left in use."""
-    releasing: dict[int, int] = field(default_factory=dict)
-    """How many PUBRELs of an identifier wait for their commit."""
+    """QoS 2 identifiers in use as far as it is committed, and the digest of the message each stands for."""
+    changing: dict[int, list[Batch]] = field(default_factory=dict)
+    """By identifier: the batches under way that begin or release an exchange of it, in order."""
+    unfinished: int = 0
+    """Identifiers in `stored` or `changing`."""
+    released: Released = field(default_factory=Released)
     subscriptions: dict[str, int] = field(default_factory=dict)
     commands: dict[int, Command] = field(default_factory=dict)
     """By packet identifier."""
@@ -157,7 +161,7 @@ class Session:
     @property
     def holds_something(self) -> bool:
         """Whether something would be lost with it: commands, or exchanges that are not finished."""
-        return bool(self.commands or self.received)
+        return bool(self.commands or self.unfinished)
 
     @property
     def device(self) -> str:
@@ -167,49 +171,72 @@ class Session:
 
     # --- QoS 2: exactly once (section 4.3.3, method B with the message stored at once) ----------------------
 
-    def is_known(self, packet_id: int, message: bytes, *, dup: bool) -> bool:
-        """Whether a PUBLISH with QoS 2 and the digest `message` is one that came before.
+    def is_known(self, packet_id: int, message: bytes) -> bool:
+        """Whether a PUBLISH with QoS 2 and the digest `message` is one whose exchange is open, whatever DUP says."""
+        return self._message(packet_id) == message
 
-        A client sends again with DUP [MQTT-3.3.1-1]. Without it, the same message under an identifier of an earlier
-        connection comes from a client that lost its session and counts from the beginning: it is another message.
-        """
-        return self.received.get(packet_id) == message and (dup or packet_id not in self.earlier)
-
-    def begin(self, batch: Batch, packet_id: int, message: bytes, unfinished_max: int, *, dup: bool) -> bool:
+    def begin(self, batch: Batch, packet_id: int, message: bytes, unfinished_max: int) -> bool:
         """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is to be stored.
 
         The same identifier with the same message is the same message until it is released [MQTT-4.3.3-2]. With
         another message it comes from a client that lost its session and did not say so: that message is stored, for
         taking it for the old one would lose it.
 
-        Raises PacketIdInUseError and TooManyUnfinishedError.
+        One session may have `unfinished_max` exchanges, and no more of all sessions' room than it leaves to others.
+        Raises TooManyUnfinishedError.
         """
-        if packet_id in self.releasing:
-            raise PacketIdInUseError
-        if self.is_known(packet_id, message, dup=dup):
-            batch.again.append((packet_id, message))
+        if self.is_known(packet_id, message):
+            self._follow(batch, packet_id)
             batch.answer_bare(PUBREC | packet_id)
             return False
-        if packet_id not in self.received:
-            if len(self.received) >= unfinished_max or self.room.unfinished >= self.room.unfinished_max:
+        if not self._is_in_use(packet_id):
+            room = self.room
+            if self.unfinished >= min(unfinished_max, room.unfinished_max - room.unfinished):
                 raise TooManyUnfinishedError
-            self.room.unfinished += 1
-        self.received[packet_id] = message
-        self.earlier.discard(packet_id)
-        batch.began.append((packet_id, message))
+        self._change(batch, packet_id, message)
         batch.answers.append(PUBREC | packet_id)
         if self.kept:
             batch.marks[self._qos2_key(packet_id)] = message
         return True
 
-    def release(self, batch: Batch, packet_id: int) -> None:
-        """Take a PUBREL. One of an unknown identifier is answered too: its PUBCOMP was lost."""
-        batch.answer_bare(PUBCOMP | packet_id)
-        if packet_id in self.received or packet_id in self.releasing:
-            self.releasing[packet_id] = self.releasing.get(packet_id, 0) + 1
-            batch.released.append(packet_id)
+    def release(self, batch: Batch, packet_id: int, now_us: int) -> None:
+        """Take a PUBREL. One of an unknown identifier is answered too: its PUBCOMP was lost.
+
+        From here on a PUBLISH of the identifier is a new message, though PUBCOMP still waits for its commit.
+        """
+        if self._is_in_use(packet_id):
+            message = self._message(packet_id)
+            if message is not None:
+                self._follow(batch, packet_id)
+                self.released.add(packet_id, message, now_us)
+            self._change(batch, packet_id, None)
             if self.kept:
                 batch.marks[self._qos2_key(packet_id)] = None
+                batch.marks[self._qos2_key(RELEASED)] = self.released.packed
+        batch.answer_bare(PUBCOMP | packet_id)
+
+    def _is_in_use(self, packet_id: int) -> bool:
+        return packet_id in self.stored or packet_id in self.changing
+
+    def _message(self, packet_id: int) -> bytes | None:
+        """The message of an open exchange: as the batches under way will have it, or as it is committed."""
+        under_way = self.changing.get(packet_id)
+        return self.stored.get(packet_id) if under_way is None else under_way[-1].exchanges[packet_id]
+
+    def _change(self, batch: Batch, packet_id: int, message: bytes | None) -> None:
+        """Have a batch begin or release an exchange."""
+        if not self._is_in_use(packet_id):
+            self.unfinished += 1
+            self.room.unfinished += 1
+        if packet_id not in batch.exchanges:
+            self.changing.setdefault(packet_id, []).append(batch)
+        batch.exchanges[packet_id] = message
+
+    def _follow(self, batch: Batch, packet_id: int) -> None:
+        """Have the next answer of a batch depend on the batch under way that began an exchange, if there is one."""
+        under_way = self.changing.get(packet_id)
+        if under_way is not None and under_way[-1] is not batch:
+            batch.follows.append((len(batch.answers), under_way[-1]))
 
     # --- commands -------------------------------------------------------------------------------------------
 
@@ -244,7 +271,7 @@ class Session:
 
     def resume(self) -> None:
         """Begin a connection: everything unacknowledged is sent again, in order [MQTT-4.4.0-1]."""
-        self.earlier = set(self.received)
+        self.released.resume()
         committed = self.sent_before.union(self.waiting)
         self.waiting = sorted(committed, key=lambda packet_id: self.commands[packet_id].order)
 
@@ -260,7 +287,8 @@ class Session:
 
     def load_exchange(self, packet_id: int, message: bytes) -> None:
         """Take up an exchange that was unfinished before a restart; its message is stored."""
-        self.received[packet_id] = self.stored[packet_id] = message
+        self.stored[packet_id] = message
+        self.unfinished += 1
         self.room.unfinished += 1
 
     def load_command(self, packet_id: int, command: Command) -> None:
@@ -273,8 +301,10 @@ class Session:
         """Give back the room that its commands and exchanges take: the session is over."""
         for packet_id in tuple(self.commands):
             self._drop(packet_id)
-        for packet_id in tuple(self.received):
-            self._finish(packet_id)
+        self.room.unfinished -= self.unfinished
+        self.unfinished = 0
+        self.stored.clear()
+        self.changing.clear()
         self.waiting.clear()
         self.sent_before.clear()
 
@@ -285,46 +315,41 @@ class Session:
 
     # --- the outcome of a commit ----------------------------------------------------------------------------
 
-    def committed(self, batch: Batch) -> bool:
-        """Take note that a batch is stored; tell whether all its answers are true.
+    def committed(self, batch: Batch) -> None:
+        """Take note that a batch is stored; its `untrue` answers are not to be written.
 
-        One is not where a message came again while its first copy waited for a commit that failed.
+        Such is the answer to a message that came again while its first copy waited for a commit that failed.
         """
-        if batch.began:
-            self.stored.update(batch.began)
-        true = not batch.again or all(self.stored.get(packet_id) == message for packet_id, message in batch.again)
-        for packet_id in batch.released:
-            self._finish(packet_id)
-            self._released(packet_id)
+        batch.untrue = {position for position, first in batch.follows if first.refused}
+        self._decide(batch, is_stored=True)
         for session, packet_id in batch.commands:
             if packet_id in session.commands:
                 session.waiting.append(packet_id)
-        return true
 
     def undo(self, batch: Batch) -> None:
         """Take note that nothing of a batch is stored; others may have failed before it, or still wait behind it."""
-        for packet_id, message in batch.began:
-            if self.received.get(packet_id) is not message:
-                continue  # a later message of the same identifier, which has an outcome of its own
-            if packet_id in self.stored:
-                self.received[packet_id] = self.stored[packet_id]
-            else:
-                self._finish(packet_id)
-        for packet_id in batch.released:
-            self._released(packet_id)
+        batch.refused = True
+        self._decide(batch, is_stored=False)
         for session, packet_id in batch.commands:
             session._drop(packet_id)  # noqa: SLF001 - of this class
 
-    def _finish(self, packet_id: int) -> None:
-        if self.received.pop(packet_id, None) is not None:
-            self.room.unfinished -= 1
-        self.stored.pop(packet_id, None)
-        self.earlier.discard(packet_id)
-
-    def _released(self, packet_id: int) -> None:
-        self.releasing[packet_id] -= 1
-        if not self.releasing[packet_id]:
-            del self.releasing[packet_id]
+    def _decide(self, batch: Batch, *, is_stored: bool) -> None:
+        # A batch that is decided keeps no other alive.
+        batch.follows.clear()
+        for packet_id, message in batch.exchanges.items():
+            under_way = self.changing.get(packet_id, [])
+            if batch not in under_way:
+                continue  # the session is over
+            under_way.remove(batch)
+            if not under_way:
+                del self.changing[packet_id]
+            if is_stored and message is not None:
+                self.stored[packet_id] = message
+            elif is_stored:
+                self.stored.pop(packet_id, None)
+            if not self._is_in_use(packet_id):
+                self.unfinished -= 1
+                self.room.unfinished -= 1
 
     # --- marks ----------------------------------------------------------------------------------------------
 
@@ -336,11 +361,13 @@ class Session:
     def forgetting(self) -> dict[str, bytes | None]:
         """The marks that forget this session and all that belongs to it."""
         keys = [f"{MARKS}session/{self.name}"]
-        keys += map(self._qos2_key, self.received)
+        keys += map(self._qos2_key, {*self.stored, *self.changing})
+        if self.released.packed:
+            keys.append(self._qos2_key(RELEASED))
         keys += map(self._command_key, self.commands)
         return dict.fromkeys(keys)
 
-    def _qos2_key(self, packet_id: int) -> str:
+    def _qos2_key(self, packet_id: int | str) -> str:
         return f"{MARKS}qos2/{self.name}/{packet_id}"
 
     def _command_key(self, packet_id: int) -> str:

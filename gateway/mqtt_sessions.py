@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.mqtt_session import MARKS, Command, KeptSession, Room, Session, SessionKey
+from gateway.mqtt_released import Released
+from gateway.mqtt_session import MARKS, RELEASED, Command, KeptSession, Room, Session, SessionKey
 from gateway.reading import Mark
 
 
@@ -196,6 +197,8 @@ class Sessions:
                     )
                     for topic_filter, qos in kept.subscriptions.items():
                         self.subscribe(by_name[name], topic_filter, qos)
+                case [_, "qos2", name, part] if name in by_name and part == RELEASED:
+                    by_name[name].released = Released(value)
                 case [_, "qos2", name, number] if name in by_name:
                     by_name[name].load_exchange(int(number), value)
                 case [_, "command", name, number] if name in by_name:

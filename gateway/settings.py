@@ -121,12 +121,13 @@ class ListenerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         604_800.0
     )
     """How long a session is kept after its last connection (a week); begins anew when the gateway starts."""
-    qos2_unfinished_max: Annotated[int, Meta(ge=1, le=65_535, description="exchanges, 1 to 65535")] = 1_000
-    """QoS 2 messages of one session that may wait for their PUBREL."""
+    qos2_unfinished_max: Annotated[int, Meta(ge=1, le=65_535, description="exchanges, 1 to 65535")] = 65_535
+    """QoS 2 messages of one session that may wait for their PUBREL: as many as there are packet identifiers."""
     qos2_unfinished_total_max: Annotated[int, Meta(ge=1, le=10_000_000, description="exchanges, 1 to 10000000")] = (
-        100_000
+        150_000
     )
-    """The same for all sessions together."""
+    """The same for all sessions together; each takes some 110 bytes. No session may have more than it leaves to the
+    others."""
     connections_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 5_000
     connections_per_user_max: Annotated[int, Meta(ge=1, le=100_000, description="connections, 1 to 100000")] = 8
     """Connections of one user, operators too; anonymous clients have none, and only the bound of all."""

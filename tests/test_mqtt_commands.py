@@ -1,5 +1,6 @@
 """Commands for devices: who may send and hear them, where they wait, and what happens where they are too many."""
 
+import contextlib
 import hashlib
 from typing import Any
 
@@ -200,6 +201,28 @@ async def test_a_refused_command_with_qos_2_is_not_taken_for_known_when_it_comes
             # Known now: neither refused for want of room, nor queued twice.
             operator.writer.write(publish2("b", 2, dup=True, topic=topic))
             assert await operator.read(4) == pubrec(2)
+        assert len([key for key in intake.kept if "/command/" in key]) == 1
+
+
+@pytest.mark.parametrize("dup", [False, True])
+@pytest.mark.parametrize("killed", [False, True])
+async def test_an_operators_command_that_comes_again_in_an_open_exchange_is_one_command(
+    dup: bool,  # noqa: FBT001
+    killed: bool,  # noqa: FBT001
+) -> None:
+    intake = RecordingIntake()
+    topic = "command/m001/set"
+    async with contextlib.AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(listening(intake, **COMMANDED))
+        async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
+            assert await peer.read(9) == ACCEPTED + granted(1)
+        async with connected(listener, operator_keeping() + publish2("on", 7, topic=topic)) as operator:
+            assert await operator.read(8) == ACCEPTED + pubrec(7)
+        if killed:
+            await stack.aclose()
+            listener = await stack.enter_async_context(listening(intake, **COMMANDED))
+        async with connected(listener, operator_keeping() + publish2("on", 7, dup=dup, topic=topic)) as operator:
+            assert await operator.read(8) == PRESENT + pubrec(7)
         assert len([key for key in intake.kept if "/command/" in key]) == 1
 
 

@@ -1,7 +1,10 @@
 """Sessions without I/O: what is kept, forgotten, capped, and what commits that fail leave."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gateway.mqtt_protocol import PUBCOMP
 from gateway.mqtt_session import (
     MARKS,
     Batch,
@@ -32,10 +35,20 @@ def opened(table: Sessions, client_id: str = "m001", user: str | None = None) ->
     return opening.session
 
 
-def begin(session: Session, packet_id: int, payload: bytes, *, dup: bool = False) -> Batch:
+def begin(session: Session, packet_id: int, payload: bytes) -> Batch:
     batch = Batch()
-    session.begin(batch, packet_id, digest("t", payload), 10, dup=dup)
+    session.begin(batch, packet_id, digest("t", payload), 10)
     return batch
+
+
+def release(session: Session, packet_id: int) -> Batch:
+    batch = Batch()
+    session.release(batch, packet_id, 0)
+    return batch
+
+
+def is_open(session: Session, packet_id: int, payload: bytes) -> bool:
+    return session.is_known(packet_id, digest("t", payload))
 
 
 def test_a_batch_of_many_kinds() -> None:
@@ -43,26 +56,25 @@ def test_a_batch_of_many_kinds() -> None:
     session, _, marks = sessions().open((None, "m001"), clean=False)
     assert list(marks) == ["mqtt/session/a"]
     batch = Batch()
-    assert session.begin(batch, 7, digest("t", b"x"), 10, dup=False)
-    assert not session.begin(batch, 7, digest("t", b"x"), 10, dup=False)
-    session.release(batch, 8)
+    assert session.begin(batch, 7, digest("t", b"x"), 10)
+    assert not session.begin(batch, 7, digest("t", b"x"), 10)
+    session.release(batch, 8, 0)
     assert batch.marks == {"mqtt/qos2/a/7": digest("t", b"x")}
-    assert session.committed(batch)
-    later = Batch()
-    session.release(later, 7)
-    assert later.marks == {"mqtt/qos2/a/7": None}
+    session.committed(batch)
+    assert not batch.untrue
+    later = release(session, 7)
+    assert later.marks == {"mqtt/qos2/a/7": None, "mqtt/qos2/a/released": session.released.packed}
     session.undo(later)
-    assert 7 in session.received, "a PUBREL whose commit failed has released nothing"
-    again_later = Batch()
-    session.release(again_later, 7)
-    session.committed(again_later)
-    assert not session.received
+    assert is_open(session, 7, b"x"), "a PUBREL whose commit failed has released nothing"
+    session.committed(release(session, 7))
+    assert not is_open(session, 7, b"x")
+    assert session.unfinished == session.room.unfinished == 0
 
 
 def test_a_clean_session_leaves_no_mark() -> None:
     session, _, marks = sessions().open((None, "m001"), clean=True)
     batch = begin(session, 1, b"x")
-    session.release(batch, 1)
+    session.release(batch, 1, 0)
     assert marks == batch.marks == {}
 
 
@@ -72,17 +84,23 @@ def test_what_is_loaded_is_what_was_kept() -> None:
     before.subscribe(session, "command/m001/#", 1)
     batch = begin(session, 65_535, b"x")
     session.queue(batch, "command/m001/set", b"\x00on")
-    session.committed(batch)
-    kept = kept_marks(session.mark(), *(Mark(key, value) for key, value in batch.marks.items()))
+    begin_and_release = begin(session, 1, b"y")
+    session.release(begin_and_release, 1, 0)
+    for each in (batch, begin_and_release):
+        session.committed(each)
+    marks = batch.marks | begin_and_release.marks
+    kept = kept_marks(session.mark(), *(Mark(key, value) for key, value in marks.items()))
     after = sessions()
     assert after.load(kept, 5.0) == []
     loaded = after.kept["m001", "\u00fc/+#\0"]
-    assert (loaded.received, loaded.stored, loaded.commands, loaded.subscriptions) == (
-        session.received,
+    assert (loaded.stored, loaded.unfinished, loaded.released.packed, loaded.commands, loaded.subscriptions) == (
         session.stored,
+        session.unfinished,
+        session.released.packed,
         session.commands,
         session.subscriptions,
     )
+    assert len(session.released.packed) > 0
     assert (loaded.on_disk, loaded.idle_since_s, after.room) == (True, 5.0, before.room)
     assert after.subscribed == {"m001": [loaded]}
     loaded.resume()
@@ -235,8 +253,8 @@ def test_two_refused_messages_of_one_identifier_leave_nothing(order: tuple[int, 
     batches = [begin(session, 5, b"A"), begin(session, 5, b"B")]
     for number in order:
         session.undo(batches[number])
-    assert session.received == {}
-    assert session.room.unfinished == 0
+    assert (session.stored, session.changing) == ({}, {})
+    assert session.unfinished == session.room.unfinished == 0
 
 
 def test_a_refused_message_leaves_the_one_of_its_identifier_that_is_stored() -> None:
@@ -246,31 +264,75 @@ def test_a_refused_message_leaves_the_one_of_its_identifier_that_is_stored() -> 
     session.undo(refused)
     session.committed(stored)
     session.undo(begin(session, 5, b"D"))
-    assert session.received == {5: digest("t", b"C")}
+    assert is_open(session, 5, b"C")
+    assert session.stored == {5: digest("t", b"C")}
 
 
-def test_a_message_without_dup_on_a_later_connection_is_another_one() -> None:
+def test_an_answer_is_true_only_if_the_batch_that_it_follows_is_stored() -> None:
+    """A message came again, and its PUBREL came, while its first copy waited for a commit that failed."""
     session = opened(sessions())
-    session.committed(begin(session, 1, b"21.5"))
-    assert session.is_known(1, digest("t", b"21.5"), dup=False)
-    session.resume()
-    assert session.is_known(1, digest("t", b"21.5"), dup=True)
-    assert not session.is_known(1, digest("t", b"21.5"), dup=False)
-    begin(session, 1, b"21.5")
-    assert session.is_known(1, digest("t", b"21.5"), dup=False), "of this connection now"
+    first, again = begin(session, 5, b"A"), begin(session, 5, b"A")
+    session.release(again, 5, 0)
+    session.release(again, 6, 0)
+    session.undo(first)
+    session.committed(again)
+    assert again.answers[2:] == [PUBCOMP | 6]
+    assert again.untrue == {0, 1}, "PUBCOMP too would say that the message is here"
+    assert session.unfinished == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["A", "B", "release", "next batch"]), st.integers(1, 2)), max_size=20),
+    st.lists(st.booleans(), min_size=21, max_size=21),
+    st.integers(0, 3),
+)
+def test_after_any_commits_that_fail_the_session_is_as_its_marks_say(
+    steps: list[tuple[str, int]], outcomes: list[bool], refused_newest: int
+) -> None:
+    """What a restart would find, and what the next message meets, are one and the same."""
+    table = sessions()
+    session = opened(table)
+    batches = [Batch()]
+    for step, packet_id in steps:
+        if step == "next batch":
+            batches.append(Batch())
+        elif step == "release":
+            session.release(batches[-1], packet_id, 0)
+        else:
+            session.begin(batches[-1], packet_id, digest("t", step.encode()), 10)
+    for _ in range(min(refused_newest, len(batches))):
+        session.undo(batches.pop())
+    kept = kept_marks(session.mark())
+    for batch, is_stored in zip(batches, outcomes, strict=False):
+        if is_stored:
+            session.committed(batch)
+            kept = {key: value for key, value in (kept | batch.marks).items() if value is not None}
+        else:
+            session.undo(batch)
+    after = sessions()
+    assert after.load(kept, 0.0) == []
+    assert after.kept[session.key].stored == session.stored
+    assert session.changing == {}
+    assert session.unfinished == len(session.stored) == table.room.unfinished == after.room.unfinished
+    assert session.forgetting().keys() >= kept.keys()
+    table.close(session)
+    assert table.room.unfinished == 0
 
 
 def test_unfinished_exchanges_of_all_sessions_are_bounded() -> None:
-    table = sessions(room=Room(1_000, 2))
+    table = sessions(room=Room(1_000, 5))
     one, two = opened(table), opened(table, "m002")
-    begin(one, 1, b"x")
+    for packet_id in (1, 2, 3):
+        begin(one, packet_id, b"x")
+    with pytest.raises(TooManyUnfinishedError):
+        begin(one, 4, b"x")
     begin(two, 1, b"x")
     with pytest.raises(TooManyUnfinishedError):
         begin(two, 2, b"x")
     begin(two, 1, b"y")
     table.close(one)
     begin(two, 2, b"x")
-    assert table.room.unfinished == 2
+    assert (table.room.unfinished, two.unfinished) == (2, 2)
 
 
 def test_commands_keep_their_order_and_their_bounds() -> None:
