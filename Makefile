@@ -1,5 +1,7 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
-# make test   all tests            make test-fast   those that are not slow, and need neither Kafka nor Spark nor simavr
+# make test   all tests but the long ones
+# make test-fast   those that are not slow, and need neither Kafka nor Spark nor simavr
+# make test-long   those that take minutes: the demo and the fast tests on other systems (as root)
 # make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
@@ -17,11 +19,11 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
-PYTHON ?= python3.11
+PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FIRMWARE_PACKAGES := gcc-avr avr-libc libsimavr-dev libelf-dev gcc make
-PACKAGES := python3.11 python3-venv openjdk-17-jdk-headless maven $(FIRMWARE_PACKAGES)
+PACKAGES := python3 python3-venv 'openjdk-21-jdk-headless|openjdk-17-jdk-headless' maven $(FIRMWARE_PACKAGES)
 MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
@@ -30,7 +32,7 @@ WITH_SERVERS := kafka or spark or avr
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 
-.PHONY: always demo test test-fast check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
+.PHONY: always demo test test-fast test-long check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -39,15 +41,18 @@ demo: build/apt-demo install jars
 # get a core; of the others, those that share no server side by side. A failure does not stop the rest.
 test: build/apt-test install jars $(TEST_JARS)
 	@failed=0; \
-	nice $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15 -m spark > build/test-spark.log 2>&1 & spark=$$!; \
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
-	$(BIN)/pytest -m "($(WITH_SERVERS)) and not spark" || failed=1; \
+	nice $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15 -m "spark and not long" > build/test-spark.log 2>&1 & spark=$$!; \
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or long)" || failed=1; \
+	$(BIN)/pytest -m "($(WITH_SERVERS)) and not (spark or long)" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
 	exit $$failed
 
 test-fast: build/apt-test install
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow)"
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long)"
+
+test-long: build/apt-test install
+	$(BIN)/pytest -m long
 
 check: build/apt-demo install
 	$(BIN)/ruff check
@@ -59,17 +64,22 @@ install: $(VENV)/installed
 jars: build/jars/kafka.done build/jars/spark.done build/jars/classes.done
 
 build/apt-demo: Makefile demo/install_packages.sh
-	@demo/install_packages.sh $(PACKAGES)
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(PACKAGES)
 	@mkdir -p build && touch $@
 
 build/apt-test: Makefile demo/install_packages.sh
-	@demo/install_packages.sh $(TEST_PACKAGES)
+	@PYTHON=$(PYTHON) demo/install_packages.sh $(TEST_PACKAGES)
 	@mkdir -p build && touch $@
 
+# A link to the Python that it was made with. If an upgrade of the system took that Python away, the link leads nowhere,
+# which is no file to make: everything in $(VENV) is made anew.
+$(BIN)/python: | build/apt-demo
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
 # Every package at the version and hash that constraints.txt pins; the project itself is installed by reference.
-$(VENV)/installed: constraints.txt pyproject.toml | build/apt-demo
+$(VENV)/installed: constraints.txt pyproject.toml $(BIN)/python
 	@echo "installing Python packages into $(VENV) (a minute or two: Spark is large)"
-	@test -x $(BIN)/pip || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
@@ -167,7 +177,7 @@ build/peers/benthos: $(wildcard tests/bench/benthos/*.go tests/bench/benthos/go.
 lock: install
 	@test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install --quiet uv; }
 	build/uv/bin/uv pip compile --quiet --all-extras --generate-hashes --no-header --no-emit-index-url \
-		--no-emit-find-links --python-version 3.11 pyproject.toml --output-file constraints.txt
+		--no-emit-find-links --universal --python-version 3.11 pyproject.toml --output-file constraints.txt
 
 clean:
 	rm -rf build $(VENV)
