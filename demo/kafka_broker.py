@@ -1,6 +1,7 @@
 """A real single-node Kafka broker (KRaft, broker and controller in one) on loopback, for the demo and the tests."""
 
 import base64
+import os
 import random
 import shutil
 import socket
@@ -156,8 +157,17 @@ def require_kafka() -> None:
     """See that there is something to start a broker with. Raises BrokerError."""
     if not any(JARS.glob("kafka_2.13-*.jar")):
         raise BrokerError(f"Kafka's jars are not in {JARS}. Run `make jars`, which fetches them.")
-    if shutil.which("java") is None:
-        raise BrokerError("there is no `java` on the PATH. Install a JDK 17, for example openjdk-17-jdk-headless.")
+    if shutil.which(java_program()) is None:
+        raise BrokerError(
+            f"there is no `{java_program()}`. Install a JDK 17 or 21, for example openjdk-17-jdk-headless, and let "
+            "JAVA_HOME name its folder, or be unset."
+        )
+
+
+def java_program() -> str:
+    """The `java` of JAVA_HOME, else the one on the PATH: Spark and Maven choose by the same rule."""
+    home = os.environ.get("JAVA_HOME")
+    return f"{home}/bin/java" if home else "java"
 
 
 def launch_broker(files: BrokerFiles) -> Broker:
@@ -205,7 +215,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _java(*arguments: str | Path) -> list[str | Path]:
-    return ["java", *JVM_OPTIONS, "-cp", f"{JARS}/*", *arguments]
+    return [java_program(), *JVM_OPTIONS, "-cp", f"{JARS}/*", *arguments]
 
 
 def _broker_count(port: int) -> int:

@@ -1,6 +1,7 @@
 """Builds the Spark session that every job runs in: Kafka and Delta on the class path, UTC, quiet."""
 
 import os
+import sys
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ JARS_NEEDED = (
     "delta-storage",
 )
 MASTER_DEFAULT = "local[*]"
+LOOPBACK = "127.0.0.1"
 MEMORY_DEFAULT = "2g"
 """Of a session in which one process does all: Spark's own default, 1 GB, fills, and is collected all the time."""
 COMPILE_ALL = "-XX:-DontCompileHugeMethods"
@@ -129,7 +131,11 @@ def open_session(
     master = given.get("spark.master") or master or os.environ.get("SLUICE_SPARK_MASTER") or MASTER_DEFAULT
     if is_on_this_machine(master):
         # Nobody else joins a local session: it need not depend on this machine's name or address.
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        settings |= {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
+        # Java looks up this machine's name before it reads those, and ends if nothing resolves that name.
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+        # The `python3` on the PATH may be of another minor version, and Spark refuses such a worker.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if "SPARK_DRIVER_MEMORY" not in os.environ:
             settings["spark.driver.memory"] = MEMORY_DEFAULT
     builder = SparkSession.builder.appName(application).master(master)

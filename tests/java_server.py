@@ -7,6 +7,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from demo import child_process
+from demo.kafka_broker import java_program
 
 START_S_MAX = 90.0
 """They are up in 5 s on an idle machine."""
@@ -17,7 +18,8 @@ def java_server(
     arguments: Sequence[str | Path], log: Path, is_ready: Callable[[], bool], name: str
 ) -> Iterator[Popen[bytes]]:
     """A server for the length of a `with`. Raises RuntimeError with the end of its log if it does not start."""
-    process = child_process.spawn(["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *arguments], log)
+    options = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    process = child_process.spawn([java_program(), *options, *arguments], log)
     try:
         deadline = time.monotonic() + START_S_MAX
         while not is_ready():

@@ -55,6 +55,17 @@ async def test_what_is_produced_is_consumed_and_nothing_is_left_running(tmp_path
     assert not alive(broker.process.pid)
 
 
+def test_the_java_of_java_home_comes_before_that_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/no/such/java")
+    assert kafka_broker.java_program() == "/no/such/java/bin/java"
+    with pytest.raises(BrokerError, match="there is no `/no/such/java/bin/java`"):
+        kafka_broker.require_kafka()
+    monkeypatch.setenv("JAVA_HOME", "")
+    assert kafka_broker.java_program() == "java"
+    monkeypatch.delenv("JAVA_HOME")
+    assert kafka_broker.java_program() == "java"
+
+
 @pytest.mark.kafka
 async def test_the_gateway_listener_sends_clients_to_the_advertised_port(tmp_path: Path) -> None:
     advertised = kafka_broker.free_ports(1)[0]

@@ -1,0 +1,37 @@
+"""A session on a machine that is not set up for Spark."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process another host name: run as root"),
+]
+
+PROGRAM = """
+from pyspark.sql.functions import udf
+from spark.session import open_session
+
+spark = open_session("session")
+print(spark.range(40, 41).select(udf(lambda number: number + 2, "long")("id")).first()[0])
+"""
+
+
+def test_it_needs_neither_a_host_name_that_resolves_nor_the_python_on_the_path(tmp_path: Path) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho this is another Python >&2\nexit 1\n")
+    other.chmod(0o755)
+    left_out = {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME", "PYSPARK_PYTHON"}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    renamed = ["unshare", "--uts", "sh", "-ec", 'hostname sluice.invalid; exec "$@"', "sh"]
+
+    done = subprocess.run(
+        [*renamed, sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=False
+    )
+
+    assert done.stdout == "42\n", done.stderr
