@@ -11,6 +11,7 @@
 # make bench-spark     how fast records become tables, beside simpler ways, and fresh (see tests/bench/spark_tables.py)
 # make bench-install   from a bare Debian to the first reading in Kafka; service, page, questions (as root; tests/bench/install.py)
 #
+# Python 3.11 or later (PYTHON=PATH names another than python3) and Java 17 or 21 (JAVA_HOME) are the system's own.
 # What is missing is installed: Debian's packages by apt-get (as root or by sudo), Python's into .venv by pip, the jars
 # of Kafka and Spark's connectors into build/jars by Maven; for `make test` a schema registry and an object store too.
 

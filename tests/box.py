@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -22,14 +23,20 @@ from tests.netns import DNS_ADDRESS, Namespace
 ROOT = Path(__file__).parent.parent
 TREES = ROOT / "build" / "box"
 """Each release's tree, made once, as a tar file."""
-SUITES = {12: "bookworm", 13: "trixie"}
+SUITES = {11: "bullseye", 12: "bookworm", 13: "trixie"}
 PACKAGES = "systemd,systemd-sysv,udev,dbus,python3,openssl,iproute2,mosquitto-clients"
 """What the tree has: what a small server has, so that the package's own dependencies are there without a network."""
 PROGRAMS = {"mmdebstrap": "mmdebstrap", "systemd-nspawn": "systemd-container", "nsenter": "util-linux", "tar": "tar"}
 BOOT_S_MAX = 60.0
 STOP_S_MAX = 60.0
+# With `unshare` all ends that runs in its process namespace; systemd-nspawn alone would leave the box behind.
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+NSPAWN = ("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--console=pipe", "--timezone=off")
 REBOOTED = 133
 """How systemd-nspawn ends where its box asked to be started again."""
+
+
+Made = TypeVar("Made")
 
 
 class BoxUnavailableError(RuntimeError):
@@ -58,13 +65,10 @@ class Box:
             ["--private-network"] if namespace is None else [f"--network-namespace-path=/run/netns/{namespace.name}"]
         )
         begin = time.monotonic()
-        command = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=pipe"]
         # The clock is read as on a box of its own; nobody in there has the right to set it.
-        command += ["--system-call-filter=adjtimex clock_adjtime", "--resolv-conf=off", "--timezone=off"]
+        command = [*NSPAWN, "--boot", "--system-call-filter=adjtimex clock_adjtime", "--resolv-conf=off"]
         command += [*network, f"--directory={self.root}"]
-        # With `unshare` all ends that runs in its process namespace; systemd-nspawn alone would leave the box behind.
-        apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        self._nspawn = child_process.spawn(self._cgroup.joined(*apart, *command), self._log)
+        self._nspawn = child_process.spawn(self._cgroup.joined(*APART, *command), self._log)
         self._leader = self._wait_for_leader()
         deadline = begin + BOOT_S_MAX
         while (state := self.call("systemctl", "is-system-running").stdout.strip()) not in {"running", "degraded"}:
@@ -188,6 +192,15 @@ def tree(release: int) -> Path:
     return _made_once(f"debian{release}", SUITES[release], "--variant=minbase", f"--include={PACKAGES}", *less)
 
 
+def minimal_tree(release: int) -> Path:
+    """A Debian release with nothing but apt, certificates and the two programs that a person begins with.
+
+    Raises BoxUnavailableError as `tree` does.
+    """
+    options = ("--variant=minbase", "--include=ca-certificates,git,make")
+    return _made_once(f"debian{release}_minimal", SUITES[release], *options)
+
+
 def foreign_tree(release: int, architecture: str, packages: str) -> Path:
     """The files of these packages and of what they need, for another architecture: nothing of it was run.
 
@@ -240,13 +253,23 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
+def extract(made: Path, root: Path) -> None:
+    """Unpack a tree into a folder, which is made."""
+    root.mkdir(parents=True)
+    subprocess.run(["tar", "--extract", "--file", made, "--directory", root, "--numeric-owner"], check=True)
+
+
+def box_cgroup() -> AbstractContextManager[Cgroup]:
+    """A control group for one systemd-nspawn, by a name that nobody else has."""
+    return new_cgroup(f"sluice-{os.getpid()}-{time.monotonic_ns()}")
+
+
 @contextmanager
 def new_box(directory: Path, release: int = 12) -> Iterator[Box]:
     """A box of its own for the length of a `with`, not booted yet. Raises BoxUnavailableError as `tree` does."""
     source = tree(release)
     root = directory / "box"
-    root.mkdir(parents=True)
-    subprocess.run(["tar", "--extract", "--file", source, "--directory", root, "--numeric-owner"], check=True)
+    extract(source, root)
     (root / "etc" / "hostname").write_text("barn-1\n")
     (root / "etc" / "hosts").write_text("127.0.0.1 localhost barn-1\n")
     (root / "etc" / "resolv.conf").unlink(missing_ok=True)
@@ -256,7 +279,7 @@ def new_box(directory: Path, release: int = 12) -> Iterator[Box]:
     # Kept through a reboot.
     (root / "var" / "log" / "journal").mkdir(exist_ok=True)
     try:
-        with new_cgroup(f"sluice-{os.getpid()}-{time.monotonic_ns()}") as cgroup:
+        with box_cgroup() as cgroup:
             box = Box(root, directory / "console.log", cgroup)
             try:
                 yield box
@@ -269,15 +292,22 @@ def new_box(directory: Path, release: int = 12) -> Iterator[Box]:
 @contextmanager
 def box_or_skip(directory: Path, release: int = 12) -> Iterator[Box]:
     """The same for a fixture: where there can be no box, its tests are skipped with the reason."""
+    with entered_or_skip(new_box(directory, release)) as box:
+        yield box
+
+
+@contextmanager
+def entered_or_skip(context: AbstractContextManager[Made]) -> Iterator[Made]:
+    """Enter a context that may raise BoxUnavailableError, and skip the test with that reason."""
     with contextlib.ExitStack() as stack:
         try:
-            box = stack.enter_context(new_box(directory, release))
+            made = stack.enter_context(context)
         except BoxUnavailableError as reason:
             if os.environ.get("CI") and os.geteuid() == 0:
                 # What matters must run there: a skip would pass for a success.
                 raise
             pytest.skip(str(reason))
-        yield box
+        yield made
 
 
 def build(output: Path, *targets: str, version: str | None = None, key: Path | None = None) -> list[Path]:
