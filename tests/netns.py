@@ -361,6 +361,10 @@ def _try_namespaces() -> None:
     try:
         _execute("ip", "netns", "add", trial.name)
         _execute(*trial.prefix, "nft", "list", "ruleset")
+        # Most containers mount /proc/sys read-only, root or not.
+        trial.set("net/ipv6/conf/all/accept_dad", 0)
+    except OSError as error:
+        raise NetworkUnavailableError(f"settings of a network namespace cannot be written here: {error}") from None
     except subprocess.CalledProcessError as error:
         root = "" if os.geteuid() == 0 else " (run as root)"
         raise NetworkUnavailableError(f"network namespaces cannot be made here{root}: {error.stderr.strip()}") from None

@@ -52,11 +52,13 @@ for _ in range(2):
 VERIFY = """
 import ssl, sys
 ca, certificate, key = sys.argv[1:]
+client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+client.load_verify_locations(ca)
 server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 server.load_cert_chain(certificate, key)
 up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
 sides = [
-    ssl.create_default_context(cafile=ca).wrap_bio(down, up, server_hostname="127.0.0.1"),
+    client.wrap_bio(down, up, server_hostname="127.0.0.1"),
     server.wrap_bio(up, down, server_side=True),
 ]
 while sides:

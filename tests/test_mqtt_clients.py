@@ -21,6 +21,7 @@ from paho.mqtt.client import mqtt_ms_resend_pubrel as RESEND_PUBREL  # noqa: N81
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from structlog.testing import capture_logs
 
+from gateway.client_tls import client_context
 from gateway.ingress_mqtt_listener import ListenError, MqttListener
 from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX, handshake_failure
 from gateway.settings import TlsSettings
@@ -404,7 +405,7 @@ async def handshake(port: int, context: ssl.SSLContext) -> tuple[asyncio.StreamR
 
 
 def trusting(certificates: Certificates) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(certificates.ca))
+    return client_context(certificates.ca, None, None)
 
 
 CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04m001"

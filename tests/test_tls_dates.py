@@ -223,8 +223,7 @@ async def handshake(
     port: int, authority: Authority, own: Identity
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A client's connection with a certificate of its own, and CONNECT."""
-    context = ssl.create_default_context(cafile=authority.certificate)
-    context.load_cert_chain(own.certificate, own.key)
+    context = client_context(authority.certificate, own.certificate, own.key)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     writer.write(b"\x10\x0f\0\4MQTT\4\2\0\0\0\3" + own.certificate.stem[:3].encode())
     return reader, writer

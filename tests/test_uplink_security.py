@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +19,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from gateway.client_tls import client_context
 from tests import kafka_admin
 from tests.certificates import Authority, Identity, make_authority
 from tests.kafka_cluster import Cluster, Listener, kafka_cluster
@@ -199,7 +199,7 @@ CALLERS = [
 
 
 def client_of(broker: Broker, caller: Caller) -> AIOKafkaAdminClient:
-    context = ssl.create_default_context(cafile=str(broker.authority.certificate))
+    context = client_context(broker.authority.certificate, None, None)
     if caller.with_certificate:
         context.load_cert_chain(broker.client.certificate, broker.client.key)
     login = {"sasl_plain_username": USER, "sasl_plain_password": caller.password, "sasl_mechanism": caller.mechanism}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.kafka_broker import free_ports
+from gateway.client_tls import client_context
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.load import LoadError, load, run_load
@@ -123,7 +124,7 @@ async def tls(bench: Bench) -> list[Result]:
         f'\n[mqtt_listener.tls]\ncertificate = "{certificate}"\nkey = "{key}"\n'
         f"port = {port}\nconnections_max = {count_max}\n"
     )
-    context = ssl.create_default_context(cafile=certificate)
+    context = client_context(certificate, None, None)
     writers: list[asyncio.StreamWriter] = []
     async with _measured(bench, directory, "tls-thermo", devices=count_max, extra=section) as sluice:
         secrets = secrets_path(directory).read_text().split()
