@@ -431,10 +431,11 @@ def _to_stdout() -> Iterator[Callable[[bytes], object]]:
     try:
         yield sys.stdout.buffer.write
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        # Python would flush what is left at its end, and fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
+        # Python would flush what is left at its end, fail again, and end with a code of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return
         raise click.ClickException(f"the export ends early: {os.strerror(error.errno or errno.EIO)}") from error
 
 

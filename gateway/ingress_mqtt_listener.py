@@ -324,6 +324,7 @@ def _bind_message(host: str, port: int, setting: str, error: OSError) -> str:
         return f"{where}: the port is taken; stop what has it, or set another {setting}"
     if error.errno == errno.EACCES:
         return f"{where}: ports below 1024 need a privilege; set {setting} to 1024 or above"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+    # From Python 3.12 on, asyncio passes over an address that is not there. If none is left, its error has no number.
+    if error.errno in {errno.EADDRNOTAVAIL, None} or isinstance(error, socket.gaierror):
         return f"{where}: this machine has no such address; set mqtt_listener.host (0.0.0.0 means all)"
     return f"{where}: {error.strerror or error}; see mqtt_listener.host and {setting}"

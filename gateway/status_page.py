@@ -264,6 +264,7 @@ def _bind_words(settings: StatusPageSettings, error: OSError) -> str:
         return f"{where}: the port is taken; stop what has it, or set another status_page.port; {goes_on}"
     if error.errno == errno.EACCES:
         return f"{where}: ports below 1024 need a privilege; set status_page.port to 1024 or above; {goes_on}"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+    # From Python 3.12 on, asyncio passes over an address that is not there. If none is left, its error has no number.
+    if error.errno in {errno.EADDRNOTAVAIL, None} or isinstance(error, socket.gaierror):
         return f"{where}: this machine has no such address; set status_page.host (0.0.0.0 means all); {goes_on}"
     return f"{where}: {error.strerror or error}; see status_page.host and status_page.port; {goes_on}"

@@ -25,6 +25,14 @@ CONFIGURATION = (
 VARIABLES = re.compile(r"(PIP|MAVEN)_\w+|SSL_CERT_\w+|\w+_CA_BUNDLE|\w+_proxy", re.IGNORECASE)
 """Names of environment variables that say the same."""
 
+NSPAWN_ENVIRONMENT = {
+    # The tests fill a /tmp in memory of a tenth of this machine's.
+    "SYSTEMD_NSPAWN_TMPFS_TMP": "0",
+    # They make networks, and write settings of theirs.
+    "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network",
+}
+ALLOWED = ("--capability=CAP_NET_ADMIN", "--system-call-filter=adjtimex clock_adjtime")
+
 
 class FreshSystem:
     """One tree. Nothing runs in it between two commands."""
@@ -41,9 +49,11 @@ class FreshSystem:
         Raises subprocess.TimeoutExpired, and ends the command.
         """
         begin = self._log.stat().st_size if self._log.exists() else 0
-        options = ["--as-pid2", "--resolv-conf=copy-host", f"--directory={self._root}", f"--chdir=/{CLONE}"]
+        options = [*ALLOWED, "--as-pid2", "--resolv-conf=copy-host"]
+        options += [f"--directory={self._root}", f"--chdir=/{CLONE}"]
         options += [f"--setenv={name}={value}" for name, value in self._environment().items()]
-        process = child_process.spawn(self._cgroup.joined(*APART, *NSPAWN, *options, *command), self._log)
+        nspawn = self._cgroup.joined(*APART, *NSPAWN, *options, *command)
+        process = child_process.spawn(nspawn, self._log, env=os.environ | NSPAWN_ENVIRONMENT)
         try:
             code = process.wait(seconds_max)
         finally:

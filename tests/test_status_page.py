@@ -423,18 +423,28 @@ def until_there(served: Served, count: int) -> None:
 
 def test_a_port_that_is_taken_is_told_and_ends_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        wanted = StatusPageSettings("127.0.0.1", taken.getsockname()[1], tmp_path / "none")
-
-        async def run() -> None:
-            page = StatusPage(wanted, cast("StatusView", StubView()))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(page.run(), 0.3)
-
-        with capture_logs() as lines:
-            asyncio.run(run())
-    told = next(line["event"] for line in lines if "cannot be served" in line["event"])
+        told = told_of(StatusPageSettings("127.0.0.1", taken.getsockname()[1], tmp_path / "none"))
     assert "set another status_page.port" in told
     assert "readings are taken all the same" in told
+
+
+def test_an_address_of_another_machine_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    told = told_of(StatusPageSettings("192.0.2.1", free_port(), tmp_path / "none"))
+    assert "this machine has no such address; set status_page.host" in told
+    assert "readings are taken all the same" in told
+
+
+def told_of(wanted: StatusPageSettings) -> str:
+    """Why a page with these settings cannot be served, as its first warning says."""
+
+    async def run() -> None:
+        page = StatusPage(wanted, cast("StatusView", StubView()))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(page.run(), 0.3)
+
+    with capture_logs() as lines:
+        asyncio.run(run())
+    return next(str(line["event"]) for line in lines if "cannot be served" in line["event"])
 
 
 @pytest.mark.parametrize(("of", "what"), [(StatusPage, "__init__"), (StatusPage, "run"), (Answers, "tidy")])
