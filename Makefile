@@ -79,9 +79,10 @@ $(BIN)/python: | build/apt-demo
 	@$(PYTHON) -m venv $(VENV)
 
 # Every package at the version and hash that constraints.txt pins; the project itself is installed by reference.
+# Without PIP_USE_PEP517 the pip of Debian 12 warns at length of how it builds pyspark; later ones build it so anyway.
 $(VENV)/installed: constraints.txt pyproject.toml $(BIN)/python
 	@echo "installing Python packages into $(VENV) (a minute or two: Spark is large)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	@PIP_USE_PEP517=1 $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 

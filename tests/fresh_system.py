@@ -97,6 +97,8 @@ def fresh_system(directory: Path, release: int) -> Iterator[FreshSystem]:
 
 
 def _configure(root: Path) -> None:
+    # Every installation has this line. Nothing here resolves the name of the machine itself, as in many containers.
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
     for name in CONFIGURATION:
         source, target = Path(name), root / name.removeprefix("/")
         target.parent.mkdir(parents=True, exist_ok=True)
