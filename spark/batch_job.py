@@ -133,14 +133,12 @@ class BatchJob:
         spark: SparkSession,
         warehouse: str,
         streams: Streams | None = None,
-        reads: Callable[[str], bool] = lambda _: True,
         *,
         into: Version | None = None,
     ) -> None:
         """Make what is missing, and finish what an earlier run left unfinished. Raises WindowLengthError.
 
-        Without `streams` those hold by which the warehouse was last written. `reads` says of a topic whether it is
-        read at all: a gateway's word counts once all that it speaks of has been. With `into` the tables are those of a
+        Without `streams` those hold by which the warehouse was last written. With `into` the tables are those of a
         version that readers do not see yet, and `window_changes` is not told of them.
         """
         self.spark = spark
@@ -166,7 +164,7 @@ class BatchJob:
         self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
         last = self._log.last
         with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
-            self.state = JobState(spark, self._log, self.tables, reads)
+            self.state = JobState(spark, self._log, self.tables)
             self._corrections = known_corrections(spark, self.tables)
             if self._is_seen and version.number > 1:
                 self._tell_of_replay(version.number, last)

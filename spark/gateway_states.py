@@ -1,10 +1,11 @@
 """How far each gateway says it has come: of its heartbeats the newest whose offsets are all in `log`. Without Spark.
 
 A heartbeat tells of a moment: up to where Kafka had acknowledged, and what still waited. It counts once all that it
-calls acknowledged has been read; until then it waits here.
+calls acknowledged has been read; until then it waits here. Two kinds of topics are not waited for: the gateway's
+quarantine, whose records are no readings, and topics that Kafka has no longer.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -24,6 +25,9 @@ WAITING_MAX = 100
 may have something count a little later, never wrongly."""
 BOOTS_MAX = 20
 """Boots of a gateway of which it is remembered how their clock and the true time go together."""
+QUARANTINE_TOPIC = "gateway-quarantine"
+"""A gateway's topic for what it could not take, where its heartbeats do not name another. Nothing in it is a reading,
+whoever names it."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Offsets = Mapping[str, Mapping[int, int]]
 """By topic and partition, the next offset."""
@@ -62,6 +66,7 @@ class _Body(msgspec.Struct):
     low_watermark: datetime | None
     depth_rows: int = 0
     oldest_age_s: float | None = None
+    quarantine_topic: str = QUARANTINE_TOPIC
 
 
 class _SetAside(msgspec.Struct):
@@ -81,6 +86,11 @@ class Told:
     quarantined: tuple[Span, ...]
     depth_rows: int
     oldest_age_ms: int | None
+    quarantine_topic: str = QUARANTINE_TOPIC
+
+    def topics(self) -> set[str]:
+        """The topics that it has sent readings and events to."""
+        return self.offsets.keys() - {QUARANTINE_TOPIC, self.quarantine_topic}
 
 
 @dataclass(slots=True)
@@ -96,6 +106,13 @@ class BufferState:
     is_former: bool = False
     is_over: bool = False
     """The gateway set it aside: what could be read of it is in its successor, whose heartbeats tell of it."""
+    unread: tuple[str, ...] = ()
+    """Topics that its newest heartbeat names, and that the job leaves out."""
+
+    @property
+    def newest(self) -> Told | None:
+        """Its last heartbeat, whether it counts or not."""
+        return self.waiting[-1] if self.waiting else self.counted
 
 
 @dataclass(slots=True)
@@ -119,12 +136,18 @@ class GatewayStates:
         self.gateways = {} if gateways is None else gateways
         """By namespace and name."""
 
-    def take(self, events: Iterable[GatewayEvent], held: Offsets, reads: Callable[[str], bool]) -> set[tuple[str, str]]:
+    def take(
+        self,
+        events: Iterable[GatewayEvent],
+        held: Offsets,
+        reads: Callable[[str], bool] | None = None,
+        gone: Collection[str] = (),
+    ) -> set[tuple[str, str]]:
         """Take up what a batch brings, and look which heartbeats count by now.
 
-        `held` is what `log` holds, this batch included; `reads` says of a topic whether it goes into `log` at all. Of
-        one that does and of which nothing has come, everything is missing. Events that came before change nothing.
-        Returns which gateways' states are others now.
+        `held` is what `log` holds, this batch included. Of a topic of which nothing has come, everything is missing.
+        `reads` says of a topic whether the job reads it; without it, what is known of that stays. `gone` are topics
+        that Kafka has no longer. Events that came before change nothing. Returns which gateways' states are others now.
         """
         changed: set[tuple[str, str]] = set()
         for event in sorted(events, key=lambda event: event.order):
@@ -135,9 +158,15 @@ class GatewayStates:
                 self.malformed += 1
         for key, gateway in self.gateways.items():
             for buffer in gateway.buffers.values():
-                if _count(buffer, held, reads):
+                counts = _count(buffer, held, gone)
+                if _leave_out(buffer, reads, gone) or counts:
                     changed.add(key)
         return changed
+
+    def topics(self) -> frozenset[str]:
+        """Return the topics that heartbeats name, without quarantines."""
+        buffers = [buffer for gateway in self.gateways.values() for buffer in gateway.buffers.values()]
+        return frozenset().union(*(buffer.newest.topics() for buffer in buffers if buffer.newest is not None))
 
     def _take(self, event: GatewayEvent) -> None:
         if event.type == SET_ASIDE_TYPE:
@@ -177,6 +206,7 @@ def _told(event: GatewayEvent) -> Told:
         tuple(Span(None, span.count, _us(span.from_), _us(span.to)) for span in body.quarantined),
         body.depth_rows,
         None if age_s is None else round(age_s * 1_000),
+        body.quarantine_topic,
     )
 
 
@@ -219,8 +249,7 @@ def _note_buffer(gateway: GatewayState, event: GatewayEvent) -> None:
 
 
 def _wait(buffer: BufferState, told: Told) -> None:
-    newest = buffer.waiting[-1] if buffer.waiting else buffer.counted
-    if newest is not None and told.order <= newest.order:
+    if buffer.newest is not None and told.order <= buffer.newest.order:
         return
     buffer.waiting.append(told)
     if len(buffer.waiting) > WAITING_MAX:
@@ -233,29 +262,39 @@ def _distance(waiting: list[Told], place: int) -> int:
     return waiting[place + 1].order[0] - waiting[place - 1].order[0]
 
 
-def _count(buffer: BufferState, held: Offsets, reads: Callable[[str], bool]) -> bool:
+def _count(buffer: BufferState, held: Offsets, gone: Collection[str]) -> bool:
     for place in reversed(range(len(buffer.waiting))):
-        if _is_read(buffer.waiting[place], held, reads):
+        if _is_read(buffer.waiting[place], held, gone):
             buffer.counted = buffer.waiting[place]
             del buffer.waiting[: place + 1]
             return True
     return False
 
 
-def _is_read(told: Told, held: Offsets, reads: Callable[[str], bool]) -> bool:
+def _is_read(told: Told, held: Offsets, gone: Collection[str]) -> bool:
     return all(
         offset <= held.get(topic, {}).get(partition, 0)
-        for topic, partitions in told.offsets.items()
-        if reads(topic)
-        for partition, offset in partitions.items()
+        for topic in told.topics()
+        if topic not in gone
+        for partition, offset in told.offsets[topic].items()
     )
+
+
+def _leave_out(buffer: BufferState, reads: Callable[[str], bool] | None, gone: Collection[str]) -> bool:
+    """Note which topics are left out that a gateway writes to; return whether they are others than before."""
+    if reads is None or buffer.newest is None:
+        return False
+    before = buffer.unread
+    topics = buffer.newest.topics()
+    buffer.unread = tuple(sorted(topic for topic in topics if topic not in gone and not reads(topic)))
+    return buffer.unread != before
 
 
 def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> GatewayRow:
     told = buffer.counted
     waiting, until_us = len(buffer.waiting), buffer.until_us
     if told is None:
-        return GatewayRow(namespace, gateway, name, waiting=waiting, until_us=until_us)
+        return GatewayRow(namespace, gateway, name, waiting=waiting, until_us=until_us, unread=buffer.unread)
     return GatewayRow(
         namespace=namespace,
         gateway=gateway,
@@ -269,4 +308,5 @@ def _row(namespace: str, gateway: str, name: str, buffer: BufferState) -> Gatewa
         oldest_age_ms=told.oldest_age_ms,
         waiting=waiting,
         until_us=until_us,
+        unread=buffer.unread,
     )

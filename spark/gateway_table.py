@@ -1,6 +1,6 @@
 """`gateway_states`: what gateways said of themselves, in the driver's memory, and now and then in a table."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -33,10 +33,14 @@ class GatewayTable:
         return self._table.saved
 
     def note(
-        self, events: Iterable[GatewayEvent], held: Mapping[str, Mapping[int, int]], reads: Callable[[str], bool]
+        self,
+        events: Iterable[GatewayEvent],
+        held: Mapping[str, Mapping[int, int]],
+        reads: Callable[[str], bool] | None,
+        gone: Collection[str],
     ) -> None:
         """Take up what a batch brings. Doing it again changes nothing."""
-        for key in self.states.take(events, held, reads):
+        for key in self.states.take(events, held, reads, gone):
             self._table.changed(key)
 
     def save(self, ordinal: int) -> None:

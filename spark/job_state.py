@@ -19,17 +19,19 @@ from spark.topics_read import TopicsRead
 class JobState:
     """Which numbers came, up to where topics were read, what gateways said, and who was heard of."""
 
-    def __init__(self, spark: SparkSession, log: Log, tables: str, reads: Callable[[str], bool]) -> None:
-        """Read what was saved, and count again what was committed to `log` since.
-
-        `reads` says of a topic whether it goes into `log` at all.
-        """
-        self._reads = reads
+    def __init__(self, spark: SparkSession, log: Log, tables: str) -> None:
+        """Read what was saved, and count again what was committed to `log` since."""
+        self.reads: Callable[[str], bool] | None = None
+        """Says of a topic whether it goes into `log` at all; None where this run does not read Kafka."""
+        self.gone: frozenset[str] = frozenset()
+        """Topics that gateways have written to, and that Kafka has no longer."""
         self._seen = Seen(spark, tables)
         self._topics = TopicsRead(spark, tables)
         self._heard = DevicesHeard(spark, tables)
         self._gateways = GatewayTable(spark, tables)
         self.starts = read_starts(spark, tables)
+        self.named = self._gateways.states.topics()
+        """Topics that gateways' heartbeats name."""
         self.recovered = self.saved
         # One by one, in their order: what is kept of batches goes by it.
         for ordinal in range(self.saved + 1, log.last):
@@ -53,12 +55,18 @@ class JobState:
         self._heard.note(census)
         # Copies of events among them: what came before changes nothing.
         events = events_in(rows) if census.events else []
-        self._gateways.note(events, self._topics.offsets(), self._reads)
+        self._gateways.note(events, self._topics.offsets(), self.reads, self.gone)
+        if events:
+            self.named = self._gateways.states.topics()
         return self._seen.note(census, ordinal)
 
     def topics(self) -> Mapping[str, TopicRead]:
         """What was read of each topic."""
         return self._topics.topics()
+
+    def read_to(self, offsets: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
+        """Note up to where a batch goes by Spark's word: also in partitions that had no record for it."""
+        self._topics.read_to(offsets, topic_ids)
 
     def begin(self, start: ReadingStart) -> None:
         """Note that a new checkpoint begins."""

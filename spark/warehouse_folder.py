@@ -124,6 +124,17 @@ def files_in(spark: "SparkSession", path: str) -> list[str]:
     return [status.getPath().getName() for status in _listed(spark, path) if status.isFile()]
 
 
+def text_of(spark: "SparkSession", path: str) -> str:
+    """The text of a file, on whatever file system it lies. Raises Py4JJavaError where it cannot be read."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to it
+    system, file = _hadoop(spark, path)
+    stream = system.open(file)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
+
+
 def remove_folder(spark: "SparkSession", path: str) -> None:
     """Remove a folder with all that is in it."""
     system, folder = _hadoop(spark, path)
