@@ -59,19 +59,22 @@ from spark.time_corrections import (
     retimed,
     take_corrections,
 )
-from spark.warehouse_folder import folder_exists
+from spark.warehouse_copy import AFTER, STARTS, Derived, forget_broken, make_agree
+from spark.warehouse_folder import folder_exists, note_place, was_copied
 from spark.warehouse_version import Version, change_version, current_version, folder_of
 from spark.window_changes import (
     COPY,
     CORRECTION,
     FIGURES,
     READINGS,
+    REPLAY,
     append_changes,
     append_replayed,
     changes_path,
     changes_schema,
     create_changes,
     differences,
+    of_version,
 )
 from spark.windows_table import (
     KEY,
@@ -143,6 +146,10 @@ class BatchJob:
         """
         self.spark = spark
         self.warehouse = warehouse
+        # A version in the making is nobody's copy.
+        is_copy = into is None and was_copied(warehouse)
+        if is_copy:
+            forget_broken(spark, warehouse)
         # Small tables, some ten of them.
         with interpreted_if(spark, small=True):
             version = self._open(streams) if into is None else self._made(into)
@@ -156,22 +163,24 @@ class BatchJob:
         self._deletions = read_deletions(spark, warehouse)
         self.horizons = read_horizons(spark, warehouse)
         self.tables = folder_of(warehouse, version.number)
-        self._log = Log(spark, self.tables)
-        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
-        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
-        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
-        self._changes = AppendTable(spark, changes_path(warehouse), changes_schema())
-        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
+        self._read_tables()
+        first = None
+        if is_copy or not self._agree():
+            first = make_agree(spark, self.tables, self._derived())
+            self._read_tables()
         last = self._log.last
         with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
-            self.state = JobState(spark, self._log, self.tables)
+            self.state = JobState(spark, self._log, self.tables, first)
             self._corrections = known_corrections(spark, self.tables)
             if self._is_seen and version.number > 1:
                 self._tell_of_replay(version.number, last)
             # What is saved was derived from whole.
             if last > self.state.saved:
-                self._finish(last)
+                for ordinal in range(last if first is None else first, last + 1):
+                    self._finish(ordinal)
         self.state.begin_at(last + 1)
+        if into is None:
+            note_place(warehouse)
         self._saved_s = time.monotonic()
         self._saving_s = 0.0
         self._last_rows = 0
@@ -243,7 +252,7 @@ class BatchJob:
                 elif writing is None:
                     windows.write(rows, self._corrections)
                 before_commit()
-                append.commit()
+                append.commit(self._so_far())
                 found = NONE_FOUND if copies is None else copies.found
                 self._derive(rows, census, copies, windows)
         # Where nothing of before changed and no time was put right, the census and the verdicts know all.
@@ -266,13 +275,48 @@ class BatchJob:
         self._saved_s = time.monotonic()
         self._saving_s = self._saved_s - begun
 
-    def _finish(self, last: int) -> None:
-        """Derive from the last batch what a run that died may have left out."""
-        rows = self._log.rows_of(last)
-        census = take_census(rows, last)
-        windows = self._windows_of(last)
+    def _read_tables(self) -> None:
+        """See how far each table goes."""
+        spark = self.spark
+        self._log = Log(spark, self.tables)
+        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
+        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
+        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
+        self._changes = AppendTable(spark, changes_path(self.warehouse), changes_schema())
+        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
+
+    def _now_and_then(self) -> dict[str, AppendTable]:
+        """The tables that few batches commit to, by the application under which `log` says how far they had come."""
+        tables = {"amendments": self._amendments, "corrections": self._told, "losses": self._losses}
+        return {f"{AFTER}{name}": table for name, table in tables.items()}
+
+    def _so_far(self) -> dict[str, int]:
+        """How far other tables have come: what shows in a copy that one of them is of another moment."""
+        numbers = {name: table.last(ORDINAL) for name, table in self._now_and_then().items()}
+        start = self.state.start
+        return numbers if start is None else numbers | {STARTS: start.number}
+
+    def _derived(self) -> list[Derived]:
+        told = [Derived(table.path, required=name) for name, table in self._now_and_then().items()]
+        changes = of_version(self._version)
+        # What a replay made is told of at once, after it.
+        is_told = self._version == 1 or self._changes.last(f"{changes}{REPLAY}") >= 0
+        return [Derived(self._parts.path), *told, *([Derived(self._changes.path, changes)] if is_told else [])]
+
+    def _agree(self) -> bool:
+        """Tell whether no table is behind `log`, or ahead of it, further than a job leaves it that dies."""
+        last, parts = self._log.last, self._parts.last(ORDINAL)
+        return last - 1 <= parts <= last and all(
+            self._log.table.last(name) <= table.last(ORDINAL) <= last for name, table in self._now_and_then().items()
+        )
+
+    def _finish(self, ordinal: int) -> None:
+        """Derive from a batch what a run that died may have left out."""
+        rows = self._log.rows_of(ordinal)
+        census = take_census(rows, ordinal)
+        windows = self._windows_of(ordinal)
         windows.write(rows, self._corrections)
-        with self._copies(rows, census, last) as copies:
+        with self._copies(rows, census, ordinal) as copies:
             self._derive(rows, census, copies, windows)
 
     def _tell_of_replay(self, version: int, last: int) -> None:

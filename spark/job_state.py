@@ -19,8 +19,11 @@ from spark.topics_read import TopicsRead
 class JobState:
     """Which numbers came, up to where topics were read, what gateways said, and who was heard of."""
 
-    def __init__(self, spark: SparkSession, log: Log, tables: str) -> None:
-        """Read what was saved, and count again what was committed to `log` since."""
+    def __init__(self, spark: SparkSession, log: Log, tables: str, first: int | None = None) -> None:
+        """Read what was saved, and count again what was committed to `log` since, up to before a batch.
+
+        Without `first` that is the last one.
+        """
         self.reads: Callable[[str], bool] | None = None
         """Says of a topic whether it goes into `log` at all; None where this run does not read Kafka."""
         self.gone: frozenset[str] = frozenset()
@@ -34,7 +37,7 @@ class JobState:
         """Topics that gateways' heartbeats name."""
         self.recovered = self.saved
         # One by one, in their order: what is kept of batches goes by it.
-        for ordinal in range(self.saved + 1, log.last):
+        for ordinal in range(self.saved + 1, log.last if first is None else first):
             rows = log.rows_of(ordinal)
             self.note(rows, take_census(rows, ordinal), ordinal)
 

@@ -176,10 +176,11 @@ class LogAppend:
         self._staged.write(rows)
         return self._staged.rows()
 
-    def commit(self) -> None:
+    def commit(self, so_far: Mapping[str, int] | None = None) -> None:
+        """Commit what was written last. `so_far`: how far other tables have come, by application."""
         batch = self._batch
         numbers = {query_of(batch): batch.number} if isinstance(batch, BatchId) else batch.numbers
-        self._staged.commit({ORDINAL: self.ordinal, **numbers})
+        self._staged.commit({ORDINAL: self.ordinal, **numbers, **(so_far or {})})
 
 
 def from_kafka() -> Column:

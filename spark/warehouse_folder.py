@@ -15,6 +15,8 @@ VERSIONS = "versions"
 """The folder of the table that says which versions of the others there are."""
 LITTLE_BYTES_MAX = 30_000_000
 """Of a warehouse of which any query is soon answered."""
+PLACE = "_place"
+"""The file that says where its own warehouse was written last: in a copy it says another place."""
 INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 # A local file as a URI, as Hadoop takes it: `file:/data`, `file:///data`.
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
@@ -49,6 +51,28 @@ def is_local(warehouse: str) -> bool:
 def may_be_warehouse(warehouse: str) -> bool:
     """Whether there may be tables in a folder, as far as can be told at once: it is none, or on another machine."""
     return not is_local(warehouse) or (Path(warehouse) / VERSIONS).is_dir()
+
+
+def was_copied(warehouse: str) -> bool:
+    """Tell whether a local warehouse may be a copy: nobody noted this place in it."""
+    if not is_local(warehouse):
+        return False
+    note = Path(warehouse) / PLACE
+    return not note.exists() or note.read_text("utf-8") != _place(note)
+
+
+def note_place(warehouse: str) -> None:
+    """Note in a local warehouse where it lies: its tables agree with one another."""
+    if was_copied(warehouse):
+        note = Path(warehouse) / PLACE
+        note.touch()
+        note.write_text(_place(note), "utf-8")
+
+
+def _place(file: Path) -> str:
+    """Which file it is on which file system: a copy is another."""
+    about = file.stat()
+    return f"{about.st_dev}:{about.st_ino}"
 
 
 def holds_little(warehouse: str) -> bool:

@@ -1,6 +1,7 @@
 """How far gateways say they have come: which heartbeat counts."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -43,13 +44,9 @@ def event(place: int, value: bytes | None, buffer: str = "0011", error_us: int =
     return GatewayEvent(HEARTBEAT_TYPE, "plant", "gw-1", buffer, order, clock, value)
 
 
-def reads(topic: str) -> bool:
-    return topic.startswith("device-")
-
-
 def taken(*events: GatewayEvent, held: int = 0) -> GatewayStates:
     states = GatewayStates()
-    states.take(events, {TOPIC: {0: held}}, reads)
+    states.take(events, {TOPIC: {0: held}})
     return states
 
 
@@ -79,16 +76,52 @@ def test_a_heartbeat_says_what_still_waits() -> None:
 def test_a_heartbeat_counts_once_all_that_it_calls_acknowledged_was_read() -> None:
     states = taken(event(1, body(10)), event(2, body(20)), event(3, body(30)), held=10)
     assert (counted(states), states.rows()[0].waiting) == (1, 2)
-    states.take([], {TOPIC: {0: 29}}, reads)
+    states.take([], {TOPIC: {0: 29}})
     assert (counted(states), states.rows()[0].waiting) == (2, 1)
-    states.take([], {TOPIC: {0: 30}}, reads)
+    states.take([], {TOPIC: {0: 30}})
     assert (counted(states), states.rows()[0].waiting) == (3, 0)
 
 
-def test_a_topic_that_was_never_read_is_missing_and_one_that_nobody_reads_is_not() -> None:
+def test_a_topic_that_was_never_read_is_missing_and_a_quarantine_is_not() -> None:
     assert counted(taken(event(1, body(offsets={"device-new": {"0": 1}})))) is None
     assert counted(taken(event(1, body(offsets={"device-thermo": {"1": 1}})))) is None
+    assert counted(taken(event(1, body(offsets={"ex-temp": {"0": 1}})))) is None
     assert counted(taken(event(1, body(offsets={"gateway-quarantine": {"0": 1}})))) == 1
+    own = {"offsets": {"aside": {"0": 1}}, "quarantine_topic": "aside"}
+    assert counted(taken(event(1, body(**own)))) == 1
+    assert counted(taken(event(1, body(offsets={"aside": {"0": 1}})))) is None
+
+
+def test_topics_that_the_job_leaves_out_are_told_as_long_as_it_does() -> None:
+    offsets = {topic: {"0": 1} for topic in (TOPIC, "ex-temp", "aside", "gone", "gateway-quarantine")}
+    states = taken(event(1, body(1)), event(2, body(offsets=offsets, quarantine_topic="aside")), held=1)
+    assert states.topics() == {TOPIC, "ex-temp", "gone"}
+    held = {TOPIC: {0: 1}}
+
+    def unread(reads: Callable[[str], bool] | None, *, gone: bool = True) -> tuple[str, ...]:
+        states.take([], held, reads, {"gone"} if gone else ())
+        (row,) = states.rows()
+        return row.unread
+
+    assert unread(lambda topic: topic == TOPIC, gone=False) == ("ex-temp", "gone")
+    assert unread(lambda topic: topic == TOPIC) == ("ex-temp",)
+    # Whoever does not read Kafka says nothing of it.
+    assert unread(None) == ("ex-temp",)
+    assert (counted(states), states.rows()[0].waiting) == (1, 1)
+    assert unread(lambda _: True) == ()
+    states.take([], held | {"ex-temp": {0: 1}}, lambda _: True, {"gone"})
+    assert (counted(states), states.rows()[0].waiting) == (2, 0)
+    assert stored_and_read(states.gateways["plant", "gw-1"]) == states.gateways["plant", "gw-1"]
+
+
+def test_states_of_a_program_that_knew_no_other_quarantine_are_read() -> None:
+    state = taken(event(1, body(5)), event(2, body(9)), held=5).gateways["plant", "gw-1"]
+    old = json.loads(msgspec.json.encode(state))
+    for buffer in old["buffers"].values():
+        del buffer["unread"]
+        for told in (buffer["counted"], *buffer["waiting"]):
+            del told["quarantine_topic"]
+    assert msgspec.json.decode(json.dumps(old), type=GatewayState) == state
 
 
 def test_what_cannot_be_read_is_counted_and_changes_nothing() -> None:
@@ -123,15 +156,15 @@ def test_a_former_buffer_is_kept_until_its_successor_tells_of_it() -> None:
     states = taken(first, unsynced)
     assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", None), ("2233", None)]
     third = event(3, body(), "2233")
-    states.take([third], {}, reads)
+    states.take([third], {})
     until_us = third.edge.event_us + third.edge.time_error_us
     assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", until_us), ("2233", None)]
     # The card is put back.
-    states.take([event(4, body())], {}, reads)
+    states.take([event(4, body())], {})
     assert [row.buffer for row in states.rows() if row.until_us is None] == ["0011"]
     # The other one was damaged, and what could be read of it is taken over.
     set_aside = event(5, b'{"device": null, "file": "x", "buffer": "2233", "rows": null}')
-    states.take([set_aside._replace(type=SET_ASIDE_TYPE)], {}, reads)
+    states.take([set_aside._replace(type=SET_ASIDE_TYPE)], {})
     assert [row.buffer for row in states.rows()] == ["0011"]
 
 
@@ -141,10 +174,10 @@ def test_heartbeats_that_wait_are_bounded_and_old_ones_still_count_first() -> No
     assert states.rows()[0].waiting <= WAITING_MAX
     found = set()
     for held in range(0, 5_000, 100):
-        states.take([], {TOPIC: {0: held}}, reads)
+        states.take([], {TOPIC: {0: held}})
         found.add(counted(states))
     assert len(found) > 10
-    states.take([], {TOPIC: {0: 4_999}}, reads)
+    states.take([], {TOPIC: {0: 4_999}})
     assert counted(states) == 4_999
 
 
@@ -159,12 +192,12 @@ def test_any_split_into_batches_ends_the_same(beats: list[tuple[int, bool]], cut
     places = [0, *sorted(min(cut, len(events)) for cut in cuts), len(events)]
     for first, last in pairwise(places):
         # What `log` holds only grows; a state that was stored goes on where it was.
-        states.take(events[first:last], {TOPIC: {0: first}}, reads)
+        states.take(events[first:last], {TOPIC: {0: first}})
         states = GatewayStates({key: stored_and_read(state) for key, state in states.gateways.items()})
     # The same once more: nothing changes.
-    states.take(events, {TOPIC: {0: 15}}, reads)
+    states.take(events, {TOPIC: {0: 15}})
     at_once = GatewayStates()
-    at_once.take(events, {TOPIC: {0: 15}}, reads)
+    at_once.take(events, {TOPIC: {0: 15}})
     before = max(places[:-1])
     if before <= 15:
         assert states.rows() == at_once.rows()

@@ -22,7 +22,7 @@ from spark.loss_records import losses_in, malformed_losses_in, rejects_as_losses
 from spark.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
 from spark.window_status import Evidence, with_status
 from tests import oracle_status
-from tests.oracle_status import UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
+from tests.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
 from tests.spark_records import EPOCH, NOON
 from tests.spark_warehouse import expect_rows
 
@@ -296,7 +296,9 @@ def test_without_numbers_gateways_tell(spark: SparkSession) -> None:
         "nothing told": site,
         "not yet past it": replace(site, beats=[beat(125)]),
         "not read yet": replace(site, beats=[beat(200, offsets={THERMO: {0: 501}})]),
-        "of another topic": replace(site, beats=[beat(200, offsets={POWER: {0: 501}})]),
+        "of a topic that nobody reads": replace(site, beats=[beat(200, offsets={POWER: {0: 501}})]),
+        "since then of one": replace(site, beats=[beat(110), beat(200, offsets={POWER: {0: 501}})]),
+        "of a quarantine": replace(site, beats=[beat(200, offsets={QUARANTINE: {0: 501}})]),
         "pending": replace(site, beats=[beat(200, pending=[waiting])]),
         "pending, older": replace(site, beats=[beat(200, pending=[waiting._replace(from_us=at(0), to_us=at(49))])]),
         "pending, of any time": replace(site, beats=[beat(200, pending=[Waiting(1, None, None)])]),
@@ -322,7 +324,9 @@ def test_without_numbers_gateways_tell(spark: SparkSession) -> None:
         "nothing told": waits("gateway gw-1 has not told how far it has come"),
         "not yet past it": waits("gateway gw-1 has not acknowledged past it"),
         "not read yet": waits("gateway gw-1 has not told how far it has come"),
-        "of another topic": complete,
+        "of a topic that nobody reads": waits(f"gateway gw-1 sends readings to {POWER}, which `ingest` does not read"),
+        "since then of one": waits(f"gateway gw-1 sends readings to {POWER}, which `ingest` does not read"),
+        "of a quarantine": complete,
         "pending": waits("gateway gw-1 holds 120 rows of about this time"),
         "pending, older": complete,
         "pending, of any time": waits("gateway gw-1 holds 1 row of about this time"),
@@ -591,7 +595,11 @@ def draw_beats(rng: random.Random, site: Site, gateway: str, clocks: dict[tuple[
                 span = rng.choice([(from_us, to_us), (from_us, from_us + SECOND), (None, None)])
                 return [Waiting(rng.randrange(1, 9), *span)] if rng.random() < 0.25 else []
 
-            offsets = {rng.choice([THERMO, POWER, "elsewhere"]): {0: rng.randrange(160)}} if rng.random() < 0.4 else {}
+            offsets = (
+                {rng.choice([THERMO, POWER, QUARANTINE, "elsewhere"]): {0: rng.randrange(160)}}
+                if rng.random() < 0.4
+                else {}
+            )
             site.beats.append(
                 Beat(
                     *(gateway, buffer, at(second), drawn_error(rng), boot, (second - clocks[gateway, boot]) * SECOND),
