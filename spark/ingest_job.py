@@ -247,7 +247,8 @@ class _Query:
     def _look(self) -> dict[str, TopicNow]:
         """Ask Kafka what its topics are. Raises TopicTroubleError where one cannot simply read on."""
         with self._asking:
-            now = self.choice.look(self.job.state)
+            now = self.choice.look(self.job.state.named)
+        self.job.state.gone = self.choice.gone
         self._looked_s = time.monotonic()
         found = troubles(self.job.state.topics(), now)
         if found:
@@ -267,7 +268,8 @@ class _Query:
 def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingStart, Begun]:
     """Find where to read on: where Spark's checkpoint stands, or from a new start. Raises TopicTroubleError."""
     job, state, source = query.job, query.job.state, settings.source
-    now = query.choice.begin(state)
+    now = query.choice.begin(state.named)
+    state.reads, state.gone = query.choice.reads, query.choice.gone
     sources = 1 if source.backlog_topics is None else 2
     topics = state.topics()
     shortened = {topic: sum(found.earliest.values()) for topic, found in now.items() if topic not in topics}

@@ -17,8 +17,6 @@ from spark.topic_watch import TopicWatch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.job_state import JobState
-
 NAMED_MAX = 1_000
 """Topics beside those of the pattern that one run reads because gateways name them."""
 NOT_OF_PATTERN = "--topics does not fit it"
@@ -36,6 +34,8 @@ class TopicChoice:
         """Topics that gateways name, and why each is not read."""
         self.fresh: frozenset[str] = frozenset()
         """Those that can be read, and will be once reading begins anew."""
+        self.gone: frozenset[str] = frozenset()
+        """Those that Kafka has no longer."""
         self._spark = spark
         self._watch = watch
         self._readable: dict[str, bool] = {}
@@ -55,23 +55,22 @@ class TopicChoice:
         """Ask Kafka for the ids of the topics that are read. Raises TopicWatchError."""
         return self._watch.topic_ids()
 
-    def begin(self, state: "JobState") -> dict[str, TopicNow]:
+    def begin(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Take up what gateways name by now; return all topics that are to be read. Raises TopicWatchError."""
-        now = self.look(state)
+        now = self.look(named)
         if self.fresh:
             self.source = replace(self.source, named=tuple(sorted({*(self.source.named or ()), *self.fresh})))
             self._watch.pattern = self.source.every_pattern
-            now = self.look(state)
-        state.reads = self._fits = _fits(self._spark, self.source.every_pattern)
+            now = self.look(named)
+        self._fits = _fits(self._spark, self.source.every_pattern)
         return now
 
-    def look(self, state: "JobState") -> dict[str, TopicNow]:
+    def look(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Ask Kafka what its topics are, and compare them with what gateways name. Raises TopicWatchError."""
         now = self._watch.look()
-        others = (state.named & self._watch.names) - now.keys()
         # These heartbeats were read before Kafka was asked: there were such topics, and there are none now.
-        state.gone = state.named - self._watch.names
-        self.left_out, self.fresh = self._sorted_out(others)
+        self.gone = named - self._watch.names
+        self.left_out, self.fresh = self._sorted_out(named - self.gone - now.keys())
         return now
 
     def _sorted_out(self, others: frozenset[str]) -> tuple[dict[str, str], frozenset[str]]:

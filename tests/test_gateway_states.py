@@ -87,8 +87,7 @@ def test_a_topic_that_was_never_read_is_missing_and_a_quarantine_is_not() -> Non
     assert counted(taken(event(1, body(offsets={"device-thermo": {"1": 1}})))) is None
     assert counted(taken(event(1, body(offsets={"ex-temp": {"0": 1}})))) is None
     assert counted(taken(event(1, body(offsets={"gateway-quarantine": {"0": 1}})))) == 1
-    own = {"offsets": {"aside": {"0": 1}}, "quarantine_topic": "aside"}
-    assert counted(taken(event(1, body(**own)))) == 1
+    assert counted(taken(event(1, body(offsets={"aside": {"0": 1}}, quarantine_topic="aside")))) == 1
     assert counted(taken(event(1, body(offsets={"aside": {"0": 1}})))) is None
 
 

@@ -26,9 +26,9 @@ from demo.kafka_broker import Broker
 from spark.batch_job import BatchCounts
 from spark.cli import main
 from spark.ingest_command import batch_line
-from spark.ingest_job import BatchReport, IngestSettings, Listener, TopicTroubleError, run_ingest
+from spark.ingest_job import BatchReport, Begun, IngestSettings, Listener, TopicTroubleError, run_ingest
 from spark.kafka_source import KafkaSource
-from spark.log_table import CheckpointError, open_log
+from spark.log_table import open_log
 from spark.readings_view import open_readings
 from spark.session import SHORT_LIVED
 from spark.warehouse_version import folder_of
@@ -114,7 +114,7 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     begin_checkpoint(warehouse)
     with ingest(kafka, warehouse, "--interval-s", "2") as process:
         told = lines(process)
-        assert next(told) == {"state": "ready"}
+        assert next(told) == {"state": "ready", "topics": []}
         # Nothing matches the pattern yet; topics that appear are found.
         elsewhere = [sent(50, topic) for topic in sorted(others)]
         asyncio.run(send(kafka, {"device-ingest-a", "gateway-events-ingest"} | others, elsewhere + first))
@@ -133,7 +133,7 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     asyncio.run(send(kafka, set(), resent))
     with ingest(kafka, warehouse, "--once") as process:
         ready, *batches = lines(process)
-        assert ready == {"state": "ready"}
+        assert ready == {"state": "ready", "topics": ["device-ingest-a", "device-ingest-b", "gateway-events-ingest"]}
         assert process.wait(60) == 0
     assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(4, 2, 1, 2, 0)]
 
@@ -213,11 +213,14 @@ def test_what_kafka_deleted_unread_stops_the_job_and_a_partition_that_is_added_i
 
     lost: list[Loss] = []
 
+    def note(begun: Begun) -> None:
+        lost.extend(begun.losses)
+
     def run(*, go_on: bool = False) -> None:
         settings = IngestSettings(
             KafkaSource(kafka.bootstrap, topic), new_warehouse, str(tmp_path / "checkpoint"), once=True, go_on=go_on
         )
-        run_ingest(spark, settings, threading.Event(), Listener(ready=lost.extend, warn=pytest.fail))
+        run_ingest(spark, settings, threading.Event(), Listener(ready=note, warn=pytest.fail))
 
     def values() -> list[int]:
         return sorted(int(row.value) for row in open_readings(spark, new_warehouse).select("value").collect())
@@ -267,20 +270,6 @@ def read_until(told: Iterator[Line], offsets: dict[str, dict[str, int]]) -> list
         if offsets.items() <= line["end_offsets"].items():
             return batches
     raise AssertionError(f"ingest ended before {offsets}: {batches}")
-
-
-def test_a_checkpoint_whose_offsets_are_gone_is_refused(
-    kafka: Broker, spark: SparkSession, new_warehouse: str, tmp_path: Path
-) -> None:
-    # Put back in part: Spark would count its batches from 0 again, and what was read in them would be passed over.
-    commits = tmp_path / "checkpoint" / "0" / "commits"
-    commits.mkdir(parents=True)
-    (commits / "0").write_text("v1\n{}")
-    settings = IngestSettings(
-        KafkaSource(kafka.bootstrap, "device-none"), new_warehouse, str(tmp_path / "checkpoint"), once=True
-    )
-    with pytest.raises(CheckpointError, match="has `commits` but no `offsets`"):
-        run_ingest(spark, settings, threading.Event(), Listener(warn=pytest.fail))
 
 
 def test_a_warehouse_that_is_none_is_named(spark: SparkSession, tmp_path: Path) -> None:
