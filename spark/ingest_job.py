@@ -30,7 +30,7 @@ PROGRESS_WAIT_S_MAX = 5.0
 LOOK_S = 10.0
 """How often Kafka is asked what its topics are while nothing comes."""
 IN_VAIN_MAX = 3
-"""How often reading begins anew without one batch in between."""
+"""How often reading begins anew without two batches in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +129,11 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
                 if stop.is_set() or not choice.fresh:
                     return
             except CheckpointError as error:
-                anew, in_vain = str(error), 0 if query.taken else in_vain + 1
+                anew, in_vain = str(error), 0 if query.goes_on else in_vain + 1
                 if in_vain > IN_VAIN_MAX:
                     raise
             except StreamingQueryException as error:
-                in_vain = 0 if query.taken else in_vain + 1
+                anew, in_vain = "", 0 if query.goes_on else in_vain + 1
                 if in_vain > IN_VAIN_MAX or not is_passing(error):
                     raise
 
@@ -159,9 +159,11 @@ def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: s
             job.save()
         finally:
             query.finish()
-    # Its last batches may have brought heartbeats that name other topics.
-    query.look()
     _report_rest(running, query, listener)
+    if not query.stop.is_set():
+        # The last batches may have brought heartbeats that name other topics.
+        query.look()
+        _report_finished(running, query, listener)
 
 
 class _Query:
@@ -172,11 +174,12 @@ class _Query:
         self.choice = choice
         self.stop = stop
         self.finished: dict[int, BatchCounts] = {}
-        self.taken = 0
-        """Batches."""
+        self.goes_on = False
+        """Whether one batch has followed another."""
         self.trouble: Exception | None = None
         self.checkpoint = ""
         self._place = Place({})
+        self._has_begun = False
         self._upkeep = Upkeep(job, warn)
         self._newest_us: int | None = None
         # Kafka is asked from Spark's thread, and from the waiting one.
@@ -194,10 +197,12 @@ class _Query:
         self.checkpoint, self._place = checkpoint, Place(place.begin, place.end)
 
     def take(self, records: DataFrame, number: int) -> None:
+        if self.stop.is_set():
+            # Returning would commit the batch unread.
+            raise Interrupted
         try:
             now = self._look()
             if self.is_ending:
-                # Returning would commit the batch unread.
                 raise Interrupted
             batch = BatchId(running_query_id(records.sparkSession), number)
             topic_ids = {topic: found.topic_id for topic, found in now.items()}
@@ -205,10 +210,9 @@ class _Query:
             self.tidy()
             end = self._end_of(number, now)
             counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids, end))
-            self._place = Place(end)
+            self.goes_on, self._has_begun, self._place = self._has_begun, True, Place(end)
             self._newest_us = max(counts.newest_us.values(), default=None)
             self.finished[number] = counts
-            self.taken += 1
         except (TopicTroubleError, TopicWatchError, QueryIdError, CheckpointError) as error:
             # Spark tells of it as text alone.
             self.trouble = error

@@ -24,7 +24,7 @@ from spark.delta_staging import jvm_of
 from spark.log_table import ORDINAL, log_path
 from spark.reading_starts import read_starts, starts_path
 from spark.seen_table import SETTLED, runs_path, settled_path
-from spark.warehouse_folder import is_local
+from spark.warehouse_folder import CopyError, is_local
 from spark.warehouse_version import folder_of, versions_path
 
 COPY_MS_MAX = 86_400_000
@@ -37,10 +37,6 @@ CHECKSUM_CHUNK, CHECKSUM_HEAD, CHECKSUM_BYTES = 512, 8, 4
 NOTES = "_delta_log"
 """The folder in a table where Delta notes its commits."""
 OTHER_COPY = "take another copy: one that is made while `ingest` is stopped always opens"
-
-
-class CopyError(Exception):
-    """The tables of a copy cannot be brought to agree; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
 
 
+class CopyError(Exception):
+    """The tables of a copy cannot be brought to agree; the message says what to do."""
+
+
 class WarehouseInUseError(Exception):
     """Another `ingest` writes this warehouse, or another replay; the message says what to do."""
 

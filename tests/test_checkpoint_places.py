@@ -1,9 +1,7 @@
 """A checkpoint and tables that are not of one moment: whatever is put back beside what, all of Kafka gets read."""
 
 import asyncio
-import os
-import subprocess
-import sys
+import signal
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,15 +9,16 @@ from pathlib import Path
 from shutil import copytree, rmtree
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
 from spark.checkpoint_place import Place
+from spark.cli import main
 from spark.ingest_job import Begun, IngestSettings, Listener, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import open_log
 from spark.readings_view import open_readings
-from spark.session import SHORT_LIVED
 from spark.topic_changes import TopicNow, TopicRead
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import reading, reading_headers
@@ -108,16 +107,18 @@ def test_reading_goes_on_where_the_tables_end_whatever_the_checkpoint_says(
 
 
 def test_the_command_says_that_a_new_checkpoint_begins(
-    kafka: Broker, spark: SparkSession, new_warehouse: str, empty_warehouse: Path
+    kafka: Broker, spark: SparkSession, new_warehouse: str, empty_warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(kafka, spark, new_warehouse, "device-places-said")
     site.run()
     put_back(empty_warehouse, site.warehouse)
-    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--once"]
-    command += ["--warehouse", str(site.warehouse), "--checkpoint", str(site.checkpoint), "--topics", site.topic]
-    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=True)
-    assert "So a new checkpoint begins where the tables end, and nothing is passed over" in ran.stdout
+    # The command runs in this process: the tests' session outlives it, and so do their signal handlers.
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    command = ["ingest", "--once", "--bootstrap", kafka.bootstrap, "--topics", site.topic]
+    ran = CliRunner().invoke(main, [*command, "--warehouse", new_warehouse, "--checkpoint", str(site.checkpoint)])
+    assert ran.exit_code == 0, ran.output
+    assert "So a new checkpoint begins where the tables end, and nothing is passed over" in ran.output
     site.expect_all()
 
 

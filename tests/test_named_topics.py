@@ -41,26 +41,32 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def _session_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command run in this process: the tests' session outlives it, and so do their signal handlers."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+def once(broker: Broker, warehouse: Path, *options: str) -> str:
+    """All that `ingest` says as it reads what there is now."""
+    command = ["ingest", "--once", "--bootstrap", broker.bootstrap, "--warehouse", str(warehouse), *options]
+    ran = CliRunner().invoke(main, command)
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
 @contextmanager
-def ingest(broker: Broker, warehouse: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """`sluice-cloud ingest` for the length of a `with`."""
-    command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, *options]
+def ingesting(broker: Broker, warehouse: Path) -> Iterator[subprocess.Popen[str]]:
+    """`sluice-cloud ingest --json` as a process for the length of a `with`."""
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--json", "--interval-s", "1"]
+    command += ["--bootstrap", broker.bootstrap, "--warehouse", str(warehouse)]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
-    with subprocess.Popen(
-        [*command, "--warehouse", str(warehouse)], stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-def once(broker: Broker, warehouse: Path, *options: str) -> str:
-    """All that it says of what there is now."""
-    with ingest(broker, warehouse, "--once", *options) as process:
-        said, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, said
-    return said
 
 
 def sent(sequence: int, topic: str) -> KafkaRecord:
@@ -113,7 +119,7 @@ def test_what_heartbeats_name_is_read_wherever_routes_lead(broker: Broker, spark
     assert gateway.complete_to_time is not None
 
     # Topics that heartbeats name while it runs are taken up by and by, and by the next run alike.
-    with ingest(broker, warehouse, "--json", "--interval-s", "1") as process:
+    with ingesting(broker, warehouse) as process:
         told = lines(process)
         ready = next(told)
         assert (ready["state"], ready["topics"]) == ("ready", ["ex-temp", "gateway-events"])

@@ -29,9 +29,9 @@ from tests.spark_warehouse import Warehouse
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
 
-BATCHES = 6
-MIXES = 3
-RECORDS = 400
+BATCHES = 5
+MIXES = 2
+RECORDS = 250
 
 
 def drawn() -> tuple[random.Random, list[KafkaRecord]]:
