@@ -260,8 +260,8 @@ def begun_lines(begun: "Begun", source: "KafkaSource", warehouse: str) -> list[s
         lines = [f"waiting for topics of {source.topics} on {source.bootstrap}, to read them into {warehouse}"]
     if begun.anew:
         lines.append(
-            f"{begun.anew}: it is older or newer than the tables, damaged, or another warehouse's. So a new checkpoint "
-            "begins where the tables end, and nothing is passed over"
+            f"{begun.anew}: the checkpoint is older or newer than the tables, damaged, or another warehouse's. So a "
+            "new one begins where the tables end, and nothing is passed over"
         )
     for topic, count in begun.shortened.items():
         lines.append(f"topic {topic} is new to the tables; Kafka has deleted its first {count} records")

@@ -118,7 +118,7 @@ def test_the_command_says_that_a_new_checkpoint_begins(
     command = ["ingest", "--once", "--bootstrap", kafka.bootstrap, "--topics", site.topic]
     ran = CliRunner().invoke(main, [*command, "--warehouse", new_warehouse, "--checkpoint", str(site.checkpoint)])
     assert ran.exit_code == 0, ran.output
-    assert "So a new checkpoint begins where the tables end, and nothing is passed over" in ran.output
+    assert "So a new one begins where the tables end, and nothing is passed over" in ran.output
     site.expect_all()
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +33,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtur
 BATCHES = 5
 MIXES = 2
 RECORDS = 250
+PAUSE_S_MAX = 0.3
+"""Between two folders of a copy."""
 
 
 def drawn() -> tuple[random.Random, list[KafkaRecord]]:
@@ -109,24 +112,22 @@ def test_a_copy_of_a_running_warehouse_opens_and_loses_nothing(
     asyncio.run(send(kafka, records))
     warehouse = tmp_path / "warehouse"
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--topics", pattern]
-    command += ["--interval-s", "0", "--batch-records-max", "20", "--warehouse", str(warehouse), "--json"]
+    command += ["--interval-s", "0", "--batch-records-max", "10", "--warehouse", str(warehouse), "--once", "--json"]
     copies = [tmp_path / f"copy-{number}" for number in range(2)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
-    ) as process:
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             for copy in copies:
-                for _ in range(4):
+                for _ in range(5):
                     assert process.stdout.readline()
-                copy.mkdir()
+                (copy / "v1").mkdir(parents=True)
                 folders = [each for each in warehouse.iterdir() if each.name != "v1"] + [*(warehouse / "v1").iterdir()]
-                (copy / "v1").mkdir()
                 # Each of its folders at another time, in any order.
                 for folder in rng.sample(folders, len(folders)):
                     subprocess.run(["cp", "-a", folder, copy / folder.relative_to(warehouse).parent], check=True)
-                    if rng.random() < 0.2:
-                        process.stdout.readline()
+                    time.sleep(rng.uniform(0, PAUSE_S_MAX))
+            assert process.poll() is None, "all was read before the copies were made"
         finally:
             process.kill()
 
