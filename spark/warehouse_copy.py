@@ -28,7 +28,8 @@ from spark.warehouse_folder import CopyError, is_local
 from spark.warehouse_version import folder_of, versions_path
 
 COPY_MS_MAX = 86_400_000
-"""A copy is made within a day: what is older than that before a table's last commit is whole in it."""
+"""A copy is made within a day. What a table lacks that was committed earlier was lost otherwise, and nothing is
+forgotten for it."""
 AFTER = "sluice-after-"
 """The applications under which a commit of `log` says how far other tables had come before it."""
 STARTS = f"{AFTER}starts"
@@ -51,6 +52,8 @@ class Commit:
     """What its writer noted beside it: a batch, or a version of the tables; -1 where it noted nothing."""
     files: Sequence[tuple[str, int]]
     """What it added: paths and sizes."""
+    removed: Sequence[str]
+    """Paths of what it took out of the table: a vacuum may have deleted these files since."""
 
     def batch(self, applications: str = ORDINAL) -> int:
         """The last batch that it holds anything of, by applications that begin so; -1 where nothing tells."""
@@ -72,7 +75,7 @@ class Derived:
 def forget_broken(spark: SparkSession, warehouse: str) -> None:
     """Have each table of a copy be as it was before the first commit that is not whole in it. Raises CopyError."""
     for notes in sorted(Path(warehouse).glob(f"**/{NOTES}")):
-        _forget_broken(notes.parent)
+        forget_broken_commits(notes.parent)
     versions = Path(versions_path(warehouse))
     # Readers may see a version already whose folder was not there yet when the copy began.
     absent = [
@@ -144,15 +147,21 @@ def _forget_states(states: Sequence[Path], tables: Path, last: int) -> None:
             rmtree(runs)
 
 
-def _forget_broken(table: Path) -> None:
-    """Forget the first commit of a table whose files are not all there, and those after it."""
+def forget_broken_commits(table: Path) -> None:
+    """Have a table be as it was at the last commit of which all files are there.
+
+    Nothing is forgotten where there is no such commit within COPY_MS_MAX: the copying is not what broke the table.
+    """
     commits = _commits(table)
-    newest_ms = max((commit.at_ms for commit in commits), default=0)
-    # Files that were replaced since may have been removed.
+    broken: set[str] = set()
+    whole: list[Commit] = []
     for commit in commits:
-        if commit.at_ms >= newest_ms - COPY_MS_MAX and not all(_is_whole(table, *file) for file in commit.files):
-            _forget_after(table, commit.version - 1)
-            return
+        broken.difference_update(commit.removed)
+        broken.update(name for name, size in commit.files if not _is_whole(table, name, size))
+        if not broken:
+            whole.append(commit)
+    if broken and whole and whole[-1].at_ms >= commits[-1].at_ms - COPY_MS_MAX:
+        _forget_after(table, whole[-1].version)
 
 
 def _is_whole(table: Path, name: str, size: int) -> bool:
@@ -202,6 +211,7 @@ def _versions(notes: Path) -> list[int]:
 def _commit(version: int, note: Path) -> Commit:
     numbers: dict[str, int] = {}
     files: list[tuple[str, int]] = []
+    removed: list[str] = []
     info: dict[str, Any] = {}
     for line in note.read_text("utf-8").splitlines():
         action: dict[str, Any] = json.loads(line)
@@ -209,10 +219,13 @@ def _commit(version: int, note: Path) -> Commit:
             numbers[action["txn"]["appId"]] = action["txn"]["version"]
         elif "add" in action:
             files.append((action["add"]["path"], action["add"]["size"]))
+        elif "remove" in action:
+            removed.append(action["remove"]["path"])
         elif "commitInfo" in action:
             info = action["commitInfo"]
     noted = info.get("userMetadata", "")
-    return Commit(version, info.get("timestamp", 0), numbers, int(noted) if noted.isdigit() else -1, files)
+    held = int(noted) if noted.isdigit() else -1
+    return Commit(version, info.get("timestamp", 0), numbers, held, files, removed)
 
 
 def _tables_in(folder: str) -> Iterator[Path]:
