@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.check import Finding, remark, well
+from gateway.check import Finding, well
 from gateway.settings import KafkaSettings, Settings
 
 CLOUD_EVENTS_TOPIC = KafkaSettings(()).events_topic
@@ -13,7 +13,7 @@ _ANY = ".*"
 
 def check_topics(settings: Settings) -> Finding:
     """Name the topics of readings, as `sluice-cloud ingest` does, and the pattern that fits them all."""
-    kafka, subject = settings.kafka, "Kafka's topics"
+    kafka, subject = settings.kafka, "kafka.events_topic"
     templates = reading_topics(settings)
     pattern = topics_pattern((*templates, kafka.events_topic))
     goes = f"readings go to {', '.join(templates)}, and heartbeats on {kafka.events_topic} name these topics"
@@ -23,7 +23,7 @@ def check_topics(settings: Settings) -> Finding:
             f"{goes}, so that `sluice-cloud ingest` reads them. Where it is given --topics, that must fit them, as "
             f"'{pattern}' does",
         )
-    return remark(
+    return well(
         subject,
         f"{goes}, where `sluice-cloud ingest` does not look unless it is told to: start it with --topics '{pattern}'",
     )

@@ -6,12 +6,15 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates
+from spark.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates, fault_of
+from spark.payload_decode import EVENT
 from spark.sequence_runs import Edge, edge
 from spark.state_table import StateTable, read_states
 
 PATH = "gateway_states"
 KEY = ("namespace", "gateway")
+Place = tuple[str, int, int]
+"""In Kafka: topic, partition, offset."""
 
 
 class GatewayTable:
@@ -45,6 +48,21 @@ class GatewayTable:
 
     def save(self, ordinal: int) -> None:
         self._table.save(ordinal)
+
+
+def faults_in(events: Iterable[GatewayEvent]) -> dict[Place, str]:
+    """Say which events are rejects, and why, by their places in Kafka."""
+    found = ((event.order[1:], fault_of(event)) for event in events)
+    return {place: f"{EVENT}{fault}" for place, fault in found if fault is not None}
+
+
+def with_faults(rows: DataFrame, faults: Mapping[Place, str]) -> DataFrame:
+    """Make these rows of a batch rejects."""
+    schema = "at_topic string, at_partition int, at_offset bigint, fault string"
+    told = rows.sparkSession.createDataFrame([(*place, fault) for place, fault in faults.items()], schema)
+    same = [F.col(name) == F.col(f"at_{name}") for name in ("topic", "partition", "offset")]
+    judged = rows.join(F.broadcast(told), same, "left")
+    return judged.withColumn("reject_reason", F.coalesce("reject_reason", "fault")).select(*rows.columns)
 
 
 def events_in(log: DataFrame) -> list[GatewayEvent]:

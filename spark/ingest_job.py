@@ -89,7 +89,8 @@ class Listener:
     leave_out: Callable[[Mapping[str, str]], None] = lambda _: None
     """Topics that gateways write to and that are not read, each with the reason; again when they are others."""
     warn: Callable[[str], None] = lambda _: None
-    """Of upkeep that failed, which holds up no reading. On any thread; the others on the caller's."""
+    """Of upkeep that failed, which holds up no reading, and of records that were set aside. On any thread; the others
+    on the caller's."""
 
 
 class QueryIdError(Exception):
@@ -117,7 +118,7 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
     """
     source = settings.source
     # First: what is wrong with the warehouse is told without Kafka.
-    job = BatchJob(spark, settings.warehouse, settings.streams)
+    job = BatchJob(spark, settings.warehouse, settings.streams, warn=listener.warn)
     with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
         choice = TopicChoice(spark, watch, source)
         anew, in_vain = "", 0
@@ -252,7 +253,7 @@ class _Query:
         """Ask Kafka what its topics are. Raises TopicTroubleError where one cannot simply read on."""
         with self._asking:
             now = self.choice.look(self.job.state.named)
-        self.job.state.gone = self.choice.gone
+        self.job.kafka.gone = self.choice.gone
         self._looked_s = time.monotonic()
         found = troubles(self.job.state.topics(), now)
         if found:
@@ -273,7 +274,7 @@ def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingS
     """Find where to read on: where Spark's checkpoint stands, or from a new start. Raises TopicTroubleError."""
     job, state, source = query.job, query.job.state, settings.source
     now = query.choice.begin(state.named)
-    state.reads, state.gone = query.choice.reads, query.choice.gone
+    job.kafka.reads, job.kafka.gone = query.choice.reads, query.choice.gone
     sources = 1 if source.backlog_topics is None else 2
     topics = state.topics()
     shortened = {topic: sum(found.earliest.values()) for topic, found in now.items() if topic not in topics}

@@ -29,6 +29,7 @@ from spark.ingest_command import batch_line
 from spark.ingest_job import BatchReport, Begun, IngestSettings, Listener, TopicTroubleError, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import open_log
+from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
 from spark.session import SHORT_LIVED
 from spark.warehouse_version import folder_of
@@ -48,10 +49,12 @@ Line = dict[str, Any]
 
 
 @contextmanager
-def ingest(broker: Broker, warehouse: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def ingest(
+    broker: Broker, warehouse: Path, *options: str, topics: str = "device-ingest-.*|gateway-events-ingest"
+) -> Iterator[subprocess.Popen[str]]:
     """`sluice-cloud ingest --json` for the length of a `with`."""
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
-    command += ["--warehouse", str(warehouse), "--topics", "device-ingest-.*|gateway-events-ingest"]
+    command += ["--warehouse", str(warehouse), "--topics", topics]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -165,6 +168,33 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     assert rows[0]["window_start"].endswith("00.000000Z")
     shown = CliRunner().invoke(main, ["readings", "--warehouse", path, "--limit", "100"])
     assert len(shown.output.splitlines()) == 1 + len(expected.readings)
+
+
+def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    """Compressed, 8 MB take a kilobyte in Kafka, and 101 MB some twelve: in all it is more than Java is given."""
+    topic = "device-inflated"
+    inflated = [b'{"t": %d, "text": "%s"}' % (number, b"x" * 8_000_000) for number in range(60)]
+    values = [b'{"t": 21.5}', *inflated, b"\x00" * 101_000_000, b'{"t": 22.5}']
+
+    async def send() -> None:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=kafka.bootstrap, acks="all", compression_type="zstd", max_request_size=200_000_000
+        )
+        async with producer:
+            for number, value in enumerate(values):
+                await producer.send_and_wait(topic, value, key=b"42", headers=reading_headers(number), partition=0)
+
+    asyncio.run(send())
+    with ingest(kafka, tmp_path, "--once", topics=topic) as process:
+        assert process.wait(300) == 0
+
+    assert [row.value for row in open_readings(spark, str(tmp_path)).orderBy("offset").collect()] == [21.5, 22.5]
+    rejects = open_quarantine(spark, str(tmp_path))
+    kept = rejects.groupBy("reason").agg(F.count("*").alias("records"), F.max(F.length("value")).alias("bytes"))
+    assert sorted(map(tuple, kept.collect())) == [
+        ("header: the value is longer than 100000000 bytes, of which the first 65536 are kept", 1, 65_536),
+        ("undecodable: more than 1048576 bytes", 60, len(inflated[-1])),
+    ]
 
 
 def test_a_topic_made_anew_stops_the_job_with_words_and_go_on_reads_the_new_one(

@@ -13,19 +13,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
+from spark.batch_job import BatchJob
+from spark.cli import main
+from spark.delta_staging import delta_log
 from spark.ingest_job import IngestSettings, Listener, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import open_log
 from spark.session import SHORT_LIVED
 from spark.warehouse_folder import was_copied
+from spark.warehouse_version import Version, change_version
 from spark.windows_table import fold_date
 from tests import spark_oracle
 from tests.spark_kafka_feed import send
 from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, drawn_records
+from tests.spark_records import NOON, drawn_records, reading, reading_headers
 from tests.spark_warehouse import Warehouse
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
@@ -100,6 +105,33 @@ def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_w
         assert made.tables() == spark_oracle.tables(records)
         # And what was written in the end is found again.
         assert Warehouse(spark, copy).tables() == spark_oracle.tables(records)
+
+
+def test_a_version_whose_tables_the_copy_lacks_is_not_seen_in_it(spark: SparkSession, new_warehouse: str) -> None:
+    # A replay ended while it was made: `versions` was copied after that, and the folders before.
+    change_version(spark, new_warehouse, lambda _: Version(2))
+    (Path(new_warehouse) / "_place").unlink()
+    assert Path(BatchJob(spark, new_warehouse).tables).name == "v1"
+
+
+def test_tables_that_cannot_be_brought_to_agree_are_told_and_left_as_they_are(
+    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Warehouse(spark, Path(new_warehouse))
+    for number in range(3):
+        job.take(number, [reading(headers=reading_headers(number), offset=number)])
+    # `log` is far older than the other tables, which no longer know what they were then.
+    log, windows = (Path(job.job.tables) / name / "_delta_log" for name in ("log", "windows"))
+    delta_log(spark, str(windows.parent)).checkpoint()
+    for note in sorted(log.glob("*.json"))[1:] + sorted(windows.glob("*.json"))[:-1]:
+        note.unlink()
+    (Path(new_warehouse) / "_place").unlink()
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    told = CliRunner().invoke(main, ["maintain", "--warehouse", new_warehouse])
+    assert told.exit_code == 1
+    assert f"{windows.parent} in this copy is of another time than the tables beside it" in told.output
+    assert "while `ingest` is stopped" in told.output
+    assert len(list(windows.glob("*.json"))) == 1
 
 
 @pytest.mark.kafka
