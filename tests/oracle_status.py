@@ -46,10 +46,6 @@ class Loss(NamedTuple):
     last_sequence: int | None
 
 
-QUARANTINE = "gateway-quarantine"
-"""The topic that nobody waits for."""
-
-
 class Waiting(NamedTuple):
     """What a heartbeat says that still waits."""
 
@@ -85,7 +81,7 @@ class Site:
     held: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     retired_from_us: dict[str, int] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
-    """Topics; of others it is told that nobody reads them."""
+    """Topics."""
 
 
 class GapRow(NamedTuple):
@@ -333,7 +329,7 @@ def counts(site: Site, beat: Beat) -> bool:
         offset <= site.held.get(topic, {}).get(partition, 0)
         for topic, partitions in beat.offsets.items()
         for partition, offset in partitions.items()
-        if topic != QUARANTINE
+        if topic in site.reads
     )
 
 
