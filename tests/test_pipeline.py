@@ -17,7 +17,7 @@ import pytest
 
 from demo.kafka_broker import Broker
 from gateway.buffer_status import read_status
-from gateway.record_contract import DEVICE_HEADERS, HEADERS
+from gateway.record_contract import COUNTER_HEADER, DEVICE_HEADERS, HEADERS
 from tests.gateways import (
     SLUICE,
     consume,
@@ -78,7 +78,8 @@ async def test_a_reading_from_mqtt_to_kafka(kafka: Broker, tmp_path: Path) -> No
         (record,) = await consume_until(kafka.bootstrap, 1, "first-thermo")
         await drained(config)
     assert (record.key, record.value) == (b"42", b'{"celsius": 21.5, "boot": "1-0000beef", "seq": 0}')
-    assert [name for name, _ in record.headers] == [*HEADERS, *DEVICE_HEADERS]
+    # No default route leads to this Kafka topic.
+    assert [name for name, _ in record.headers] == [*HEADERS, *DEVICE_HEADERS, COUNTER_HEADER]
     assert record.timestamp_type == 1, "the topic was created with LogAppendTime"
 
 
