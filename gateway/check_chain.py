@@ -14,6 +14,7 @@ from gateway.check_end_to_end import check_end_to_end
 from gateway.check_front_door import check_brokers, check_listener
 from gateway.check_machine import check_machine
 from gateway.check_sensors import check_sensors
+from gateway.check_topics import check_topics
 from gateway.check_way import Way, check_way
 from gateway.settings import Settings
 from gateway.setup_service import SERVICE_START, is_there
@@ -56,6 +57,7 @@ def check_chain(settings: Settings, config: Path, *, create: bool) -> Iterator[F
         yield from (finding for finding in (*later, *way.findings) if finding.link == link)
     found = _cluster(settings, way, create=create)
     yield from found
+    yield structs.replace(check_topics(settings), link="topics")
     if _is_stopped(settings, config):
         yield structs.replace(
             wrong("gateway", f"it does not run, and takes no reading; {SERVICE_START}"), link="end-to-end"

@@ -81,7 +81,7 @@ class Forwarder:
         """What was last said of an uplink that is down, and when more may be said."""
         self._remembers = False
         """Whether what the buffer kept of former starts was read: a disk that fails is waited for."""
-        self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka.events_topic, clock)
+        self._heartbeat = Heartbeat(buffer, front_door, gateway, kafka, clock)
         self._heartbeat_from_s = 0.0
         self._hold_from_s = time.monotonic()
         self._told_unsynced = False

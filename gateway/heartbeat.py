@@ -14,7 +14,7 @@ from gateway.buffer_rows import Lane, Row, Series
 from gateway.clock_gateway import BootClock, BootTimes
 from gateway.intake import FrontDoor
 from gateway.kafka_record import RecordEncoder, rfc3339
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, KafkaSettings
 
 
 class Heartbeat:
@@ -25,7 +25,7 @@ class Heartbeat:
         buffer: Buffer,
         front_door: FrontDoor,
         gateway: GatewaySettings,
-        events_topic: str,
+        kafka: KafkaSettings,
         clock: Callable[[], BootClock],
     ) -> None:
         self._buffer = buffer
@@ -34,7 +34,8 @@ class Heartbeat:
         self._clock = clock
         self._lane = secrets.token_hex(6)
         self._sequence = 0
-        self.topic = events_topic
+        self.topic = kafka.events_topic
+        self._quarantine_topic = kafka.quarantine_topic
         self.key = front_door.key(gateway.id)
 
     async def record(self, now_us: int, offsets: dict[tuple[str, int], int]) -> bytes:
@@ -79,6 +80,7 @@ class Heartbeat:
             aside.append({"count": span.count, **_span(then, span.event_from_us, span.event_to_us)})
         return {
             "offsets": by_topic,
+            "quarantine_topic": self._quarantine_topic,
             "pending": pending,
             "quarantined": aside,
             "low_watermark": None if low_us is None else rfc3339(low_us).decode(),

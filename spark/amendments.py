@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from spark.codec_decimals import of_batch
 from spark.delta_staging import AppendTable, add_missing_columns, is_empty, with_missing_columns
 from spark.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
+from spark.payload_decode import SET_ASIDE
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
 """Which row of `log` it is: Kafka's coordinates, and the batch, for a record may have been read more than once."""
@@ -40,6 +41,25 @@ def create_amendments(spark: SparkSession, tables: str) -> None:
 def append_amendments(table: AppendTable, rows: DataFrame, ordinal: int) -> None:
     """Append what a batch found out; nothing happens if it was appended before."""
     table.append(rows.withColumn(AMENDED, of_batch(ordinal, "topic")), {ORDINAL: ordinal})
+
+
+def amend_set_aside(tables: str, rows: DataFrame) -> None:
+    """Make rejects of committed rows that the tables cannot be derived from. `rows` have their reasons."""
+    amended = rows.withColumn(AMENDED, F.col("ordinal")).coalesce(1)
+    amended.select(*amendments_schema().names).write.format("delta").mode("append").save(amendments_path(tables))
+
+
+def committed_rows(spark: SparkSession, tables: str, ordinal: int) -> DataFrame:
+    """The rows of a batch as they were committed, but for those that were set aside afterwards."""
+    rows = read_log(spark, tables).where(F.col("ordinal") == ordinal)
+    if is_empty(spark, amendments_path(tables)):
+        return rows
+    aside = read_amendments(spark, tables).where(
+        (F.col("ordinal") == ordinal) & F.col("reject_reason").startswith(SET_ASIDE)
+    )
+    there = [F.col(f"log.{name}").eqNullSafe(F.col(f"aside.{name}")) for name in ROW]
+    kept = rows.alias("log").join(F.broadcast(aside).alias("aside"), there, "left_anti")
+    return kept.unionByName(aside.drop(AMENDED).dropDuplicates([*ROW]))
 
 
 def amendments_schema() -> StructType:

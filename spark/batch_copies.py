@@ -6,7 +6,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.copies import Suspects, judged, suspected
-from spark.payload_decode import READING_TYPE
+from spark.kafka_records import READING_TYPE
 from spark.windows_table import unwindowed
 
 

@@ -6,32 +6,38 @@ again, the copies are told apart and the rows written anew. Then `log` is commit
 each of which says up to which batch it goes: whatever dies in between is finished at the next start, from `log` alone.
 """
 
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import (
+    amend_set_aside,
     amendments_path,
     amendments_schema,
     append_amendments,
+    committed_rows,
     create_amendments,
     effective_log,
 )
 from spark.batch_copies import NONE_FOUND, Copies, Found
 from spark.census import Census, take_census
+from spark.codec_decimals import METRICS_TYPE
 from spark.codec_declarations import Streams
 from spark.copies import conflicts_kept, with_verdicts
 from spark.deletions import read_deletions, was_deleted, without_deleted
 from spark.delta_staging import AppendTable
+from spark.gateway_states import GatewayEvent
+from spark.gateway_table import faults_in, with_faults
 from spark.interpreted_queries import interpreted_if, is_small
-from spark.job_state import JobState
+from spark.job_state import JobState, KafkaTopics, events_of
 from spark.kafka_records import typed_records
 from spark.log_table import (
     ORDINAL,
@@ -46,7 +52,17 @@ from spark.log_table import (
 )
 from spark.loss_table import append_losses, create_losses, losses_path, losses_schema
 from spark.payload_decode import decoded
-from spark.readings_view import is_reading, readings
+from spark.readings_view import is_reading, readings, taken_at
+from spark.record_faults import (
+    RECORD_FAULTS,
+    Culprit,
+    as_bytes,
+    as_rejects,
+    find_culprits,
+    is_culprit,
+    may_be_a_records,
+    reason_of,
+)
 from spark.retention import read_horizons, without_expired
 from spark.time_corrections import (
     BatchCorrections,
@@ -59,19 +75,22 @@ from spark.time_corrections import (
     retimed,
     take_corrections,
 )
-from spark.warehouse_folder import folder_exists
+from spark.warehouse_copy import AFTER, STARTS, Derived, forget_broken, make_agree
+from spark.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
 from spark.warehouse_version import Version, change_version, current_version, folder_of
 from spark.window_changes import (
     COPY,
     CORRECTION,
     FIGURES,
     READINGS,
+    REPLAY,
     append_changes,
     append_replayed,
     changes_path,
     changes_schema,
     create_changes,
     differences,
+    of_version,
 )
 from spark.windows_table import (
     KEY,
@@ -101,6 +120,10 @@ STATE_SHARE = 0.04
 """Of the time, that writing it may take: it spares a start some work, and nothing depends on it."""
 
 
+TRIAL = "_trial"
+"""The folder beside the tables in which parts of a batch that failed are tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
     """What one batch was made of."""
@@ -125,6 +148,11 @@ class BatchCounts:
     """By stream, members of payloads that its declaration does not name."""
 
 
+def warned(words: str) -> None:
+    """Tell a person, whoever opened the tables."""
+    sys.stderr.write(f"warning: {words}\n")
+
+
 class BatchJob:
     """The tables of one warehouse, and what must be known to add to them."""
 
@@ -133,18 +161,24 @@ class BatchJob:
         spark: SparkSession,
         warehouse: str,
         streams: Streams | None = None,
-        reads: Callable[[str], bool] = lambda _: True,
         *,
         into: Version | None = None,
+        warn: Callable[[str], None] = warned,
     ) -> None:
         """Make what is missing, and finish what an earlier run left unfinished. Raises WindowLengthError.
 
-        Without `streams` those hold by which the warehouse was last written. `reads` says of a topic whether it is
-        read at all: a gateway's word counts once all that it speaks of has been. With `into` the tables are those of a
-        version that readers do not see yet, and `window_changes` is not told of them.
+        Without `streams` those hold by which the warehouse was last written. With `into` the tables are those of a
+        version that readers do not see yet, and `window_changes` is not told of them. `warn` is told of records that
+        were set aside because they made their batch fail.
         """
         self.spark = spark
+        self._warn = warn
+        self.kafka = KafkaTopics()
         self.warehouse = warehouse
+        # A version in the making is nobody's copy.
+        is_copy = into is None and was_copied(warehouse)
+        if is_copy:
+            forget_broken(spark, warehouse)
         # Small tables, some ten of them.
         with interpreted_if(spark, small=True):
             version = self._open(streams) if into is None else self._made(into)
@@ -158,27 +192,37 @@ class BatchJob:
         self._deletions = read_deletions(spark, warehouse)
         self.horizons = read_horizons(spark, warehouse)
         self.tables = folder_of(warehouse, version.number)
-        self._log = Log(spark, self.tables)
-        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
-        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
-        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
-        self._changes = AppendTable(spark, changes_path(warehouse), changes_schema())
-        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
-        last = self._log.last
-        with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
-            self.state = JobState(spark, self._log, self.tables, reads)
-            self._corrections = known_corrections(spark, self.tables)
-            if self._is_seen and version.number > 1:
-                self._tell_of_replay(version.number, last)
-            # What is saved was derived from whole.
-            if last > self.state.saved:
-                self._finish(last)
-        self.state.begin_at(last + 1)
+        self._load(is_copy=is_copy)
+        if into is None:
+            note_place(warehouse)
         self._saved_s = time.monotonic()
         self._saving_s = 0.0
         self._last_rows = 0
         self._had_copies = False
+
+    def _load(self, *, is_copy: bool = False) -> None:
+        """Read what the tables say, and finish the last batches where they were left unfinished."""
+        self._read_tables()
         self._in_batch = False
+        first = None
+        if is_copy or not self._agree():
+            first = make_agree(self.spark, self.tables, self._derived())
+            self._read_tables()
+        last = self._log.last
+        with interpreted_if(self.spark, small=is_small(self.spark, log_path(self.tables))):
+            self._load_state(first)
+            if self._is_seen and self._version > 1:
+                self._tell_of_replay(self._version, last)
+            # What is saved was derived from whole.
+            if last > self.state.saved:
+                for ordinal in range(last if first is None else first, last + 1):
+                    self._finish_guarded(ordinal)
+        self.state.begin_at(last + 1)
+
+    def _load_state(self, first: int | None) -> None:
+        """Count what `log` holds, up to before a batch; without `first` that is the last one."""
+        self.state = JobState(self.spark, self._log, self.tables, self.kafka, first)
+        self._corrections = known_corrections(self.spark, self.tables)
 
     def take(
         self,
@@ -200,7 +244,75 @@ class BatchJob:
     def take_typed(
         self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
     ) -> BatchCounts:
-        """Take a batch of what `typed_records` yields, with `topic_id`."""
+        """Take a batch of what `typed_records` yields, with `topic_id`.
+
+        Records that make it fail, again and alone, are set aside: they become rejects in the same commit.
+        """
+        last = self._log.last
+        try:
+            return self._take_typed(typed, batch, before_commit)
+        except RECORD_FAULTS as error:
+            if not may_be_a_records(error):
+                raise
+            if self._log.last > last:
+                # It is in `log`, and what follows from it cannot be derived.
+                self._load()
+                if not isinstance(batch, BatchId):
+                    raise
+                return self._take_typed(typed, batch, before_commit)
+            culprits = self._culprits(typed, lambda job, part: job._take_typed(part, BatchId(TRIAL, job.next_ordinal)))  # noqa: SLF001
+            if not culprits:
+                raise
+            return self._take_without(culprits, typed, batch, before_commit, error)
+
+    def _take_without(
+        self,
+        culprits: Sequence[Culprit],
+        typed: DataFrame,
+        batch: BatchId | BatchIds,
+        before_commit: Callable[[], None],
+        error: Exception,
+    ) -> BatchCounts:
+        for aside in (as_rejects, as_bytes):
+            self._load()
+            with suppress(*RECORD_FAULTS):
+                counts = self._take_typed(aside(typed, culprits), batch, before_commit)
+                for culprit in culprits:
+                    self._warn(culprit.words())
+                return counts
+        raise error
+
+    def _culprits(self, records: DataFrame, take: Callable[["BatchJob", DataFrame], object]) -> list[Culprit]:
+        """Find the records that make a batch fail, in a warehouse of their own; none where it is not their fault."""
+        trial: BatchJob | None = None
+        path = f"{self.warehouse.rstrip('/')}/{TRIAL}"
+
+        def attempt(which: Column) -> Exception | None:
+            nonlocal trial
+            if trial is None:
+                # A process that was killed may have left one.
+                remove_folder(self.spark, path)
+                trial = BatchJob(self.spark, path, self.streams)
+            before = trial.next_ordinal
+            try:
+                take(trial, records.where(which))
+            except RECORD_FAULTS as error:
+                if trial.next_ordinal > before:
+                    # It was committed, and could not be finished.
+                    trial = None
+                else:
+                    trial._load()  # noqa: SLF001
+                return error
+            return None
+
+        try:
+            return find_culprits(records, attempt)
+        finally:
+            remove_folder(self.spark, path)
+
+    def _take_typed(
+        self, typed: DataFrame, batch: BatchId | BatchIds, before_commit: Callable[[], None] = lambda: None
+    ) -> BatchCounts:
         read = without_expired(decoded(typed, self.streams), self.streams)
         return self.take_decoded(without_deleted(read, self._deletions), batch, before_commit)
 
@@ -223,7 +335,7 @@ class BatchJob:
         done = self._log.ordinal_of(batch) if isinstance(batch, BatchId) else None
         if done is not None and isinstance(batch, BatchId):
             expect_same(self._log, batch, done, records)
-            rows = self._log.rows_of(done)
+            rows = committed_rows(self.spark, self.tables, done)
             added = self._windows_of(done).parts_of(rows, self._corrections)
             return self._counts(rows, take_census(rows, done), added, begun)
         append = LogAppend(self._log, batch)
@@ -233,7 +345,13 @@ class BatchJob:
             # Copies often come in batch after batch, and windows that do not know of them would be written in vain.
             writing = None if self._had_copies else beside.submit(windows.write, rows, self._corrections)
             census = take_census(rows, append.ordinal)
-            with self._copies(rows, census, append.ordinal) as copies:
+            events = events_of(rows, census)
+            if faults := faults_in(events):
+                # Nearly never: the rows are written once more, as those of a batch with copies are.
+                rows = append.rewrite(with_faults(rows, faults))
+                census = take_census(rows, append.ordinal)
+                events = events_of(rows, census)
+            with self._copies(rows, census, events, append.ordinal) as copies:
                 self._had_copies = copies is not None
                 if writing is not None:
                     writing.result()
@@ -245,7 +363,7 @@ class BatchJob:
                 elif writing is None:
                     windows.write(rows, self._corrections)
                 before_commit()
-                append.commit()
+                append.commit(self._so_far())
                 found = NONE_FOUND if copies is None else copies.found
                 self._derive(rows, census, copies, windows)
         # Where nothing of before changed and no time was put right, the census and the verdicts know all.
@@ -268,13 +386,69 @@ class BatchJob:
         self._saved_s = time.monotonic()
         self._saving_s = self._saved_s - begun
 
-    def _finish(self, last: int) -> None:
-        """Derive from the last batch what a run that died may have left out."""
-        rows = self._log.rows_of(last)
-        census = take_census(rows, last)
-        windows = self._windows_of(last)
+    def _read_tables(self) -> None:
+        """See how far each table goes."""
+        spark = self.spark
+        self._log = Log(spark, self.tables)
+        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
+        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
+        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
+        self._changes = AppendTable(spark, changes_path(self.warehouse), changes_schema())
+        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
+
+    def _now_and_then(self) -> dict[str, AppendTable]:
+        """The tables that few batches commit to, by the application under which `log` says how far they had come."""
+        tables = {"amendments": self._amendments, "corrections": self._told, "losses": self._losses}
+        return {f"{AFTER}{name}": table for name, table in tables.items()}
+
+    def _so_far(self) -> dict[str, int]:
+        """How far other tables have come: what shows in a copy that one of them is of another moment."""
+        numbers = {name: table.last(ORDINAL) for name, table in self._now_and_then().items()}
+        start = self.state.start
+        return numbers if start is None else numbers | {STARTS: start.number}
+
+    def _derived(self) -> list[Derived]:
+        told = [Derived(table.path, required=name) for name, table in self._now_and_then().items()]
+        changes = of_version(self._version)
+        # What a replay made is told of at once, after it.
+        is_told = self._version == 1 or self._changes.last(f"{changes}{REPLAY}") >= 0
+        return [Derived(self._parts.path), *told, *([Derived(self._changes.path, changes)] if is_told else [])]
+
+    def _agree(self) -> bool:
+        """Tell whether no table is behind `log`, or ahead of it, further than a job leaves it that dies."""
+        last, parts = self._log.last, self._parts.last(ORDINAL)
+        return last - 1 <= parts <= last and all(
+            self._log.table.last(name) <= table.last(ORDINAL) <= last for name, table in self._now_and_then().items()
+        )
+
+    def _finish_guarded(self, ordinal: int) -> None:
+        """Finish a batch; of records that make that fail, again and alone, make rejects."""
+        try:
+            self._finish(ordinal)
+        except RECORD_FAULTS as error:
+            if not may_be_a_records(error):
+                raise
+            rows = committed_rows(self.spark, self.tables, ordinal)
+            culprits = self._culprits(
+                rows.drop("ingest", "batch", "ordinal"),
+                lambda job, part: job.take_decoded(part, BatchId(TRIAL, job.next_ordinal)),
+            )
+            if not culprits:
+                raise
+            aside = rows.where(is_culprit(culprits)).withColumn("reject_reason", reason_of(culprits))
+            amend_set_aside(self.tables, aside.withColumn("metrics", F.lit(None).cast(METRICS_TYPE)))
+            self._load_state(ordinal)
+            self._finish(ordinal)
+            for culprit in culprits:
+                self._warn(culprit.words())
+
+    def _finish(self, ordinal: int) -> None:
+        """Derive from a batch what a run that died may have left out."""
+        rows = committed_rows(self.spark, self.tables, ordinal)
+        census = take_census(rows, ordinal)
+        windows = self._windows_of(ordinal)
         windows.write(rows, self._corrections)
-        with self._copies(rows, census, last) as copies:
+        with self._copies(rows, census, events_of(rows, census), ordinal) as copies:
             self._derive(rows, census, copies, windows)
 
     def _tell_of_replay(self, version: int, last: int) -> None:
@@ -336,9 +510,11 @@ class BatchJob:
             fresh.unpersist()
 
     @contextmanager
-    def _copies(self, rows: DataFrame, census: Census, ordinal: int) -> "Iterator[Copies | None]":
+    def _copies(
+        self, rows: DataFrame, census: Census, events: Iterable[GatewayEvent], ordinal: int
+    ) -> "Iterator[Copies | None]":
         """Note what a batch holds; where something of it came before, or twice in it, find the copies."""
-        suspects = self.state.note(rows, census, ordinal)
+        suspects = self.state.note(census, events, ordinal)
         if not suspects:
             yield None
             return
@@ -450,5 +626,4 @@ def metrics_of(moved: DataFrame) -> DataFrame:
     """One row for each value of readings that were moved, at its own time."""
     others = [name for name in moved.columns if name not in {"metrics", "value", "event_time"}]
     each = moved.select(*others, "event_time", F.inline("metrics")).withColumnRenamed("name", "metric")
-    time = F.timestamp_micros(F.unix_micros("event_time") - F.coalesce("ago_us", F.lit(0)))
-    return each.withColumn("event_time", time)
+    return each.withColumn("event_time", taken_at("event_time"))

@@ -10,9 +10,9 @@ from spark.built_once import recorded
 from spark.copies import may_be_copy
 from spark.correction_records import CORRECTION_TYPE
 from spark.deletions import was_deleted
+from spark.kafka_records import READING_TYPE
 from spark.log_table import from_kafka
 from spark.loss_records import LOSS_TYPE
-from spark.payload_decode import READING_TYPE
 from spark.readings_view import is_reading
 from spark.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_inner_edges
 from spark.windows_table import unwindowed

@@ -10,14 +10,17 @@ from spark.replay_command import replay
 from spark.storage_failures import explain_storage
 from spark.table_commands import gaps, gateways, quarantine, readings, sql, windows
 from spark.upkeep_commands import delete_device, maintain
+from spark.warehouse_folder import CopyError
 
 
 class _Commands(click.Group):
-    """Commands, any of which may find that the tables cannot be reached."""
+    """Commands, any of which may find that the tables cannot be reached, or are of several moments."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except CopyError as error:
+            raise click.ClickException(str(error)) from error
         except Exception as error:
             words = explain_storage(error)
             if words is None:

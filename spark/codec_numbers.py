@@ -4,6 +4,7 @@ Imported on executors: nothing but the standard library in here.
 """
 
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ RANGE = "out-of-range: "
 OUTSIDE = "a value is outside decimal(18,6)"
 
 _LIMIT = Decimal(10) ** 12
+# Strings whole, so that what stands in them counts for nothing; one that does not end is passed over to the end.
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 _STEPS = tuple(Decimal(1).scaleb(-decimals) for decimals in range(DECIMALS_MAX + 1))
 
@@ -88,6 +91,22 @@ def quantised(number: Decimal | int, decimals: int = DECIMALS_MAX) -> Decimal | 
     value = number.quantize(_STEPS[decimals], context=_EXACT)
     # A decimal knows a negative zero, a table does not.
     return None if abs(value) >= _LIMIT else value + 0
+
+
+def is_deep(text: bytes) -> bool:
+    """Whether JSON has more levels than `DEPTH_MAX`. Decoders have bounds of their own, which are not all alike."""
+    if text.count(b"[") + text.count(b"{") <= DEPTH_MAX:
+        return False
+    depth = 0
+    for found in _BRACKET.finditer(text):
+        first = found[0][0]
+        if first in b"[{":
+            depth += 1
+            if depth > DEPTH_MAX:
+                return True
+        elif first in b"]}":
+            depth -= 1
+    return False
 
 
 def is_number(value: object) -> bool:

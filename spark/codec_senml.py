@@ -9,10 +9,12 @@ from spark import codec_cbor
 from spark.codec_declarations import IDENTITY_MEMBERS, Metric
 from spark.codec_numbers import (
     BYTES_MAX,
+    DEPTH_MAX,
     NUMBER_CHARS_MAX,
     Result,
     UndecodableError,
     cut_names,
+    is_deep,
     is_number,
     judged,
 )
@@ -21,9 +23,11 @@ RELATIVE_S_MAX = 2**28
 """Times below this are relative to now, others are since 1970 (section 4.5.3)."""
 VERSION_MAX = 10
 """The version that RFC 8428 describes, and what `bver` is where it is missing."""
-SECONDS_MAX = 10**13
+SPAN_S_MAX = RELATIVE_S_MAX
+"""Times of one pack lie no further apart: 8.5 years, as far as times relative to now reach."""
 NO_PACK = "undecodable: the payload is not one SenML pack"
 BAD_TIME = "undecodable: a time in the SenML pack is no number"
+FAR_TIMES = f"undecodable: times in the SenML pack are more than {SPAN_S_MAX} s apart"
 MIXED_TIMES = "undecodable: the SenML pack has times since 1970 and times relative to now"
 NO_NAME = "undecodable: a measurement in the SenML pack has no name"
 TWICE = "undecodable: the SenML pack has two values of one metric and time"
@@ -32,6 +36,7 @@ TWICE = "undecodable: the SenML pack has two values of one metric and time"
 _LABELS = {-1: "bver", -2: "bn", -3: "bt", -4: "bu", -5: "bv", -6: "bs", 0: "n", 1: "u", 2: "v", 3: "vs", 4: "vb"}
 _LABELS |= {5: "s", 6: "t", 7: "ut", 8: "vd"}
 _NAME_PART = re.compile(r"[^/:]+")
+_HALF = re.compile("[\ud800-\udfff]")
 _LONG_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
 _TIMES = Context(prec=60, rounding=ROUND_HALF_EVEN)
 
@@ -40,6 +45,8 @@ def of_json(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
     """Metrics of a pack in JSON. Raises UndecodableError."""
     if len(payload) > BYTES_MAX:
         raise UndecodableError(f"undecodable: more than {BYTES_MAX} bytes")
+    if is_deep(payload):
+        raise UndecodableError(f"undecodable: more than {DEPTH_MAX} levels of JSON")
     try:
         pack = json.loads(
             payload.decode(),
@@ -48,7 +55,7 @@ def of_json(payload: bytes, metrics: tuple[Metric, ...]) -> Result:
             parse_constant=_refused,
             object_pairs_hook=_once,
         )
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UndecodableError(NO_PACK) from error
     return _of_pack(pack, metrics)
 
@@ -73,6 +80,8 @@ def _of_pack(pack: object, metrics: tuple[Metric, ...]) -> Result:
     newest_us = max((us for _, _, us in measured), default=0)
     if any(us < RELATIVE_S_MAX * 1_000_000 <= newest_us for _, _, us in measured):
         raise UndecodableError(MIXED_TIMES)
+    if any(newest_us - us > SPAN_S_MAX * 1_000_000 for _, _, us in measured):
+        raise UndecodableError(FAR_TIMES)
     declared = {metric.path[0]: metric.name for metric in metrics}
     seen: set[tuple[str, int]] = set()
     numbers: list[tuple[str, object, int | None]] = []
@@ -104,7 +113,8 @@ def _measurements(pack: object) -> Iterator[tuple[str, object, int]]:
             raise UndecodableError(NO_PACK)
         value = _value(record, base)
         if value is not None:
-            yield _metric(base.get("bn", ""), record.get("n", "")), value, _time_us(base.get("bt"), record.get("t"))
+            time_us = _time_us(base.get("bt", 0), record.get("t", 0))
+            yield _metric(base.get("bn", ""), record.get("n", "")), value, time_us
 
 
 def _is_version(base: Mapping[object, object]) -> bool:
@@ -136,6 +146,9 @@ def _metric(base: object, name: object) -> str:
     parts = [name] if name else _NAME_PART.findall(base)
     if not parts:
         raise UndecodableError(NO_NAME)
+    # JSON can write half a surrogate, which is no character.
+    if not parts[-1].isascii() and _HALF.search(parts[-1]):
+        raise UndecodableError(NO_PACK)
     return parts[-1]
 
 
@@ -143,8 +156,7 @@ def _time_us(base: object, time: object) -> int:
     """Microseconds, since 1970 or relative to now. Half to even, as the gateway rounds."""
     total = Decimal(0)
     for part in (base, time):
-        if part is None:
-            continue
+        # None too: a NaN is no time, and now is none that was told.
         if not is_number(part):
             raise UndecodableError(BAD_TIME)
         exact = Decimal(part)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import ROW
 from spark.codec_declarations import Streams
-from spark.payload_decode import READING_TYPE
+from spark.kafka_records import READING_TYPE
 from spark.sequence_runs import RUN, counter
 
 CONFLICT = "conflict"

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from spark.codec_decimals import constant
 from spark.delta_staging import open_or_empty
-from spark.payload_decode import GATEWAY_TYPES
+from spark.kafka_records import GATEWAY_TYPES
 
 SCHEMA = "namespace string, device string, deleted_at timestamp"
 """Gone is what Kafka took in before `deleted_at`, and what was taken before it, as far as that is known."""

@@ -14,7 +14,10 @@ from spark.sequence_runs import Edge
 
 # Of `time_corrections`, which needs Delta: this module runs on executors, where it need not be.
 TOLD_SLACK_US = 60_000_000
-EARLIEST_US = -62_135_596_800_000_000
+KAFKA_SLACK_US = 60_000_000
+"""A gateway knows nothing of what lies after the moment that Kafka took its record in. Kafka's clock is another
+machine's: where NTP keeps both, they differ by far less than a minute. One that is further off has to be mended."""
+EARLIEST_US = -62_104_060_800_000_000
 LATEST_US = 253_402_300_799_999_999
 DEVICE_QUALITY = "device"
 FOREVER_US = 2**62

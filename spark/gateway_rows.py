@@ -8,7 +8,7 @@ SPAN_TYPE = "struct<lane: string, rows: bigint, from_us: bigint, to_us: bigint>"
 SCHEMA = f"""
     namespace string, gateway string, buffer string, heartbeat {EDGE_TYPE}, promises boolean,
     low_watermark_us bigint, pending array<{SPAN_TYPE}>, quarantined array<{SPAN_TYPE}>,
-    depth_rows bigint, oldest_age_ms bigint, waiting int, until_us bigint
+    depth_rows bigint, oldest_age_ms bigint, waiting int, until_us bigint, unread array<string>
 """
 """Of `GatewayRow`s as a table."""
 
@@ -42,3 +42,5 @@ class GatewayRow(NamedTuple):
     """Heartbeats after it that do not count yet."""
     until_us: int | None = None
     """Up to when a former buffer can have taken readings; None of the present one."""
+    unread: tuple[str, ...] = ()
+    """Kafka topics that it writes to, and that the job leaves out."""

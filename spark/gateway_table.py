@@ -1,17 +1,20 @@
 """`gateway_states`: what gateways said of themselves, in the driver's memory, and now and then in a table."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates
+from spark.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates, fault_of
+from spark.payload_decode import EVENT
 from spark.sequence_runs import Edge, edge
 from spark.state_table import StateTable, read_states
 
 PATH = "gateway_states"
 KEY = ("namespace", "gateway")
+Place = tuple[str, int, int]
+"""In Kafka: topic, partition, offset."""
 
 
 class GatewayTable:
@@ -33,14 +36,33 @@ class GatewayTable:
         return self._table.saved
 
     def note(
-        self, events: Iterable[GatewayEvent], held: Mapping[str, Mapping[int, int]], reads: Callable[[str], bool]
+        self,
+        events: Iterable[GatewayEvent],
+        held: Mapping[str, Mapping[int, int]],
+        reads: Callable[[str], bool] | None,
+        gone: Collection[str],
     ) -> None:
         """Take up what a batch brings. Doing it again changes nothing."""
-        for key in self.states.take(events, held, reads):
+        for key in self.states.take(events, held, reads, gone):
             self._table.changed(key)
 
     def save(self, ordinal: int) -> None:
         self._table.save(ordinal)
+
+
+def faults_in(events: Iterable[GatewayEvent]) -> dict[Place, str]:
+    """Say which events are rejects, and why, by their places in Kafka."""
+    found = ((event.order[1:], fault_of(event)) for event in events)
+    return {place: f"{EVENT}{fault}" for place, fault in found if fault is not None}
+
+
+def with_faults(rows: DataFrame, faults: Mapping[Place, str]) -> DataFrame:
+    """Make these rows of a batch rejects."""
+    schema = "at_topic string, at_partition int, at_offset bigint, fault string"
+    told = rows.sparkSession.createDataFrame([(*place, fault) for place, fault in faults.items()], schema)
+    same = [F.col(name) == F.col(f"at_{name}") for name in ("topic", "partition", "offset")]
+    judged = rows.join(F.broadcast(told), same, "left")
+    return judged.withColumn("reject_reason", F.coalesce("reject_reason", "fault")).select(*rows.columns)
 
 
 def events_in(log: DataFrame) -> list[GatewayEvent]:

@@ -14,11 +14,12 @@ from spark.warehouse_version import Version, seen_tables
 SCHEMA = """
     namespace string, gateway string, site string, buffer string, is_present boolean, gateway_boot string,
     heartbeat_time timestamp, heartbeat_error_us bigint, complete_to_time timestamp, depth_rows bigint,
-    oldest_age_s double, pending bigint, quarantined bigint, waiting int, retired_from_time timestamp
+    oldest_age_s double, pending bigint, quarantined bigint, waiting int, retired_from_time timestamp,
+    unread_topics array<string>
 """
 """A row for each buffer file. `heartbeat_time` as it is known now; up to `complete_to_time` nothing of the gateway's is
 missing here but what it says it holds (`pending` rows, `quarantined` inputs); `waiting` heartbeats speak of records
-that have not been read yet."""
+that have not been read yet. `unread_topics`: it writes to them, and `ingest` leaves them out."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -47,6 +48,7 @@ def open_gateways(spark: SparkSession, warehouse: str, version: Version | None =
             None if beat is None else sum(span.rows for span in row.quarantined),
             row.waiting,
             None if told is None else told.retired_from,
+            list(row.unread),
         )
 
     view = spark.createDataFrame([shown(row) for row in states.rows()], SCHEMA)

@@ -25,8 +25,14 @@ from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
     from spark.codec_declarations import Streams
-    from spark.ingest_job import BatchReport
+    from spark.ingest_job import BatchReport, Begun
+    from spark.kafka_source import KafkaSource
     from spark.topic_changes import Loss
+
+
+NAMES_TOLD_MAX = 20
+USUAL_TOPICS = "device-.*|gateway-events"
+"""Where the gateway's usual route leads, and what gateways say of themselves."""
 
 
 @click.command(short_help="Read Kafka into the tables, until it is stopped.")
@@ -42,10 +48,9 @@ if TYPE_CHECKING:
 @click.option("--checkpoint", metavar="PATH", help="What was read so far.  [default: WAREHOUSE/_checkpoint]")
 @click.option(
     "--topics",
-    default="device-.*|gateway-events",
-    show_default=True,
     metavar="PATTERN",
-    help="Regular expression of whole topic names; topics that appear later are taken up too.",
+    help="Regular expression of whole topic names, and no other topic is read; those that appear later are taken up "
+    f"too.  [default: {USUAL_TOPICS}, and every topic that gateways name in their heartbeats]",
 )
 @click.option(
     "--backlog-topics",
@@ -87,7 +92,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     warehouse: str,
     streams: "Streams | None",
     checkpoint: str | None,
-    topics: str,
+    topics: str | None,
     backlog_topics: str | None,
     once: bool,  # noqa: FBT001 - a flag of the command line
     go_on: bool,  # noqa: FBT001
@@ -112,11 +117,12 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
 
     source = KafkaSource(
         bootstrap,
-        topics,
+        topics or USUAL_TOPICS,
         options,
         batch_records_max=batch_records_max,
         backlog_topics=backlog_topics,
         backlog_records_max=backlog_records_max,
+        named=() if topics is None else None,
     )
     settings = IngestSettings(
         source=source,
@@ -133,11 +139,15 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
         signal.signal(number, lambda *_: stop.set())
     told: set[tuple[str, str]] = set()
 
-    def ready(losses: "Sequence[Loss]") -> None:
+    def ready(begun: "Begun") -> None:
         if as_json:
-            click.echo(json.dumps({"state": "ready"} | ({"lost": [asdict(loss) for loss in losses]} if losses else {})))
+            click.echo(json.dumps(begun_members(begun)))
         else:
-            click.echo("\n".join([f"reading {topics} from {bootstrap} into {warehouse}", *lost_lines(losses)]))
+            click.echo("\n".join(begun_lines(begun, source, warehouse)))
+
+    def leave_out(topics: "Mapping[str, str]") -> None:
+        lines = [json.dumps({"state": "left out", "topics": topics})] if as_json else left_out_lines(topics)
+        click.echo("\n".join(lines))
 
     def report(batch: "BatchReport") -> None:
         lines = [json.dumps(batch_members(batch))] if as_json else [batch_line(batch), *undeclared_lines(batch, told)]
@@ -148,7 +158,7 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
 
     with _failures_in_words(options), only_writer(warehouse):
         check_options(spark, bootstrap, options)
-        run_ingest(spark, settings, stop, Listener(ready, report, warn))
+        run_ingest(spark, settings, stop, Listener(ready, report, leave_out, warn))
 
 
 @contextmanager
@@ -229,6 +239,47 @@ def undeclared_lines(batch: "BatchReport", told: set[tuple[str, str]]) -> list[s
             words = "stay in `log`: declare them, and a replay makes metrics of them"
             lines.append(f"{stream}: its payloads also have {', '.join(map(repr, new))}, which {words}")
     return lines
+
+
+def begun_members(begun: "Begun") -> dict[str, object]:
+    """Where reading begins, as `--json` prints it."""
+    members: dict[str, object] = {"state": "ready", "topics": begun.topics}
+    if begun.losses:
+        members["lost"] = [asdict(loss) for loss in begun.losses]
+    if begun.shortened:
+        members["shortened"] = begun.shortened
+    if begun.anew:
+        members["new_checkpoint"] = begun.anew
+    return members
+
+
+def begun_lines(begun: "Begun", source: "KafkaSource", warehouse: str) -> list[str]:
+    """Where reading begins, as a person reads it."""
+    lines = [f"reading {_some(begun.topics)} from {source.bootstrap} into {warehouse}"]
+    if not begun.topics:
+        lines = [f"waiting for topics of {source.topics} on {source.bootstrap}, to read them into {warehouse}"]
+    if begun.anew:
+        lines.append(
+            f"{begun.anew}: the checkpoint is older or newer than the tables, damaged, or another warehouse's. So a "
+            "new one begins where the tables end, and nothing is passed over"
+        )
+    for topic, count in begun.shortened.items():
+        lines.append(f"topic {topic} is new to the tables; Kafka has deleted its first {count} records")
+    return [*lines, *lost_lines(begun.losses)]
+
+
+def left_out_lines(topics: "Mapping[str, str]") -> list[str]:
+    """Topics that gateways write to and that are not read."""
+    if not topics:
+        return ["all topics that gateways name are read now"]
+    told = _some([f"{topic} ({why})" for topic, why in topics.items()])
+    words = "Windows of what these gateways serve stay provisional, see `sluice-cloud gateways`"
+    return [f"gateways name topics that are not read: {told}. {words}"]
+
+
+def _some(names: "Sequence[str]") -> str:
+    told = ", ".join(names[:NAMES_TOLD_MAX])
+    return told if len(names) <= NAMES_TOLD_MAX else f"{told} and {len(names) - NAMES_TOLD_MAX} more"
 
 
 def lost_lines(losses: "Sequence[Loss]") -> list[str]:

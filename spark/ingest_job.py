@@ -4,8 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -13,20 +12,25 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.batch_job import BatchCounts, BatchJob
+from spark.checkpoint_place import Place, TopicOffsets, batch_end, place_of
 from spark.codec_declarations import Streams
+from spark.kafka_failures import is_passing
 from spark.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
 from spark.log_table import BatchId, CheckpointError
 from spark.reading_starts import ReadingStart, append_start, first_start, start_after
 from spark.table_upkeep import Upkeep
 from spark.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
+from spark.topic_choice import TopicChoice
 from spark.topic_watch import TopicWatch, TopicWatchError
-from spark.warehouse_folder import files_in
+from spark.warehouse_folder import folders_in
 
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0
 """How long a finished query may take to report its last batch."""
 LOOK_S = 10.0
 """How often Kafka is asked what its topics are while nothing comes."""
+IN_VAIN_MAX = 3
+"""How often reading begins anew without two batches in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,32 @@ class BatchReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """Where a run reads: at its start, and each time that it begins to read other topics."""
+
+    topics: Sequence[str]
+    """All that there are at the moment."""
+    losses: Sequence[Loss] = ()
+    """What Kafka had deleted before it was read."""
+    shortened: Mapping[str, int] = field(default_factory=dict)
+    """Topics that are new to the tables, and how many of their first records Kafka has deleted."""
+    anew: str = ""
+    """Why a new checkpoint begins where the tables end; empty where none has to."""
+
+
+@dataclass(frozen=True, slots=True)
 class Listener:
     """Who is told how a run goes on."""
 
-    ready: Callable[[Sequence[Loss]], None] = lambda _: None
-    """When the query runs, with what was found to be lost in Kafka."""
+    ready: Callable[[Begun], None] = lambda _: None
+    """When the query runs."""
     report: Callable[[BatchReport], None] = lambda _: None
     """After every batch that had records."""
+    leave_out: Callable[[Mapping[str, str]], None] = lambda _: None
+    """Topics that gateways write to and that are not read, each with the reason; again when they are others."""
     warn: Callable[[str], None] = lambda _: None
-    """Of upkeep that failed, which holds up no reading. On any thread; the others on the caller's."""
+    """Of upkeep that failed, which holds up no reading, and of records that were set aside. On any thread; the others
+    on the caller's."""
 
 
 class QueryIdError(Exception):
@@ -84,7 +105,7 @@ class TopicTroubleError(Exception):
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
-    """A batch that must not begin, because the job was asked to stop. It is read again by the next run."""
+    """A batch that must not begin: the job was asked to stop, or is to read other topics too. It is read again."""
 
 
 def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Event, listener: Listener) -> None:
@@ -92,63 +113,105 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
 
     Raises StreamingQueryException when the query fails: what it had committed stays, the next run goes on there.
     Raises TopicTroubleError where Kafka no longer has what is next, and TopicWatchError where it does not answer.
-    Raises CheckpointError where Spark's checkpoint is older than the tables, or a part of it is gone.
+    Raises CheckpointError where Spark reads from elsewhere than where the tables end, with a new checkpoint too.
     Raises WindowLengthError, and changes nothing, when the warehouse holds windows of another length.
     """
     source = settings.source
     # First: what is wrong with the warehouse is told without Kafka.
-    job = BatchJob(spark, settings.warehouse, settings.streams, _reads(spark, source.every_pattern))
+    job = BatchJob(spark, settings.warehouse, settings.streams, warn=listener.warn)
     with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
-        before = job.state.start
-        start = _begun(job, settings, watch.look())
-        query = _Query(job, watch, stop, listener.warn)
-        records = kafka_stream(spark, replace(source, starting=start.starting or "earliest"))
-        checkpoint = f"{settings.checkpoint.rstrip('/')}/{start.number}"
-        _expect_whole(spark, checkpoint)
-        running = _start(records, settings, checkpoint, query.take)
-        try:
-            listener.ready(() if start is before else start.losses)
-            _wait(running, query, listener.report)
-            query.tidy()
-        except StreamingQueryException:
-            if query.trouble is not None:
-                raise query.trouble from None
-            if not stop.is_set():
-                raise
-        finally:
-            running.stop()
+        choice = TopicChoice(spark, watch, source)
+        anew, in_vain = "", 0
+        while True:
+            query = _Query(job, choice, stop, listener.warn)
             try:
-                job.save()
-            finally:
-                query.finish()
-        _report_rest(running, query.finished, listener.report)
+                _read(query, settings, listener, anew)
+                anew = ""
+                if stop.is_set() or not choice.fresh:
+                    return
+            except CheckpointError as error:
+                anew, in_vain = str(error), 0 if query.goes_on else in_vain + 1
+                if in_vain > IN_VAIN_MAX:
+                    raise
+            except StreamingQueryException as error:
+                anew, in_vain = "", 0 if query.goes_on else in_vain + 1
+                if in_vain > IN_VAIN_MAX or not is_passing(error):
+                    raise
+
+
+def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: str) -> None:
+    """Read on until the query ends, or until it should begin anew. `anew`: why the last checkpoint is of no use."""
+    job = query.job
+    start, begun = _begun(query, settings, anew)
+    records = kafka_stream(job.spark, replace(query.choice.source, starting=start.starting or "earliest"))
+    running = _start(records, settings, query.checkpoint, query.take)
+    try:
+        listener.ready(begun)
+        _wait(running, query, listener)
+        query.tidy()
+    except StreamingQueryException:
+        if query.trouble is not None:
+            raise query.trouble from None
+        if not query.is_ending:
+            raise
+    finally:
+        running.stop()
+        try:
+            job.save()
+        finally:
+            query.finish()
+    _report_rest(running, query, listener)
+    if not query.stop.is_set():
+        # The last batches may have brought heartbeats that name other topics.
+        query.look()
+        _report_finished(running, query, listener)
 
 
 class _Query:
     """What Spark calls for each batch, and what is known of them."""
 
-    def __init__(self, job: BatchJob, watch: TopicWatch, stop: threading.Event, warn: Callable[[str], None]) -> None:
+    def __init__(self, job: BatchJob, choice: TopicChoice, stop: threading.Event, warn: Callable[[str], None]) -> None:
         self.job = job
+        self.choice = choice
         self.stop = stop
         self.finished: dict[int, BatchCounts] = {}
+        self.goes_on = False
+        """Whether one batch has followed another."""
         self.trouble: Exception | None = None
-        self._watch = watch
+        self.checkpoint = ""
+        self._place = Place({})
+        self._has_begun = False
         self._upkeep = Upkeep(job, warn)
         self._newest_us: int | None = None
         # Kafka is asked from Spark's thread, and from the waiting one.
         self._asking = threading.Lock()
         self._looked_s = time.monotonic()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no other batch is to begin."""
+        return self.stop.is_set() or bool(self.choice.fresh)
+
+    def begin(self, checkpoint: str, place: Place) -> None:
+        """Note where reading begins."""
+        # Once it has begun, Spark takes up partitions that are made.
+        self.checkpoint, self._place = checkpoint, Place(place.begin, place.end)
+
     def take(self, records: DataFrame, number: int) -> None:
         if self.stop.is_set():
             # Returning would commit the batch unread.
             raise Interrupted
         try:
+            now = self._look()
+            if self.is_ending:
+                raise Interrupted
             batch = BatchId(running_query_id(records.sparkSession), number)
-            topic_ids = {topic: found.topic_id for topic, found in self._look().items()}
+            topic_ids = {topic: found.topic_id for topic, found in now.items()}
             # Only now does Spark's checkpoint hold the batch before, so that it does not come again.
             self.tidy()
-            counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids))
+            end = self._end_of(number, now)
+            counts = self.job.take(records, batch, topic_ids, lambda: self._expect(topic_ids, end))
+            self.goes_on, self._has_begun, self._place = self._has_begun, True, Place(end)
             self._newest_us = max(counts.newest_us.values(), default=None)
             self.finished[number] = counts
         except (TopicTroubleError, TopicWatchError, QueryIdError, CheckpointError) as error:
@@ -171,86 +234,95 @@ class _Query:
     def look_if_due(self) -> None:
         """See whether topics were deleted while nothing comes: Spark would never miss one. Raises TopicTroubleError."""
         if time.monotonic() - self._looked_s > LOOK_S:
-            # That Kafka does not answer is for the query to say, which waits longer for it.
-            with suppress(TopicWatchError):
-                self._look()
+            self.look()
+
+    def look(self) -> None:
+        """See what has become of topics. Raises TopicTroubleError."""
+        # That Kafka does not answer is for the query to say, which waits longer for it.
+        with suppress(TopicWatchError):
+            self._look()
+
+    def _end_of(self, number: int, now: Mapping[str, TopicNow]) -> TopicOffsets:
+        """Make sure that a batch begins where the tables end; return where it ends. Raises CheckpointError."""
+        end = batch_end(self.job.spark, self.checkpoint, number)
+        if not Place(self._place.begin, end).is_where_tables_end(self.job.state.topics(), now):
+            raise CheckpointError(f"batch {number} in {self.checkpoint} does not begin where the tables end")
+        return end
 
     def _look(self) -> dict[str, TopicNow]:
         """Ask Kafka what its topics are. Raises TopicTroubleError where one cannot simply read on."""
         with self._asking:
-            now = self._watch.look()
+            now = self.choice.look(self.job.state.named)
+        self.job.kafka.gone = self.choice.gone
         self._looked_s = time.monotonic()
         found = troubles(self.job.state.topics(), now)
         if found:
             raise TopicTroubleError(found)
         return now
 
-    def _expect(self, topic_ids: Mapping[str, str]) -> None:
+    def _expect(self, topic_ids: Mapping[str, str], end: TopicOffsets) -> None:
         """Make sure that a batch's topics are the same as before it was read: one made anew has the same offsets."""
         with self._asking:
-            ids = self._watch.topic_ids()
+            ids = self.choice.topic_ids()
         if any(ids.get(topic) != topic_id for topic, topic_id in topic_ids.items()):
             self._look()
+        # Partitions without a record too: what a heartbeat says of one may be deleted, and then it is read as well.
+        self.job.state.read_to(end, topic_ids)
 
 
-def _begun(job: BatchJob, settings: IngestSettings, now: Mapping[str, TopicNow]) -> ReadingStart:
+def _begun(query: _Query, settings: IngestSettings, anew: str) -> tuple[ReadingStart, Begun]:
     """Find where to read on: where Spark's checkpoint stands, or from a new start. Raises TopicTroubleError."""
-    spark, state, source = job.spark, job.state, settings.source
+    job, state, source = query.job, query.job.state, settings.source
+    now = query.choice.begin(state.named)
+    job.kafka.reads, job.kafka.gone = query.choice.reads, query.choice.gone
     sources = 1 if source.backlog_topics is None else 2
+    topics = state.topics()
+    shortened = {topic: sum(found.earliest.values()) for topic, found in now.items() if topic not in topics}
+    begun = Begun(sorted(now), shortened={topic: count for topic, count in sorted(shortened.items()) if count})
     start = state.start
     if start is None:
         start = first_start(sources)
-        append_start(spark, job.tables, start)
+        append_start(job.spark, job.tables, start)
         state.begin(start)
-        return start
-    topics = state.topics()
-    reads = _reads(spark, source.every_pattern)
-    read = {topic: read_to for topic, read_to in topics.items() if reads(topic)}
+    read = {topic: read_to for topic, read_to in topics.items() if query.choice.reads(topic)}
     found = troubles(read, now)
     if found and not settings.go_on:
         raise TopicTroubleError(found)
+    folder = settings.checkpoint.rstrip("/")
+    place = None
+    if not anew:
+        try:
+            place = place_of(job.spark, f"{folder}/{start.number}", start, now)
+        except CheckpointError as error:
+            anew = str(error)
     # Spark's checkpoint goes on only with as many sources, and with all topics that are in it.
-    if found or start.sources != sources or read.keys() != topics.keys():
-        start = start_after(start, job.next_ordinal, sources, going_on(read, now), now)
-        append_start(spark, job.tables, start)
-        state.begin(start)
-    return start
+    is_other = bool(found) or start.sources != sources or read.keys() != topics.keys()
+    if place is not None and not is_other:
+        if place.is_where_tables_end(read, now):
+            query.begin(f"{folder}/{start.number}", place)
+            return start, begun
+        if not place.is_where_tables_end(read, {topic: now[topic] for topic in now.keys() - begun.shortened.keys()}):
+            anew = f"{folder}/{start.number} does not stand where the tables end"
+    taken = [int(name) for path in folders_in(job.spark, folder) if (name := path.rpartition("/")[2]).isdigit()]
+    start = start_after(start, job.next_ordinal, sources, going_on(read, now), now, taken)
+    append_start(job.spark, job.tables, start)
+    state.begin(start)
+    checkpoint = f"{folder}/{start.number}"
+    query.begin(checkpoint, place_of(job.spark, checkpoint, start, now))
+    return start, replace(begun, losses=start.losses, anew="" if is_other else anew)
 
 
-def _expect_whole(spark: SparkSession, checkpoint: str) -> None:
-    """Make sure that a checkpoint which knows of batches still knows what they read. Raises CheckpointError."""
-    offsets, commits = (
-        [name for name in files_in(spark, f"{checkpoint}/{part}") if name.isdigit()] for part in ("offsets", "commits")
-    )
-    if commits and not offsets:
-        raise CheckpointError(
-            f"{checkpoint} has `commits` but no `offsets`: it is not as it was left, and batches would be counted from "
-            "0 again. Remove this folder: all is then read again, which changes nothing in the tables."
-        )
-
-
-def _reads(spark: SparkSession, pattern: str) -> Callable[[str], bool]:
-    """Tell which topics a pattern (Java's) fits."""
-    java = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]  # noqa: SLF001
-
-    @lru_cache(maxsize=100_000)
-    def reads(topic: str) -> bool:
-        return bool(java.matches(pattern, topic))
-
-    return reads
-
-
-def _wait(running: StreamingQuery, query: _Query, report: Callable[[BatchReport], None]) -> None:
+def _wait(running: StreamingQuery, query: _Query, listener: Listener) -> None:
     while running.isActive:
         time.sleep(POLL_S)
-        _report_finished(running, query.finished, report)
+        _report_finished(running, query, listener)
         is_idle = not running.status["isTriggerActive"]
-        if query.stop.is_set() and is_idle:
+        if query.is_ending and is_idle:
             return
         if is_idle:
             query.look_if_due()
     if not query.stop.is_set():
-        _report_rest(running, query.finished, report)
+        _report_rest(running, query, listener)
         running.awaitTermination()  # raises what the query ended with
 
 
@@ -278,18 +350,19 @@ def _start(
     return writer.trigger(processingTime=f"{settings.interval_s} seconds").start()
 
 
-def _report_finished(
-    query: StreamingQuery, finished: dict[int, BatchCounts], report: Callable[[BatchReport], None]
-) -> None:
-    """Report batches that are both processed and committed by the query."""
-    if not finished:
+def _report_finished(running: StreamingQuery, query: _Query, listener: Listener) -> None:
+    """Report batches that are both processed and committed by the query, and topics that are left out."""
+    left_out = query.choice.untold()
+    if left_out is not None:
+        listener.leave_out(left_out)
+    if not query.finished:
         return
-    for progress in query.recentProgress:
+    for progress in running.recentProgress:
         # While nothing comes Spark reports the batch that is to be the next; and one that was done before is not read.
         is_read = any(source.startOffset != source.endOffset for source in progress.sources)
-        counts = finished.pop(progress.batchId, None) if is_read else None
+        counts = query.finished.pop(progress.batchId, None) if is_read else None
         if counts is not None:
-            report(_report_of(progress, counts))
+            listener.report(_report_of(progress, counts))
 
 
 def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchReport:
@@ -300,12 +373,10 @@ def _report_of(progress: StreamingQueryProgress, counts: BatchCounts) -> BatchRe
     return BatchReport(progress.batchId, counts, behind, behind_s, end_offsets)
 
 
-def _report_rest(
-    query: StreamingQuery, finished: dict[int, BatchCounts], report: Callable[[BatchReport], None]
-) -> None:
+def _report_rest(running: StreamingQuery, query: _Query, listener: Listener) -> None:
     """Report what is left once the query has ended: its progress may come a moment after its end."""
     deadline = time.monotonic() + PROGRESS_WAIT_S_MAX
-    while finished and time.monotonic() < deadline:
-        _report_finished(query, finished, report)
-        if finished:
-            time.sleep(POLL_S)
+    _report_finished(running, query, listener)
+    while query.finished and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        _report_finished(running, query, listener)

@@ -1,13 +1,16 @@
 """What the job knows of all batches so far: in the driver's memory, and now and then in tables beside `log`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark.amendments import committed_rows
 from spark.census import Census, take_census
 from spark.copies import Suspects
 from spark.devices_heard import DevicesHeard
+from spark.gateway_states import GatewayEvent
 from spark.gateway_table import GatewayTable, events_in
 from spark.log_table import Log
 from spark.reading_starts import ReadingStart, read_starts
@@ -16,25 +19,45 @@ from spark.topic_changes import TopicRead
 from spark.topics_read import TopicsRead
 
 
+def events_of(rows: DataFrame, census: Census) -> list[GatewayEvent]:
+    """What gateways say of themselves in a batch, copies too: what came before changes nothing. `rows` are of `log`."""
+    return events_in(rows) if census.events else []
+
+
+@dataclass(slots=True)
+class KafkaTopics:
+    """What a run of `ingest` knows of Kafka's topics beside those that it reads."""
+
+    reads: Callable[[str], bool] | None = None
+    """Says of a topic whether it goes into `log` at all; None where this run does not read Kafka."""
+    gone: frozenset[str] = frozenset()
+    """Topics that gateways have written to, and that Kafka has no longer."""
+
+
 class JobState:
     """Which numbers came, up to where topics were read, what gateways said, and who was heard of."""
 
-    def __init__(self, spark: SparkSession, log: Log, tables: str, reads: Callable[[str], bool]) -> None:
-        """Read what was saved, and count again what was committed to `log` since.
+    def __init__(
+        self, spark: SparkSession, log: Log, tables: str, kafka: KafkaTopics, first: int | None = None
+    ) -> None:
+        """Read what was saved, and count again what was committed to `log` since, up to before a batch.
 
-        `reads` says of a topic whether it goes into `log` at all.
+        Without `first` that is the last one.
         """
-        self._reads = reads
+        self._kafka = kafka
         self._seen = Seen(spark, tables)
         self._topics = TopicsRead(spark, tables)
         self._heard = DevicesHeard(spark, tables)
         self._gateways = GatewayTable(spark, tables)
         self.starts = read_starts(spark, tables)
+        self.named = self._gateways.states.topics()
+        """Topics that gateways' heartbeats name."""
         self.recovered = self.saved
         # One by one, in their order: what is kept of batches goes by it.
-        for ordinal in range(self.saved + 1, log.last):
-            rows = log.rows_of(ordinal)
-            self.note(rows, take_census(rows, ordinal), ordinal)
+        for ordinal in range(self.saved + 1, log.last if first is None else first):
+            rows = committed_rows(spark, tables, ordinal)
+            census = take_census(rows, ordinal)
+            self.note(census, events_of(rows, census), ordinal)
 
     @property
     def saved(self) -> int:
@@ -46,19 +69,23 @@ class JobState:
         """From where the present checkpoint reads."""
         return self.starts[-1] if self.starts else None
 
-    def note(self, rows: DataFrame, census: Census, ordinal: int) -> Suspects:
-        """Take up what a batch holds; return what of it came before, or twice in it. `rows` are its rows of `log`."""
+    def note(self, census: Census, events: Iterable[GatewayEvent], ordinal: int) -> Suspects:
+        """Take up what a batch holds; return what of it came before, or twice in it. `events` as `events_of` yields."""
         self.begin_at(ordinal)
         self._topics.note(census)
         self._heard.note(census)
-        # Copies of events among them: what came before changes nothing.
-        events = events_in(rows) if census.events else []
-        self._gateways.note(events, self._topics.offsets(), self._reads)
+        self._gateways.note(events, self._topics.offsets(), self._kafka.reads, self._kafka.gone)
+        if census.events:
+            self.named = self._gateways.states.topics()
         return self._seen.note(census, ordinal)
 
     def topics(self) -> Mapping[str, TopicRead]:
         """What was read of each topic."""
         return self._topics.topics()
+
+    def read_to(self, offsets: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
+        """Note up to where a batch goes by Spark's word: also in partitions that had no record for it."""
+        self._topics.read_to(offsets, topic_ids)
 
     def begin(self, start: ReadingStart) -> None:
         """Note that a new checkpoint begins."""

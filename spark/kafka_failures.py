@@ -15,9 +15,10 @@ class Failure:
     words: str
 
 
+MADE_MEANWHILE = r"you must specify all TopicPartitions|OFFSET_DOES_NOT_MATCH_ASSIGNED"
 FAILURES = (
     Failure(
-        r"you must specify all TopicPartitions|OFFSET_DOES_NOT_MATCH_ASSIGNED",
+        MADE_MEANWHILE,
         "topics or partitions were made or deleted just while the job began to read. Start it again.",
     ),
     Failure(
@@ -88,6 +89,11 @@ FAILURES = (
     ),
 )
 """The first that is found counts."""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tell whether only the moment was wrong: topics were made while the job began to read."""
+    return re.search(MADE_MEANWHILE, told_by(error)) is not None
 
 
 def explain_failure(error: BaseException) -> str | None:

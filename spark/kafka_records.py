@@ -1,5 +1,8 @@
 """Kafka records as the gateway sends them (DESIGN section 4), made into typed columns."""
 
+from functools import reduce
+from operator import and_
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -17,6 +20,8 @@ SOURCE_SCHEMA = """
     headers array<struct<key: string, value: binary>>
 """
 """Of a record as Spark's Kafka source gives it."""
+READING_TYPE = "sluice.reading"
+GATEWAY_TYPES = "sluice.gateway."
 DOUBTS = ("redelivered", "conflict")
 """The gateway cannot tell whether it has the reading already, or has another of its sequence."""
 SHAPES = tuple(
@@ -30,10 +35,22 @@ SHAPES = tuple(
 IDENTITY = r"^[0-9a-f]{16}-[0-9a-f]{12}-[0-9]{1,19}\z"
 """`ce_id`: buffer id, lane, lane sequence. (`$` would also take a line end after it.)"""
 BUFFER_CHARS = 16
-RFC3339 = r"^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\z"
-"""Without the year 0, in which Python, that collects the rows, knows no times."""
+RFC3339 = r"^(?!000[01])[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\z"
+"""Without the years 0 and 1: Python, which collects the rows, cannot show all of their times."""
 INTEGER = r"^-?[0-9]{1,19}\z"
 INTEGERS = ("ce_lanesequence", "ce_timeerror", "ce_boottime", "ce_devicesequence", "ce_boottimeerror")
+
+TEXT_BYTES_MAX = 66_000
+"""The longest text that a gateway writes is an MQTT topic of 65,535 bytes; in a key a namespace may stand before it."""
+TEXTS = ("ce_type", "subject", "time_quality", "gateway_boot", "content_type", "device_boot", "device_counter")
+"""Columns of texts that nothing else bounds."""
+VALUE_BYTES_MAX = 100_000_000
+"""The largest record that a gateway can be set to send. A larger value is a reject, of which the beginning is kept:
+compressed, such a value is small in Kafka, and some in one batch would fill the memory of whoever writes them."""
+KEPT_BYTES = 65_536
+LANE_SEQUENCE_MAX = 2**53
+"""A lane counts its rows from 0: at a million a second it has so many after 285 years. What is reckoned from numbers up
+to it fits into the columns of tables."""
 
 # This runs for every record of every batch, and is written for the usual one: whole arrays and texts are compared
 # rather than searched, a pattern is tried where nothing cheaper tells as much, and a function with a lambda, which
@@ -59,13 +76,15 @@ def _shaped(records: DataFrame) -> DataFrame:
     # One text of all: it is UTF-8 if each of them is, because a separator that is ASCII is part of no other character.
     # In place of a value that is missing stands what is no UTF-8.
     together = F.call_function("array_join", F.col("texts"), F.lit(" "), F.lit(b"\xff").cast("string"))
+    is_too_large = F.coalesce(F.octet_length("value") > VALUE_BYTES_MAX, F.lit(False))
     return records.select(
         "topic",
         "partition",
         "offset",
         F.col("timestamp").alias("kafka_timestamp"),
         _utf8(F.col("key")).alias("key"),
-        "value",
+        F.when(is_too_large, F.substring("value", 1, KEPT_BYTES)).otherwise(F.col("value")).alias("value"),
+        is_too_large.alias("is_too_large"),
         "headers",
         shape.alias("named"),
         F.col("headers.value").cast("array<string>").alias("texts"),
@@ -81,6 +100,7 @@ def _texts(shaped: DataFrame) -> DataFrame:
         "kafka_timestamp",
         "key",
         "value",
+        "is_too_large",
         "headers",
         F.col("shape").isNotNull().alias("headers_fit"),
         *(F.get("texts", F.lit(place)).alias(_column(name)) for place, name in enumerate(HEADERS)),
@@ -123,6 +143,7 @@ def _typed(texts: DataFrame) -> DataFrame:
         "kafka_timestamp",
         "key",
         "value",
+        "is_too_large",
         "headers",
         "headers_fit",
         (F.col("ce_specversion") == "1.0").alias("version_fits"),
@@ -156,13 +177,18 @@ def _typed(texts: DataFrame) -> DataFrame:
 
 def _judged(typed: DataFrame) -> DataFrame:
     """The first thing that is wrong with a record's key and headers, if anything is."""
-    fault = F.when(~F.col("headers_fit"), "the headers are not the contract's, in its order and in UTF-8")
+    too_large = f"the value is longer than {VALUE_BYTES_MAX} bytes, of which the first {KEPT_BYTES} are kept"
+    fault = F.when(F.col("is_too_large"), too_large).when(
+        ~F.col("headers_fit"), "the headers are not the contract's, in its order and in UTF-8"
+    )
     for is_right, words in (
         (F.col("version_fits"), "ce_specversion is not 1.0"),
         (F.col("key").isNotNull(), "the key is missing or not UTF-8"),
+        (_are_short(), f"the key or a header is longer than {TEXT_BYTES_MAX} bytes"),
         (F.col("namespace").isNotNull(), "ce_source is not /namespace/gateway"),
         (F.col("identity_fits"), "ce_id is not buffer, lane and lane sequence"),
         (F.col("lane_sequence").isNotNull(), "ce_lanesequence is not a 64-bit integer"),
+        (F.col("lane_sequence") <= LANE_SEQUENCE_MAX, f"ce_lanesequence is above {LANE_SEQUENCE_MAX}"),
         (F.col("event_time").isNotNull(), "ce_time is not RFC 3339 in UTC with microseconds"),
         (F.col("received_time").isNotNull(), "ce_receivedtime is not RFC 3339 in UTC with microseconds"),
         (_is_count("time_error_us"), "ce_timeerror is not a count of microseconds"),
@@ -180,7 +206,7 @@ def _judged(typed: DataFrame) -> DataFrame:
     ):
         fault = fault.when(~F.coalesce(is_right, F.lit(False)), words)
     dropped = {
-        *("headers", "headers_fit", "version_fits", "identity_fits", "ce_id"),
+        *("is_too_large", "headers", "headers_fit", "version_fits", "identity_fits", "ce_id"),
         *("has_device_sequence", "has_boot_time_error"),
     }
     kept = [column for column in typed.columns if column not in dropped]
@@ -195,6 +221,11 @@ def _judged(typed: DataFrame) -> DataFrame:
 
 def _is_count(column: str) -> Column:
     return F.col(column).isNotNull() & (F.col(column) >= 0)
+
+
+def _are_short() -> Column:
+    columns = ("key", "namespace", "gateway", *TEXTS)
+    return reduce(and_, (F.coalesce(F.octet_length(name), F.lit(0)) <= TEXT_BYTES_MAX for name in columns))
 
 
 def _optional(name: str) -> Column:

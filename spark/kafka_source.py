@@ -50,13 +50,15 @@ class KafkaSource:
     """A pattern of topics that are read beside the others, and not as some of them, even where both match."""
     backlog_records_max: int = 50_000
     """Records of those in one batch."""
+    named: tuple[str, ...] | None = None
+    """Topics that are read beside those of the pattern, because gateways name them; None: the pattern says it all."""
 
     @property
     def live_pattern(self) -> str:
         """The topics that are not read as backlog; for names searched, as Spark does, or matched."""
         # Spark searches names for the pattern; unanchored, it would also read topics that merely contain a match.
         other = "" if self.backlog_topics is None else f"(?!(?:{self.backlog_topics})$)"
-        return f"^{other}(?:{self.topics})$"
+        return f"^{other}(?:{self._all_topics})$"
 
     @property
     def backlog_pattern(self) -> str | None:
@@ -65,7 +67,12 @@ class KafkaSource:
     @property
     def every_pattern(self) -> str:
         """All topics that are read, live or not."""
-        return f"^(?:{self.topics})$" if self.backlog_topics is None else f"^(?:{self.topics}|{self.backlog_topics})$"
+        patterns = [self._all_topics, *([] if self.backlog_topics is None else [self.backlog_topics])]
+        return f"^(?:{'|'.join(patterns)})$"
+
+    @property
+    def _all_topics(self) -> str:
+        return "|".join([self.topics, *(f"\\Q{name}\\E" for name in self.named or ())])
 
 
 def kafka_stream(spark: "SparkSession", source: KafkaSource) -> "DataFrame":

@@ -58,7 +58,7 @@ class BatchId:
 
 
 class CheckpointError(Exception):
-    """Spark counts batches as it did before; the message says what to do."""
+    """Spark's checkpoint does not stand where the tables end; the message says which, and how that shows."""
 
 
 RETRY = "retry-"
@@ -142,11 +142,7 @@ def expect_same(log: "Log", batch: BatchId, ordinal: int, records: DataFrame) ->
     stands = _extent(log.rows_of(ordinal).where(of_batch))
     # Where a replay read it from Kafka, it stands there under another name.
     if stands and _extent(records) != stands:
-        raise CheckpointError(
-            f"batch {batch.number} comes again with other records than it was committed with: the checkpoint is not as "
-            "it was left (put back from a copy, or cut short with the power), and what came between would be passed "
-            "over. Remove the checkpoint's folder: all is then read again, which changes nothing in the tables."
-        )
+        raise CheckpointError(f"batch {batch.number} comes again with other records than it was committed with")
 
 
 def _extent(rows: DataFrame) -> set[tuple[str, int, int, int]]:
@@ -176,10 +172,11 @@ class LogAppend:
         self._staged.write(rows)
         return self._staged.rows()
 
-    def commit(self) -> None:
+    def commit(self, so_far: Mapping[str, int] | None = None) -> None:
+        """Commit what was written last. `so_far`: how far other tables have come, by application."""
         batch = self._batch
         numbers = {query_of(batch): batch.number} if isinstance(batch, BatchId) else batch.numbers
-        self._staged.commit({ORDINAL: self.ordinal, **numbers})
+        self._staged.commit({ORDINAL: self.ordinal, **numbers, **(so_far or {})})
 
 
 def from_kafka() -> Column:

@@ -4,7 +4,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
+from spark.kafka_records import TEXT_BYTES_MAX
 from spark.sequence_runs import RUN
+
+BODY_TYPE = "map<string,variant>"
 
 LOSS_TYPE = "sluice.gateway.loss"
 NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
@@ -27,21 +30,17 @@ _TEXTS = ("device", "reason", "boot", "device_boot")
 _NULLABLE = {"device", "device_boot", "first_sequence", "last_sequence"}
 
 
+NO_BODY = "the loss record is not one JSON object"
+
+
 def losses_in(log: DataFrame) -> DataFrame:
-    """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`, without malformed ones."""
-    return _parsed(log).where(F.col("fault").isNull() & ~F.col("reason").isin(*NO_READINGS)).drop("fault")
+    """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`.
 
-
-def malformed_losses_in(log: DataFrame) -> DataFrame:
-    """Find the loss records that cannot be read: `ce_id`, and `fault`, which says why."""
-    return _parsed(log).where(F.col("fault").isNotNull()).select("namespace", "gateway", "ce_id", "fault")
-
-
-def _parsed(log: DataFrame) -> DataFrame:
+    Malformed ones are rejects, and left out where `log` holds some from before they were.
+    """
     told = log.where((F.col("ce_type") == LOSS_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
-    body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", "map<string,variant>")
-    members = {name: _member(name, _TEXT, "string") for name in _TEXTS}
-    members |= {name: _member(name, _WHOLE, "bigint") for name in _NUMBERS}
+    body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", BODY_TYPE)
+    members = {name: _member(F.col("body"), name) for name in (*_TEXTS, *_NUMBERS)}
     parsed = told.withColumn("body", body).select(
         "namespace",
         "gateway",
@@ -51,30 +50,37 @@ def _parsed(log: DataFrame) -> DataFrame:
         F.col("gateway_boot").alias("told_boot"),
         F.col("boot_time_us").alias("told_boottime_us"),
         *(member.alias(name) for name, member in members.items()),
-        _fault(members).alias("fault"),
+        fault(F.col("body")).alias("fault"),
     )
-    named = parsed.withColumnRenamed("boot", "gateway_boot")
-    return named.select(*(_name(column) for column in SCHEMA.split(",")), "fault")
+    named = parsed.withColumnRenamed("boot", "gateway_boot").where(F.col("fault").isNull())
+    of_readings = named.where(~F.col("reason").isin(*NO_READINGS))
+    return of_readings.select(*(_name(column) for column in SCHEMA.split(",")))
 
 
 def _name(column: str) -> str:
     return column.split(maxsplit=1)[0]
 
 
-def _member(name: str, json_type: str, column_type: str) -> Column:
-    value = F.try_element_at("body", F.lit(name))
+def _member(body: Column, name: str) -> Column:
+    json_type, column_type = (_TEXT, "string") if name in _TEXTS else (_WHOLE, "bigint")
+    value = F.try_element_at(body, F.lit(name))
     return F.when(F.schema_of_variant(value).rlike(json_type), F.try_variant_get(value, "$", column_type))
 
 
-def _fault(members: dict[str, Column]) -> Column:
-    faults = [F.when(F.col("body").isNull(), "the loss record is not one JSON object")]
+def fault(body: Column) -> Column:
+    """Say what is wrong with a loss record, of which the members are given; null where nothing is."""
+    members = {name: _member(body, name) for name in (*_TEXTS, *_NUMBERS)}
+    faults = [F.when(body.isNull(), NO_BODY)]
     for name, member in members.items():
         words = f"{name} of the loss record is not {'text' if name in _TEXTS else 'a whole number'}"
-        given = F.try_element_at("body", F.lit(name))
+        given = F.try_element_at(body, F.lit(name))
         # Absent is as good as null: what is not known is null.
         unknown = given.isNull() | F.is_variant_null(given)
         readable = (member.isNotNull() | unknown) if name in _NULLABLE else member.isNotNull()
         faults.append(F.when(~F.coalesce(readable, F.lit(False)), words))
+        if name in _TEXTS:
+            is_long = F.octet_length(member) > TEXT_BYTES_MAX
+            faults.append(F.when(is_long, f"{name} of the loss record is longer than {TEXT_BYTES_MAX} bytes"))
     faults.append(F.when(members["count"] < 0, "count of the loss record is less than 0"))
     faults.append(
         F.when(members["last_boottime_us"] < members["first_boottime_us"], "the loss record ends before it begins")

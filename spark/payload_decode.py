@@ -8,32 +8,40 @@ here hold functions of arrays, which keeps Spark from compiling each into one me
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import correction_records
+from spark import correction_records, loss_records
 from spark.built_once import recorded
 from spark.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
-from spark.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams
+from spark.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams, Times
 from spark.codec_json_strict import read_strictly, with_members
 from spark.codec_json_usual import is_usual, read_usual
 from spark.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
 from spark.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-
-READING_TYPE = "sluice.reading"
-GATEWAY_TYPES = "sluice.gateway."
+from spark.gateway_states import EVENT_TYPES
+from spark.kafka_records import GATEWAY_TYPES, READING_TYPE
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 SPACE = " \t\r\n"
 # What stands before the colon is the kind, which rejects are grouped by.
 HEADER = "header: "
 CORRECTION = "correction: "
+LOSS = "loss: "
+EVENT = "event: "
+SET_ASIDE = "set-aside: "
+"""Of records that made their batch fail: see `record_faults`."""
 UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
 UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
+TEXT_BYTES_MAX = 1_048_576
+"""Longer JSON and texts are not looked into, whoever sent them: reading one takes several times its size in memory."""
+TOO_LONG = f"more than {TEXT_BYTES_MAX} bytes"
 NO_VALUE = "undecodable: the record has no value"
 NOT_UTF8 = "undecodable: the payload is not UTF-8"
 NOT_JSON = "undecodable: the payload is not one JSON object"
 NOT_NUMBER = "undecodable: the payload is not a bare number"
 UNKNOWN_CONTENT = "undecodable: no decoder for this content type"
 
-_JSON, _NUMBER, _UNDECLARED, _UNKNOWN, _CORRECTION = "json", "number", "undeclared", "unknown", "correction"
+_JSON, _NUMBER, _UNDECLARED, _UNKNOWN = "json", "number", "undeclared", "unknown"
+_CORRECTION, _LOSS = "correction", "loss"
+_OF_GATEWAYS = {correction_records.CORRECTION_TYPE: _CORRECTION, loss_records.LOSS_TYPE: _LOSS}
 
 
 @recorded
@@ -41,12 +49,13 @@ def decoded(records: DataFrame, streams: Streams = NO_STREAMS) -> DataFrame:
     """Replace `header_fault` by `metrics`, `undeclared` and `reject_reason`.
 
     `records` as `kafka_records.typed_records` yields them. One of `metrics` and `reject_reason` is null, or both for
-    gateway events: of what a gateway says of itself, time corrections alone are looked into, for a table is computed by
-    them. `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know; null
+    gateway events. Of these, time corrections and losses are looked into, for tables are computed by them. `BatchJob`
+    judges those that the driver reads itself: here they are good, unless they are too long.
+    `undeclared` names numbers at the payload's top, at most 16, that the stream's declaration does not know; null
     where there are none, and where nothing is declared of the stream's metrics.
     """
     readers = _readers(streams)
-    return _reasoned(_numbered(_parsed(_routed(records, streams, readers)), streams, readers))
+    return _reasoned(_numbered(_parsed(_routed(records, streams, readers)), streams, readers), streams.times)
 
 
 def _readers(streams: Streams) -> set[str]:
@@ -78,11 +87,14 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
         *("header_fault", "ce_type", "content_type", "value"),
         F.when(is_reading, _stream_number(in_order)).alias("stream_number"),
         is_reading.alias("is_reading"),
-        (is_sound & (F.col("ce_type") == correction_records.CORRECTION_TYPE)).alias("is_correction"),
+        F.when(is_sound, F.try_element_at(constant(_OF_GATEWAYS, "map<string,string>"), F.col("ce_type"))).alias(
+            "told"
+        ),
+        (F.octet_length("value") > TEXT_BYTES_MAX).alias("is_too_long"),
     ).select(
-        *("record", "header_fault", "ce_type", "value", "stream_number", "is_reading", "is_correction"),
+        *("record", "header_fault", "ce_type", "value", "stream_number", "is_reading", "is_too_long"),
         F.when(F.col("is_reading"), F.coalesce(F.get(codecs, F.col("stream_number")), undeclared))
-        .when(F.col("is_correction"), _CORRECTION)
+        .otherwise(F.col("told"))
         .alias("format"),
         F.coalesce(
             F.get(constant([bool(stream.metrics) for stream in in_order], "array<boolean>"), F.col("stream_number")),
@@ -93,7 +105,8 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
         return routed
     # Whatever the condition, each row goes to Python and back: with one null that is cheap, yet not free.
     asked = F.when(
-        F.col("format").isin(*PYTHON_CODECS), asked_of_python(F.col("format"), F.col("stream_number"), F.col("value"))
+        F.col("format").isin(*PYTHON_CODECS) & ~F.col("is_too_long"),
+        asked_of_python(F.col("format"), F.col("stream_number"), F.col("value")),
     )
     return routed.select("*", python_decoder(streams)(asked).alias("found"))
 
@@ -112,15 +125,15 @@ def _stream_number(in_order: list[Stream]) -> Column:
 def _parsed(routed: DataFrame) -> DataFrame:
     """Add `usual`, the text of a payload that is read the fast way; else `text`, and `members` of a JSON object."""
     as_text = F.col("value").cast("string")
-    is_text = F.col("format").isin(_JSON, _NUMBER, _CORRECTION) & F.col("usual").isNull()
+    is_text = F.col("format").isin(_JSON, _NUMBER, *_OF_GATEWAYS.values()) & F.col("usual").isNull()
     texts = routed.select(
         "*", F.when((F.col("format") == _JSON) & is_usual(F.col("value")), as_text).alias("usual")
     ).select(
         *(column for column in routed.columns if column != "value"),
         "usual",
-        F.when(is_text, F.trim(F.try_validate_utf8(as_text), F.lit(SPACE))).alias("text"),
+        F.when(is_text & ~F.col("is_too_long"), F.trim(F.try_validate_utf8(as_text), F.lit(SPACE))).alias("text"),
     )
-    return with_members(texts, F.col("format").isin(_JSON, _CORRECTION))
+    return with_members(texts, F.col("format").isin(_JSON, *_OF_GATEWAYS.values()))
 
 
 def _numbered(parsed: DataFrame, streams: Streams, readers: set[str]) -> DataFrame:
@@ -155,7 +168,7 @@ _OF_JSON = {
 # -- what came of it ----------------------------------------------------------------------------
 
 
-def _reasoned(numbered: DataFrame) -> DataFrame:
+def _reasoned(numbered: DataFrame, times: Times) -> DataFrame:
     is_json, is_number = F.col("format") == _JSON, F.col("format") == _NUMBER
     is_strict = is_json & F.col("usual").isNull()
     is_gateway = F.col("ce_type").startswith(GATEWAY_TYPES)
@@ -163,11 +176,13 @@ def _reasoned(numbered: DataFrame) -> DataFrame:
     count = F.coalesce(F.size("quick"), F.size("numbers"))
     by_python = "found" in numbered.columns
     reason = F.coalesce(
+        F.when(F.col("header_fault").startswith(SET_ASIDE), F.col("header_fault")),
         F.concat(F.lit(HEADER), F.col("header_fault")),
         F.when((F.col("ce_type") != READING_TYPE) & ~is_gateway, UNKNOWN_TYPE),
         F.when(F.col("format") == _UNDECLARED, UNDECLARED_STREAM),
         F.when(F.col("is_reading") & F.col("record.value").isNull(), NO_VALUE),
         F.when(F.col("format") == _UNKNOWN, UNKNOWN_CONTENT),
+        F.when(F.col("is_too_long"), _too_long()),
         *([F.col("found.reject_reason")] if by_python else []),
         F.when((is_strict | is_number) & F.col("text").isNull(), NOT_UTF8),
         F.when(F.col("quick_twice") | (is_strict & F.col("members").isNull()), NOT_JSON),
@@ -175,7 +190,7 @@ def _reasoned(numbered: DataFrame) -> DataFrame:
         F.when(is_number & F.col("numbers").isNull(), NOT_NUMBER),
         F.when(count == 0, F.when(F.col("has_metrics"), NO_DECLARED).otherwise(NO_METRIC)),
         F.concat(F.lit(RANGE), bad),
-        F.when(F.col("is_correction"), F.concat(F.lit(CORRECTION), correction_records.fault(F.col("members")))),
+        _fault_of_event(times),
     )
     strict = F.transform(
         "numbers",
@@ -191,6 +206,27 @@ def _reasoned(numbered: DataFrame) -> DataFrame:
         F.when(reason.isNull(), metrics).cast(METRICS_TYPE).alias("metrics"),
         undeclared.alias("undeclared"),
         reason.alias("reject_reason"),
+    )
+
+
+def _too_long() -> Column:
+    """Say of a long value that it is too long, if its kind is one that is read."""
+    return (
+        F.when(F.col("is_reading"), f"undecodable: {TOO_LONG}")
+        .when(F.col("format") == _CORRECTION, CORRECTION + TOO_LONG)
+        .when(F.col("format") == _LOSS, LOSS + TOO_LONG)
+        .when(F.col("header_fault").isNull() & F.col("ce_type").isin(*EVENT_TYPES), EVENT + TOO_LONG)
+    )
+
+
+def _fault_of_event(times: Times) -> Column:
+    """What is wrong with what a gateway says of itself, as far as tables are computed by it in Spark."""
+    members = F.col("members")
+    of_correction = F.coalesce(
+        correction_records.fault(members), correction_records.untrue(members, F.col("record"), times)
+    )
+    return F.when(F.col("format") == _CORRECTION, F.concat(F.lit(CORRECTION), of_correction)).when(
+        F.col("format") == _LOSS, F.concat(F.lit(LOSS), loss_records.fault(members))
     )
 
 

@@ -1,13 +1,14 @@
 """`reading_starts`: from which offsets `log` was read on, each time that could not be told by Spark's checkpoint.
 
-A checkpoint goes on where it stopped, but only with the same topics, and as many sources. Where Kafka no longer has
-what is next, or topics are to be read as backlog from now on, a new checkpoint begins, where this table says: its last
-row is the start that counts, and what Kafka had lost by then stands in it.
+A checkpoint goes on where it stopped, but only with all topics that are in it, and as many sources. A new checkpoint
+begins where Kafka no longer has what is next, where topics are to be read as backlog or not at all from now on, where a
+new topic has lost its first records, and where the checkpoint does not stand where the tables end. This table says from
+which offsets: its last row is the start that counts, and what Kafka had lost by then stands in it.
 """
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from delta.tables import DeltaTable
@@ -59,13 +60,19 @@ def first_start(sources: int) -> ReadingStart:
     return ReadingStart(0, 0, sources, None, {}, at_us=time.time_ns() // 1_000)
 
 
-def start_after(
-    before: ReadingStart, ordinal: int, sources: int, going_on: GoingOn, now: Mapping[str, TopicNow]
+def start_after(  # noqa: PLR0913, PLR0917 - what a start is made of
+    before: ReadingStart,
+    ordinal: int,
+    sources: int,
+    going_on: GoingOn,
+    now: Mapping[str, TopicNow],
+    taken: Collection[int] = (),
 ) -> ReadingStart:
-    """The start that follows another, from what there is in Kafka now."""
+    """The start that follows another, from what there is in Kafka now. `taken` are numbers that have a folder."""
     topic_ids = {topic: found.topic_id for topic, found in now.items()}
     now_us = time.time_ns() // 1_000
-    return ReadingStart(before.number + 1, ordinal, sources, going_on.starting, topic_ids, going_on.losses, now_us)
+    number = max([before.number, *taken]) + 1
+    return ReadingStart(number, ordinal, sources, going_on.starting, topic_ids, going_on.losses, now_us)
 
 
 def append_start(spark: SparkSession, tables: str, start: ReadingStart) -> None:

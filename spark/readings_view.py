@@ -9,8 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark.amendments import effective_log
 from spark.built_once import built_once, recorded
 from spark.codec_declarations import USUAL_TIMES, Times
+from spark.edge_times import EARLIEST_US
+from spark.kafka_records import READING_TYPE
 from spark.log_table import is_implausible
-from spark.payload_decode import READING_TYPE
 from spark.time_corrections import known_corrections, retimed
 from spark.warehouse_version import Version, open_version, tables_of
 
@@ -31,15 +32,13 @@ def _each_metric(retimed: DataFrame) -> DataFrame:
     timed = retimed.where(~is_implausible())
     others = [name for name in timed.columns if name not in {"metrics", "value"}]
     each = timed.select(*others, F.inline("metrics")).withColumnRenamed("name", "metric")
-    # A value of a pack was taken so long before the pack's own time.
-    earlier = F.coalesce("ago_us", F.lit(0))
     return each.select(
         "namespace",
         "device",
         "stream",
         "metric",
         "value",
-        F.timestamp_micros(F.unix_micros("event_time") - earlier).alias("event_time"),
+        taken_at("event_time").alias("event_time"),
         "time_error_us",
         "time_quality",
         "received_time",
@@ -58,11 +57,20 @@ def _each_metric(retimed: DataFrame) -> DataFrame:
         "offset",
         "kafka_timestamp",
         "event_date",
-        F.timestamp_micros(F.unix_micros("sent_event_time") - earlier).alias("sent_event_time"),
+        taken_at("sent_event_time").alias("sent_event_time"),
         "sent_time_error_us",
         "sent_time_quality",
         "correction_version",
     )
+
+
+def taken_at(record_time: str) -> Column:
+    """When a value was taken: a value of a pack so long before the pack's own time, but in the year 2 at the earliest.
+
+    Before that lies no time that Python, which collects the rows, can show. Only a time that nothing bounds is there.
+    """
+    us = F.unix_micros(record_time) - F.coalesce("ago_us", F.lit(0))
+    return F.timestamp_micros(F.greatest(us, F.lit(EARLIEST_US)))
 
 
 def open_readings(spark: SparkSession, warehouse: str, version: Version | None = None) -> DataFrame:

@@ -421,6 +421,9 @@ class _Reader:
             return None
 
 
+_NO_YEAR = "lies outside the years 2 to 9999; leave it out where there is no such end"
+
+
 class _WrongTimeError(Exception):
     """What was written is no time; the message goes on behind it."""
 
@@ -440,13 +443,17 @@ def _time(value: object) -> datetime:
     if not isinstance(value, date):
         raise _WrongTimeError(f"is no time; {_WHEN}")
     if not isinstance(value, datetime):
-        return datetime(value.year, value.month, value.day, tzinfo=UTC)
+        value = datetime(value.year, value.month, value.day, tzinfo=UTC)
     if value.tzinfo is None:
         raise _WrongTimeError(_NO_ZONE)
     try:
-        return value.astimezone(UTC)
+        time = value.astimezone(UTC)
     except OverflowError as error:
-        raise _WrongTimeError("lies outside the years 1 to 9999; leave it out where there is no such end") from error
+        raise _WrongTimeError(_NO_YEAR) from error
+    # PySpark does not show all of the year 1.
+    if time.year < 2:
+        raise _WrongTimeError(_NO_YEAR)
+    return time
 
 
 def _number(value: object) -> Decimal | None:

@@ -20,10 +20,10 @@ from spark.amendments import amendments_path, effective_log
 from spark.codec_declarations import Streams
 from spark.delta_staging import open_or_empty
 from spark.delta_upkeep import delete_rows
+from spark.kafka_records import READING_TYPE
 from spark.log_table import IMPLAUSIBLE_DATE, date_of, log_path
 from spark.loss_records import rejects_as_losses
 from spark.loss_table import append_expired
-from spark.payload_decode import READING_TYPE
 from spark.quarantine_view import still_rejected
 from spark.window_changes import changes_path
 from spark.windows_table import PARTITION as WINDOW_DATE

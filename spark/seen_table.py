@@ -26,6 +26,8 @@ RUN_STATE_COLUMNS = f"""
         batch_first: bigint, batch_last: bigint>>,
     settled array<struct<first: bigint, last: bigint, missing: bigint, batch_first: bigint, batch_last: bigint>>
 """
+SETTLED = "sluice-settled"
+"""The application under which the table in memory says of which batch the last islands are that have left it."""
 ENDED_SETTLED_MAX = 4
 """Spans of a boot that another has followed."""
 
@@ -89,6 +91,7 @@ class Seen:
             self._begin(key)
         self._settled_schema = _islands_schema()
         self._settled_path = settled_path(tables)
+        self._settled = self._runs.number(SETTLED)
         DeltaTable.createIfNotExists(spark).location(self._settled_path).addColumns(self._settled_schema).execute()
         add_missing_columns(spark, self._settled_path, self._settled_schema)
 
@@ -124,8 +127,8 @@ class Seen:
     def save(self, ordinal: int) -> None:
         """Write what has changed; `ordinal` is of the last batch that was noted."""
         self._lanes.save(ordinal)
-        self._settle()
-        self._runs.save(ordinal)
+        self._settle(ordinal)
+        self._runs.save(ordinal, {SETTLED: self._settled})
 
     def _begin(self, run: RunKey) -> None:
         """Note that a sensor has begun to count anew: of the boot before, little more will come."""
@@ -134,7 +137,7 @@ class Seen:
         if before is not None:
             self._ended.add((*run[:-1], before))
 
-    def _settle(self) -> None:
+    def _settle(self, ordinal: int) -> None:
         """Move islands from memory into their table: of runs that have too many, and all of boots that have ended."""
         # A backlog may bring the older of two boots last: it is the one that is silent that has ended.
         silent = {key for key in self._ended if self._runs.states[key].batch_last() <= self._runs.saved}
@@ -148,7 +151,9 @@ class Seen:
         if rows:
             frame = self._spark.createDataFrame(rows, self._settled_schema).coalesce(1)
             # Before they leave memory, and without the number of a batch: that they stand there twice does no harm.
-            frame.write.format("delta").mode("append").save(self._settled_path)
+            writer = frame.write.format("delta").mode("append").option("userMetadata", str(ordinal))
+            writer.save(self._settled_path)
+            self._settled = ordinal
         for key, (run, islands) in settled.items():
             if islands:
                 self._runs.states[key] = run

@@ -17,8 +17,8 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.built_once import recorded
+from spark.kafka_records import READING_TYPE
 from spark.lane_sequences import joined
-from spark.payload_decode import READING_TYPE
 
 RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
 """What a run of numbers is of. `device_counter` is empty where a record does not name one."""

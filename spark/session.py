@@ -103,6 +103,9 @@ def open_session(
         "spark.sql.ui.explainMode": "simple",
         "spark.sql.maxPlanStringLength": "65536",
         "spark.ui.showConsoleProgress": "false",
+        # How large a file's part has become is looked at from the first row on. By default it is from the hundredth: a
+        # hundred large records would fill the memory before.
+        "spark.hadoop.parquet.page.size.row.check.min": "1",
         # Code that a query was compiled to is kept for the next batch. Of the default, 100, a batch alone needs more:
         # each had its code compiled anew.
         "spark.sql.codegen.cache.maxEntries": "1000",

@@ -3,7 +3,7 @@
 `log` is the truth: what was committed to it since is counted again at a start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar, cast
 
 from delta.tables import DeltaTable
@@ -61,7 +61,11 @@ class StateTable(Generic[Key, State]):
         """Note that a key's state is another than it was."""
         self.changed_keys.add(key)
 
-    def save(self, ordinal: int) -> None:
+    def number(self, application: str) -> int:
+        """The number that was last saved under an application; -1 where there is none."""
+        return self._table.last(application)
+
+    def save(self, ordinal: int, numbers: Mapping[str, int] | None = None) -> None:
         """Write what has changed since the last time; `ordinal` is of the last batch that it holds."""
         whole = self._rows > REWRITE_FACTOR * len(self.states)
         keys = self.states.keys() if whole else self.changed_keys
@@ -70,9 +74,10 @@ class StateTable(Generic[Key, State]):
         ).coalesce(1)
         if whole:
             # The commit after it says up to where: a start in between counts some batches again.
-            rows.write.format("delta").mode("overwrite").save(self._table.path)
+            writer = rows.write.format("delta").mode("overwrite").option("userMetadata", str(ordinal))
+            writer.save(self._table.path)
             rows = rows.limit(0)
-        self._table.append(rows, {ORDINAL: ordinal})
+        self._table.append(rows, {ORDINAL: ordinal, **(numbers or {})})
         self._rows = 0 if whole else self._rows + len(keys)
         self.changed_keys.clear()
 

@@ -15,6 +15,7 @@ from spark.sequence_runs import Edge
 
 ON_ITS_WAY_US = 10_000_000
 """A reading may come to its gateway so long after it was taken. A heartbeat knows only of what has come."""
+TOPICS_TOLD_MAX = 3
 
 
 class DeviceIsland(NamedTuple):
@@ -179,10 +180,13 @@ def _buffer_waits(clocks: Clocks, buffer: GatewayRow, retired_us: int) -> list[W
     name = f"gateway {buffer.gateway}"
     until_us = min(retired_us, FOREVER_US if buffer.until_us is None else buffer.until_us)
     what_follows = f"{name} has not acknowledged past it"
-    if buffer.until_us is not None:
+    if buffer.unread:
+        what_follows = f"{name} sends readings to {_some(buffer.unread)}, which `ingest` does not read"
+    elif buffer.until_us is not None:
         what_follows = f"what a former buffer of {name} still held is not known"
     if buffer.heartbeat is None:
-        why = f"{name} has not told how far it has come" if buffer.until_us is None else what_follows
+        is_silent = buffer.until_us is None and not buffer.unread
+        why = f"{name} has not told how far it has come" if is_silent else what_follows
         return [Within(None, -FOREVER_US, until_us, why)]
     acknowledged_us = clocks.of(buffer.namespace, buffer.heartbeat).earliest_us()
     if not buffer.promises or acknowledged_us == -FOREVER_US:
@@ -207,3 +211,8 @@ def _held(span: Span, until_us: int, why: str) -> Within:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _some(topics: tuple[str, ...]) -> str:
+    told = ", ".join(topics[:TOPICS_TOLD_MAX])
+    return told if len(topics) <= TOPICS_TOLD_MAX else f"{told} and {len(topics) - TOPICS_TOLD_MAX} more topics"

@@ -104,11 +104,13 @@ def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     spark = session("sluice-gateways", warehouse)
     from spark.gateways_view import open_gateways  # noqa: PLC0415
 
+    found = opened(spark, warehouse, open_gateways)
+    # Hardly ever there is one, and then it must be seen.
+    unread = () if not as_json and found.where("size(unread_topics) > 0").isEmpty() else ("unread_topics",)
     columns = (
         *("namespace", "gateway", "site", "heartbeat_time", "complete_to_time", "depth_rows", "oldest_age_s"),
-        *("pending", "waiting", "retired_from_time", "buffer"),
+        *("pending", "waiting", *unread, "retired_from_time", "buffer"),
     )
-    found = opened(spark, warehouse, open_gateways)
     rows = found.orderBy("namespace", "gateway", "buffer")
     spare = ("buffer", "namespace", "site", "waiting", "retired_from_time", "oldest_age_s")
     print_rows(rows, columns, limit=limit, as_json=as_json, spare=spare)

@@ -45,9 +45,9 @@ TOLD_SLACK_US = 60_000_000
 """A reading that came in so much after a correction may yet have been sent by the clock as it was before."""
 BOOTS_MAX = 200
 """Boots that are named one by one when `log` is searched for their readings."""
-EARLIEST_US = -62_135_596_800_000_000
+EARLIEST_US = -62_104_060_800_000_000
 LATEST_US = 253_402_300_799_999_999
-"""The years 1 to 9999, all that a table's reader can show: a correction that leads out of them applies to nothing."""
+"""The years 2 to 9999, all that a table's reader can show: a correction that leads out of them applies to nothing."""
 DEVICE_QUALITY = "device"
 WIDE = "decimal(38,0)"
 DISTANCE_US = "(cast(boot_time_us as decimal(19,0)) - cast(correction.boottime_us as decimal(19,0)))"

@@ -44,7 +44,10 @@ class TopicWatch:
         """Connect on the first question. `options` as `kafka_options` gives them. Raises TopicWatchError."""
         self._jvm: Any = spark._jvm  # noqa: SLF001
         self._options = options
-        self._pattern = pattern
+        self.pattern = pattern
+        """Whose topics are looked at; it may be changed between two questions."""
+        self.names: frozenset[str] = frozenset()
+        """All topics that there were when it was asked last, of which the user may know."""
         self._partitions: dict[str, list[Any]] = {}
         # Last: settings that are right for reading may make a question take minutes.
         bounded = {
@@ -90,6 +93,23 @@ class TopicWatch:
                 return self._topic_ids()
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
 
+    def readable(self, topics: Iterable[str]) -> set[str]:
+        """Those of some topics that the user may read; where nobody forbids anything, all. Raises TopicWatchError."""
+        names = self._jvm.java.util.ArrayList()
+        for name in sorted(topics):
+            names.add(name)
+        admin = self._jvm.org.apache.kafka.clients.admin
+        options = admin.DescribeTopicsOptions().includeAuthorizedOperations(True)
+        read = self._jvm.org.apache.kafka.common.acl.AclOperation.READ
+        found = set()
+        # One by one: of a topic that was deleted meanwhile nothing can be said.
+        for name, future in dict(self._admin.describeTopics(names, options).topicNameValues()).items():
+            with suppress(_UnknownTopicError):
+                allowed = self._answer(future).authorizedOperations()
+                if allowed is None or allowed.contains(read):
+                    found.add(str(name))
+        return found
+
     def offsets_at(self, time_ms: int) -> dict[str, dict[int, int]]:
         """Of each partition the first offset that is not older, or else the end. Raises TopicWatchError."""
         now = self.look()
@@ -124,7 +144,8 @@ class TopicWatch:
         pattern = self._jvm.java.util.regex.Pattern
         # As Java prints a set. Kafka allows neither commas nor spaces in a name.
         names = str(self._answer(self._admin.listTopics().names()).toString()).strip("[]")
-        return sorted(name for name in names.split(", ") if name and pattern.matches(self._pattern, name))
+        self.names = frozenset(name for name in names.split(", ") if name)
+        return sorted(name for name in self.names if pattern.matches(self.pattern, name))
 
     def _offsets(self, topics: Iterable[str], which: Any) -> dict[str, dict[int, int]]:
         asked = self._jvm.java.util.HashMap()

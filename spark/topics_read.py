@@ -33,8 +33,12 @@ class TopicsRead:
 
     def note(self, census: Census) -> None:
         """Take up what a batch holds. Doing it again changes nothing."""
-        for topic, offsets in census.next_offsets.items():
-            topic_id = census.topic_ids.get(topic, "")
+        self.read_to(census.next_offsets, census.topic_ids)
+
+    def read_to(self, next_offsets: Mapping[str, Mapping[int, int]], topic_ids: Mapping[str, str]) -> None:
+        """Take up to where partitions were read."""
+        for topic, offsets in next_offsets.items():
+            topic_id = topic_ids.get(topic, "")
             for partition, next_offset in offsets.items():
                 key = (topic, str(partition))
                 before_id, before = self._table.states.get(key, (topic_id, 0))

@@ -15,9 +15,15 @@ VERSIONS = "versions"
 """The folder of the table that says which versions of the others there are."""
 LITTLE_BYTES_MAX = 30_000_000
 """Of a warehouse of which any query is soon answered."""
+PLACE = "_place"
+"""The file that says where its own warehouse was written last: in a copy it says another place."""
 INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 # A local file as a URI, as Hadoop takes it: `file:/data`, `file:///data`.
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
+
+
+class CopyError(Exception):
+    """The tables of a copy cannot be brought to agree; the message says what to do."""
 
 
 class WarehouseInUseError(Exception):
@@ -49,6 +55,28 @@ def is_local(warehouse: str) -> bool:
 def may_be_warehouse(warehouse: str) -> bool:
     """Whether there may be tables in a folder, as far as can be told at once: it is none, or on another machine."""
     return not is_local(warehouse) or (Path(warehouse) / VERSIONS).is_dir()
+
+
+def was_copied(warehouse: str) -> bool:
+    """Tell whether a local warehouse may be a copy: nobody noted this place in it."""
+    if not is_local(warehouse):
+        return False
+    note = Path(warehouse) / PLACE
+    return not note.exists() or note.read_text("utf-8") != _place(note)
+
+
+def note_place(warehouse: str) -> None:
+    """Note in a local warehouse where it lies: its tables agree with one another."""
+    if was_copied(warehouse):
+        note = Path(warehouse) / PLACE
+        note.touch()
+        note.write_text(_place(note), "utf-8")
+
+
+def _place(file: Path) -> str:
+    """Which file it is on which file system: a copy is another."""
+    about = file.stat()
+    return f"{about.st_dev}:{about.st_ino}"
 
 
 def holds_little(warehouse: str) -> bool:
@@ -122,6 +150,17 @@ def folders_in(spark: "SparkSession", path: str) -> list[str]:
 def files_in(spark: "SparkSession", path: str) -> list[str]:
     """The names of all files in a folder; of none where there is no such folder."""
     return [status.getPath().getName() for status in _listed(spark, path) if status.isFile()]
+
+
+def text_of(spark: "SparkSession", path: str) -> str:
+    """The text of a file, on whatever file system it lies. Raises Py4JJavaError where it cannot be read."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no other way to it
+    system, file = _hadoop(spark, path)
+    stream = system.open(file)
+    try:
+        return str(jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+    finally:
+        stream.close()
 
 
 def remove_folder(spark: "SparkSession", path: str) -> None:

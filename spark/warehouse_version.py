@@ -129,4 +129,5 @@ def _append(spark: SparkSession, warehouse: str, version: Version, at: datetime)
         *(version.registry, version.source),
     )
     frame = spark.createDataFrame([row], SCHEMA)
-    frame.coalesce(1).write.format("delta").mode("append").save(versions_path(warehouse))
+    writer = frame.coalesce(1).write.format("delta").mode("append").option("userMetadata", str(version.number))
+    writer.save(versions_path(warehouse))

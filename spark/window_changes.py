@@ -68,7 +68,12 @@ def append_changes(table: AppendTable, changes: DataFrame, version: int, ordinal
         "at": at,
         "at_date": F.to_date(at),
     }
-    table.append(changes.withColumns(said), {f"{ORDINAL}-v{version}-{cause}": ordinal})
+    table.append(changes.withColumns(said), {f"{of_version(version)}{cause}": ordinal})
+
+
+def of_version(version: int) -> str:
+    """How the applications begin under which the table says up to which batch of a version it goes."""
+    return f"{ORDINAL}-v{version}-"
 
 
 def append_replayed(table: AppendTable, old_tables: str, new_tables: str, version: int, ordinal: int) -> None:
@@ -76,7 +81,7 @@ def append_replayed(table: AppendTable, old_tables: str, new_tables: str, versio
 
     `ordinal` is of its last batch.
     """
-    if table.last(f"{ORDINAL}-v{version}-{REPLAY}") >= 0:
+    if table.last(f"{of_version(version)}{REPLAY}") >= 0:
         return
     old, new = (folded(read_parts(table.spark, tables)).select(*KEY, *FIGURES) for tables in (old_tables, new_tables))
     append_changes(table, differences(old, new), version, ordinal, REPLAY)

@@ -46,6 +46,10 @@ class Loss(NamedTuple):
     last_sequence: int | None
 
 
+QUARANTINE = "gateway-quarantine"
+"""The topic that nobody waits for."""
+
+
 class Waiting(NamedTuple):
     """What a heartbeat says that still waits."""
 
@@ -81,7 +85,7 @@ class Site:
     held: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     retired_from_us: dict[str, int] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
-    """Topics."""
+    """Topics; of others it is told that nobody reads them."""
 
 
 class GapRow(NamedTuple):
@@ -329,7 +333,7 @@ def counts(site: Site, beat: Beat) -> bool:
         offset <= site.held.get(topic, {}).get(partition, 0)
         for topic, partitions in beat.offsets.items()
         for partition, offset in partitions.items()
-        if topic in site.reads
+        if topic != QUARANTINE
     )
 
 

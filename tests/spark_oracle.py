@@ -31,8 +31,9 @@ SHAPES = [
 ]
 CORRECTION = "sluice.gateway.time-correction"
 TOLD_SLACK = timedelta(seconds=60)
+KAFKA_SLACK = timedelta(seconds=60)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
-TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
+TIME = re.compile(r"(?!000[01])[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 
 Headers = list[tuple[str, bytes | None]]
 Reading = tuple[str, str, str, str, datetime, Decimal, str, int, str, int | None]
@@ -145,7 +146,7 @@ def tables(records: Iterable[KafkaRecord], streams: Streams = NO_STREAMS) -> Tab
             continue
         try:
             metrics = {} if event.type.startswith("sluice.gateway.") else read_payload(event, streams)
-            correction = read_correction(event) if event.type == CORRECTION else None
+            correction = read_correction(event, streams) if event.type == CORRECTION else None
         except UnreadableError:
             # No copy of anything: a good one may come yet.
             rejected.add(record.place)
@@ -234,6 +235,8 @@ def retimed(event: Event, told: Mapping[GatewayBoot, list[Correction]]) -> Event
         time = EPOCH + timedelta(microseconds=time_us)
     except OverflowError:
         return event
+    if time.year < 2:
+        return event
     wrong = [correction.told for correction in versions if correction.supersedes]
     better = error_us < event.time_error_us and time <= last.told + TOLD_SLACK
     if not better and not (wrong and time <= wrong[-1] + TOLD_SLACK):
@@ -318,8 +321,16 @@ def read_headers(record: KafkaRecord) -> Event:
     )
 
 
-def read_correction(event: Event) -> Correction:
+def read_correction(event: Event, streams: Streams) -> Correction:
     """Return what a time correction says, or raise UnreadableError."""
+    found = correction_in(event)
+    if not can_be_true(found, event, streams):
+        raise UnreadableError
+    return found
+
+
+def correction_in(event: Event) -> Correction:
+    """Return what a time correction says, be it true or not, or raise UnreadableError."""
     body = json_object(utf8(event.record.value))
 
     def number(name: str, least: int | None = None) -> int:
@@ -363,6 +374,21 @@ def read_correction(event: Event) -> Correction:
         told=event.time,
         ce_id=event.ce_id,
     )
+
+
+def can_be_true(found: Correction, event: Event, streams: Streams) -> bool:
+    """Nobody knows a moment before it was; and nobody had a gateway before the first."""
+    until_us = microseconds(event.record.timestamp + KAFKA_SLACK)
+    looked_us = found.boottime_us + found.offset_us
+    told_us = microseconds(event.time) - (event.time_error_us if event.known else 0)
+    earliest_us = microseconds(streams.times.plausible_from_time)
+    ahead = told_us > until_us or looked_us - found.error_us > until_us
+    return not ahead and looked_us + found.error_us >= earliest_us
+
+
+def microseconds(time: datetime) -> int:
+    """Since 1970."""
+    return (time - EPOCH) // timedelta(microseconds=1)
 
 
 def read_payload(event: Event, streams: Streams) -> Mapping[str, Decimal]:

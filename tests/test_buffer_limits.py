@@ -245,14 +245,14 @@ async def test_a_delayed_commit_is_delayed_although_readings_never_stop_coming(t
     async with opened(tmp_path / "buffer.db", commit_delay_ms=200) as buffer:
         told = await statements(buffer)
         outcomes = []
-        begin = time.monotonic()
+        begun_s = time.monotonic()
         for number in range(100):
             outcomes.append(append(buffer, [entry(b"%d" % number)]))
             await asyncio.sleep(0.01)
         assert all(await asyncio.gather(*outcomes))
-        # A second on an idle machine; a busy one takes longer, and has time for more commits.
-        delays = (time.monotonic() - begin) / 0.2
-        assert sum("COMMIT" in statement for statement in told) <= delays + 3
+        # A slow machine takes longer for it, and so may commit more often.
+        delays = (time.monotonic() - begun_s) / 0.2
+        assert sum("COMMIT" in statement for statement in told) <= delays + 2
 
 
 async def test_what_is_refused_at_the_end_is_counted_on_disk(tmp_path: Path) -> None:

@@ -806,6 +806,7 @@ def test_warnings_do_not_fail_and_each_line_begins_with_its_judgement(tmp_path: 
         ("tls", "pass", True, False),
         ("kafka", "skipped", True, False),
         ("topics", "skipped", True, False),
+        ("topics", "pass", True, False),
         ("end-to-end", "warning", True, True),
     ]
     assert all(each["subject"] and each["words"] for each in told)

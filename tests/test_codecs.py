@@ -5,7 +5,8 @@ import math
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Context, Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,6 +22,7 @@ from spark.codec_binary import SIZES
 from spark.codec_declarations import LayoutField, Metric, Stream
 from spark.codec_numbers import Result, UndecodableError, float_decimal, quantised
 from spark.codec_python import read_payload
+from tests import hostile
 
 ANY = Stream("any", "cbor")
 CELSIUS = Metric("celsius", ("celsius",), decimals=2, min=Decimal(-40), max=Decimal(125))
@@ -280,6 +282,8 @@ def test_base_values_are_added() -> None:
     [
         ([{"n": "a", "v": 1}, {"n": "a", "v": 2}], "two values of one metric and time"),
         ([{"bt": 1.7e9, "n": "a", "v": 1}, {"bt": -5, "n": "a", "v": 2}], "times since 1970 and times relative to now"),
+        ([{"n": "a", "v": 1}, {"n": "a", "v": 2, "t": -(2**28) - 1}], "are more than 268435456 s apart"),
+        ([{"n": "a", "v": 1, "t": None}], "a time in the SenML pack is no number"),
         ([{"n": "a", "v": 1, "t": "now"}], "a time in the SenML pack is no number"),
         ([{"n": "a", "v": 1, "must_": 1}], "not one SenML pack"),
         ([{"bver": 11, "n": "a", "v": 1}], "not one SenML pack"),
@@ -306,7 +310,8 @@ def test_declared_metrics_of_a_pack_have_names_of_their_own() -> None:
 
 
 def test_json_that_is_no_pack_is_refused() -> None:
-    for body in (b'[{"n":"a","v":NaN}]', b'[{"n":"a","n":"b","v":1}]', b'{"n":"a","v":1}', b"\xff", b"[" * 5000):
+    half = b'[{"n":"\\ud800","v":1}]'
+    for body in (b'[{"n":"a","v":NaN}]', b'[{"n":"a","n":"b","v":1}]', b'{"n":"a","v":1}', b"\xff", half):
         assert read_payload(body, "senml-json", ANY).reject_reason == "undecodable: the payload is not one SenML pack"
 
 
@@ -451,3 +456,45 @@ def test_no_bytes_make_the_avro_decoder_fail_in_another_way(payload: bytes) -> N
         decode(codec_avro._Reader(payload, 0))
     except (UndecodableError, UnicodeDecodeError):
         return
+
+
+# -- what is hostile ----------------------------------------------------------------------------
+
+CODECS = {
+    "application/senml+json": "senml-json",
+    "application/senml+cbor": "senml-cbor",
+    "application/cbor": "cbor",
+}
+
+
+def test_whatever_comes_is_read_or_refused_in_words() -> None:
+    """Each value goes to each codec: what the content type says is not what the declaration says."""
+    binary = replace(CLIMATE, codec="binary")
+    for name, _, payload in hostile.payloads():
+        for codec in CODECS.values():
+            expect_told(read_payload(payload, codec, ANY), name)
+        expect_told(read_payload(payload, "binary", binary), name)
+
+
+def test_whatever_comes_is_no_avro_or_refused_in_words() -> None:
+    with registry({7: SCHEMA, 8: {"type": "record"}}) as (url, _):
+        for frame in (b"", b"\x00", b"\x00\x00\x00\x00\x07", b"\x00\x00\x00\x00\x08", b"\x00\xff\xff\xff\xff"):
+            bodies = [*hostile.avro_bodies(), *((name, payload) for name, _, payload in hostile.payloads())]
+            for name, body in bodies:
+                expect_told(read_payload(frame + body[:70_000], "avro", ANY, url), name)
+
+
+@pytest.mark.parametrize("schema", [*hostile.JSON_VALUES.values(), hostile.OBJECTS])
+def test_a_schema_that_is_none_makes_rejects(schema: str) -> None:
+    for text in (schema, f'{{"type": "record", "name": "r", "fields": {schema}}}'):
+        fields = f'{{"type": "record", "name": "r", "fields": [{{"name": "a", "type": {schema}}}]}}'
+        for decode in (codec_avro.compile_schema(text), codec_avro.compile_schema(fields)):
+            with suppress(UndecodableError):
+                decode(codec_avro._Reader(b"\x02\x02", 0))
+
+
+def expect_told(found: Result, name: str) -> None:
+    assert (found.metrics is None) == (found.reject_reason is not None), name
+    for _, value, ago_us in found.metrics or ():
+        assert abs(value) < 10**12, name
+        assert 0 <= (ago_us or 0) <= 2**28 * 10**6, name

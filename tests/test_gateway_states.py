@@ -1,10 +1,12 @@
 """How far gateways say they have come: which heartbeat counts."""
 
 import json
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +18,10 @@ from spark.gateway_states import (
     GatewayEvent,
     GatewayState,
     GatewayStates,
+    fault_of,
 )
 from spark.sequence_runs import Edge
+from tests import hostile
 
 TOPIC = "device-thermo"
 NOON_US = 1_773_489_600_000_000
@@ -39,17 +43,13 @@ def body(offset: int = 0, **changes: object) -> bytes:
 
 def event(place: int, value: bytes | None, buffer: str = "0011", error_us: int = 500) -> GatewayEvent:
     clock = Edge(NOON_US + place * 10_000_000, error_us, "synced", "gw-1", "boot-1", place * 10_000_000, None)
-    order = (place, "gateway-events", 0, place)
+    order = (clock.event_us, "gateway-events", 0, place)
     return GatewayEvent(HEARTBEAT_TYPE, "plant", "gw-1", buffer, order, clock, value)
-
-
-def reads(topic: str) -> bool:
-    return topic.startswith("device-")
 
 
 def taken(*events: GatewayEvent, held: int = 0) -> GatewayStates:
     states = GatewayStates()
-    states.take(events, {TOPIC: {0: held}}, reads)
+    states.take(events, {TOPIC: {0: held}})
     return states
 
 
@@ -79,38 +79,114 @@ def test_a_heartbeat_says_what_still_waits() -> None:
 def test_a_heartbeat_counts_once_all_that_it_calls_acknowledged_was_read() -> None:
     states = taken(event(1, body(10)), event(2, body(20)), event(3, body(30)), held=10)
     assert (counted(states), states.rows()[0].waiting) == (1, 2)
-    states.take([], {TOPIC: {0: 29}}, reads)
+    states.take([], {TOPIC: {0: 29}})
     assert (counted(states), states.rows()[0].waiting) == (2, 1)
-    states.take([], {TOPIC: {0: 30}}, reads)
+    states.take([], {TOPIC: {0: 30}})
     assert (counted(states), states.rows()[0].waiting) == (3, 0)
 
 
-def test_a_topic_that_was_never_read_is_missing_and_one_that_nobody_reads_is_not() -> None:
+def test_a_topic_that_was_never_read_is_missing_and_a_quarantine_is_not() -> None:
     assert counted(taken(event(1, body(offsets={"device-new": {"0": 1}})))) is None
     assert counted(taken(event(1, body(offsets={"device-thermo": {"1": 1}})))) is None
+    assert counted(taken(event(1, body(offsets={"ex-temp": {"0": 1}})))) is None
     assert counted(taken(event(1, body(offsets={"gateway-quarantine": {"0": 1}})))) == 1
+    assert counted(taken(event(1, body(offsets={"aside": {"0": 1}}, quarantine_topic="aside")))) == 1
+    assert counted(taken(event(1, body(offsets={"aside": {"0": 1}})))) is None
 
 
-def test_what_cannot_be_read_is_counted_and_changes_nothing() -> None:
+def test_topics_that_the_job_leaves_out_are_told_as_long_as_it_does() -> None:
+    offsets = {topic: {"0": 1} for topic in (TOPIC, "ex-temp", "aside", "gone", "gateway-quarantine")}
+    states = taken(event(1, body(1)), event(2, body(offsets=offsets, quarantine_topic="aside")), held=1)
+    assert states.topics() == {TOPIC, "ex-temp", "gone"}
+    held = {TOPIC: {0: 1}}
+
+    def unread(reads: Callable[[str], bool] | None, *, gone: bool = True) -> tuple[str, ...]:
+        states.take([], held, reads, {"gone"} if gone else ())
+        (row,) = states.rows()
+        return row.unread
+
+    assert unread(lambda topic: topic == TOPIC, gone=False) == ("ex-temp", "gone")
+    assert unread(lambda topic: topic == TOPIC) == ("ex-temp",)
+    # Whoever does not read Kafka says nothing of it.
+    assert unread(None) == ("ex-temp",)
+    assert (counted(states), states.rows()[0].waiting) == (1, 1)
+    assert unread(lambda _: True) == ()
+    states.take([], held | {"ex-temp": {0: 1}}, lambda _: True, {"gone"})
+    assert (counted(states), states.rows()[0].waiting) == (2, 0)
+    assert stored_and_read(states.gateways["plant", "gw-1"]) == states.gateways["plant", "gw-1"]
+
+
+def test_states_of_a_program_that_knew_no_other_quarantine_are_read() -> None:
+    state = taken(event(1, body(5)), event(2, body(9)), held=5).gateways["plant", "gw-1"]
+    old = json.loads(msgspec.json.encode(state))
+    for buffer in old["buffers"].values():
+        del buffer["unread"]
+        for told in (buffer["counted"], *buffer["waiting"]):
+            del told["quarantine_topic"]
+    assert msgspec.json.decode(json.dumps(old), type=GatewayState) == state
+
+
+def test_what_cannot_be_read_has_a_fault_and_changes_nothing() -> None:
     good = json.loads(body())
-    broken = [
-        None,
-        b"",
-        b"{",
-        b"\xff",
-        b"[]",
-        body(offsets=[]),
-        body(offsets={TOPIC: {"zero": 1}}),
-        body(pending=[{"lane": "abc"}]),
-        body(low_watermark="yesterday"),
-        body(low_watermark="2026-03-14T12:00:00"),
-        json.dumps({name: good[name] for name in good if name != "pending"}).encode(),
-        b'{"offsets": ' + b"[" * 100_000,
-    ]
-    events = [event(place, value) for place, value in enumerate(broken, 2)]
-    set_aside = events[0]._replace(type=SET_ASIDE_TYPE, value=b"[]")
-    states = taken(event(1, body()), *events, set_aside)
-    assert (states.malformed, counted(states)) == (len(broken) + 1, 1)
+    broken = {
+        None: "it is not what a gateway tells",
+        b"\xff": "it is not what a gateway tells",
+        b"[]": "it is not what a gateway tells",
+        body(offsets={TOPIC: {"zero": 1}}): "it is not what a gateway tells",
+        body(pending=[{"lane": "abc"}]): "it is not what a gateway tells",
+        body(low_watermark="2026-03-14T12:00:00"): "it is not what a gateway tells",
+        body(low_watermark="0001-01-01T00:00:00+23:59"): "a time in it lies outside the years 2 to 9999",
+        json.dumps({name: good[name] for name in good if name != "pending"}).encode(): "it is not what a gateway tells",
+        b'{"unknown": ' + b"[" * 1_100 + b"]" * 1_100 + b"," + body()[1:]: "more than 32 levels of JSON",
+        body(note='[{"' * 50): "",
+    }
+    for value, fault in broken.items():
+        told = event(2, value)
+        states = taken(event(1, body()), told)
+        assert (fault_of(told) or "").startswith(fault), value
+        assert counted(states) == (1 if fault else 2)
+    set_aside = event(2, b"[]")._replace(type=SET_ASIDE_TYPE)
+    assert fault_of(set_aside) is not None
+    assert counted(taken(event(1, body()), set_aside)) == 1
+
+
+def test_a_heartbeat_promises_nothing_that_lies_ahead_of_kafkas_own_time() -> None:
+    def promised(low_watermark: str) -> str | None:
+        return fault_of(event(0, body(low_watermark=low_watermark)))
+
+    # Kafka took it in at noon. Its clock and the gateway's may differ a little.
+    assert promised("2026-03-14T12:01:00.000000Z") is None
+    assert promised("2026-03-14T12:01:00.000001Z") == "its low_watermark lies more than 60 s after Kafka took it in"
+    assert fault_of(event(0, body())._replace(edge=event(6, None).edge)) is None
+    ahead = event(0, body())._replace(edge=event(7, None).edge)
+    assert "its ce_time, less its ce_timeerror" in str(fault_of(ahead))
+    # The bound says that it may be right; a clock that is not known says nothing, and one of long ago nothing wrong.
+    wide = ahead.edge._replace(time_error_us=3_600_000_000)
+    unsynced = ahead.edge._replace(time_error_us=2**63 - 1, event_us=NOON_US + 10**15)
+    in_2000 = unsynced._replace(event_us=946_684_800_000_000)
+    assert [fault_of(ahead._replace(edge=edge)) for edge in (wide, unsynced, in_2000)] == [None] * 3
+
+
+@pytest.mark.parametrize("kind", [HEARTBEAT_TYPE, SET_ASIDE_TYPE])
+def test_whatever_a_gateway_says_is_told_or_changes_what_tables_can_hold(kind: str) -> None:
+    states = GatewayStates()
+    bodies = hostile.heartbeats() if kind == HEARTBEAT_TYPE else hostile.documents(hostile.SET_ASIDE)
+    for place, (name, value) in enumerate(bodies):
+        for error_us in (500, 2**62, 2**63 - 2, 2**63 - 1):
+            for buffer in ("00" * 8, "11" * 8):
+                states.take([event(place, value, buffer, error_us)._replace(type=kind)], {TOPIC: {0: 2**62}})
+        for row in states.rows():
+            for number in numbers_in(row):
+                assert -(2**63) <= number < 2**63, name
+    assert {key: stored_and_read(state) for key, state in states.gateways.items()} == states.gateways
+
+
+def numbers_in(found: object) -> Iterator[int]:
+    if isinstance(found, tuple):
+        for each in found:
+            yield from numbers_in(each)
+    elif isinstance(found, int):
+        yield found
 
 
 def test_a_gateway_without_a_clock_promises_nothing() -> None:
@@ -119,19 +195,19 @@ def test_a_gateway_without_a_clock_promises_nothing() -> None:
 
 
 def test_a_former_buffer_is_kept_until_its_successor_tells_of_it() -> None:
-    first, unsynced = event(1, body()), event(2, body(), "2233", error_us=2**63 - 1)
+    first, unsynced = event(1, body()), event(2, body(), "22" * 8, error_us=2**63 - 1)
     states = taken(first, unsynced)
-    assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", None), ("2233", None)]
-    third = event(3, body(), "2233")
-    states.take([third], {}, reads)
+    assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", None), ("22" * 8, None)]
+    third = event(3, body(), "22" * 8)
+    states.take([third], {})
     until_us = third.edge.event_us + third.edge.time_error_us
-    assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", until_us), ("2233", None)]
+    assert [(row.buffer, row.until_us) for row in states.rows()] == [("0011", until_us), ("22" * 8, None)]
     # The card is put back.
-    states.take([event(4, body())], {}, reads)
+    states.take([event(4, body())], {})
     assert [row.buffer for row in states.rows() if row.until_us is None] == ["0011"]
     # The other one was damaged, and what could be read of it is taken over.
-    set_aside = event(5, b'{"device": null, "file": "x", "buffer": "2233", "rows": null}')
-    states.take([set_aside._replace(type=SET_ASIDE_TYPE)], {}, reads)
+    set_aside = event(5, json.dumps({"device": None, "file": "x", "buffer": "22" * 8, "rows": None}).encode())
+    states.take([set_aside._replace(type=SET_ASIDE_TYPE)], {})
     assert [row.buffer for row in states.rows()] == ["0011"]
 
 
@@ -141,10 +217,10 @@ def test_heartbeats_that_wait_are_bounded_and_old_ones_still_count_first() -> No
     assert states.rows()[0].waiting <= WAITING_MAX
     found = set()
     for held in range(0, 5_000, 100):
-        states.take([], {TOPIC: {0: held}}, reads)
+        states.take([], {TOPIC: {0: held}})
         found.add(counted(states))
     assert len(found) > 10
-    states.take([], {TOPIC: {0: 4_999}}, reads)
+    states.take([], {TOPIC: {0: 4_999}})
     assert counted(states) == 4_999
 
 
@@ -154,17 +230,17 @@ def stored_and_read(state: GatewayState) -> GatewayState:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30), st.lists(st.integers(0, 30), max_size=6))
 def test_any_split_into_batches_ends_the_same(beats: list[tuple[int, bool]], cuts: list[int]) -> None:
-    events = [event(place, body(offset), "0011" if old else "2233") for place, (offset, old) in enumerate(beats)]
+    events = [event(place, body(offset), "0011" if old else "22" * 8) for place, (offset, old) in enumerate(beats)]
     states = GatewayStates()
     places = [0, *sorted(min(cut, len(events)) for cut in cuts), len(events)]
     for first, last in pairwise(places):
         # What `log` holds only grows; a state that was stored goes on where it was.
-        states.take(events[first:last], {TOPIC: {0: first}}, reads)
+        states.take(events[first:last], {TOPIC: {0: first}})
         states = GatewayStates({key: stored_and_read(state) for key, state in states.gateways.items()})
     # The same once more: nothing changes.
-    states.take(events, {TOPIC: {0: 15}}, reads)
+    states.take(events, {TOPIC: {0: 15}})
     at_once = GatewayStates()
-    at_once.take(events, {TOPIC: {0: 15}}, reads)
+    at_once.take(events, {TOPIC: {0: 15}})
     before = max(places[:-1])
     if before <= 15:
         assert states.rows() == at_once.rows()

@@ -23,7 +23,7 @@ NOW_US = 5_000_000
 
 def heartbeat(buffer: Buffer) -> Heartbeat:
     front_door = Uplink(buffer, kafka_settings()).front_door
-    return Heartbeat(buffer, front_door, GATEWAY, "gateway-events", lambda: CLOCK)
+    return Heartbeat(buffer, front_door, GATEWAY, kafka_settings(), lambda: CLOCK)
 
 
 def wall(boottime_us: int) -> str:
@@ -84,7 +84,7 @@ async def test_a_heartbeat_without_a_clock_is_to_be_corrected_too(tmp_path: Path
     clock = BootClock("unknown", 100.0)
     async with opened(tmp_path / "buffer.db", clock=lambda: clock) as buffer:
         front_door = Uplink(buffer, kafka_settings()).front_door
-        await Heartbeat(buffer, front_door, GATEWAY, "gateway-events", lambda: clock).record(NOW_US, {})
+        await Heartbeat(buffer, front_door, GATEWAY, kafka_settings(), lambda: clock).record(NOW_US, {})
         clock = CLOCK
         assert await store(buffer, [entry()])
         assert buffer.owes_correction

@@ -29,7 +29,8 @@ from spark.kafka_options import (
 )
 from spark.kafka_source import KafkaSource, kafka_range, kafka_stream, lag, progress_offsets
 from spark.topic_changes import TopicRead, going_on
-from spark.topic_watch import TopicWatchError, look
+from spark.topic_choice import FORBIDDEN, TopicChoice
+from spark.topic_watch import TopicWatch, TopicWatchError, look
 from tests import kafka_admin
 from tests.certificates import Authority, make_authority
 from tests.kafka_cluster import Cluster, Listener, kafka_cluster
@@ -411,6 +412,13 @@ def test_who_is_not_let_in_is_told_why(secure: tuple[Cluster, Authority], spark:
         with pytest.raises(TopicWatchError, match=words) as told:
             look(spark, bootstrap, options, ".*")
         assert PASSWORD not in str(told.value)
+
+    # Whoever names it in a heartbeat does not stop the job.
+    source = KafkaSource(bootstrap, "nothing-else", right, named=())
+    with TopicWatch(spark, bootstrap, right, source.every_pattern) as watch:
+        choice = TopicChoice(spark, watch, source)
+        assert choice.begin(frozenset({"device-mine", "device-theirs"})).keys() == {"device-mine"}
+        assert choice.left_out == {"device-theirs": FORBIDDEN}
 
     with pytest.raises(StreamingQueryException) as failure:
         ran(kafka_stream(spark, KafkaSource(bootstrap, "device-theirs", right)), tmp_path / "checkpoint")

@@ -5,6 +5,7 @@ import json
 import random
 import struct
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from spark.streams_file import NO_STREAMS, Streams, parse_streams
 from tests import oracle_payloads, spark_oracle
 from tests.oracle_payloads import Outcome, UnreadableError
 from tests.spark_oracle import KafkaRecord
-from tests.spark_records import correction, kafka_frame, reading, reading_headers
+from tests.spark_records import NOON, changed, correction, kafka_frame, reading, reading_headers, rfc3339
 from tests.test_codecs import SCHEMA, climate, registry
 
 pytestmark = pytest.mark.spark
@@ -387,6 +388,7 @@ def test_what_a_gateway_says_of_itself_is_neither_a_measurement_nor_a_reject(spa
     assert found.columns == [*kept, "metrics", "undeclared", "reject_reason"]
 
 
+YEAR_US = 365 * 86_400_000_000
 WRONG_CORRECTIONS: list[tuple[KafkaRecord, str]] = [
     (replace(correction(1, {}), value=None), correction_records.NO_BODY),
     (replace(correction(1, {}), value=b"\xff"), correction_records.NO_BODY),
@@ -408,12 +410,31 @@ WRONG_CORRECTIONS: list[tuple[KafkaRecord, str]] = [
     (correction(1, {"error_us": -1}), "error_us of the correction is not a whole number from 0"),
     (correction(1, {"error_growth_ppm": -0.1}), "error_growth_ppm of the correction"),
     (correction(1, {"supersedes": 1}), "supersedes of the correction is not true or false"),
+    (correction(1, {"boot": "x" * 66_001}), "boot of the correction is not text of at most 66000 bytes"),
+    # What cannot be true: Kafka took all of them in at one in the afternoon.
+    (correction(1, {"boottime_us": 3_660_000_001, "error_us": 0}), correction_records.LEADS_AHEAD),
+    (correction(1, {"offset_us": YEAR_US * 90}), correction_records.LEADS_AHEAD),
+    (correction(1, {"offset_us": YEAR_US * 20}), correction_records.LEADS_BACK),
+    (correction(1, {}, told=NOON + timedelta(days=1)), correction_records.TOLD_AHEAD),
 ]
+RIGHT_CORRECTIONS = [
+    correction(1, {}),
+    correction(1, {"rate_ppm": -12.3456785, "more": [], "device": None, "version": 2**62}),
+    # Their bounds say that they may be right, of a boot that was never synced too.
+    correction(1, {"boottime_us": 3_660_000_000, "error_us": 0}),
+    correction(1, {"offset_us": YEAR_US * 90, "error_us": YEAR_US * 40}),
+    correction(1, {"offset_us": YEAR_US * 20, "error_us": YEAR_US * 40, "quality": "bounded"}),
+    # Told by a boot whose clock stands in 2000, and is not known.
+    replace(
+        correction(1, {}),
+        headers=changed(changed(correction(1, {}).headers or [], "ce_time", rfc3339(NOON.replace(2000))),
+                        "ce_timeerror", str(2**63 - 1)),
+    ),
+]  # fmt: skip
 
 
 def test_a_correction_that_makes_no_sense_is_a_reject_with_its_reason(spark: SparkSession) -> None:
-    right = [correction(1, {}), correction(1, {"rate_ppm": -12.3456785, "more": [], "device": None, "version": 2**62})]
-    cases = WRONG_CORRECTIONS + [(record, "") for record in right]
+    cases = WRONG_CORRECTIONS + [(record, "") for record in RIGHT_CORRECTIONS]
     records = [replace(record, offset=offset) for offset, (record, _) in enumerate(cases)]
 
     rows = decoded(typed_records(kafka_frame(spark, records))).orderBy("offset").collect()

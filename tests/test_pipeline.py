@@ -223,6 +223,7 @@ async def test_the_heartbeat_tells_offsets_and_what_is_pending(kafka: Broker, tm
     beats = [event for event, kind in zip(events, kinds, strict=True) if kind == "sluice.gateway.heartbeat"]
     last = json.loads(beats[-1].value)
     assert sum(last["offsets"]["beat-thermo"].values()) == 1
+    assert last["quarantine_topic"] == "beat-quarantine"
     assert last["pending"] == []
     now = datetime.fromisoformat(header(beats[-1], "ce_time"))
     off = timedelta(microseconds=int(header(beats[-1], "ce_timeerror")))

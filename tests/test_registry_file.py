@@ -1,6 +1,7 @@
 """The registry's files: what they may say, one digest for one content, and words for every mistake."""
 
 import random
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark.registry import Calibration, Device, Gateway, Registry
 from spark.registry_file import RegistryError, load_registry_file, parse_registry
+from tests import hostile
 
 PATH = Path("registry.toml")
 SITE = """
@@ -381,3 +383,30 @@ def test_spans_are_refused_where_a_reading_would_have_two(
             parse_registry(text, PATH)
     else:
         assert len(parse_registry(text, PATH).calibrations) == len(spans)
+
+
+def test_whatever_stands_in_a_registry_is_taken_or_told_as_a_mistake(tmp_path: Path) -> None:
+    lines = SITE.splitlines()
+    for place, line in enumerate(lines):
+        name, equals, _ = line.partition(" = ")
+        for value in hostile.declarations() if equals else ():
+            text = "\n".join([*lines[:place], f"{name} = {value}", *lines[place + 1 :]])
+            with suppress(RegistryError):
+                expect_showable(parse_registry(text, PATH))
+    for number, (name, text) in enumerate(FOLDER.items()):
+        first, *rest = text.splitlines()
+        for place, written in enumerate([*hostile.TEXTS.values(), *map(str.encode, hostile.declarations())]):
+            folder = tmp_path / f"{number}-{place}"
+            folder.mkdir()
+            row = b",".join([written or b""] * len(first.split(",")))
+            (folder / name).write_bytes(first.encode() + b"\n" + row + b"\n" + "\n".join(rest).encode())
+            with suppress(RegistryError):
+                expect_showable(load_registry_file(folder))
+
+
+def expect_showable(registry: Registry) -> None:
+    """PySpark shows no time of the year 1."""
+    times = [device.valid_from for device in registry.devices]
+    times += [calibration.valid_from for calibration in registry.calibrations]
+    times += [gateway.retired_from for gateway in registry.gateways]
+    assert all(time is None or time.year > 1 for time in times)

@@ -1,6 +1,7 @@
 """`streams.toml`: what it declares, and how its mistakes are told."""
 
 import pickle
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from spark.codec_declarations import Metric, Stream, Streams, Times, Windows
 from spark.streams_file import NO_STREAMS, ConfigError, load_streams, parse_streams
+from tests import hostile
 
 DOCS = Path(__file__).parent.parent / "docs" / "streams.md"
 
@@ -342,3 +344,49 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'unknown = "\xe4"')
     with pytest.raises(ConfigError, match=r"latin\.toml: is not UTF-8"):
         load_streams(tmp_path / "latin.toml")
+
+
+ALL = """
+unknown = "accept"
+[streams.packed]
+codec = "binary"
+doc = "text"
+endian = "big"
+header = true
+conflicts = "keep"
+layout = [{ name = "a", type = "u8", scale = "0.1" }, { skip = 1 }]
+[streams.packed.metrics.a]
+unit = "V"
+decimals = 1
+min = 0
+max = 5.5
+doc = "text"
+[streams.nested]
+codec = "json"
+[streams.nested.metrics.b]
+from = "x.b"
+[avro]
+registry = "http://registry.example:8081"
+[windows]
+sizes = [60, 3600]
+percentiles = [50]
+[times]
+plausible_from = 2020-01-01
+ahead_max_s = 60
+[retention]
+log_days = 30
+windows_days = 40
+window_changes_days = 50
+"""
+
+
+def test_whatever_stands_in_the_file_is_declared_or_told_as_a_mistake() -> None:
+    parsed(ALL)
+    lines = ALL.splitlines()
+    for place, line in enumerate(lines):
+        name, equals, _ = line.partition(" = ")
+        for value in hostile.declarations():
+            instead = [f"{name} = {value}", *([f"[{value}]"] if line.startswith("[") else []), f"{value} = 1"]
+            for each in instead if equals or line.startswith("[") else ():
+                with suppress(ConfigError):
+                    parsed("\n".join([*lines[:place], each, *lines[place + 1 :]]))

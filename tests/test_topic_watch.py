@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
+from spark.kafka_source import KafkaSource
 from spark.topic_changes import (
     GoingOn,
     Loss,
@@ -24,6 +25,7 @@ from spark.topic_changes import (
     trouble_words,
     troubles,
 )
+from spark.topic_choice import KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
 from spark.topic_watch import TopicWatch, TopicWatchError, look
 from tests import kafka_admin
 from tests.kafka_records import delete_before, produce
@@ -166,6 +168,38 @@ def test_a_real_topic_made_anew_with_more_records_is_noticed(kafka: Broker, spar
     assert troubles(read, anew) == [TopicMadeAnew(topic, read[topic].topic_id, anew[topic].topic_id)]
     assert anew[topic].latest == {0: 150, 1: 0, 2: 0}
     assert going_on(read, anew).starting == {topic: {0: 0, 1: 0, 2: 0}}
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_of_what_gateways_name_no_more_is_read_than_may_be(
+    kafka: Broker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark.topic_choice.NAMED_MAX", 2)
+    topics = {"choice-a", "choice-b", "choice-c", "__choice", "choice-by-pattern"}
+    for topic in topics | {"choice-nobodys"}:
+        asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic))
+    source = KafkaSource(kafka.bootstrap, "choice-by-.*", named=())
+    named = frozenset({*topics, "choice-gone", "choice-by-gone", ".*", "a|b", "__consumer_offsets"})
+    with TopicWatch(spark, kafka.bootstrap, {}, source.every_pattern) as watch:
+        choice = TopicChoice(spark, watch, source)
+        assert choice.begin(frozenset()).keys() == {"choice-by-pattern"}
+        assert (choice.left_out, choice.fresh, choice.untold()) == ({}, frozenset(), None)
+        # They are named while it runs.
+        assert choice.look(named).keys() == {"choice-by-pattern"}
+        assert choice.fresh == {"choice-a", "choice-b"}
+        assert choice.begin(named).keys() == {"choice-by-pattern", "choice-a", "choice-b"}
+        assert choice.left_out == {"__choice": KAFKAS_OWN, "choice-c": TOO_MANY} == choice.untold()
+        assert choice.gone == named - topics
+        assert choice.reads("choice-a")
+        assert not choice.reads("choice-aa")
+        assert choice.begin(named).keys() == {"choice-by-pattern", "choice-a", "choice-b"}
+        assert choice.untold() is None
+
+        alone = TopicChoice(spark, watch, KafkaSource(kafka.bootstrap, "choice-by-.*"))
+        watch.pattern = alone.source.every_pattern
+        assert alone.begin(named).keys() == {"choice-by-pattern"}
+        assert alone.left_out == dict.fromkeys(sorted(topics - {"choice-by-pattern"}), NOT_OF_PATTERN)
 
 
 @pytest.mark.spark

@@ -1,0 +1,97 @@
+"""Where Spark's checkpoint stands in Kafka, and whether that is where the tables end.
+
+Spark notes what a batch is to read in `offsets/N` before the batch, and `commits/N` after it. A checkpoint that was put
+back from a copy, or cut short, or that another warehouse used, stands elsewhere than the tables: what lies between
+would never be read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+from spark.log_table import CheckpointError
+from spark.topic_changes import NOTHING_READ, Offsets, TopicNow, TopicRead
+from spark.warehouse_folder import files_in, text_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark.reading_starts import ReadingStart
+
+TopicOffsets = Mapping[str, Offsets]
+FILE_VERSION = "v1"
+NO_OFFSET = "-"
+"""What Spark writes for a source that has given nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a checkpoint reads next."""
+
+    begin: TopicOffsets
+    """By topic and partition, the offset that the next batch begins at."""
+    end: TopicOffsets | None = None
+    """Where the next batch ends, if it was begun before: it may be in the tables already."""
+    takes_new: bool = True
+    """Whether partitions that it does not name are read from their beginning."""
+
+    def is_where_tables_end(self, read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> bool:
+        """Tell whether reading on from here passes over nothing, and reads nothing again but a batch that is done."""
+        ends = self.begin if self.end is None else self.end
+        return self._fits(self.begin, read, now) or self._fits(ends, read, now)
+
+    def _fits(self, offsets: TopicOffsets, read: Mapping[str, TopicRead], now: Mapping[str, TopicNow]) -> bool:
+        if not offsets.keys() <= now.keys():
+            return False
+        for topic, found in now.items():
+            known = read[topic].next_offsets if topic in read else NOTHING_READ
+            for partition, earliest in found.earliest.items():
+                stands = offsets.get(topic, NOTHING_READ).get(partition)
+                # Spark begins a partition that is new to it at 0, and refuses to where that is deleted.
+                begins = (0 if self.takes_new else None) if stands is None else stands
+                if begins != known.get(partition, earliest):
+                    return False
+        return True
+
+
+def place_of(spark: "SparkSession", checkpoint: str, start: "ReadingStart", now: Mapping[str, TopicNow]) -> Place:
+    """Return what the checkpoint in a folder reads next. `start` says where it began. Raises CheckpointError."""
+    offsets, commits = (
+        {int(name) for name in files_in(spark, f"{checkpoint}/{part}") if name.isdigit()}
+        for part in ("offsets", "commits")
+    )
+    earliest = {topic: found.earliest for topic, found in now.items()}
+    began = earliest if start.starting is None else start.starting
+    if not offsets and not commits:
+        return Place(began, takes_new=start.starting is None)
+    last = max(offsets, default=-1)
+    if max(commits, default=-1) > last:
+        raise CheckpointError(f"{checkpoint} does not know what its last batch read")
+    at_last = batch_end(spark, checkpoint, last)
+    if last in commits:
+        return Place(at_last)
+    if last == 0:
+        return Place(began, at_last)
+    return Place(batch_end(spark, checkpoint, last - 1), at_last)
+
+
+def batch_end(spark: "SparkSession", checkpoint: str, batch: int) -> dict[str, dict[int, int]]:
+    """Return up to where a batch reads, of all sources together. Raises CheckpointError where the file is not whole."""
+    path = f"{checkpoint}/offsets/{batch}"
+    damaged = CheckpointError(f"{path} is damaged or gone")
+    try:
+        version, _metadata, *sources = text_of(spark, path).splitlines()
+        told = [json.loads(source) for source in sources if source != NO_OFFSET]
+        end = {
+            topic: {int(partition): int(offset) for partition, offset in offsets.items()}
+            for source in told
+            for topic, offsets in source.items()
+        }
+    except (Py4JJavaError, ValueError, AttributeError, TypeError) as error:
+        raise damaged from error
+    if version != FILE_VERSION:
+        raise damaged
+    return end

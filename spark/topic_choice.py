@@ -1,0 +1,100 @@
+"""Which topics a run of `ingest` reads: those of its pattern, and without --topics those too that gateways name.
+
+Whoever may write to `gateway-events` can name any topic in a heartbeat. So of these names only those are taken that
+Kafka has, that are none of Kafka's own, that the job's user may read, and no more than NAMED_MAX.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from gateway.routes import INTERNAL_PREFIX
+from spark.kafka_source import KafkaSource
+from spark.topic_changes import TopicNow
+from spark.topic_watch import TopicWatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAMED_MAX = 1_000
+"""Topics beside those of the pattern that one run reads because gateways name them."""
+NOT_OF_PATTERN = "--topics does not fit it"
+KAFKAS_OWN = f"names that begin with {INTERNAL_PREFIX} are Kafka's own"
+FORBIDDEN = "the job's user may not read it"
+TOO_MANY = f"gateways name more than {NAMED_MAX:,} topics: give --topics"
+
+
+class TopicChoice:
+    """The topics that are read at present, and those that are not although gateways write to them."""
+
+    def __init__(self, spark: "SparkSession", watch: TopicWatch, source: KafkaSource) -> None:
+        self.source = source
+        self.left_out: Mapping[str, str] = {}
+        """Topics that gateways name, and why each is not read."""
+        self.fresh: frozenset[str] = frozenset()
+        """Those that can be read, and will be once reading begins anew."""
+        self.gone: frozenset[str] = frozenset()
+        """Those that Kafka has no longer."""
+        self._spark = spark
+        self._watch = watch
+        self._readable: dict[str, bool] = {}
+        self._told: Mapping[str, str] = {}
+        self._fits: Callable[[str], bool] = lambda _: False
+
+    def reads(self, topic: str) -> bool:
+        """Tell whether a topic is to be read, be there one or not."""
+        return self._fits(topic)
+
+    def untold(self) -> Mapping[str, str] | None:
+        """Return what is left out, if it is other than the last time that this was asked."""
+        before, self._told = self._told, self.left_out
+        return None if before == self._told else self._told
+
+    def topic_ids(self) -> dict[str, str]:
+        """Ask Kafka for the ids of the topics that are read. Raises TopicWatchError."""
+        return self._watch.topic_ids()
+
+    def begin(self, named: frozenset[str]) -> dict[str, TopicNow]:
+        """Take up what gateways name by now; return all topics that are to be read. Raises TopicWatchError."""
+        now = self.look(named)
+        if self.fresh:
+            self.source = replace(self.source, named=tuple(sorted({*(self.source.named or ()), *self.fresh})))
+            self._watch.pattern = self.source.every_pattern
+            now = self.look(named)
+        self._fits = _fits(self._spark, self.source.every_pattern)
+        return now
+
+    def look(self, named: frozenset[str]) -> dict[str, TopicNow]:
+        """Ask Kafka what its topics are, and compare them with what gateways name. Raises TopicWatchError."""
+        now = self._watch.look()
+        # These heartbeats were read before Kafka was asked: there were such topics, and there are none now.
+        self.gone = named - self._watch.names
+        self.left_out, self.fresh = self._sorted_out(named - self.gone - now.keys())
+        return now
+
+    def _sorted_out(self, others: frozenset[str]) -> tuple[dict[str, str], frozenset[str]]:
+        if self.source.named is None:
+            return dict.fromkeys(sorted(others), NOT_OF_PATTERN), frozenset()
+        own = {topic for topic in others if topic.startswith(INTERNAL_PREFIX)}
+        unknown = others - own - self._readable.keys()
+        if unknown:
+            readable = self._watch.readable(unknown)
+            self._readable |= {topic: topic in readable for topic in unknown}
+        forbidden = {topic for topic in others - own if not self._readable[topic]}
+        wanted = sorted(others - own - forbidden)
+        room = max(0, NAMED_MAX - len(self.source.named))
+        left_out = dict.fromkeys(own, KAFKAS_OWN) | dict.fromkeys(forbidden, FORBIDDEN)
+        left_out |= dict.fromkeys(wanted[room:], TOO_MANY)
+        return dict(sorted(left_out.items())), frozenset(wanted[:room])
+
+
+def _fits(spark: "SparkSession", pattern: str) -> Callable[[str], bool]:
+    """Tell which topics a pattern (Java's) fits."""
+    java = spark._jvm.java.util.regex.Pattern  # type: ignore[union-attr]  # noqa: SLF001
+
+    @lru_cache(maxsize=100_000)
+    def is_fit(topic: str) -> bool:
+        return bool(java.matches(pattern, topic))
+
+    return is_fit

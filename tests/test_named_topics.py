@@ -1,0 +1,175 @@
+"""Which topics `sluice-cloud ingest` reads, and what it says of those that it leaves out."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pyspark.sql import SparkSession
+
+from demo.kafka_broker import Broker, kafka_broker
+from spark.cli import main
+from spark.gateways_view import open_gateways
+from spark.log_table import open_log
+from spark.readings_view import open_readings
+from spark.session import SHORT_LIVED
+from spark.windows_view import open_windows
+from tests.kafka_records import delete_before
+from tests.spark_oracle import KafkaRecord
+from tests.spark_records import reading, reading_headers, rfc3339
+from tests.test_spark_ingest import lines, read_until, send
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("interpreted")]
+
+BEGUN = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    """A broker of the test's own: without --topics the job looks at all that there is."""
+    with kafka_broker(tmp_path / "kafka") as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _session_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the command run in this process: the tests' session outlives it, and so do their signal handlers."""
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+
+def once(broker: Broker, warehouse: Path, *options: str) -> str:
+    """All that `ingest` says as it reads what there is now."""
+    command = ["ingest", "--once", "--bootstrap", broker.bootstrap, "--warehouse", str(warehouse), *options]
+    ran = CliRunner().invoke(main, command)
+    assert ran.exit_code == 0, ran.output
+    return ran.output
+
+
+@contextmanager
+def ingesting(broker: Broker, warehouse: Path) -> Iterator[subprocess.Popen[str]]:
+    """`sluice-cloud ingest --json` as a process for the length of a `with`."""
+    command = [sys.executable, "-m", "spark.cli", "ingest", "--json", "--interval-s", "1"]
+    command += ["--bootstrap", broker.bootstrap, "--warehouse", str(warehouse)]
+    environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def sent(sequence: int, topic: str) -> KafkaRecord:
+    headers = reading_headers(sequence, time=BEGUN + timedelta(seconds=sequence))
+    return replace(reading(f'{{"t": {sequence}}}'.encode(), headers), topic=topic, partition=0)
+
+
+def heartbeat(number: int, offsets: Mapping[str, int], **changes: object) -> KafkaRecord:
+    """What a gateway says that had these offsets acknowledged, `number` minutes after it began."""
+    at = BEGUN + timedelta(minutes=number)
+    body: dict[str, Any] = {
+        "offsets": {topic: {"0": offset} for topic, offset in offsets.items()},
+        "pending": [],
+        "quarantined": [],
+        "low_watermark": rfc3339(at),
+    }
+    headers = reading_headers(
+        number, time=at, quality="synced", event_type="sluice.gateway.heartbeat", lane="ba9876543210"
+    )
+    value = json.dumps(body | changes).encode()
+    return replace(reading(value, headers, key=b"gw-1"), topic="gateway-events", partition=0)
+
+
+def values(spark: SparkSession, warehouse: Path) -> list[int]:
+    return sorted(int(row.value) for row in open_readings(spark, str(warehouse)).select("value").collect())
+
+
+def test_what_heartbeats_name_is_read_wherever_routes_lead(broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = tmp_path / "warehouse"
+    named = {"ex-temp": 20, "gateway-events": 0, "site-quarantine": 1, "gateway-quarantine": 1}
+    # One that was deleted since, and one that cannot be.
+    named |= {"deleted-since": 7, "a|.*": 1}
+    beat = heartbeat(1, named, quarantine_topic="site-quarantine")
+    hidden = ("site-quarantine", "gateway-quarantine", "__hidden")
+    others = [sent(90 + place, topic) for place, topic in enumerate(hidden)]
+    readings = [sent(sequence, "ex-temp") for sequence in range(20)]
+    asyncio.run(send(broker, {"ex-temp", "gateway-events", "nobodys", *hidden}, [*others, *readings, beat]))
+    # The beginning of a topic may be gone before anybody read it.
+    asyncio.run(delete_before(broker.bootstrap, "ex-temp", {0: 3}))
+
+    said = once(broker, warehouse).splitlines()
+    assert said[0].startswith("reading gateway-events from ")
+    assert any(line.startswith("reading ex-temp, gateway-events from ") for line in said)
+    assert "topic ex-temp is new to the tables; Kafka has deleted its first 3 records" in said
+    assert values(spark, warehouse) == list(range(3, 20))
+    topics = {row.topic for row in open_log(spark, str(warehouse)).select("topic").distinct().collect()}
+    assert topics == {"ex-temp", "gateway-events"}
+    (gateway,) = open_gateways(spark, str(warehouse)).collect()
+    assert (gateway.waiting, gateway.unread_topics) == (0, [])
+    assert gateway.complete_to_time is not None
+
+    # Topics that heartbeats name while it runs are taken up by and by, and by the next run alike.
+    with ingesting(broker, warehouse) as process:
+        told = lines(process)
+        ready = next(told)
+        assert (ready["state"], ready["topics"]) == ("ready", ["ex-temp", "gateway-events"])
+        later = [sent(sequence, "ex-later") for sequence in range(20, 25)]
+        more = heartbeat(2, named | {"ex-later": 5, "__hidden": 1}, quarantine_topic="site-quarantine")
+        asyncio.run(send(broker, {"ex-later"}, [*later, more]))
+        read_until((line for line in told if "end_offsets" in line), {"ex-later": {"0": 5, "1": 0}})
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    asyncio.run(send(broker, set(), [sent(25, "ex-temp"), sent(26, "ex-later")]))
+    assert "__hidden (names that begin with __ are Kafka's own)" in once(broker, warehouse)
+    assert values(spark, warehouse) == list(range(3, 27))
+    places = open_log(spark, str(warehouse)).select("topic", "partition", "offset").collect()
+    assert len(places) == len(set(places))
+    assert {place.topic for place in places} == {"ex-temp", "ex-later", "gateway-events"}
+    (gateway,) = open_gateways(spark, str(warehouse)).collect()
+    assert gateway.unread_topics == ["__hidden"]
+
+
+def test_what_a_pattern_leaves_out_is_told_and_keeps_windows_provisional(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    warehouse = tmp_path / "warehouse"
+    pattern = ("--topics", "device-.*|gateway-events")
+    offsets = {"device-thermo": 20, "ex-temp": 5}
+    readings = [sent(10 * sequence, "device-thermo") for sequence in range(20)]
+    elsewhere = [sent(300 + sequence, "ex-temp") for sequence in range(5)]
+    # The first heartbeat was sent before anything went to the other topic.
+    beats = [heartbeat(1, {"device-thermo": 20}), heartbeat(9, offsets)]
+    asyncio.run(send(broker, {"device-thermo", "ex-temp", "gateway-events"}, [*readings, *elsewhere, *beats]))
+
+    for said in (once(broker, warehouse, *pattern), once(broker, warehouse, *pattern)):
+        assert "ex-temp" in said
+        assert "--topics" in said
+    assert len(values(spark, warehouse)) == 20
+    (gateway,) = open_gateways(spark, str(warehouse)).collect()
+    assert (gateway.waiting, gateway.unread_topics) == (1, ["ex-temp"])
+    assert gateway.complete_to_time < BEGUN.replace(tzinfo=None) + timedelta(minutes=2)
+    windows = open_windows(spark, str(warehouse)).orderBy("window_start").collect()
+    assert [(row.status, row.why) for row in windows][1:3] == [
+        ("provisional", "gateway gw-1 sends readings to ex-temp, which `ingest` does not read")
+    ] * 2
+    shown = CliRunner().invoke(main, ["gateways", "--warehouse", str(warehouse)])
+    assert "ex-temp" in shown.output
+
+    # Read after all, it holds nothing up any more.
+    said = once(broker, warehouse)
+    assert "ex-temp" in said
+    (gateway,) = open_gateways(spark, str(warehouse)).collect()
+    assert (gateway.waiting, gateway.unread_topics) == (0, [])
+    assert len(values(spark, warehouse)) == 25
+    windows = open_windows(spark, str(warehouse)).where("stream = 'device-thermo'").orderBy("window_start").collect()
+    assert [row.status for row in windows][:3] == ["complete"] * 3
