@@ -30,6 +30,7 @@ SHAPES = [
     for boot_time_error in ([], BOOT_TIME_ERROR)
 ]
 CORRECTION = "sluice.gateway.time-correction"
+HEARTBEAT = "sluice.gateway.heartbeat"
 TOLD_SLACK = timedelta(seconds=60)
 KAFKA_SLACK = timedelta(seconds=60)
 INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -147,6 +148,8 @@ def tables(records: Iterable[KafkaRecord], streams: Streams = NO_STREAMS) -> Tab
         try:
             metrics = {} if event.type.startswith("sluice.gateway.") else read_payload(event, streams)
             correction = read_correction(event, streams) if event.type == CORRECTION else None
+            if event.type == HEARTBEAT:
+                expect_heartbeat(event)
         except UnreadableError:
             # No copy of anything: a good one may come yet.
             rejected.add(record.place)
@@ -327,6 +330,12 @@ def read_correction(event: Event, streams: Streams) -> Correction:
     if not can_be_true(found, event, streams):
         raise UnreadableError
     return found
+
+
+def expect_heartbeat(event: Event) -> None:
+    """Raise UnreadableError where a heartbeat lacks what it has to tell."""
+    if not {"offsets", "pending", "quarantined", "low_watermark"} <= json_object(utf8(event.record.value)).keys():
+        raise UnreadableError
 
 
 def correction_in(event: Event) -> Correction:

@@ -119,6 +119,10 @@ def kafka_frame(spark: SparkSession, records: Iterable[KafkaRecord]) -> DataFram
     return spark.createDataFrame(rows, SOURCE_SCHEMA)
 
 
+NOTHING_WAITS = b'{"offsets": {}, "pending": [], "quarantined": [], "low_watermark": null}'
+"""A heartbeat's value."""
+
+
 def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
     """What a site may send in a bad week: disorder, days of lateness, copies, damage, wrong and unset clocks.
 
@@ -188,7 +192,7 @@ def drawn_records(rng: random.Random, count: int) -> list[KafkaRecord]:
                     record,
                     topic="gateway-events",
                     key=b"gw-1",
-                    value=b'{"depth": 7}',
+                    value=rng.choice([b'{"depth": 7}', NOTHING_WAITS]),
                     headers=reading_headers(10_000 + sequence, event_type="sluice.gateway.heartbeat"),
                 )
             )

@@ -22,11 +22,11 @@ from spark.cli import main
 from spark.delta_staging import delta_log
 from spark.ingest_job import IngestSettings, Listener, run_ingest
 from spark.kafka_source import KafkaSource
-from spark.log_table import open_log
+from spark.log_table import log_path, open_log
 from spark.session import SHORT_LIVED
 from spark.warehouse_folder import was_copied
 from spark.warehouse_version import Version, change_version
-from spark.windows_table import fold_date
+from spark.windows_table import fold_date, windows_path
 from tests import spark_oracle
 from tests.spark_kafka_feed import send
 from tests.spark_oracle import KafkaRecord
@@ -121,7 +121,7 @@ def test_tables_that_cannot_be_brought_to_agree_are_told_and_left_as_they_are(
     for number in range(3):
         job.take(number, [reading(headers=reading_headers(number), offset=number)])
     # `log` is far older than the other tables, which no longer know what they were then.
-    log, windows = (Path(job.job.tables) / name / "_delta_log" for name in ("log", "windows"))
+    log, windows = (Path(path) / "_delta_log" for path in (log_path(job.job.tables), windows_path(job.job.tables)))
     delta_log(spark, str(windows.parent)).checkpoint()
     for note in sorted(log.glob("*.json"))[1:] + sorted(windows.glob("*.json"))[:-1]:
         note.unlink()
