@@ -2,11 +2,10 @@
 
 import re
 
-from gateway.check import Finding, well
-from gateway.settings import KafkaSettings, Settings
+from gateway.check import Finding, remark, well
+from gateway.record_contract import USUAL_TOPICS
+from gateway.settings import Settings
 
-CLOUD_EVENTS_TOPIC = KafkaSettings(()).events_topic
-"""Where `sluice-cloud ingest` looks for heartbeats when it is not told its topics."""
 _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = ".*"
 
@@ -17,13 +16,13 @@ def check_topics(settings: Settings) -> Finding:
     templates = reading_topics(settings)
     pattern = topics_pattern((*templates, kafka.events_topic))
     goes = f"readings go to {', '.join(templates)}, and heartbeats on {kafka.events_topic} name these topics"
-    if kafka.events_topic == CLOUD_EVENTS_TOPIC:
+    if re.fullmatch(USUAL_TOPICS, kafka.events_topic):
         return well(
             subject,
             f"{goes}, so that `sluice-cloud ingest` reads them. Where it is given --topics, that must fit them, as "
             f"'{pattern}' does",
         )
-    return well(
+    return remark(
         subject,
         f"{goes}, where `sluice-cloud ingest` does not look unless it is told to: start it with --topics '{pattern}'",
     )

@@ -32,6 +32,8 @@ HEADER_NAMES = (*HEADERS, *DEVICE_HEADERS, COUNTER_HEADER, DOUBT_HEADER, BOOT_TI
 """All headers that a record may have, in the order on the wire."""
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
 """`ce_timeerror` and `ce_boottimeerror` where nothing bounds the error."""
+USUAL_TOPICS = "device-.*|gateway-events"
+"""The topics that `sluice-cloud ingest` reads at least where it is not told which."""
 
 
 # A sensor's reading is named by device, counter, boot and number. The sensor names its counter by the MQTT topic that

@@ -75,7 +75,7 @@ from spark.time_corrections import (
     retimed,
     take_corrections,
 )
-from spark.warehouse_copy import AFTER, STARTS, Derived, forget_broken, make_agree
+from spark.warehouse_copy import NOW_AND_THEN, STARTS, expect_one_moment, forget_broken, is_of_one_moment
 from spark.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
 from spark.warehouse_version import Version, change_version, current_version, folder_of
 from spark.window_changes import (
@@ -83,14 +83,12 @@ from spark.window_changes import (
     CORRECTION,
     FIGURES,
     READINGS,
-    REPLAY,
     append_changes,
     append_replayed,
     changes_path,
     changes_schema,
     create_changes,
     differences,
-    of_version,
 )
 from spark.windows_table import (
     KEY,
@@ -176,8 +174,7 @@ class BatchJob:
         self.kafka = KafkaTopics()
         self.warehouse = warehouse
         # A version in the making is nobody's copy.
-        is_copy = into is None and was_copied(warehouse)
-        if is_copy:
+        if into is None and was_copied(warehouse):
             forget_broken(spark, warehouse)
         # Small tables, some ten of them.
         with interpreted_if(spark, small=True):
@@ -192,36 +189,37 @@ class BatchJob:
         self._deletions = read_deletions(spark, warehouse)
         self.horizons = read_horizons(spark, warehouse)
         self.tables = folder_of(warehouse, version.number)
-        self._load(is_copy=is_copy)
         if into is None:
+            expect_one_moment(spark, warehouse, version.number)
             note_place(warehouse)
+        self._load()
         self._saved_s = time.monotonic()
         self._saving_s = 0.0
         self._last_rows = 0
         self._had_copies = False
 
-    def _load(self, *, is_copy: bool = False) -> None:
-        """Read what the tables say, and finish the last batches where they were left unfinished."""
-        self._read_tables()
+    def _load(self) -> None:
+        """Read what the tables say, and finish the last batch where it was left unfinished."""
+        spark = self.spark
+        self._log = Log(spark, self.tables)
+        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
+        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
+        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
+        self._changes = AppendTable(spark, changes_path(self.warehouse), changes_schema())
+        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
         self._in_batch = False
-        first = None
-        if is_copy or not self._agree():
-            first = make_agree(self.spark, self.tables, self._derived())
-            self._read_tables()
         last = self._log.last
-        with interpreted_if(self.spark, small=is_small(self.spark, log_path(self.tables))):
-            self._load_state(first)
+        with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
+            self._load_state()
             if self._is_seen and self._version > 1:
                 self._tell_of_replay(self._version, last)
             # What is saved was derived from whole.
             if last > self.state.saved:
-                for ordinal in range(last if first is None else first, last + 1):
-                    self._finish_guarded(ordinal)
+                self._finish_guarded(last)
         self.state.begin_at(last + 1)
 
-    def _load_state(self, first: int | None) -> None:
-        """Count what `log` holds, up to before a batch; without `first` that is the last one."""
-        self.state = JobState(self.spark, self._log, self.tables, self.kafka, first)
+    def _load_state(self) -> None:
+        self.state = JobState(self.spark, self._log, self.tables, self.kafka)
         self._corrections = known_corrections(self.spark, self.tables)
 
     def take(
@@ -386,40 +384,12 @@ class BatchJob:
         self._saved_s = time.monotonic()
         self._saving_s = self._saved_s - begun
 
-    def _read_tables(self) -> None:
-        """See how far each table goes."""
-        spark = self.spark
-        self._log = Log(spark, self.tables)
-        self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
-        self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
-        self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
-        self._changes = AppendTable(spark, changes_path(self.warehouse), changes_schema())
-        self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
-
-    def _now_and_then(self) -> dict[str, AppendTable]:
-        """The tables that few batches commit to, by the application under which `log` says how far they had come."""
-        tables = {"amendments": self._amendments, "corrections": self._told, "losses": self._losses}
-        return {f"{AFTER}{name}": table for name, table in tables.items()}
-
     def _so_far(self) -> dict[str, int]:
-        """How far other tables have come: what shows in a copy that one of them is of another moment."""
-        numbers = {name: table.last(ORDINAL) for name, table in self._now_and_then().items()}
+        """How far tables had come that few batches commit to: what shows in a copy that one is of another moment."""
+        tables = (self._amendments, self._told, self._losses)
+        numbers = {name: table.last(ORDINAL) for name, table in zip(NOW_AND_THEN, tables, strict=True)}
         start = self.state.start
         return numbers if start is None else numbers | {STARTS: start.number}
-
-    def _derived(self) -> list[Derived]:
-        told = [Derived(table.path, required=name) for name, table in self._now_and_then().items()]
-        changes = of_version(self._version)
-        # What a replay made is told of at once, after it.
-        is_told = self._version == 1 or self._changes.last(f"{changes}{REPLAY}") >= 0
-        return [Derived(self._parts.path), *told, *([Derived(self._changes.path, changes)] if is_told else [])]
-
-    def _agree(self) -> bool:
-        """Tell whether no table is behind `log`, or ahead of it, further than a job leaves it that dies."""
-        last, parts = self._log.last, self._parts.last(ORDINAL)
-        return last - 1 <= parts <= last and all(
-            self._log.table.last(name) <= table.last(ORDINAL) <= last for name, table in self._now_and_then().items()
-        )
 
     def _finish_guarded(self, ordinal: int) -> None:
         """Finish a batch; of records that make that fail, again and alone, make rejects."""
@@ -437,7 +407,7 @@ class BatchJob:
                 raise
             aside = rows.where(is_culprit(culprits)).withColumn("reject_reason", reason_of(culprits))
             amend_set_aside(self.tables, aside.withColumn("metrics", F.lit(None).cast(METRICS_TYPE)))
-            self._load_state(ordinal)
+            self._load_state()
             self._finish(ordinal)
             for culprit in culprits:
                 self._warn(culprit.words())
@@ -455,7 +425,8 @@ class BatchJob:
         """Tell what a replay changed that died right after it had readers see it."""
         before = folder_of(self.warehouse, version - 1)
         if folder_exists(self.spark, before):
-            append_replayed(self._changes, before, self.tables, version, last)
+            is_told = is_of_one_moment(self.spark, self.warehouse, version - 1)
+            append_replayed(self._changes, before if is_told else None, self.tables, version, last)
 
     def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:
         """Bring all other tables to where `log` is."""

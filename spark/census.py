@@ -34,6 +34,8 @@ class Census:
     """Time corrections among the records."""
     events: int = 0
     """What gateways say of themselves, corrections among it."""
+    event_bytes: int = 0
+    """Of their values, all together."""
     losses: int = 0
     """Losses that gateways told of, among the events."""
     topic_ids: dict[str, str] = field(default_factory=dict)
@@ -87,6 +89,7 @@ def _take(census: Census, row: Row) -> None:
         census.deleted += row.deleted
         census.corrections += row.corrections
         census.events += row.events
+        census.event_bytes += row.event_bytes
         census.losses += row.losses
         census.unwindowed += row.unwindowed
         if row.next_offset is not None:
@@ -118,6 +121,9 @@ def _topics(rows: DataFrame) -> DataFrame:
         F.count_if(was_deleted()).alias("deleted"),
         F.count_if(good & (F.col("ce_type") == CORRECTION_TYPE)).alias("corrections"),
         F.count_if(good & (F.col("ce_type") != READING_TYPE)).alias("events"),
+        F.coalesce(F.sum(F.when(good & (F.col("ce_type") != READING_TYPE), F.octet_length("value"))), F.lit(0)).alias(
+            "event_bytes"
+        ),
         F.count_if(good & (F.col("ce_type") == LOSS_TYPE)).alias("losses"),
         F.count_if(is_reading() & unwindowed()).alias("unwindowed"),
         F.unix_micros(F.max("kafka_timestamp")).alias("newest_us"),

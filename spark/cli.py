@@ -10,7 +10,7 @@ from spark.replay_command import replay
 from spark.storage_failures import explain_storage
 from spark.table_commands import gaps, gateways, quarantine, readings, sql, windows
 from spark.upkeep_commands import delete_device, maintain
-from spark.warehouse_folder import CopyError
+from spark.warehouse_folder import CopyError, MomentsError
 
 
 class _Commands(click.Group):
@@ -21,6 +21,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except CopyError as error:
             raise click.ClickException(str(error)) from error
+        except MomentsError as error:
+            raise click.ClickException(
+                f"{error}: `sluice-cloud ingest` does that at its start, and so does `sluice-cloud replay`"
+            ) from error
         except Exception as error:
             words = explain_storage(error)
             if words is None:

@@ -13,7 +13,7 @@ from spark.batch_job import BatchJob
 from spark.deletions import DELETED, EMPTIED, append_deletion, is_of_device, read_deletions, was_deleted
 from spark.delta_staging import add_missing_columns
 from spark.delta_upkeep import delete_rows, update_rows
-from spark.devices_heard import PATH as HEARD_PATH
+from spark.devices_heard import heard_path
 from spark.log_table import IMPLAUSIBLE_DATE, PARTITION, log_path, log_schema, read_log
 from spark.loss_records import REJECTED
 from spark.loss_table import losses_path
@@ -44,7 +44,7 @@ def is_known(spark: SparkSession, warehouse: str, namespace: str, device: str) -
     tables = seen_tables(spark, warehouse)
     return (namespace, device) in read_deletions(spark, warehouse) or any(
         not spark.read.format("delta").load(path).where(_is_of(namespace, device)).isEmpty()
-        for path in (windows_path(tables), changes_path(warehouse), f"{tables}/{HEARD_PATH}")
+        for path in (windows_path(tables), changes_path(warehouse), heard_path(tables))
     )
 
 
@@ -85,7 +85,7 @@ def delete_from_version(spark: SparkSession, tables: str, namespace: str, device
         windows_path(tables),
         runs_path(tables),
         settled_path(tables),
-        f"{tables}/{HEARD_PATH}",
+        heard_path(tables),
     ):
         # A version that an earlier program made lacks the table of settled islands.
         if DeltaTable.isDeltaTable(spark, path):

@@ -9,7 +9,11 @@ StreamKey = tuple[str, str, str]
 """Namespace, device, stream."""
 Heard = tuple[frozenset[str], int | None]
 """Gateways; the event time of the last reading that belongs to a window, in microseconds since 1970, as it was sent."""
-PATH = "devices_heard"
+
+
+def heard_path(tables: str) -> str:
+    """Return where the table lies."""
+    return f"{tables}/devices_heard"
 
 
 class DevicesHeard:
@@ -18,7 +22,7 @@ class DevicesHeard:
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._table: StateTable[StreamKey, Heard] = StateTable(
             spark,
-            f"{tables}/{PATH}",
+            heard_path(tables),
             key=("namespace", "device", "stream"),
             columns="gateways array<string>, last_us bigint",
             decode=_heard_of,

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.amendments import effective_log
-from spark.devices_heard import PATH as HEARD_PATH
+from spark.devices_heard import heard_path
 from spark.edge_times import Correction
 from spark.gateway_table import read_gateways
 from spark.loss_records import SCHEMA as LOSSES_SCHEMA
@@ -31,7 +31,7 @@ def read_evidence(spark: SparkSession, warehouse: str, version: Version | None =
     tables = seen_tables(spark, warehouse, version)
     # Gateways first: who came after them serves a device at the most that they do not speak of yet.
     gateways = read_gateways(spark, tables)
-    heard = read_states(spark, f"{tables}/{HEARD_PATH}", ("namespace", "device", "stream"))
+    heard = read_states(spark, heard_path(tables), ("namespace", "device", "stream"))
     retired = retired_gateways(open_gateway_registry(spark, warehouse)).collect()
     told = read_losses(spark, tables).unionByName(rejects_as_losses(still_rejected(effective_log(spark, tables))))
     evidence = Evidence(

@@ -219,7 +219,9 @@ def fault_of(event: GatewayEvent) -> str | None:
 
 def _read(event: GatewayEvent) -> "Told | _SetAside":
     """What an event says. Raises EventError."""
-    value = event.value or b""
+    value = event.value
+    if value is None:
+        raise EventError("it has no value, or it is far longer than what else gateways tell in its batch")
     # The decoder's own bound is what is left of Python's stack, which is not the same each time.
     if is_deep(value):
         raise EventError(f"more than {DEPTH_MAX} levels of JSON")

@@ -11,10 +11,14 @@ from spark.payload_decode import EVENT
 from spark.sequence_runs import Edge, edge
 from spark.state_table import StateTable, read_states
 
-PATH = "gateway_states"
 KEY = ("namespace", "gateway")
 Place = tuple[str, int, int]
 """In Kafka: topic, partition, offset."""
+
+
+def gateways_path(tables: str) -> str:
+    """Return where the table lies."""
+    return f"{tables}/gateway_states"
 
 
 class GatewayTable:
@@ -23,7 +27,7 @@ class GatewayTable:
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._table: StateTable[tuple[str, str], GatewayState] = StateTable(
             spark,
-            f"{tables}/{PATH}",
+            gateways_path(tables),
             key=KEY,
             columns="state binary",
             decode=_state_of,
@@ -65,21 +69,22 @@ def with_faults(rows: DataFrame, faults: Mapping[Place, str]) -> DataFrame:
     return judged.withColumn("reject_reason", F.coalesce("reject_reason", "fault")).select(*rows.columns)
 
 
-def events_in(log: DataFrame) -> list[GatewayEvent]:
-    """Collect what is needed here of a part of `log`."""
+def events_in(log: DataFrame, longest: int | None) -> list[GatewayEvent]:
+    """Collect what is needed here of a part of `log`; of longer values than `longest`, in bytes, the place alone."""
+    value = F.col("value") if longest is None else F.when(F.octet_length("value") <= longest, F.col("value"))
     told = log.where(F.col("ce_type").isin(*EVENT_TYPES) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
     rows = told.select(
         *("ce_type", "namespace", "gateway", "buffer"),
         F.struct(F.unix_micros("kafka_timestamp"), "topic", "partition", "offset").alias("order"),
         edge().alias("edge"),
-        "value",
+        value.alias("value"),
     ).collect()
     return [_event_of(row) for row in rows]
 
 
 def read_gateways(spark: SparkSession, tables: str) -> GatewayStates:
     """Return the states as they were last saved."""
-    states = read_states(spark, f"{tables}/{PATH}", KEY)
+    states = read_states(spark, gateways_path(tables), KEY)
     return GatewayStates({(row.namespace, row.gateway): _state_of(row) for row in states.collect()})
 
 

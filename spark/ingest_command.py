@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gateway.record_contract import USUAL_TOPICS
 from spark.cli_options import (
     absolute_path,
     expect_kafka,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 
 NAMES_TOLD_MAX = 20
-USUAL_TOPICS = "device-.*|gateway-events"
 """Where the gateway's usual route leads, and what gateways say of themselves."""
 
 

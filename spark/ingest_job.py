@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 from pyspark.errors import StreamingQueryException
@@ -18,11 +18,12 @@ from spark.kafka_failures import is_passing
 from spark.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
 from spark.log_table import BatchId, CheckpointError
 from spark.reading_starts import ReadingStart, append_start, first_start, start_after
+from spark.replay_job import replay
 from spark.table_upkeep import Upkeep
 from spark.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
 from spark.topic_choice import TopicChoice
 from spark.topic_watch import TopicWatch, TopicWatchError
-from spark.warehouse_folder import folders_in
+from spark.warehouse_folder import MomentsError, folders_in, only_replay
 
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0
@@ -118,7 +119,7 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
     """
     source = settings.source
     # First: what is wrong with the warehouse is told without Kafka.
-    job = BatchJob(spark, settings.warehouse, settings.streams, warn=listener.warn)
+    job = open_job(spark, settings.warehouse, settings.streams, listener.warn)
     with TopicWatch(spark, source.bootstrap, source.options, source.every_pattern) as watch:
         choice = TopicChoice(spark, watch, source)
         anew, in_vain = "", 0
@@ -137,6 +138,17 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
                 anew, in_vain = "", 0 if query.goes_on else in_vain + 1
                 if in_vain > IN_VAIN_MAX or not is_passing(error):
                     raise
+
+
+def open_job(spark: SparkSession, warehouse: str, streams: Streams | None, warn: Callable[[str], None]) -> BatchJob:
+    """Open the tables that nobody else writes. In a copy where they are of several moments, all are made anew first."""
+    try:
+        return BatchJob(spark, warehouse, streams, warn=warn)
+    except MomentsError as error:
+        warn(f"{error}, which may take a while")
+        with only_replay(warehouse):
+            replay(spark, warehouse, streams, None, lambda _: nullcontext(), lambda _: None)
+        return BatchJob(spark, warehouse, streams, warn=warn)
 
 
 def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: str) -> None:

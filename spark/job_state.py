@@ -18,10 +18,17 @@ from spark.seen_table import Seen
 from spark.topic_changes import TopicRead
 from spark.topics_read import TopicsRead
 
+EVENTS_BYTES_MAX = 64 * 1_048_576
+"""All that gateways say of themselves in one batch comes into the driver's memory. Where it is more than this, events
+that are longer than a fair share of it are rejects."""
+
 
 def events_of(rows: DataFrame, census: Census) -> list[GatewayEvent]:
     """What gateways say of themselves in a batch, copies too: what came before changes nothing. `rows` are of `log`."""
-    return events_in(rows) if census.events else []
+    if not census.events:
+        return []
+    fair = EVENTS_BYTES_MAX // census.events
+    return events_in(rows, None if census.event_bytes <= EVENTS_BYTES_MAX else fair)
 
 
 @dataclass(slots=True)
@@ -37,13 +44,8 @@ class KafkaTopics:
 class JobState:
     """Which numbers came, up to where topics were read, what gateways said, and who was heard of."""
 
-    def __init__(
-        self, spark: SparkSession, log: Log, tables: str, kafka: KafkaTopics, first: int | None = None
-    ) -> None:
-        """Read what was saved, and count again what was committed to `log` since, up to before a batch.
-
-        Without `first` that is the last one.
-        """
+    def __init__(self, spark: SparkSession, log: Log, tables: str, kafka: KafkaTopics) -> None:
+        """Read what was saved, and count again what was committed to `log` since, but for the last batch."""
         self._kafka = kafka
         self._seen = Seen(spark, tables)
         self._topics = TopicsRead(spark, tables)
@@ -54,7 +56,7 @@ class JobState:
         """Topics that gateways' heartbeats name."""
         self.recovered = self.saved
         # One by one, in their order: what is kept of batches goes by it.
-        for ordinal in range(self.saved + 1, log.last if first is None else first):
+        for ordinal in range(self.saved + 1, log.last):
             rows = committed_rows(spark, tables, ordinal)
             census = take_census(rows, ordinal)
             self.note(census, events_of(rows, census), ordinal)

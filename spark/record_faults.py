@@ -141,8 +141,8 @@ def reason_of(culprits: Sequence[Culprit]) -> Column:
 
 def as_rejects(typed: DataFrame, culprits: Sequence[Culprit]) -> DataFrame:
     """Records as `typed_records` yields them, these marked as rejects: nobody looks into their values."""
-    reason = F.when(is_culprit(culprits), reason_of(culprits))
-    return typed.withColumn("header_fault", F.coalesce(reason, F.col("header_fault")))
+    # What was wrong with headers before stays said: a replay goes by it.
+    return typed.withColumn("header_fault", F.coalesce(F.col("header_fault"), reason_of(culprits)))
 
 
 def as_bytes(typed: DataFrame, culprits: Sequence[Culprit]) -> DataFrame:

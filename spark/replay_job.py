@@ -26,11 +26,12 @@ from spark.kafka_records import typed_records
 from spark.kafka_source import KafkaSource, kafka_range
 from spark.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
 from spark.loss_table import take_over_losses
-from spark.payload_decode import HEADER
+from spark.payload_decode import HEADER, SET_ASIDE
 from spark.quarantine_retry import typed_again
 from spark.reading_starts import append_start, read_starts
 from spark.retention import expire_log, read_horizons
-from spark.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder
+from spark.warehouse_copy import forget_broken, is_of_one_moment
+from spark.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder, was_copied
 from spark.warehouse_version import Version, change_version, folder_of, open_version, tables_of
 from spark.window_changes import append_replayed, changes_path, changes_schema
 from spark.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
@@ -89,6 +90,8 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
     WarehouseInUseError where somebody does: it is tried again. Raises
     WindowLengthError where windows that `log` no longer has the readings of cannot become windows of the new length.
     """
+    if was_copied(warehouse):
+        forget_broken(spark, warehouse)
     before = open_version(spark, warehouse)
     source = f"v{before.number}" if kafka is None else f"v{before.number} and kafka"
     after = replace(before, number=before.number + 1, streams=streams or before.streams, source=source)
@@ -196,7 +199,9 @@ class _Replay:
 
         after = change_version(self._spark, self._warehouse, published)
         changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
-        append_replayed(changes, self._old, self._job.tables, after.number, self._job.next_ordinal - 1)
+        is_told = is_of_one_moment(self._spark, self._warehouse, self._after.number - 1)
+        old = self._old if is_told else None
+        append_replayed(changes, old, self._job.tables, after.number, self._job.next_ordinal - 1)
         return after
 
     def _delete_what_was_deleted(self) -> None:
@@ -283,10 +288,13 @@ def topics_in_log(spark: SparkSession, warehouse: str, version: Version) -> dict
 def made_again(rows: DataFrame) -> DataFrame:
     """Rows of `log` as `typed_records` yields records, with the batch that each is of.
 
-    What was wrong with headers stays so: of these `log` has what it made of them, and not how they were written.
+    What was wrong with headers stays so: of these `log` has what it made of them, and not how they were written. What
+    was set aside with its bytes alone stays so too.
     """
     reason = F.col("reject_reason")
-    header = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX))
+    header = F.when(reason.startswith(HEADER), F.substring(reason, len(HEADER) + 1, TEXT_CHARS_MAX)).when(
+        reason.startswith(SET_ASIDE) & F.col("ce_type").isNull(), reason
+    )
     kept = [name for name in typed_again(rows).columns if name != "header_fault"]
     return rows.select(*kept, "ingest", "batch", header.alias("header_fault"))
 

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from spark import sequence_runs
 from spark.census import Census
 from spark.copies import Suspects
-from spark.delta_staging import add_missing_columns, pinned, with_missing_columns
+from spark.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
 from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
 from spark.sequence_runs import EDGE_TYPE, Island, RunKey, SeenRun, SettledSpan, add, edge_of, islands_as_rows, settle
 from spark.sequence_runs import RUN as RUN_COLUMNS
@@ -27,7 +27,7 @@ RUN_STATE_COLUMNS = f"""
     settled array<struct<first: bigint, last: bigint, missing: bigint, batch_first: bigint, batch_last: bigint>>
 """
 SETTLED = "sluice-settled"
-"""The application under which the table in memory says of which batch the last islands are that have left it."""
+"""The application under which both tables say of which batch the last islands are that have left memory."""
 ENDED_SETTLED_MAX = 4
 """Spans of a boot that another has followed."""
 
@@ -150,9 +150,11 @@ class Seen:
         rows = [row for key, (_, islands) in settled.items() for row in islands_as_rows(key, islands)]
         if rows:
             frame = self._spark.createDataFrame(rows, self._settled_schema).coalesce(1)
-            # Before they leave memory, and without the number of a batch: that they stand there twice does no harm.
-            writer = frame.write.format("delta").mode("append").option("userMetadata", str(ordinal))
-            writer.save(self._settled_path)
+            # Before they leave memory, whatever was settled in this batch before: that they stand there twice does no
+            # harm.
+            staged = AppendTable(self._spark, self._settled_path, self._settled_schema).begin()
+            staged.write(frame)
+            staged.commit({SETTLED: ordinal})
             self._settled = ordinal
         for key, (run, islands) in settled.items():
             if islands:

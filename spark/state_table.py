@@ -73,9 +73,8 @@ class StateTable(Generic[Key, State]):
             [(*key, *self._encode(self.states[key]), ordinal) for key in keys], self._table.schema
         ).coalesce(1)
         if whole:
-            # The commit after it says up to where: a start in between counts some batches again.
-            writer = rows.write.format("delta").mode("overwrite").option("userMetadata", str(ordinal))
-            writer.save(self._table.path)
+            writer = rows.write.format("delta").mode("overwrite")
+            writer.option("txnAppId", ORDINAL).option("txnVersion", ordinal).save(self._table.path)
             rows = rows.limit(0)
         self._table.append(rows, {ORDINAL: ordinal, **(numbers or {})})
         self._rows = 0 if whole else self._rows + len(keys)

@@ -32,6 +32,7 @@ from spark.built_once import recorded
 from spark.codec_declarations import USUAL_TIMES, Times
 from spark.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
 from spark.delta_staging import AppendTable, is_empty
+from spark.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US
 from spark.log_table import ORDINAL, date_of
 
 BOOT = ("namespace", "gateway", "gateway_boot")
@@ -41,14 +42,8 @@ SCHEMA = f"""
     {", ".join(f"{member.name} {member.type}" for member in MEMBERS if member.name != "boot")},
     told_us bigint, ce_id string
 """
-TOLD_SLACK_US = 60_000_000
-"""A reading that came in so much after a correction may yet have been sent by the clock as it was before."""
 BOOTS_MAX = 200
 """Boots that are named one by one when `log` is searched for their readings."""
-EARLIEST_US = -62_104_060_800_000_000
-LATEST_US = 253_402_300_799_999_999
-"""The years 2 to 9999, all that a table's reader can show: a correction that leads out of them applies to nothing."""
-DEVICE_QUALITY = "device"
 WIDE = "decimal(38,0)"
 DISTANCE_US = "(cast(boot_time_us as decimal(19,0)) - cast(correction.boottime_us as decimal(19,0)))"
 

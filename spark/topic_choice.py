@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NAMED_MAX = 1_000
 """Topics beside those of the pattern that one run reads because gateways name them."""
+ASKED_MAX = 5_000
+"""Topics that Kafka is asked for by their names at once."""
 NOT_OF_PATTERN = "--topics does not fit it"
 KAFKAS_OWN = f"names that begin with {INTERNAL_PREFIX} are Kafka's own"
 FORBIDDEN = "the job's user may not read it"
@@ -38,7 +40,8 @@ class TopicChoice:
         """Those that Kafka has no longer."""
         self._spark = spark
         self._watch = watch
-        self._readable: dict[str, bool] = {}
+        self._access: dict[str, bool] = {}
+        """Of topics that gateways name, whether the user may read them. Those that Kafka lacks are not in it."""
         self._told: Mapping[str, str] = {}
         self._fits: Callable[[str], bool] = lambda _: False
 
@@ -57,36 +60,45 @@ class TopicChoice:
 
     def begin(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Take up what gateways name by now; return all topics that are to be read. Raises TopicWatchError."""
+        self._fits = _fits(self._spark, self.source.every_pattern)
         now = self.look(named)
         if self.fresh:
             self.source = replace(self.source, named=tuple(sorted({*(self.source.named or ()), *self.fresh})))
             self._watch.pattern = self.source.every_pattern
+            self._fits = _fits(self._spark, self.source.every_pattern)
             now = self.look(named)
-        self._fits = _fits(self._spark, self.source.every_pattern)
         return now
 
     def look(self, named: frozenset[str]) -> dict[str, TopicNow]:
         """Ask Kafka what its topics are, and compare them with what gateways name. Raises TopicWatchError."""
         now = self._watch.look()
+        others = named - now.keys()
+        unasked = self._ask(others)
         # These heartbeats were read before Kafka was asked: there were such topics, and there are none now.
-        self.gone = named - self._watch.names
-        self.left_out, self.fresh = self._sorted_out(named - self.gone - now.keys())
+        self.gone = others - unasked - self._access.keys()
+        self.left_out, self.fresh = self._sorted_out(others - self.gone, unasked)
         return now
 
-    def _sorted_out(self, others: frozenset[str]) -> tuple[dict[str, str], frozenset[str]]:
+    def _ask(self, others: frozenset[str]) -> set[str]:
+        """See which topics Kafka has, and which of them may be read; return those that are too many to ask of."""
+        # A list of all topics lacks those that the user may not know of: each is asked for by its name.
+        unknown = sorted(others - {topic for topic, may in self._access.items() if may and topic in self._watch.names})
+        asked, unasked = unknown[:ASKED_MAX], unknown[ASKED_MAX:]
+        self._access = {topic: may for topic, may in self._access.items() if topic not in unknown}
+        if asked:
+            self._access |= self._watch.access(asked)
+        return set(unasked)
+
+    def _sorted_out(self, others: frozenset[str], unasked: set[str]) -> tuple[dict[str, str], frozenset[str]]:
+        forbidden = {topic for topic in others - unasked if not self._access[topic]}
         if self.source.named is None:
-            return dict.fromkeys(sorted(others), NOT_OF_PATTERN), frozenset()
+            why = {topic: FORBIDDEN if self._fits(topic) else NOT_OF_PATTERN for topic in sorted(others)}
+            return why, frozenset()
         own = {topic for topic in others if topic.startswith(INTERNAL_PREFIX)}
-        unknown = others - own - self._readable.keys()
-        if unknown:
-            readable = self._watch.readable(unknown)
-            self._readable |= {topic: topic in readable for topic in unknown}
-        forbidden = {topic for topic in others - own if not self._readable[topic]}
-        wanted = sorted(others - own - forbidden)
+        wanted = sorted(others - own - forbidden - unasked)
         room = max(0, NAMED_MAX - len(self.source.named))
-        left_out = dict.fromkeys(own, KAFKAS_OWN) | dict.fromkeys(forbidden, FORBIDDEN)
-        left_out |= dict.fromkeys(wanted[room:], TOO_MANY)
-        return dict(sorted(left_out.items())), frozenset(wanted[:room])
+        left_out = dict.fromkeys([*unasked, *wanted[room:]], TOO_MANY) | dict.fromkeys(forbidden, FORBIDDEN)
+        return dict(sorted((left_out | dict.fromkeys(own, KAFKAS_OWN)).items())), frozenset(wanted[:room])
 
 
 def _fits(spark: "SparkSession", pattern: str) -> Callable[[str], bool]:

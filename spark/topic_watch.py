@@ -93,21 +93,25 @@ class TopicWatch:
                 return self._topic_ids()
         raise TopicWatchError("Kafka's topics are deleted while it is asked what they are: try again when that is done")
 
-    def readable(self, topics: Iterable[str]) -> set[str]:
-        """Those of some topics that the user may read; where nobody forbids anything, all. Raises TopicWatchError."""
+    def access(self, topics: Iterable[str]) -> dict[str, bool]:
+        """Of those of some topics that Kafka has, whether the user may read them. Raises TopicWatchError."""
         names = self._jvm.java.util.ArrayList()
         for name in sorted(topics):
             names.add(name)
         admin = self._jvm.org.apache.kafka.clients.admin
         options = admin.DescribeTopicsOptions().includeAuthorizedOperations(True)
         read = self._jvm.org.apache.kafka.common.acl.AclOperation.READ
-        found = set()
-        # One by one: of a topic that was deleted meanwhile nothing can be said.
+        found = {}
         for name, future in dict(self._admin.describeTopics(names, options).topicNameValues()).items():
-            with suppress(_UnknownTopicError):
+            try:
                 allowed = self._answer(future).authorizedOperations()
-                if allowed is None or allowed.contains(read):
-                    found.add(str(name))
+                # None where nobody forbids anything.
+                found[str(name)] = allowed is None or bool(allowed.contains(read))
+            except _ForbiddenTopicError:
+                # Kafka says this of a topic that it has not, too, where the user may not know of either.
+                found[str(name)] = False
+            except _UnknownTopicError:
+                continue
         return found
 
     def offsets_at(self, time_ms: int) -> dict[str, dict[int, int]]:
@@ -165,12 +169,17 @@ class TopicWatch:
         try:
             return ask()
         except Py4JJavaError as error:
-            if "UnknownTopicOrPartitionException" in str(error):
+            if any(name in str(error) for name in ("UnknownTopicOrPartitionException", "InvalidTopicException")):
                 raise _UnknownTopicError from None
             # Not "from": a client's own words may hold what its settings hold.
             words = explain_failure(error) or without(self._options, innermost(error))
-            raise TopicWatchError(f"Kafka does not say what its topics are: {words}") from None
+            kind = _ForbiddenTopicError if "TopicAuthorizationException" in str(error) else TopicWatchError
+            raise kind(f"Kafka does not say what its topics are: {words}") from None
 
 
 class _UnknownTopicError(Exception):
-    """A topic is no longer what it was a moment ago."""
+    """Kafka has no such topic, or no longer."""
+
+
+class _ForbiddenTopicError(TopicWatchError):
+    """The user may not know of a topic."""

@@ -14,13 +14,18 @@ ReadTo = tuple[str, int]
 """Topic id, and the next offset."""
 
 
+def topics_path(tables: str) -> str:
+    """Return where the table lies."""
+    return f"{tables}/topics_read"
+
+
 class TopicsRead:
     """In the driver's memory, and now and then in a table."""
 
     def __init__(self, spark: SparkSession, tables: str) -> None:
         self._table: StateTable[Partition, ReadTo] = StateTable(
             spark,
-            f"{tables}/topics_read",
+            topics_path(tables),
             key=("topic", "partition"),
             columns="topic_id string, next_offset bigint",
             decode=_read_to,

@@ -1,11 +1,10 @@
-"""A warehouse that was copied while `ingest` wrote it: its tables are brought to agree again.
+"""A warehouse that was copied while `ingest` wrote it, or put back from such a copy.
 
-A copy takes its time, and each table in it is of another moment. `log` is the truth. What another table holds of
-batches that `log` lacks is forgotten: Kafka has these records, and they are read again. Batches of `log` that another
-table lacks are derived again. Commits whose files the copy lacks, or has in part, are forgotten in every table.
+A copy takes its time, and each table in it is of another moment. `log` is the truth: what it lacks is read from Kafka
+again, and where another table is not of its moment, all of them are made anew from `log`, as by a replay.
 
-To forget commits is to remove their notes from `_delta_log`, always the last ones: the table is then as it was. On an
-object store nothing of this is done.
+In a copy on this machine, commits whose files are not there, or are there in part, are forgotten before that: their
+notes are removed from `_delta_log`, always the last ones, so that a table is as it was before them.
 """
 
 import json
@@ -20,24 +19,37 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.delta_staging import jvm_of
+from spark.amendments import amendments_path
+from spark.delta_staging import commit_numbers, jvm_of
+from spark.devices_heard import heard_path
+from spark.gateway_table import gateways_path
 from spark.log_table import ORDINAL, log_path
+from spark.loss_table import losses_path
 from spark.reading_starts import read_starts, starts_path
-from spark.seen_table import SETTLED, runs_path, settled_path
-from spark.warehouse_folder import CopyError, is_local
-from spark.warehouse_version import folder_of, versions_path
+from spark.seen_table import SETTLED, runs_path, seen_path, settled_path
+from spark.time_corrections import corrections_path
+from spark.topics_read import topics_path
+from spark.warehouse_folder import CopyError, MomentsError
+from spark.warehouse_version import current_version, folder_of, tables_of, versions_path
+from spark.window_changes import changes_path, of_version
+from spark.windows_table import windows_path
 
 COPY_MS_MAX = 86_400_000
 """A copy is made within a day. What a table lacks that was committed earlier was lost otherwise, and nothing is
 forgotten for it."""
-AFTER = "sluice-after-"
-"""The applications under which a commit of `log` says how far other tables had come before it."""
-STARTS = f"{AFTER}starts"
+STARTS = "sluice-after-starts"
+"""The application under which a commit of `log` says of which start of reading it is."""
+NOW_AND_THEN = {
+    "sluice-after-amendments": amendments_path,
+    "sluice-after-corrections": corrections_path,
+    "sluice-after-losses": losses_path,
+}
+"""Tables that few batches commit to, by the application under which `log` says how far they had come before it."""
+STATES = (seen_path, runs_path, topics_path, heard_path, gateways_path)
 CHECKSUM_CHUNK, CHECKSUM_HEAD, CHECKSUM_BYTES = 512, 8, 4
 """How Hadoop's file of checksums is made: so many bytes for each chunk of a file, behind a head."""
 NOTES = "_delta_log"
 """The folder in a table where Delta notes its commits."""
-OTHER_COPY = "take another copy: one that is made while `ingest` is stopped always opens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,120 +60,77 @@ class Commit:
     at_ms: int
     numbers: Mapping[str, int]
     """By application."""
-    noted: int
-    """What its writer noted beside it: a batch, or a version of the tables; -1 where it noted nothing."""
     files: Sequence[tuple[str, int]]
     """What it added: paths and sizes."""
     removed: Sequence[str]
     """Paths of what it took out of the table: a vacuum may have deleted these files since."""
-
-    def batch(self, applications: str = ORDINAL) -> int:
-        """The last batch that it holds anything of, by applications that begin so; -1 where nothing tells."""
-        told = [number for name, number in self.numbers.items() if name.startswith(applications)]
-        return max([self.noted, *told])
+    noted: str
+    """What its writer noted beside it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """A table that derives from `log`."""
-
-    path: str
-    applications: str = ORDINAL
-    """How those begin under which it says up to which batch it goes."""
-    required: str = ""
-    """Under which `log` says the same of it; empty where each batch commits to it."""
+# -- commits that are not whole ------------------------------------------------------------------
 
 
 def forget_broken(spark: SparkSession, warehouse: str) -> None:
     """Have each table of a copy be as it was before the first commit that is not whole in it. Raises CopyError."""
     for notes in sorted(Path(warehouse).glob(f"**/{NOTES}")):
         forget_broken_commits(notes.parent)
-    versions = Path(versions_path(warehouse))
-    # Readers may see a version already whose folder was not there yet when the copy began.
-    absent = [
-        commit.version
-        for commit in _commits(versions)
-        if commit.noted > 0 and not _versions(Path(log_path(folder_of(warehouse, commit.noted))) / NOTES)
-    ]
-    if absent and min(absent) > 0:
-        _forget_after(versions, min(absent) - 1)
-    elif absent:
-        rmtree(versions)
+    _forget_absent_versions(warehouse)
     _forget_caches(spark)
-
-
-def make_agree(spark: SparkSession, tables: str, derived: Sequence[Derived]) -> int:
-    """Bring the tables of one version to agree; return the first batch that is to be derived again. Raises CopyError.
-
-    Besides `log` and what derives from it, the folder `tables` has states, which are counted from `log` again.
-    """
-    if not is_local(tables):
-        raise CopyError(f"the tables in {tables} are not of one moment: {OTHER_COPY}")
-    log = Path(log_path(tables))
-    starts = read_starts(spark, tables)
-    started = max((start.number for start in starts), default=-1)
-    # What a start told of records that Kafka had lost is known from Kafka alone: these batches are read again.
-    commits = _commits(log)
-    unstarted = [commit.version for commit in commits if commit.numbers.get(STARTS, -1) > started]
-    if unstarted:
-        _forget_after(log, min(unstarted) - 1)
-        commits = _commits(log)
-    last = max((commit.numbers.get(ORDINAL, -1) for commit in commits), default=-1)
-    # As where a job died: what the last but one did after its commits may be lacking too.
-    first = max(0, min([last - 1, *(_derived_to(table, commits, last) for table in derived)]))
-    for table in derived:
-        _forget_batches(Path(table.path), first, table.applications)
-    others = {log, Path(starts_path(tables)), *(Path(table.path) for table in derived)}
-    _forget_states([state for state in _tables_in(tables) if state not in others], Path(tables), first - 1)
-    _forget_caches(spark)
-    if any(start.ordinal > last + 1 for start in starts):
-        DeltaTable.forPath(spark, starts_path(tables)).delete(F.col("ordinal") > last + 1)
-    return first
-
-
-def _derived_to(table: Derived, log: Sequence[Commit], last: int) -> int:
-    """The last batch up to which a table is whole, by what `log` says of it."""
-    held = max((commit.batch(table.applications) for commit in _commits(Path(table.path))), default=-1)
-    if not table.required:
-        return min(held, last)
-    # A commit of `log` tells of the time before it.
-    lacking = [commit.numbers[ORDINAL] - 2 for commit in log if commit.numbers.get(table.required, -1) > held]
-    return min([last, *lacking])
-
-
-def _forget_states(states: Sequence[Path], tables: Path, last: int) -> None:
-    for state in states:
-        try:
-            _forget_batches(state, last)
-        except CopyError:
-            # All of it is counted from `log` again.
-            rmtree(state)
-    runs, settled = Path(runs_path(str(tables))), Path(settled_path(str(tables)))
-    held = max((commit.noted for commit in _commits(settled)), default=-1)
-    # Islands that left the one table must be in the other.
-    ahead = [commit.version for commit in _commits(runs) if commit.numbers.get(SETTLED, -1) > held]
-    if ahead:
-        try:
-            _forget_after(runs, min(ahead) - 1)
-        except CopyError:
-            rmtree(runs)
+    version = current_version(spark, warehouse)
+    if version is not None:
+        _forget_unstarted(spark, tables_of(warehouse, version))
 
 
 def forget_broken_commits(table: Path) -> None:
-    """Have a table be as it was at the last commit of which all files are there.
+    """Have a table be as it was at the last commit of which all files are there, and all commits before it.
 
     Nothing is forgotten where there is no such commit within COPY_MS_MAX: the copying is not what broke the table.
     """
     commits = _commits(table)
     broken: set[str] = set()
     whole: list[Commit] = []
-    for commit in commits:
+    for place, commit in enumerate(commits):
+        if commit.version != commits[0].version + place:
+            # A note was made while the notes were copied, and one after it was.
+            broken.add(NOTES)
         broken.difference_update(commit.removed)
         broken.update(name for name, size in commit.files if not _is_whole(table, name, size))
         if not broken:
             whole.append(commit)
     if broken and whole and whole[-1].at_ms >= commits[-1].at_ms - COPY_MS_MAX:
         _forget_after(table, whole[-1].version)
+
+
+def _forget_absent_versions(warehouse: str) -> None:
+    """Have readers see no version whose folder was not there yet when the copy began."""
+    versions = Path(versions_path(warehouse))
+    absent = [
+        commit.version
+        for commit in _commits(versions)
+        if commit.noted.isdigit() and not _versions(Path(log_path(folder_of(warehouse, int(commit.noted)))) / NOTES)
+    ]
+    if absent and min(absent) > 0:
+        _forget_after(versions, min(absent) - 1)
+    elif absent:
+        rmtree(versions)
+
+
+def _forget_unstarted(spark: SparkSession, tables: str) -> None:
+    """Forget batches of `log` that were read from a start that the copy lacks, and starts that `log` lacks.
+
+    What a start told of records that Kafka had lost is known from Kafka alone: these batches are read again.
+    """
+    starts = read_starts(spark, tables)
+    started = max((start.number for start in starts), default=-1)
+    log = Path(log_path(tables))
+    unstarted = [commit.version for commit in _commits(log) if commit.numbers.get(STARTS, -1) > started]
+    if unstarted:
+        _forget_after(log, min(unstarted) - 1)
+        _forget_caches(spark)
+    last = commit_numbers(spark, str(log)).get(ORDINAL, -1)
+    if any(start.ordinal > last + 1 for start in starts):
+        DeltaTable.forPath(spark, starts_path(tables)).delete(F.col("ordinal") > last + 1)
 
 
 def _is_whole(table: Path, name: str, size: int) -> bool:
@@ -176,18 +145,14 @@ def _is_whole(table: Path, name: str, size: int) -> bool:
     return True
 
 
-def _forget_batches(table: Path, last: int, applications: str = ORDINAL) -> None:
-    """Have a table be as it was before it held anything of batches after the last. Raises CopyError."""
-    beyond = [commit.version for commit in _commits(table) if commit.batch(applications) > last]
-    if beyond:
-        _forget_after(table, min(beyond) - 1)
-
-
 def _forget_after(table: Path, version: int) -> None:
     """Remove the notes of all commits after a version. Raises CopyError where none would be left."""
     notes = table / NOTES
     if not any(number <= version for number in _versions(notes)):
-        raise CopyError(f"{table} in this copy is of another time than the tables beside it: {OTHER_COPY}")
+        raise CopyError(
+            f"{table} in this copy is of another time than the tables beside it: take another copy; one that is made "
+            "while `ingest` is stopped always opens"
+        )
     for file in notes.iterdir():
         number = file.name.lstrip(".").partition(".")[0]
         if number.isdigit() and int(number) > version:
@@ -223,15 +188,59 @@ def _commit(version: int, note: Path) -> Commit:
             removed.append(action["remove"]["path"])
         elif "commitInfo" in action:
             info = action["commitInfo"]
-    noted = info.get("userMetadata", "")
-    held = int(noted) if noted.isdigit() else -1
-    return Commit(version, info.get("timestamp", 0), numbers, held, files, removed)
-
-
-def _tables_in(folder: str) -> Iterator[Path]:
-    for notes in sorted(Path(folder).glob(f"*/{NOTES}")):
-        yield notes.parent
+    return Commit(version, info.get("timestamp", 0), numbers, files, removed, info.get("userMetadata", ""))
 
 
 def _forget_caches(spark: SparkSession) -> None:
     jvm_of(spark).org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+# -- tables of several moments -------------------------------------------------------------------
+
+
+def expect_one_moment(spark: SparkSession, warehouse: str, version: int) -> None:
+    """Make sure that a version's tables go as far as its `log` does. Raises MomentsError."""
+    other = next(_of_other_moments(spark, warehouse, version), None)
+    if other is not None:
+        raise MomentsError(
+            f"{other} is of another moment than `log`: {warehouse} was copied while `ingest` wrote it. All tables have "
+            "to be made anew from `log`"
+        )
+
+
+def is_of_one_moment(spark: SparkSession, warehouse: str, version: int) -> bool:
+    """Tell the same."""
+    return next(_of_other_moments(spark, warehouse, version), None) is None
+
+
+def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iterator[str]:
+    """The tables that are ahead of `log`, or behind it further than a job leaves them that dies."""
+    tables = folder_of(warehouse, version)
+    log = commit_numbers(spark, log_path(tables))
+    last = log.get(ORDINAL, -1)
+    windows = commit_numbers(spark, windows_path(tables)).get(ORDINAL, -1)
+    if not last - 1 <= windows <= last:
+        yield windows_path(tables)
+    told = [
+        number
+        for name, number in commit_numbers(spark, changes_path(warehouse)).items()
+        if name.startswith(of_version(version))
+    ]
+    # Of what a replay made it is told at once, after it: where it died in between, nothing is told yet.
+    if told and not last - 1 <= max(told) <= last:
+        yield changes_path(warehouse)
+    for name, path_in in NOW_AND_THEN.items():
+        if not log.get(name, -1) <= commit_numbers(spark, path_in(tables)).get(ORDINAL, -1) <= last:
+            yield path_in(tables)
+    states = {path_in(tables): _numbers(spark, path_in(tables)) for path_in in STATES}
+    for path, numbers in states.items():
+        if numbers.get(ORDINAL, -1) > last:
+            yield path
+    # Islands are in the one table before they leave the other. An earlier program did not number them there.
+    settled = _numbers(spark, settled_path(tables)).get(SETTLED, -1)
+    if 0 <= settled < states[runs_path(tables)].get(SETTLED, -1):
+        yield settled_path(tables)
+
+
+def _numbers(spark: SparkSession, path: str) -> Mapping[str, int]:
+    return commit_numbers(spark, path) if DeltaTable.isDeltaTable(spark, path) else {}

@@ -17,13 +17,19 @@ LITTLE_BYTES_MAX = 30_000_000
 """Of a warehouse of which any query is soon answered."""
 PLACE = "_place"
 """The file that says where its own warehouse was written last: in a copy it says another place."""
+PUT_BACK_S = 60.0
+"""A file that is so much older than its place on the disk was put there from elsewhere."""
 INGEST_LOCK, REPLAY_LOCK = "_ingest.lock", "_replay.lock"
 # A local file as a URI, as Hadoop takes it: `file:/data`, `file:///data`.
 _LOCAL = re.compile(r"file:(?://)?(/.*)")
 
 
 class CopyError(Exception):
-    """The tables of a copy cannot be brought to agree; the message says what to do."""
+    """A copy of a warehouse cannot be gone on with; the message says what to do."""
+
+
+class MomentsError(Exception):
+    """The tables of a copy are of several moments; the message says which. A replay makes them of one."""
 
 
 class WarehouseInUseError(Exception):
@@ -58,11 +64,17 @@ def may_be_warehouse(warehouse: str) -> bool:
 
 
 def was_copied(warehouse: str) -> bool:
-    """Tell whether a local warehouse may be a copy: nobody noted this place in it."""
+    """Tell whether a local warehouse may be a copy, or put back from one.
+
+    Nobody noted this place in it, or the file of its newest commit is older than its place on this disk.
+    """
     if not is_local(warehouse):
         return False
     note = Path(warehouse) / PLACE
-    return not note.exists() or note.read_text("utf-8") != _place(note)
+    if not note.exists() or note.read_text("utf-8") != _place(note):
+        return True
+    newest = max(Path(warehouse).glob("v*/log/_delta_log/*.json"), key=lambda file: file.name, default=None)
+    return newest is not None and newest.stat().st_ctime - newest.stat().st_mtime > PUT_BACK_S
 
 
 def note_place(warehouse: str) -> None:

@@ -76,14 +76,20 @@ def of_version(version: int) -> str:
     return f"{ORDINAL}-v{version}-"
 
 
-def append_replayed(table: AppendTable, old_tables: str, new_tables: str, version: int, ordinal: int) -> None:
+def append_replayed(table: AppendTable, old_tables: str | None, new_tables: str, version: int, ordinal: int) -> None:
     """Tell what is different in the tables of a version that took another's place; nothing happens if that was told.
 
-    `ordinal` is of its last batch.
+    `ordinal` is of its last batch. Without `old_tables` nothing is known of what was told before: each window is told.
     """
     if table.last(f"{of_version(version)}{REPLAY}") >= 0:
         return
-    old, new = (folded(read_parts(table.spark, tables)).select(*KEY, *FIGURES) for tables in (old_tables, new_tables))
+    spark = table.spark
+    new = folded(read_parts(spark, new_tables)).select(*KEY, *FIGURES)
+    if old_tables is not None:
+        old = folded(read_parts(spark, old_tables)).select(*KEY, *FIGURES)
+    else:
+        unknown = {name: F.lit(None).cast(kind) for name, kind in new.dtypes if name in FIGURES}
+        old = spark.read.format("delta").load(table.path).select(*KEY).distinct().withColumns(unknown)
     append_changes(table, differences(old, new), version, ordinal, REPLAY)
 
 

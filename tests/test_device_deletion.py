@@ -17,7 +17,7 @@ from spark.cli import main
 from spark.deletions import EMPTIED, deletions_path, read_deletions
 from spark.delta_upkeep import delete_rows
 from spark.device_deletion import delete_device, is_known
-from spark.devices_heard import PATH as HEARD_PATH
+from spark.devices_heard import heard_path
 from spark.log_table import BatchId, log_path, open_log, read_log
 from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
@@ -69,7 +69,7 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
         "amendments": read_amendments(spark, tables),
         "runs": spark.read.format("delta").load(runs_path(tables)),
         "settled": spark.read.format("delta").load(settled_path(tables)),
-        "heard": spark.read.format("delta").load(f"{tables}/{HEARD_PATH}"),
+        "heard": spark.read.format("delta").load(heard_path(tables)),
     }
     rows = [frame.select("device", F.lit(name).alias("table")) for name, frame in frames.items()]
     found: dict[str, dict[str, int]] = {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import edge_times, time_corrections
+from spark import time_corrections
 from spark.edge_times import Clocks, Correction, Moment, clocks
 from spark.sequence_runs import Edge
 from spark.time_corrections import current, retimed
@@ -18,11 +18,6 @@ from tests.spark_records import EPOCH, NOON
 
 NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
 UNKNOWN_US = 2**63 - 1
-
-
-def test_the_rules_are_those_of_the_corrections() -> None:
-    for name in ("TOLD_SLACK_US", "EARLIEST_US", "LATEST_US", "DEVICE_QUALITY"):
-        assert getattr(edge_times, name) == getattr(time_corrections, name)
 
 
 def test_a_moment_of_a_boot_is_reckoned_from_a_record_of_it() -> None:

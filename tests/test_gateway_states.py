@@ -129,7 +129,7 @@ def test_states_of_a_program_that_knew_no_other_quarantine_are_read() -> None:
 def test_what_cannot_be_read_has_a_fault_and_changes_nothing() -> None:
     good = json.loads(body())
     broken = {
-        None: "it is not what a gateway tells",
+        None: "it has no value",
         b"\xff": "it is not what a gateway tells",
         b"[]": "it is not what a gateway tells",
         body(offsets={TOPIC: {"zero": 1}}): "it is not what a gateway tells",

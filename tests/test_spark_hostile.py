@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
@@ -15,17 +16,19 @@ from hypothesis import strategies as st
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import batch_job, gateway_states, payload_decode
+from spark import batch_job, gateway_states, job_state, payload_decode
 from spark.batch_job import TRIAL, BatchJob
 from spark.codec_python import RESULT_TYPE
 from spark.evidence import open_gaps
 from spark.gateways_view import open_gateways
-from spark.log_table import BatchId, open_log
+from spark.kafka_records import typed_records
+from spark.log_table import BatchId, open_log, with_topic_ids
 from spark.loss_records import losses_in
 from spark.loss_table import append_losses
 from spark.quarantine_view import open_quarantine
 from spark.readings_view import open_readings
-from spark.record_faults import ASIDE_MAX, find_culprits
+from spark.record_faults import ASIDE_MAX, Culprit, as_bytes, find_culprits
+from spark.replay_job import replay
 from spark.streams_file import parse_streams
 from spark.windows_view import open_windows
 from tests import hostile
@@ -254,6 +257,31 @@ def test_a_record_that_nothing_can_be_derived_from_is_set_aside_after_its_commit
 
 def _dying(*_: object) -> DataFrame:
     raise Died
+
+
+def test_what_was_set_aside_by_its_bytes_alone_stays_so_in_a_replay(spark: SparkSession, new_warehouse: str) -> None:
+    typed = with_topic_ids(typed_records(kafka_frame(spark, [packed(1, 1), packed(2, 2)])), {})
+    aside = as_bytes(typed, [Culprit("device-packed", 0, 2, "set-aside: taking it raised ValueError: bad")])
+    BatchJob(spark, new_warehouse, STREAMS).take_typed(aside, BatchId("query", 0))
+
+    replay(spark, new_warehouse, None, None, lambda _: nullcontext(), lambda _: None)
+    assert reasons_in(spark, new_warehouse) == {2: "set-aside: taking it raised ValueError: bad"}
+    assert [row.value for row in open_readings(spark, new_warehouse).collect()] == [1]
+
+
+def test_long_heartbeats_do_not_fill_the_memory_of_the_job(
+    spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beat = json.dumps(hostile.HEARTBEAT).encode()
+    monkeypatch.setattr(job_state, "EVENTS_BYTES_MAX", 10 * len(beat))
+    records = [told_by_gateway(number, "heartbeat", beat) for number in range(4)]
+    # As long as Kafka takes, and small in it: spaces compress well.
+    records += [told_by_gateway(number, "heartbeat", beat + b" " * 1_000_000) for number in range(4, 6)]
+    counts = BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    assert counts.rejected == 2
+    assert reasons_in(spark, new_warehouse) == dict.fromkeys(
+        (4, 5), "event: it has no value, or it is far longer than what else gateways tell in its batch"
+    )
 
 
 PLACES = 30

@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from demo.kafka_broker import Broker
+from demo.kafka_broker import Broker, format_storage, launch_broker, wait_until_ready
 from spark.kafka_source import KafkaSource
 from spark.topic_changes import (
     GoingOn,
@@ -25,7 +26,7 @@ from spark.topic_changes import (
     trouble_words,
     troubles,
 )
-from spark.topic_choice import KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
+from spark.topic_choice import FORBIDDEN, KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
 from spark.topic_watch import TopicWatch, TopicWatchError, look
 from tests import kafka_admin
 from tests.kafka_records import delete_before, produce
@@ -180,7 +181,7 @@ def test_of_what_gateways_name_no_more_is_read_than_may_be(
     for topic in topics | {"choice-nobodys"}:
         asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic))
     source = KafkaSource(kafka.bootstrap, "choice-by-.*", named=())
-    named = frozenset({*topics, "choice-gone", "choice-by-gone", ".*", "a|b", "__consumer_offsets"})
+    named = frozenset({*topics, "choice-gone", "choice-by-gone", ".*", "a|b"})
     with TopicWatch(spark, kafka.bootstrap, {}, source.every_pattern) as watch:
         choice = TopicChoice(spark, watch, source)
         assert choice.begin(frozenset()).keys() == {"choice-by-pattern"}
@@ -200,6 +201,36 @@ def test_of_what_gateways_name_no_more_is_read_than_may_be(
         watch.pattern = alone.source.every_pattern
         assert alone.begin(named).keys() == {"choice-by-pattern"}
         assert alone.left_out == dict.fromkeys(sorted(topics - {"choice-by-pattern"}), NOT_OF_PATTERN)
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_topic_that_the_user_may_not_know_of_is_told_and_not_taken_for_deleted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files = format_storage(tmp_path)
+    with files.properties.open("a") as properties:
+        properties.write("authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n")
+        properties.write("allow.everyone.if.no.acl.found=true\n")
+    broker = launch_broker(files)
+    try:
+        wait_until_ready(broker)
+        for topic in ("open", "hidden", "described"):
+            asyncio.run(kafka_admin.create_topic(broker.bootstrap, topic))
+        asyncio.run(kafka_admin.allow(broker.bootstrap, "ANONYMOUS", "described", "DESCRIBE"))
+        asyncio.run(kafka_admin.allow(broker.bootstrap, "another", "hidden", "READ"))
+        source = KafkaSource(broker.bootstrap, "device-.*", named=())
+        with TopicWatch(spark, broker.bootstrap, {}, source.every_pattern) as watch:
+            choice = TopicChoice(spark, watch, source)
+            assert choice.begin(frozenset({"open", "hidden", "described", "deleted"})).keys() == {"open"}
+            assert choice.left_out == dict.fromkeys(("described", "hidden"), FORBIDDEN)
+            assert choice.gone == {"deleted"}
+            # Once it may be read, it is.
+            asyncio.run(kafka_admin.allow(broker.bootstrap, "ANONYMOUS", "hidden", "READ", "DESCRIBE"))
+            choice.look(frozenset({"hidden"}))
+            assert choice.fresh == {"hidden"}
+    finally:
+        broker.stop()
 
 
 @pytest.mark.spark

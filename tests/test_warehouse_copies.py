@@ -15,29 +15,30 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.delta_staging import delta_log
-from spark.ingest_job import IngestSettings, Listener, run_ingest
+from spark.ingest_job import IngestSettings, Listener, open_job, run_ingest
 from spark.kafka_source import KafkaSource
 from spark.log_table import log_path, open_log
 from spark.session import SHORT_LIVED
+from spark.warehouse_copy import _forget_caches
 from spark.warehouse_folder import was_copied
 from spark.warehouse_version import Version, change_version
-from spark.windows_table import fold_date, windows_path
+from spark.window_changes import read_changes
+from spark.windows_table import fold_date
 from tests import spark_oracle
 from tests.spark_kafka_feed import send
 from tests.spark_oracle import KafkaRecord
 from tests.spark_records import NOON, drawn_records, reading, reading_headers
-from tests.spark_warehouse import Warehouse
+from tests.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
 
-BATCHES = 5
-MIXES = 2
-RECORDS = 250
+BATCHES = 4
+RECORDS = 150
 PAUSE_S_MAX = 0.3
 """Between two folders of a copy."""
 
@@ -90,21 +91,43 @@ def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_w
             fold_date(spark, original.job.tables, NOON.date())
         moments.append(Path(shutil.copytree(new_warehouse, tmp_path / f"moment-{number}")))
 
-    for mix in range(MIXES):
-        copy = tmp_path / f"copy-{mix}"
-        mixed(rng, moments[rng.randrange(BATCHES - 1) :], copy)
-        assert was_copied(str(copy))
-        made = Warehouse(spark, copy, ingest=f"query-{mix}")
-        assert not was_copied(str(copy))
-        read = made.job.state._topics.offsets()
-        rest = [each for each in records if each.offset >= read.get(each.topic, {}).get(each.partition, 0)]
-        made.take(0, rest)
-        made.job.save()
-        places = open_log(spark, str(copy)).select("topic", "partition", "offset").collect()
-        assert sorted(map(tuple, places)) == sorted((r.topic, r.partition, r.offset) for r in records)
-        assert made.tables() == spark_oracle.tables(records)
-        # And what was written in the end is found again.
-        assert Warehouse(spark, copy).tables() == spark_oracle.tables(records)
+    told: list[str] = []
+    copy = tmp_path / "copy"
+    mixed(rng, moments[rng.randrange(BATCHES - 1) :], copy)
+    assert was_copied(str(copy))
+    job = open_job(spark, str(copy), None, told.append)
+    read = job.state._topics.offsets()
+    made = Warehouse(spark, copy, ingest="query-2")
+    rest = [each for each in records if each.offset >= read.get(each.topic, {}).get(each.partition, 0)]
+    made.take(0, rest)
+    made.job.save()
+    assert not was_copied(str(copy))
+    places = open_log(spark, str(copy)).select("topic", "partition", "offset").collect()
+    assert sorted(map(tuple, places)) == sorted((r.topic, r.partition, r.offset) for r in records)
+    assert made.tables() == spark_oracle.tables(records)
+    assert told_in_changes(spark, copy) == counted(made)
+    print(told)  # noqa: T201 - the same
+
+    # One that is at rest is taken as it is: what was deleted from it, or folded, stays so.
+    at_rest = Path(shutil.copytree(copy, tmp_path / "at-rest"))
+    notes = sorted(at_rest.rglob("_delta_log/*"))
+    assert was_copied(str(at_rest))
+    assert Warehouse(spark, at_rest).tables() == spark_oracle.tables(records)
+    assert sorted(at_rest.rglob("_delta_log/*")) == notes
+
+
+def counted(warehouse: Warehouse) -> dict[object, int]:
+    """How many values each window holds."""
+    return {key: row.n for key, (row, _) in warehouse.windows().items()}
+
+
+def told_in_changes(spark: SparkSession, path: Path) -> dict[object, int]:
+    """How many values each window holds, by what `window_changes` tells of it."""
+    counts: dict[object, int] = {}
+    for row in read_changes(spark, str(path)).withColumn("us", F.unix_micros("window_start")).orderBy("at").collect():
+        key = (row.namespace, row.device, row.stream, row.metric, at(row.us))
+        counts[key] = counts.get(key, 0) + row.n if row.cause == "readings" else row.n
+    return {key: count for key, count in counts.items() if count}
 
 
 def test_a_version_whose_tables_the_copy_lacks_is_not_seen_in_it(spark: SparkSession, new_warehouse: str) -> None:
@@ -114,27 +137,32 @@ def test_a_version_whose_tables_the_copy_lacks_is_not_seen_in_it(spark: SparkSes
     assert Path(BatchJob(spark, new_warehouse).tables).name == "v1"
 
 
-def test_tables_that_cannot_be_brought_to_agree_are_told_and_left_as_they_are(
+def test_tables_of_several_moments_are_told_and_made_anew(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Warehouse(spark, Path(new_warehouse))
-    for number in range(3):
-        job.take(number, [reading(headers=reading_headers(number), offset=number)])
-    # `log` is far older than the other tables, which no longer know what they were then.
-    log, windows = (Path(path) / "_delta_log" for path in (log_path(job.job.tables), windows_path(job.job.tables)))
-    delta_log(spark, str(windows.parent)).checkpoint()
-    for note in sorted(log.glob("*.json"))[1:] + sorted(windows.glob("*.json"))[:-1]:
-        note.unlink()
-    (Path(new_warehouse) / "_place").unlink()
+    records = [reading(headers=reading_headers(number), offset=number) for number in range(3)]
+    original = Warehouse(spark, Path(new_warehouse))
+    for number, record in enumerate(records):
+        original.take(number, [record])
+    # `log` is older than the other tables.
+    notes = Path(log_path(original.job.tables)) / "_delta_log"
+    for file in notes.glob(f"*{max(notes.glob('*.json')).stem}*"):
+        file.unlink()
+    _forget_caches(spark)
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     told = CliRunner().invoke(main, ["maintain", "--warehouse", new_warehouse])
     assert told.exit_code == 1
-    assert f"{windows.parent} in this copy is of another time than the tables beside it" in told.output
-    assert "while `ingest` is stopped" in told.output
-    assert len(list(windows.glob("*.json"))) == 1
+    assert "is of another moment than `log`" in told.output
+    assert "`sluice-cloud replay`" in told.output
+    made = CliRunner().invoke(main, ["replay", "--warehouse", new_warehouse])
+    assert made.exit_code == 0, made.output
+    again = Warehouse(spark, Path(new_warehouse))
+    assert again.tables() == spark_oracle.tables(records[:2])
+    assert told_in_changes(spark, Path(new_warehouse)) == counted(again)
 
 
 @pytest.mark.kafka
+@pytest.mark.long
 def test_a_copy_of_a_running_warehouse_opens_and_loses_nothing(
     kafka: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -163,11 +191,13 @@ def test_a_copy_of_a_running_warehouse_opens_and_loses_nothing(
         finally:
             process.kill()
 
+    told: list[str] = []
     # One goes on with the checkpoint that was copied, one without.
     shutil.rmtree(copies[0] / "_checkpoint")
     for copy in copies:
         settings = IngestSettings(
             KafkaSource(kafka.bootstrap, pattern), str(copy), str(copy / "_checkpoint"), once=True
         )
-        run_ingest(spark, settings, threading.Event(), Listener(warn=pytest.fail))
+        run_ingest(spark, settings, threading.Event(), Listener(warn=told.append))
         assert Warehouse(spark, copy).tables() == spark_oracle.tables(records)
+        assert all("is of another moment than `log`" in words for words in told)
