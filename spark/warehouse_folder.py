@@ -66,15 +66,16 @@ def may_be_warehouse(warehouse: str) -> bool:
 def was_copied(warehouse: str) -> bool:
     """Tell whether a local warehouse may be a copy, or put back from one.
 
-    Nobody noted this place in it, or the file of its newest commit is older than its place on this disk.
+    Nobody noted this place in it, or the file of its newest commit was put there since, and is older than that.
     """
     if not is_local(warehouse):
         return False
     note = Path(warehouse) / PLACE
     if not note.exists() or note.read_text("utf-8") != _place(note):
         return True
-    newest = max(Path(warehouse).glob("v*/log/_delta_log/*.json"), key=lambda file: file.name, default=None)
-    return newest is not None and newest.stat().st_ctime - newest.stat().st_mtime > PUT_BACK_S
+    newest = max(Path(warehouse).glob("v*/log/_delta_log/*.json"), key=lambda file: file.name, default=note)
+    put, made = newest.stat().st_ctime, newest.stat().st_mtime
+    return put - made > PUT_BACK_S and put > note.stat().st_mtime
 
 
 def note_place(warehouse: str) -> None:

@@ -96,12 +96,12 @@ def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_w
     mixed(rng, moments[rng.randrange(BATCHES - 1) :], copy)
     assert was_copied(str(copy))
     job = open_job(spark, str(copy), None, told.append)
+    assert not was_copied(str(copy))
     read = job.state._topics.offsets()
     made = Warehouse(spark, copy, ingest="query-2")
     rest = [each for each in records if each.offset >= read.get(each.topic, {}).get(each.partition, 0)]
     made.take(0, rest)
     made.job.save()
-    assert not was_copied(str(copy))
     places = open_log(spark, str(copy)).select("topic", "partition", "offset").collect()
     assert sorted(map(tuple, places)) == sorted((r.topic, r.partition, r.offset) for r in records)
     assert made.tables() == spark_oracle.tables(records)
