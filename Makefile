@@ -102,21 +102,21 @@ build/jars/spark.done: spark/pom.xml | build/apt-demo
 # Without it commands start as they may, only later. Each Java needs its own.
 build/jars/classes.done: build/jars/spark.done build/java $(VENV)/installed
 	@echo "writing the classes of Spark to one file (a minute, 200 MB): each command then starts in a third less time"
-	@$(BIN)/python -m spark.class_archive || echo "that failed (see above): commands start without it"
+	@$(BIN)/python -m spark.commands.class_archive || echo "that failed (see above): commands start without it"
 	@touch $@
 
 build/java: always | build/apt-demo
 	@mkdir -p build
 	@told=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1) || true; [ "$$told" = "$$(cat $@ 2>&1)" ] || echo "$$told" > $@
 
-build/jars/registry.done: tests/registry_pom.xml | build/apt-demo
+build/jars/registry.done: tests/support/registry_pom.xml | build/apt-demo
 	@echo "fetching the schema registry of the tests into build/jars/registry"
 	@rm -rf build/jars/registry
-	@$(MAVEN) --file tests/registry_pom.xml dependency:unpack-dependencies \
+	@$(MAVEN) --file tests/support/registry_pom.xml dependency:unpack-dependencies \
 		'-DoutputDirectory=$(CURDIR)/build/jars/registry' '-DmarkersDirectory=$(CURDIR)/build/jars/registry/unpacked' $(PLAIN)
 	@touch $@
 
-build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/%_pom.xml | build/apt-demo
+build/jars/s3.done build/jars/s3proxy.done: build/jars/%.done: tests/support/%_pom.xml | build/apt-demo
 	@echo "fetching the jars of $* for the tests into build/jars/$*"
 	@rm -rf build/jars/$*
 	@$(MAVEN) --file $< dependency:copy-dependencies -DincludeScope=runtime \

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from spark.readings_view import open_readings
-from spark.session import open_session
+from spark.engine.session import open_session
+from spark.log.readings_view import open_readings
 
 
 def export(warehouse: Path, target: Path) -> int:

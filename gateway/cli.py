@@ -10,19 +10,19 @@ from pathlib import Path
 import click
 from click.exceptions import NoSuchCommand
 
-from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import WrappingGroup, config_option, load_settings
+from gateway.buffer.schema import BufferFileError
+from gateway.commands.options import WrappingGroup, config_option, load_settings
 
 _ELSEWHERE = {
-    "buffer": "gateway.buffer_commands:buffer",
-    "devices": "gateway.devices_commands:devices",
-    "provision": "gateway.provision_command:provision_command",
-    "reset": "gateway.reset_command:reset",
-    "settings": "gateway.settings_command:settings_command",
-    "setup": "gateway.setup_commands:setup",
-    "update": "gateway.update_command:update",
-    "check": "gateway.check_command:check",
-    "status": "gateway.status_command:status",
+    "buffer": "gateway.commands.buffer_commands:buffer",
+    "devices": "gateway.commands.devices_commands:devices",
+    "provision": "gateway.commands.setup.provision_command:provision_command",
+    "reset": "gateway.commands.setup.reset_command:reset",
+    "settings": "gateway.commands.settings_command:settings_command",
+    "setup": "gateway.commands.setup.setup_command:setup",
+    "update": "gateway.commands.update_command:update",
+    "check": "gateway.commands.check.check_command:check",
+    "status": "gateway.commands.status.status_command:status",
 }
 """Commands of other modules, loaded when one is asked for: `sluice run` needs none of what they do."""
 
@@ -81,7 +81,8 @@ def main() -> None:
 @config_option
 def run(config: Path) -> None:
     """Run the gateway until it is stopped (SIGTERM or Ctrl-C)."""
-    from gateway import core_dumps, logs, pipeline  # noqa: PLC0415 - the other commands need none of it
+    from gateway import pipeline  # noqa: PLC0415 - the other commands need none of it
+    from gateway.host import core_dumps, logs  # noqa: PLC0415 - the other commands need none of it
 
     core_dumps.forbid()
     settings = load_settings(config)

@@ -20,32 +20,34 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway import control, network_watch, service_notify, settings_running
-from gateway.broker_deliveries import MARKS, removed_sessions
-from gateway.buffer import Buffer
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_floor import MARKS as CLOCK_MARKS
-from gateway.clock_floor import ClockFloor
-from gateway.clock_kernel import ClockWatch, boot_id, boottime_us
-from gateway.config_file import route_table
-from gateway.device_clocks import DeviceClocks
-from gateway.device_credentials import file_of
-from gateway.forward_kafka import Forwarder
-from gateway.housekeeping import Housekeeping, LaneTurns
-from gateway.intake import FrontDoor
-from gateway.lanes import LanePolicy
-from gateway.name_lookup import bound_look_ups
-from gateway.service_notify import service_words
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.floor import MARKS as CLOCK_MARKS
+from gateway.clock.floor import ClockFloor
+from gateway.clock.kernel_clock import ClockWatch, boot_id, boottime_us
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.config import running_settings as settings_running
+from gateway.config.config_file import route_table
+from gateway.daemon import control, service_notify
+from gateway.daemon.housekeeping import Housekeeping, LaneTurns
+from gateway.daemon.service_notify import service_words
+from gateway.host import network_watch
+from gateway.host.name_lookup import bound_look_ups
+from gateway.intake.front_door import FrontDoor
+from gateway.listener.credentials import file_of
 from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings
-from gateway.tls_dates import CertificateDates
+from gateway.site_broker.deliveries import MARKS, removed_sessions
+from gateway.tls.dates import CertificateDates
+from gateway.uplink.forwarder import Forwarder
+from gateway.uplink.lane_policy import LanePolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.ingress_mqtt_broker import BrokerIngress
-    from gateway.ingress_mqtt_listener import MqttListener
-    from gateway.ingress_serial import SerialIngress
-    from gateway.status_page import StatusPage
+    from gateway.listener.listener import MqttListener
+    from gateway.page.server import StatusPage
+    from gateway.serial_lines.serial_ingress import SerialIngress
+    from gateway.site_broker.broker_ingress import BrokerIngress
 
 PAGE_RETRY_S = 60.0
 """How long until a status page that failed is begun anew."""
@@ -133,13 +135,13 @@ async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates
 def _mqtt_listener(
     settings: ListenerSettings, front_door: FrontDoor, dates: CertificateDates, devices_file: Path
 ) -> "MqttListener":
-    from gateway.ingress_mqtt_listener import MqttListener  # noqa: PLC0415
+    from gateway.listener.listener import MqttListener  # noqa: PLC0415
 
     return MqttListener(settings, front_door, boottime_us, dates, front_door.checks, devices_file=devices_file)
 
 
 def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "list[BrokerIngress]":
-    from gateway.ingress_mqtt_broker import BrokerIngress  # noqa: PLC0415
+    from gateway.site_broker.broker_ingress import BrokerIngress  # noqa: PLC0415
 
     return [
         BrokerIngress(of_broker, settings.gateway.id, front_door, boottime_us, random.random, dates)
@@ -155,7 +157,7 @@ async def _forget_removed_brokers(settings: Settings, front_door: FrontDoor) -> 
 
 
 def _serial(settings: SerialSettings, front_door: FrontDoor, clocks: DeviceClocks) -> "SerialIngress":
-    from gateway.ingress_serial import SerialIngress  # noqa: PLC0415
+    from gateway.serial_lines.serial_ingress import SerialIngress  # noqa: PLC0415
 
     return SerialIngress(settings, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
 
@@ -183,8 +185,8 @@ def _status_page(  # noqa: PLR0913, PLR0917 - the parts that it shows
     housekeeping: Housekeeping,
     parts: control.Parts,
 ) -> "StatusPage":
-    from gateway.status_page import StatusPage  # noqa: PLC0415
-    from gateway.status_page_view import StatusView  # noqa: PLC0415
+    from gateway.page.server import StatusPage  # noqa: PLC0415
+    from gateway.page.view import StatusView  # noqa: PLC0415
 
     assert settings.status_page is not None  # noqa: S101 - it is called where that is
     file = None if config is None else settings_running.SettingsFile(config, settings)

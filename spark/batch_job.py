@@ -18,7 +18,32 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import (
+from spark.decode.codec_decimals import METRICS_TYPE
+from spark.decode.codec_declarations import Streams
+from spark.decode.kafka_records import typed_records
+from spark.decode.payload_decode import decoded
+from spark.engine.delta_staging import AppendTable
+from spark.engine.interpreted_queries import interpreted_if, is_small
+from spark.engine.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
+from spark.finality.gateway_states import GatewayEvent
+from spark.finality.gateway_table import faults_in, with_faults
+from spark.finality.loss_table import append_losses, create_losses, losses_path, losses_schema
+from spark.ingest.batch_copies import NONE_FOUND, Copies, Found
+from spark.ingest.census import Census, take_census
+from spark.ingest.job_state import JobState, KafkaTopics, events_of
+from spark.ingest.record_faults import (
+    RECORD_FAULTS,
+    Culprit,
+    as_bytes,
+    as_rejects,
+    find_culprits,
+    is_culprit,
+    may_be_a_records,
+    reason_of,
+)
+from spark.ingest.retention import read_horizons, without_expired
+from spark.ingest.warehouse_copy import NOW_AND_THEN, STARTS, expect_one_moment, forget_broken, is_of_one_moment
+from spark.log.amendments import (
     amend_set_aside,
     amendments_path,
     amendments_schema,
@@ -27,19 +52,9 @@ from spark.amendments import (
     create_amendments,
     effective_log,
 )
-from spark.batch_copies import NONE_FOUND, Copies, Found
-from spark.census import Census, take_census
-from spark.codec_decimals import METRICS_TYPE
-from spark.codec_declarations import Streams
-from spark.copies import conflicts_kept, with_verdicts
-from spark.deletions import read_deletions, was_deleted, without_deleted
-from spark.delta_staging import AppendTable
-from spark.gateway_states import GatewayEvent
-from spark.gateway_table import faults_in, with_faults
-from spark.interpreted_queries import interpreted_if, is_small
-from spark.job_state import JobState, KafkaTopics, events_of
-from spark.kafka_records import typed_records
-from spark.log_table import (
+from spark.log.copies import conflicts_kept, with_verdicts
+from spark.log.deletions import read_deletions, was_deleted, without_deleted
+from spark.log.log_table import (
     ORDINAL,
     BatchId,
     BatchIds,
@@ -50,21 +65,8 @@ from spark.log_table import (
     log_path,
     with_topic_ids,
 )
-from spark.loss_table import append_losses, create_losses, losses_path, losses_schema
-from spark.payload_decode import decoded
-from spark.readings_view import is_reading, readings, taken_at
-from spark.record_faults import (
-    RECORD_FAULTS,
-    Culprit,
-    as_bytes,
-    as_rejects,
-    find_culprits,
-    is_culprit,
-    may_be_a_records,
-    reason_of,
-)
-from spark.retention import read_horizons, without_expired
-from spark.time_corrections import (
+from spark.log.readings_view import is_reading, readings, taken_at
+from spark.log.time_corrections import (
     BatchCorrections,
     Corrections,
     corrections_path,
@@ -75,10 +77,8 @@ from spark.time_corrections import (
     retimed,
     take_corrections,
 )
-from spark.warehouse_copy import NOW_AND_THEN, STARTS, expect_one_moment, forget_broken, is_of_one_moment
-from spark.warehouse_folder import folder_exists, note_place, remove_folder, was_copied
-from spark.warehouse_version import Version, change_version, current_version, folder_of
-from spark.window_changes import (
+from spark.log.warehouse_version import Version, change_version, current_version, folder_of
+from spark.windows.window_changes import (
     COPY,
     CORRECTION,
     FIGURES,
@@ -90,7 +90,7 @@ from spark.window_changes import (
     create_changes,
     differences,
 )
-from spark.windows_table import (
+from spark.windows.windows_table import (
     KEY,
     Area,
     area_of,

@@ -4,13 +4,13 @@ from typing import Any
 
 import click
 
-from spark.ingest_command import ingest
-from spark.registry_commands import devices, registry
-from spark.replay_command import replay
-from spark.storage_failures import explain_storage
-from spark.table_commands import gaps, gateways, quarantine, readings, sql, windows
-from spark.upkeep_commands import delete_device, maintain
-from spark.warehouse_folder import CopyError, MomentsError
+from spark.commands.ingest_command import ingest
+from spark.commands.registry_commands import devices, registry
+from spark.commands.replay_command import replay
+from spark.commands.table_commands import gaps, gateways, quarantine, readings, sql, windows
+from spark.commands.upkeep_commands import delete_device, maintain
+from spark.engine.warehouse_folder import CopyError, MomentsError
+from spark.source.storage_failures import explain_storage
 
 
 class _Commands(click.Group):

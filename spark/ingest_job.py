@@ -12,18 +12,18 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark.batch_job import BatchCounts, BatchJob
-from spark.checkpoint_place import Place, TopicOffsets, batch_end, place_of
-from spark.codec_declarations import Streams
-from spark.kafka_failures import is_passing
-from spark.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
-from spark.log_table import BatchId, CheckpointError
-from spark.reading_starts import ReadingStart, append_start, first_start, start_after
-from spark.replay_job import replay
-from spark.table_upkeep import Upkeep
-from spark.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
-from spark.topic_choice import TopicChoice
-from spark.topic_watch import TopicWatch, TopicWatchError
-from spark.warehouse_folder import MomentsError, folders_in, only_replay
+from spark.decode.codec_declarations import Streams
+from spark.engine.warehouse_folder import MomentsError, folders_in, only_replay
+from spark.ingest.checkpoint_place import Place, TopicOffsets, batch_end, place_of
+from spark.ingest.reading_starts import ReadingStart, append_start, first_start, start_after
+from spark.log.log_table import BatchId, CheckpointError
+from spark.source.kafka_failures import is_passing
+from spark.source.kafka_source import KafkaSource, kafka_stream, lag, progress_offsets
+from spark.source.topic_changes import Loss, TopicNow, Trouble, going_on, trouble_words, troubles
+from spark.source.topic_choice import TopicChoice
+from spark.source.topic_watch import TopicWatch, TopicWatchError
+from spark.upkeep.replay_job import replay
+from spark.upkeep.table_upkeep import Upkeep
 
 POLL_S = 0.2
 PROGRESS_WAIT_S_MAX = 5.0

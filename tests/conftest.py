@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.fixtures_kafka", "tests.fixtures_spark"]
+pytest_plugins = ["tests.support.fixtures_kafka", "tests.support.fixtures_spark"]
 
 # A slow machine is no finding: how long an example takes is measured in benches.
 settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,16 +12,18 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from gateway import config_file, payload_identity, payload_time, settings
-from gateway.buffer_commands import _UNREADABLE_LINES
-from gateway.buffer_losses import OWN, SENSOR_DROPPED, _Reported
-from gateway.buffer_quarantine import DROPPED, OVERFLOW
+from gateway import settings
+from gateway.buffer.losses import OWN, SENSOR_DROPPED, _Reported
+from gateway.buffer.quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
-from gateway.cli_options import DEFAULT_CONFIG
-from gateway.kafka_record import DEVICE, DOUBTS
-from gateway.kafka_topics import ADMIN_CONFIG
+from gateway.commands.buffer_commands import _UNREADABLE_LINES
+from gateway.commands.options import DEFAULT_CONFIG
+from gateway.config import config_file
+from gateway.intake import payload_identity, payload_time
+from gateway.kafka.record import DEVICE, DOUBTS
+from gateway.kafka.topics import ADMIN_CONFIG
 from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US
-from gateway.text_link import TOO_LONG
+from gateway.serial_lines.text_link import TOO_LONG
 from spark.cli import main as cloud
 
 ROOT = Path(__file__).parent.parent
@@ -172,16 +174,20 @@ def test_the_examples_of_payloads_are_what_the_page_says() -> None:
 
 def test_every_event_and_every_reason_is_in_the_page_about_them() -> None:
     page = EVENTS.read_text()
-    code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
+    code = "\n".join(module.read_text() for module in (ROOT / "gateway").rglob("*.py"))
     kinds = set(re.findall(r"event(?:_entry)?\(\s*\"([a-z-]+)\"", code)) | set(
         re.findall(r"report\(\"([a-z-]+)\"", code)
     )
     assert {"boot", "lane-closed", "loss", "address-changed"} <= kinds
     assert not {kind for kind in kinds | {"heartbeat"} if f"`{kind}`" not in page}
-    verdicts = (ROOT / "gateway" / "kafka_topics.py").read_text() + (ROOT / "gateway" / "routes.py").read_text()
+    verdicts = (ROOT / "gateway" / "kafka" / "topics.py").read_text() + (
+        ROOT / "gateway" / "intake" / "routes.py"
+    ).read_text()
     reasons = set(re.findall(r"\"((?:topic|no|ambiguous|not-the|device-name|kafka-topic)-[a-z-]+)\"", verdicts))
     assert {"topic-compacted", "no-route"} <= reasons
-    lines = "".join((ROOT / "gateway" / name).read_text() for name in ("text_formats.py", "text_link.py"))
+    lines = "".join(
+        (ROOT / "gateway" / "serial_lines" / name).read_text() for name in ("text_formats.py", "text_link.py")
+    )
     unreadable = {*re.findall(r"LineError\(\"([a-z-]+)\"\)", lines), TOO_LONG}
     assert unreadable == set(_UNREADABLE_LINES)
     assert not {reason for reason in reasons | unreadable if f"`{reason}`" not in page}
@@ -197,7 +203,7 @@ def test_every_header_and_what_stands_in_it_is_in_the_page_about_them() -> None:
 
 
 def test_every_reason_of_a_loss_is_in_the_page_about_them() -> None:
-    code = "\n".join(module.read_text() for module in (ROOT / "gateway").glob("*.py"))
+    code = "\n".join(module.read_text() for module in (ROOT / "gateway").rglob("*.py"))
     reasons = set(re.findall(r"\.lost\(\s*[A-Za-z._]+,\s*\"([a-z0-9-]+)\"|_drop_front\(\"([a-z-]+)\"", code))
     found = {reason for pair in reasons for reason in pair if reason} | {OVERFLOW, DROPPED, SENSOR_DROPPED} | OWN
     found |= set(_UNREADABLE_LINES)
@@ -211,8 +217,12 @@ def test_every_reason_of_a_loss_is_in_the_page_about_them() -> None:
 def test_the_page_names_each_field_of_a_loss_a_heartbeat_and_a_will() -> None:
     page = EVENTS.read_text()
     loss = {field.name for field in structs.fields(_Reported)}
-    will = set(re.findall(r"details\[\"([a-z_0-9]+)\"\]", (ROOT / "gateway" / "mqtt_device_events.py").read_text()))
-    heartbeat = set(re.findall(r"(?m)^            \"([a-z_]+)\": ", (ROOT / "gateway" / "heartbeat.py").read_text()))
+    will = set(
+        re.findall(r"details\[\"([a-z_0-9]+)\"\]", (ROOT / "gateway" / "listener" / "device_events.py").read_text())
+    )
+    heartbeat = set(
+        re.findall(r"(?m)^            \"([a-z_]+)\": ", (ROOT / "gateway" / "uplink" / "heartbeat.py").read_text())
+    )
     assert {"will_topic", "will_payload"} <= will
     assert {"offsets", "low_watermark", "counts"} <= heartbeat
     assert not {field for field in loss | will | heartbeat if f"`{field}`" not in page}
@@ -239,8 +249,13 @@ def test_the_rights_that_the_gateway_needs_are_given_by_the_installers_commands(
 
 
 def test_the_map_names_every_module_of_the_gateway_and_none_that_is_gone() -> None:
-    architecture = (ROOT / "ARCHITECTURE.md").read_text()
-    named = set(re.findall(r"`(?:[a-z/-]+/)?([a-z_]+\.py)`", architecture))
-    there = {module.name for module in (ROOT / "gateway").glob("*.py")} - {"__init__.py"}
-    assert there <= named
-    assert named <= {module.name for module in ROOT.glob("[!.]*/**/*.py")}
+    named = set()
+    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
+        # A name without a folder stands in the folder before it; tests, whose names are unique, anywhere.
+        folder = ""
+        for before, name in re.findall(r"`((?:[a-z_-]+/)*)([a-z0-9_]+\.py)`", line):
+            folder = before or folder
+            named.add(name if name.startswith("test_") and not before else folder + name)
+    there = {str(module.relative_to(ROOT)) for module in (ROOT / "gateway").rglob("*.py")}
+    assert {module for module in there if not module.endswith("/__init__.py")} <= named
+    assert not [path for path in named if not any(ROOT.glob(path if "/" in path else f"[!.]*/**/{path}"))]

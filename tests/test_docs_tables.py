@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.interpreted_queries import interpreted_if
-from spark.log_table import BatchId
-from spark.views import VIEWS, open_all
-from tests.spark_records import kafka_frame, reading, reading_headers
+from spark.engine.interpreted_queries import interpreted_if
+from spark.log.log_table import BatchId
+from spark.views.views import VIEWS, open_all
+from tests.support.spark_records import kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
 

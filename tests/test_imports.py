@@ -9,12 +9,12 @@ import pytest
 FORBIDDEN = ("pyspark", "delta", "pandas", "numpy", "matplotlib", "spark", "demo", "sluice_sim", "sqlite_utils")
 DAEMON = (
     "gateway.cli",
-    "gateway.control",
-    "gateway.logs",
+    "gateway.daemon.control",
+    "gateway.host.logs",
     "gateway.pipeline",
-    "gateway.ingress_mqtt_listener",
-    "gateway.ingress_serial",
-    "gateway.check",
+    "gateway.listener.listener",
+    "gateway.serial_lines.serial_ingress",
+    "gateway.commands.check.kafka",
 )
 
 
@@ -30,12 +30,12 @@ def test_the_daemon_imports_nothing_of_the_cloud_side_and_no_plotting() -> None:
 
 @pytest.mark.parametrize("library", ["serial", "aiokafka", "asyncio"])
 def test_a_command_that_only_looks_starts_light(library: str) -> None:
-    heavy = imported_by("gateway.buffer_status", "gateway.config_file")
+    heavy = imported_by("gateway.buffer.status", "gateway.config.config_file")
     assert library not in heavy
 
 
 def test_a_gateway_without_serial_lines_does_not_load_pyserial() -> None:
-    assert "serial" not in imported_by("gateway.pipeline", "gateway.ingress_mqtt_listener")
+    assert "serial" not in imported_by("gateway.pipeline", "gateway.listener.listener")
 
 
 def test_a_gateway_without_a_route_for_cbor_does_not_load_it() -> None:
@@ -48,4 +48,4 @@ def test_a_gateway_without_a_status_page_does_not_load_what_serves_it(library: s
 
 
 def test_the_status_page_loads_prometheus_when_it_is_asked_for_metrics() -> None:
-    assert "prometheus_client" not in imported_by("gateway.status_page")
+    assert "prometheus_client" not in imported_by("gateway.page.server")

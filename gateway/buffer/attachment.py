@@ -16,12 +16,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gateway import buffer_aside, buffer_salvage, buffer_schema
-from gateway.buffer_file import ROW_BYTES, BufferFile
-from gateway.buffer_rows import Lane
-from gateway.buffer_salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import BootClock
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.file import ROW_BYTES, BufferFile
+from gateway.buffer.rows import Lane
+from gateway.buffer.salvage import aside as buffer_aside
+from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 

@@ -19,13 +19,14 @@ from typing import IO, TypeVar
 
 import structlog
 
-from gateway import buffer_lock, buffer_schema
-from gateway.buffer_attachment import Attachment, SetAside
-from gateway.buffer_boots import Correction
-from gateway.buffer_file import ROW_BYTES, BufferFile
-from gateway.buffer_lanes import LaneReport
-from gateway.buffer_losses import LOSSES_MAX
-from gateway.buffer_rows import (
+from gateway.buffer import lock as buffer_lock
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.attachment import Attachment, SetAside
+from gateway.buffer.boots import Correction
+from gateway.buffer.file import ROW_BYTES, BufferFile
+from gateway.buffer.lanes import LaneReport
+from gateway.buffer.losses import LOSSES_MAX
+from gateway.buffer.rows import (
     Entry,
     Lane,
     Loss,
@@ -41,13 +42,13 @@ from gateway.buffer_rows import (
     spans_of,
     without,
 )
-from gateway.buffer_salvage import SalvagedBatch
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_tail import Tail
-from gateway.clock_gateway import BootClock
+from gateway.buffer.salvage.salvage import SalvagedBatch
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.tail import Tail
+from gateway.buffer.wear import Usage, WriteMeter
+from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark, Recalled
 from gateway.settings import BufferSettings
-from gateway.write_meter import Usage, WriteMeter
 
 DELETE_DELAY_S = 1.0
 """Rows that Kafka has, and loss counters, wait this long for company: each deletion is some pages for the card."""

@@ -18,12 +18,16 @@ import msgspec
 from msgspec.structs import force_setattr
 from msgspec.structs import replace as replace_fields
 
-from gateway import buffer_losses, buffer_quarantine, buffer_salvage, buffer_schema
-from gateway.buffer_boots import BootTable, Correction
-from gateway.buffer_insert import ANY, TICKED, TIMED, UNTIMED, Form, insert_new, insert_rows
-from gateway.buffer_lanes import LaneCount, LaneReport, forget_lanes, read_counts
-from gateway.buffer_room import Room
-from gateway.buffer_rows import (
+from gateway.buffer import losses as buffer_losses
+from gateway.buffer import quarantine as buffer_quarantine
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.boots import BootTable, Correction
+from gateway.buffer.duplicate_window import Verdict
+from gateway.buffer.event_floor import NOTHING_US, EventFloor
+from gateway.buffer.insert import ANY, TICKED, TIMED, UNTIMED, Form, insert_new, insert_rows
+from gateway.buffer.lanes import LaneCount, LaneReport, forget_lanes, read_counts
+from gateway.buffer.room import Room
+from gateway.buffer.rows import (
     START,
     Doubt,
     Entry,
@@ -39,12 +43,11 @@ from gateway.buffer_rows import (
     joined,
     span_at,
 )
-from gateway.buffer_runs import DeviceRuns
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
-from gateway.duplicate_window import Verdict
-from gateway.event_floor import NOTHING_US, EventFloor
+from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.sensor_runs import DeviceRuns
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import Mark, Recalled
 from gateway.settings import BufferSettings
 

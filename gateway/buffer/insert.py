@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from msgspec.structs import astuple
 
-from gateway.buffer_rows import Row
+from gateway.buffer.rows import Row
 
 ROWS_AT_ONCE = 64
 """Rows in one statement. SQLite is called once for each statement, and Python's lock changes hands each time: that is

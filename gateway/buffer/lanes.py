@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import Struct
 
-from gateway.buffer_rows import Entry, Lane
-from gateway.buffer_schema import read_marks
+from gateway.buffer.rows import Entry, Lane
+from gateway.buffer.schema import read_marks
 from gateway.reading import Mark
 
 LANE_PREFIX = "lane/"

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.buffer_rows import Loss, Span
+from gateway.buffer.rows import Loss, Span
 
 LOSSES_MAX = 20_000
 """Counters kept apart; beyond it losses are counted without their device."""
@@ -50,7 +50,7 @@ _OF_ROWS = """
 
 
 class _Reported(msgspec.Struct):
-    """A loss record's body, as `intake` writes it."""
+    """A loss record's body, as `intake.front_door` writes it."""
 
     device: str | None
     reason: str

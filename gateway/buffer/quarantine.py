@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import msgspec
 
-from gateway import buffer_losses
-from gateway.buffer_rows import OWN_TYPES, Loss, Quarantined, QuarantinedSpan
+from gateway.buffer import losses as buffer_losses
+from gateway.buffer.rows import OWN_TYPES, Loss, Quarantined, QuarantinedSpan
 from gateway.settings import BufferSettings
 
 OVERFLOW = "quarantine-overflow"

@@ -10,7 +10,7 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
-from gateway.buffer_wal import lacks_commits
+from gateway.buffer.wal import lacks_commits
 from gateway.settings import BufferSettings
 
 PAGE_BYTES = 4096

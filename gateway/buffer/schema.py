@@ -4,7 +4,7 @@ import secrets
 import sqlite3
 from pathlib import Path
 
-from gateway.buffer_wal import write_again
+from gateway.buffer.wal import write_again
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -41,7 +41,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
     ),
     (
-        # Whether it may be stored already: see `buffer_rows.Doubt`.
+        # Whether it may be stored already: see `buffer.rows.Doubt`.
         "ALTER TABLE reading ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
         # The file that a lane was opened in: another than this one where rows were salvaged. NULL is this one.
         "ALTER TABLE lane ADD COLUMN buffer_id TEXT",
@@ -77,7 +77,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "ALTER TABLE quarantine ADD COLUMN doubt INTEGER NOT NULL DEFAULT 0",
     ),
     (
-        # See `buffer_boots`: the order of boots (NULL: not known), the latest CLOCK_BOOTTIME known of each, its clock
+        # See `buffer.boots`: the order of boots (NULL: not known), the latest CLOCK_BOOTTIME known of each, its clock
         # as `BootClock.to_bytes` writes it (NULL: the one offset and bound), and what was corrected of its records and
         # is still to be. `offset_us` and `error_us` are those at `seen_us`.
         "ALTER TABLE boot ADD COLUMN ordinal INTEGER",

@@ -11,8 +11,8 @@ from itertools import islice
 
 import structlog
 
-from gateway.buffer_rows import START, Position, Series, Span
-from gateway.duplicate_window import DuplicateWindow, Verdict
+from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
+from gateway.buffer.rows import START, Position, Series, Span
 from gateway.record_contract import counter_of
 
 RUNS_PER_COUNTER = 2

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gateway import terminal_text
-from gateway.buffer_boots import clock_of
-from gateway.buffer_lanes import count_rows
-from gateway.buffer_rows import START, Position
-from gateway.buffer_schema import MIGRATIONS, BufferFileError, buffer_id, is_corruption
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boot_id, boottime_us, read_wall_clock
+from gateway.buffer.boots import clock_of
+from gateway.buffer.lanes import count_rows
+from gateway.buffer.rows import START, Position
+from gateway.buffer.schema import MIGRATIONS, BufferFileError, buffer_id, is_corruption
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boot_id, boottime_us, read_wall_clock
+from gateway.host import terminal_text
+from gateway.host.terminal_text import span
 from gateway.settings import GatewaySettings
-from gateway.terminal_text import span
 
 ASIDE_MARK = ".corrupt-"
 """Stands between the buffer's name and the date in the name of a file that was set aside."""
@@ -27,8 +27,9 @@ UNSAVED_ROWS_MAX = 40_000
 _NOT_TO_BE_OPENED = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}
 
 
-# Duplicate windows are written now and then, with the place that they speak for (`gateway.buffer_runs`): rows behind it
-# tell the rest. Both in the order in which they were stored; where `max` picks a row, SQLite gives its other columns.
+# Duplicate windows are written now and then, with the place that they speak for (`gateway.buffer.sensor_runs`): rows
+# behind it tell the rest. Both in the order in which they were stored; where `max` picks a row, SQLite gives its other
+# columns.
 _DEVICES_SAVED = """
     SELECT device, boot, device_run.seen_us, lane.boot_id, offset_us, error_us, clock
     FROM device_run LEFT JOIN lane ON lane.number = device_run.lane LEFT JOIN boot ON boot.boot_id = lane.boot_id

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.buffer_rows import Position, Row, Span
+from gateway.buffer.rows import Position, Row, Span
 
 TAIL_ROWS_MAX = 20_000
 TAIL_BYTES_MAX = 4_000_000

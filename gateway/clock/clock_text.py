@@ -1,8 +1,8 @@
 """The words of the gateway's own clock, for `sluice status`, `sluice check` and the status page. No I/O."""
 
-from gateway.devices_text import bound
+from gateway.devices.words import bound
+from gateway.host.terminal_text import span
 from gateway.settings import GatewaySettings
-from gateway.terminal_text import span
 
 
 def known_words(gateway: GatewaySettings, error_us: int | None, since: str = "") -> str:

@@ -1,6 +1,6 @@
 """The latest time that is known to have passed: a lower bound of the true time, in a box that does not know it.
 
-It serves TLS alone (`tls_dates`): what ended before it has ended. It is never taken for the time (promise P5), however
+It serves TLS alone (`tls.dates`): what ended before it has ended. It is never taken for the time (promise P5), however
 plausible it looks: a box that was off for a year has the floor of a year ago.
 """
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from gateway.clock_gateway import BootClock, Look, WallClock
+from gateway.clock.gateway_clock import BootClock, Look, WallClock
 from gateway.settings import GatewaySettings
 
 STA_UNSYNC = 0x0040

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from gateway.clock_gateway import BootClock
+from gateway.clock.gateway_clock import BootClock
 
 JITTER_US = 100_000
 """What two looks may differ by without a step: a machine that is busy."""

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gateway.clock_line import ROUNDING_US, Lines, Observation, RateLimits, chord, lines_at
-from gateway.clock_slews import Slews
+from gateway.clock.sensor_line import ROUNDING_US, Lines, Observation, RateLimits, chord, lines_at
+from gateway.clock.slews import Slews
 
 Kind = Literal["rc", "ceramic", "crystal"]
 Sample = tuple[int, int]

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import structlog
 
-from gateway.clock_device import DeviceClock, Kind
-from gateway.clock_slews import Slews
+from gateway.clock.sensor_clock import DeviceClock, Kind
+from gateway.clock.slews import Slews
 from gateway.reading import Mark
 
 MARKS = "clock/device/"

@@ -5,9 +5,9 @@ Pure: wall times in microseconds since 1970, UTC.
 
 from typing import Literal, NamedTuple
 
-from gateway.buffer_rows import Row
-from gateway.clock_floor import RELEASED_US
-from gateway.clock_gateway import WallClock
+from gateway.buffer.rows import Row
+from gateway.clock.floor import RELEASED_US
+from gateway.clock.gateway_clock import WallClock
 from gateway.settings import GatewaySettings
 
 LATEST_US = 2**32 * 1_000_000

@@ -15,20 +15,11 @@ import msgspec
 from msgspec import UNSET, Struct
 from sqlite_utils import Database
 
-from gateway import buffer_inspect, control
-from gateway.buffer_inspect import Depths, QuarantinedInput, QuarantineReason, Reading, Space
-from gateway.buffer_lanes import read_counts
-from gateway.buffer_quarantine import TOPIC_FORBIDDEN
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import Moment, Now, is_running, require_file, this_moment, told
-from gateway.buffer_verify import Verdict, verify
-from gateway.cli_options import FINDING, as_typed, config_option, json_option, load_settings, named
-from gateway.device_time import TimeLimits
-from gateway.reading import source
-from gateway.routes import NO_ROUTE, taken_words
-from gateway.settings import Settings
-from gateway.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
-from gateway.write_budget import (
+from gateway.buffer.lanes import read_counts
+from gateway.buffer.quarantine import TOPIC_FORBIDDEN
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import Moment, Now, is_running, require_file, this_moment, told
+from gateway.buffer.write_budget import (
     CARD_ENDURANCE_TBW,
     SEEN_S_MIN,
     WRITE_AMPLIFICATION,
@@ -39,6 +30,16 @@ from gateway.write_budget import (
     room_bytes,
     write_budget,
 )
+from gateway.clock.sensor_dates import TimeLimits
+from gateway.commands import buffer_reading as buffer_inspect
+from gateway.commands.buffer_reading import Depths, QuarantinedInput, QuarantineReason, Reading, Space
+from gateway.commands.buffer_verify import Verdict, verify
+from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_settings, named
+from gateway.daemon import control
+from gateway.host.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
+from gateway.intake.routes import NO_ROUTE, taken_words
+from gateway.reading import source
+from gateway.settings import Settings
 
 PEEK_BYTES_MAX = 4_000
 """Of a payload, what is shown at most, on one line."""
@@ -740,11 +741,11 @@ def _ask(settings: Settings, command: str, chosen: dict[int, int]) -> Iterator[d
 
 async def _done_here(settings: Settings, command: str, parts: list[list[int]]) -> list[dict[str, Any]]:
     """Do it as the daemon would, which does not run: with the buffer's lock, and a lane of its own."""
-    from gateway import logs  # noqa: PLC0415 - a running daemon does all this itself
-    from gateway.buffer import Buffer  # noqa: PLC0415
-    from gateway.clock_kernel import ClockWatch, boot_id, boottime_us  # noqa: PLC0415
-    from gateway.config_file import route_table  # noqa: PLC0415
-    from gateway.intake import FrontDoor  # noqa: PLC0415
+    from gateway.buffer.buffer import Buffer  # noqa: PLC0415
+    from gateway.clock.kernel_clock import ClockWatch, boot_id, boottime_us  # noqa: PLC0415
+    from gateway.config.config_file import route_table  # noqa: PLC0415
+    from gateway.host import logs  # noqa: PLC0415 - a running daemon does all this itself
+    from gateway.intake.front_door import FrontDoor  # noqa: PLC0415
 
     logs.set_up(settings.log)
     clock = ClockWatch(settings.gateway)

@@ -12,16 +12,16 @@ from pathlib import Path
 from msgspec import UNSET, Struct, UnsetType
 from sqlite_utils import Database
 
-from gateway import buffer_status
-from gateway.buffer_boots import clock_of
-from gateway.buffer_losses import OWN
-from gateway.buffer_rows import OWN_TYPES, Row, Series
-from gateway.buffer_status import Moment, moment
-from gateway.clock_gateway import BootClock, BootTimes
-from gateway.device_time import DEFAULT_LIMITS, TimeLimits, told_us
-from gateway.kafka_record import DEVICE, DOUBTS, rfc3339, time_quality
+from gateway.buffer import status as buffer_status
+from gateway.buffer.boots import clock_of
+from gateway.buffer.losses import OWN
+from gateway.buffer.rows import OWN_TYPES, Row, Series
+from gateway.buffer.status import Moment, moment
+from gateway.buffer.write_budget import UsageHour
+from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.clock.sensor_dates import DEFAULT_LIMITS, TimeLimits, told_us
+from gateway.kafka.record import DEVICE, DOUBTS, rfc3339, time_quality
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from gateway.write_budget import UsageHour
 
 SPAN_ROWS = 20_000
 """Sequence numbers that one transaction looks through."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec import Struct
 from sqlite_utils import Database
 
-from gateway.buffer_inspect import SPAN_ROWS, LaneEnds, lanes, opened, sequence_of
-from gateway.buffer_lanes import read_counts
-from gateway.buffer_schema import MIGRATIONS, BufferFileError, is_corruption
+from gateway.buffer.lanes import read_counts
+from gateway.buffer.schema import MIGRATIONS, BufferFileError, is_corruption
+from gateway.commands.buffer_reading import SPAN_ROWS, LaneEnds, lanes, opened, sequence_of
+from gateway.host.terminal_text import counted
 from gateway.settings import BufferSettings
-from gateway.terminal_text import counted
 
 HOLES_TOLD_MAX = 5
 FAULTS_TOLD_MAX = 10

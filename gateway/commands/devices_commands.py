@@ -10,13 +10,14 @@ import click
 import msgspec
 from msgspec import Struct
 
-from gateway import control, device_credentials
-from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
-from gateway.clock_kernel import boottime_us, read_wall_clock
-from gateway.device_credentials import CredentialsError, Made, Secrets
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.kernel_clock import boottime_us, read_wall_clock
+from gateway.commands.options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
+from gateway.daemon import control
+from gateway.host.terminal_text import aligned, counted, hanging, span
+from gateway.listener import credentials as device_credentials
+from gateway.listener.credentials import CredentialsError, Made, Secrets
 from gateway.settings import ListenerSettings, Settings
-from gateway.terminal_text import aligned, counted, hanging, span
 
 INDENT = 4
 NAMED_MAX = 5
@@ -99,7 +100,8 @@ def devices(context: click.Context, config: Path, as_json: bool) -> None:  # noq
         given = {name: context.params[name] for name in context.params if context.get_parameter_source(name) == source}
         context.default_map = dict.fromkeys(devices.commands, given)
         return
-    from gateway import device_listing, devices_text  # noqa: PLC0415 - the other commands need none of it
+    from gateway.devices import listing as device_listing  # noqa: PLC0415 - the other commands need none of it
+    from gateway.devices import words as devices_text  # noqa: PLC0415 - the other commands need none of it
 
     settings = load_settings(config)
     try:
@@ -164,7 +166,7 @@ def _times(secrets: Secrets, now_s: float) -> tuple[SecretTimes, ...]:
 
 
 def _heard(settings: Settings) -> dict[str, float | None]:
-    from gateway import device_listing  # noqa: PLC0415 - the other commands need none of it
+    from gateway.devices import listing as device_listing  # noqa: PLC0415 - the other commands need none of it
 
     try:
         return {device.device: device.heard_s for device in device_listing.read_devices(settings).devices}
@@ -321,7 +323,7 @@ def _listener(settings: Settings) -> ListenerSettings:
 
 
 def _warnings(listener: ListenerSettings) -> Iterator[str]:
-    from gateway.device_handout import is_only_for_this_box  # noqa: PLC0415
+    from gateway.commands.handout import is_only_for_this_box  # noqa: PLC0415
 
     if listener.anonymous:
         yield _ANYBODY
@@ -391,7 +393,7 @@ def _show_secrets(  # noqa: PLR0913 - each is another option
     as_json: bool,
     old_until: str | None = None,
 ) -> None:
-    from gateway.device_handout import handout, qr_code  # noqa: PLC0415
+    from gateway.commands.handout import handout, qr_code  # noqa: PLC0415
 
     handouts = [handout(settings, listener, each, operator=operator) for each in made]
     if as_json:

@@ -13,10 +13,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.check_certificates import CertificateFileError, read_certificates, read_names
-from gateway.device_credentials import Made
-from gateway.processes import running
+from gateway.host.processes import running
+from gateway.listener.credentials import Made
 from gateway.settings import ListenerSettings, Settings
+from gateway.tls.certificates import CertificateFileError, read_certificates, read_names
 
 HOSTS_MAX: Final = 4
 _SIOCGIFADDR: Final = 0x8915

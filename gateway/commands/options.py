@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import click
 
-from gateway import config_file
-from gateway.journal import is_journal, prioritized
+from gateway.config import config_file
+from gateway.host.journal import is_journal, prioritized
+from gateway.host.terminal_text import hanging
 from gateway.settings import Settings
-from gateway.terminal_text import hanging
-from gateway.toml_mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError
 
 DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 FINDING = 1

@@ -14,11 +14,11 @@ from msgspec import NODEFAULT, Struct
 from msgspec.structs import FieldInfo, fields
 
 from gateway import settings as declared
-from gateway.cli_options import FINDING, json_option
-from gateway.config_file import struct_of, wanted
+from gateway.commands.options import FINDING, json_option
+from gateway.config.config_file import struct_of, wanted
+from gateway.host.terminal_text import hanging
 from gateway.settings import Settings
-from gateway.terminal_text import hanging
-from gateway.toml_text import value_text
+from gateway.toml_files.writer import value_text
 
 
 class Setting(Struct, frozen=True):

@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 from msgspec import Struct
 
-from gateway.cli_options import FINDING
-from gateway.terminal_text import escaped, hanging
+from gateway.commands.options import FINDING
+from gateway.host.terminal_text import escaped, hanging
 
 PACKAGE = "sluice-gateway"
 """Debian's package `sluice` is something else."""

@@ -15,13 +15,9 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from gateway import mqtt_filters
-from gateway.config_payload import payload_mistakes
-from gateway.config_serial import SERIAL_EXAMPLES, modbus_section, serial_mistakes
-from gateway.config_words import Place
-from gateway.config_words import show as _show
-from gateway.mqtt_access import CommandTopics
-from gateway.routes import (
+from gateway.config.payload_mistakes import payload_mistakes
+from gateway.config.serial_mistakes import SERIAL_EXAMPLES, modbus_section, serial_mistakes
+from gateway.intake.routes import (
     DEVICE_NAME,
     INTERNAL_PREFIX,
     KAFKA_TOPIC,
@@ -30,6 +26,8 @@ from gateway.routes import (
     compile_route,
     compile_routes,
 )
+from gateway.listener.access import CommandTopics
+from gateway.mqtt import topic_filters as mqtt_filters
 from gateway.settings import (
     BrokerSettings,
     KafkaSettings,
@@ -37,7 +35,9 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_files.config_words import Place
+from gateway.toml_files.config_words import show as _show
+from gateway.toml_files.mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -13,9 +13,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from gateway import config_file
+from gateway.config import config_file
 from gateway.settings import Settings
-from gateway.toml_mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError
 
 RESTART: Final = "sudo systemctl restart sluice"
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gateway.config_words import Place, show
-from gateway.modbus_registers import width
+from gateway.serial_lines.modbus_registers import width
+from gateway.serial_lines.text_formats import SENTENCE_MEMBER
 from gateway.settings import (
     ModbusRegister,
     ModbusUnit,
@@ -15,7 +15,7 @@ from gateway.settings import (
     SerialSettings,
     SerialTextSettings,
 )
-from gateway.text_formats import SENTENCE_MEMBER
+from gateway.toml_files.config_words import Place, show
 
 SERIAL_EXAMPLES: Final = {
     ("serial", "text", "port"): '; write port = "/dev/ttyUSB0", or a name of /dev/serial/by-path that stays with the '

@@ -18,11 +18,11 @@ import msgspec
 import structlog
 from msgspec import Meta, Struct
 
-from gateway.clock_kernel import boottime_us
+from gateway.clock.kernel_clock import boottime_us
 
 if TYPE_CHECKING:
-    from gateway.buffer import Buffer
-    from gateway.intake import FrontDoor
+    from gateway.buffer.buffer import Buffer
+    from gateway.intake.front_door import FrontDoor
 
 CLIENTS_MAX = 8
 """Clients that are answered at a time; the next ones wait in the socket's queue, which is as long."""
@@ -107,7 +107,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
 
     async def devices(arguments: dict[str, Any]) -> object:
         # Imported when it is asked for: the commands' side of this module needs none of it.
-        from gateway.device_states import DevicesAsked, devices_page  # noqa: PLC0415
+        from gateway.daemon.device_states import DevicesAsked, devices_page  # noqa: PLC0415
 
         asked = _converted(arguments, DevicesAsked)
         lost = front_door.lost_told

@@ -9,9 +9,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.clock_device import Kind
-from gateway.device_clocks import DeviceClocks, Run
-from gateway.devices_heard import DevicesHeard, Tells, ToldDate
+from gateway.clock.sensor_clock import Kind
+from gateway.clock.sensor_clocks import DeviceClocks, Run
+from gateway.intake.devices_heard import DevicesHeard, Tells, ToldDate
 
 PAGE_MAX = 500
 """Devices in one answer."""

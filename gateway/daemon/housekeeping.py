@@ -7,16 +7,16 @@ from contextlib import suppress
 
 import structlog
 
-from gateway.buffer import Buffer
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_floor import ClockFloor
-from gateway.clock_kernel import ClockWatch, boottime_us
-from gateway.clock_report import ClockReport
-from gateway.clock_steps import StepWatch
-from gateway.forward_kafka import Forwarder
-from gateway.forward_memory import UplinkState
-from gateway.intake import FrontDoor
-from gateway.lanes import LanePolicy
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.floor import ClockFloor
+from gateway.clock.kernel_clock import ClockWatch, boottime_us
+from gateway.clock.report import ClockReport
+from gateway.clock.steps import StepWatch
+from gateway.intake.front_door import FrontDoor
+from gateway.uplink.forwarder import Forwarder
+from gateway.uplink.lane_policy import LanePolicy
+from gateway.uplink.memory import UplinkState
 
 INTERVAL_S = 1.0
 LOSSES_INTERVAL_S = 10.0

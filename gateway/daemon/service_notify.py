@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 if TYPE_CHECKING:
-    from gateway.buffer import BufferState
-    from gateway.forward_memory import UplinkState
+    from gateway.buffer.buffer import BufferState
+    from gateway.uplink.memory import UplinkState
 
 INTERVAL_S_MAX: Final = 10.0
 """What `systemctl status` shows is no older than that."""

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from gateway import control
-from gateway.buffer_schema import read_marks
-from gateway.buffer_status import DeviceStatus, Now, is_running, read_status, reading, this_moment
-from gateway.clock_device import Kind
-from gateway.device_clocks import MARKS, saved_run
-from gateway.device_credentials import CredentialsError, file_of, load
-from gateway.device_notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
-from gateway.device_states import ClockState, DevicesPage, DeviceState, HeardState
+from gateway.buffer.schema import read_marks
+from gateway.buffer.status import DeviceStatus, Now, is_running, read_status, reading, this_moment
+from gateway.clock.sensor_clock import Kind
+from gateway.clock.sensor_clocks import MARKS, saved_run
+from gateway.daemon import control
+from gateway.daemon.device_states import ClockState, DevicesPage, DeviceState, HeardState
+from gateway.devices.notes import NO_LOG_IN, RESTARTED, Note, note_on, note_on_clocks
+from gateway.listener.credentials import CredentialsError, file_of, load
 from gateway.settings import Settings
 
 NAMED_MAX = 5

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.clock_device import Kind
-from gateway.device_states import ClockState, HeardState
-from gateway.devices_heard import STRETCH_US, ToldDate
-from gateway.terminal_text import span
+from gateway.clock.sensor_clock import Kind
+from gateway.daemon.device_states import ClockState, HeardState
+from gateway.host.terminal_text import span
+from gateway.intake.devices_heard import STRETCH_US, ToldDate
 
 SETTLED_READINGS = 5
 SETTLED_US = 60_000_000

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from gateway.device_listing import Clock, Device, Listing, not_heard_words
-from gateway.terminal_text import aligned, counted, escaped, hanging, span
+from gateway.devices.listing import Clock, Device, Listing, not_heard_words
+from gateway.host.terminal_text import aligned, counted, escaped, hanging, span
 
 NAMED_MAX = 5
 """Devices that are named one by one where the same is to be said of many."""

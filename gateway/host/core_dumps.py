@@ -16,7 +16,7 @@ def forbid() -> None:
 
     PR_SET_DUMPABLE would do the same in one call, but /proc/PID is root's then: `sluice check`, run as the daemon's
     user, could not see any more that a port, serial or not, is this gateway's own (`processes`), and the daemon itself
-    could not read how much it has written (`write_meter`).
+    could not read how much it has written (`buffer.wear`).
     """
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from gateway.terminal_text import counted
+from gateway.host.terminal_text import counted
 
 SYSTEM: Final = Path("/sys")
 MOUNTS: Final = Path("/proc/self/mountinfo")

@@ -5,9 +5,9 @@ import sys
 
 import structlog
 
-from gateway.journal import is_journal, prioritized
+from gateway.host.journal import is_journal, prioritized
+from gateway.host.terminal_text import escaped
 from gateway.settings import LogSettings
-from gateway.terminal_text import escaped
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

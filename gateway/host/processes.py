@@ -6,7 +6,7 @@ import pwd
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.service_user import as_root
+from gateway.host.service_user import as_root
 
 _TTY_FIELD = 4
 """Of /proc/PID/stat, counted behind the name: the controlling terminal's device number."""

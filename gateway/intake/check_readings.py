@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Struct
 
-from gateway.buffer_rows import Lane, Row
+from gateway.buffer.rows import Lane, Row
 from gateway.reading import Reading
 
 UNDER_WAY_MAX = 8

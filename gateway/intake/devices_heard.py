@@ -5,9 +5,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.buffer_rows import Entry, Series
-from gateway.device_time import Implausible
-from gateway.payload_identity import TICK_MODULUS
+from gateway.buffer.rows import Entry, Series
+from gateway.clock.sensor_dates import Implausible
+from gateway.intake.payload_identity import TICK_MODULUS
 
 DEVICES_MAX = 20_000
 """Of more, those that were met first are forgotten until they are heard again."""

@@ -12,24 +12,24 @@ import msgspec
 import structlog
 from msgspec import UNSET
 
-from gateway import payload_identity, payload_time
-from gateway.buffer import Buffer
-from gateway.buffer_boots import Correction, correction_body
-from gateway.buffer_losses import EVENT_REFUSED, loss_body
-from gateway.buffer_losses import OWN as OWN_LOSSES
-from gateway.buffer_rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
-from gateway.buffer_schema import BufferFileError
-from gateway.check_readings import KIND as CHECK
-from gateway.check_readings import TOPIC_PREFIX as CHECK_TOPICS
-from gateway.check_readings import CheckReadings
-from gateway.device_clocks import MARKS, DeviceClocks
-from gateway.device_time import TimeLimits
-from gateway.devices_heard import DevicesHeard, ToldDate
-from gateway.intake_times import Arrivals, IntakeTimes, Ticking
-from gateway.new_clocks import NewClocks
-from gateway.payload_identity import TICK_UNREADABLE
+from gateway.buffer.boots import Correction, correction_body
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.losses import EVENT_REFUSED, loss_body
+from gateway.buffer.losses import OWN as OWN_LOSSES
+from gateway.buffer.rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.sensor_clocks import MARKS, DeviceClocks
+from gateway.clock.sensor_dates import TimeLimits
+from gateway.intake import payload_identity, payload_time
+from gateway.intake.check_readings import KIND as CHECK
+from gateway.intake.check_readings import TOPIC_PREFIX as CHECK_TOPICS
+from gateway.intake.check_readings import CheckReadings
+from gateway.intake.devices_heard import DevicesHeard, ToldDate
+from gateway.intake.new_clocks import NewClocks
+from gateway.intake.payload_identity import TICK_UNREADABLE
+from gateway.intake.reading_times import Arrivals, IntakeTimes, Ticking
+from gateway.intake.routes import Destination, Refusal, RouteTable
 from gateway.reading import Mark, Reading, Recalled, source
-from gateway.routes import Destination, Refusal, RouteTable
 from gateway.settings import GatewaySettings, KafkaSettings
 
 TOPICS_CACHED_MAX = 20_000
@@ -195,7 +195,7 @@ class FrontDoor:
         self._buffer.append_own(event, lambda stored: None if stored else self.lost(device, EVENT_REFUSED))
 
     def lane_entry(self, kind: str, lane: Lane, rows: int, reason: str) -> Entry:
-        """A `buffer_lanes.LaneReport`."""
+        """A `buffer.lanes.LaneReport`."""
         body: dict[str, object] = {"lane": lane.name, "buffer": lane.buffer_id, "reason": reason}
         if kind == "lane-closed":
             # Numbered densely from 0: who has them all has the lane.

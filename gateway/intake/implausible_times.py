@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.device_time import Implausible
+from gateway.clock.sensor_dates import Implausible
 
 LOG_INTERVAL_US = 60_000_000
 EVENT_INTERVAL_US = 3_600_000_000

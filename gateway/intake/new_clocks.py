@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.buffer_rows import Series
-from gateway.device_clocks import DeviceClocks
+from gateway.buffer.rows import Series
+from gateway.clock.sensor_clocks import DeviceClocks
 
 READINGS_MAX = 20_000
 """Of more readings than this nobody waits for a clock: the forwarder would look through them again and again."""

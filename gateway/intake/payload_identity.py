@@ -62,7 +62,7 @@ def reader(layout: PayloadIdentity) -> Reader | None:
     """What reads this layout; None for `none`."""
     if layout == "cbor":
         # cbor2 is a megabyte and more: a gateway without such a route does without it.
-        from gateway.payload_cbor import decode  # noqa: PLC0415
+        from gateway.intake.payload_cbor import decode  # noqa: PLC0415
 
         return lambda payload: of_cbor(payload, decode)
     return {"none": None, "json": of_json, "binary": of_binary}[layout]

@@ -1,6 +1,6 @@
 """When a reading was taken, as its payload says it: SenML (RFC 8428), or a timestamp in milliseconds.
 
-PAYLOADS.md describes both. What is said here is judged elsewhere: see `device_time`.
+PAYLOADS.md describes both. What is said here is judged elsewhere: see `clock.sensor_dates`.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.payload_identity import BINARY
+from gateway.intake.payload_identity import BINARY
 from gateway.settings import PayloadIdentity, TimeSource
 
 SENML_JSON = "application/senml+json"
@@ -181,7 +181,7 @@ def reader(time: TimeSource, identity: PayloadIdentity, content_type: str) -> Re
         return of_missing_tick
     found: Reader
     if content_type == SENML_CBOR or identity == "cbor":
-        from gateway.payload_cbor import decode  # noqa: PLC0415 - as in `payload_identity`
+        from gateway.intake.payload_cbor import decode  # noqa: PLC0415 - as in `payload_identity`
 
         of_cbor = of_senml_cbor if time == "senml" else of_timestamp_cbor
         found = partial(of_cbor, decode=decode)

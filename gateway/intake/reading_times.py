@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.buffer_rows import Entry
-from gateway.clock_device import Sample
-from gateway.clock_gateway import BootClock
-from gateway.device_clocks import DeviceClocks
-from gateway.device_time import Implausible, TimeLimits, implausible
-from gateway.devices_heard import ToldDate
-from gateway.implausible_times import ImplausibleTimes
-from gateway.kafka_record import rfc3339
-from gateway.payload_time import Told
+from gateway.buffer.rows import Entry
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.sensor_clock import Sample
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.clock.sensor_dates import Implausible, TimeLimits, implausible
+from gateway.intake.devices_heard import ToldDate
+from gateway.intake.implausible_times import ImplausibleTimes
+from gateway.intake.payload_time import Told
+from gateway.kafka.record import rfc3339
 from gateway.settings import Oscillator
 
 

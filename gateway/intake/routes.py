@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.clock_device import LEAST_DELAY_US
+from gateway.clock.sensor_clock import LEAST_DELAY_US
 from gateway.settings import Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
 DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -36,7 +36,7 @@ class EncodedBatch(BatchBuilder):  # type: ignore[misc] # aiokafka has no types
     def __init__(self, compression: str) -> None:
         """`compression` is what `kafka.compression` may say."""
         self.records: list[bytes] = []
-        """Encoded by `kafka_record.RecordEncoder`, with their places in this list as offsets."""
+        """Encoded by `kafka.record.RecordEncoder`, with their places in this list as offsets."""
         self.bytes = HEADER_BYTES
         """What it takes in a request, uncompressed."""
         self._codec = _CODECS.get(compression)

@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, Final
 
-from gateway.name_lookup import Address
+from gateway.host.name_lookup import Address
 
 USER_TIMEOUT_MS: Final = 8_000
 """How long sent bytes may stay without an answer of the broker's TCP before the connection ends (tcp(7)).

@@ -34,13 +34,20 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
-from gateway.kafka_files import KafkaFileError, UnusableFiles, digests_of, mode_of, read_files, shown_certificates
-from gateway.kafka_reach import HOST_SHOWN_MAX, Fault, Stage, plain_words, reach_words
-from gateway.kafka_reach import address as spelled
-from gateway.kafka_socket import BrokerSocket
-from gateway.name_lookup import Address, names
+from gateway.host.name_lookup import Address, names
+from gateway.kafka.broker_socket import BrokerSocket
+from gateway.kafka.reach import HOST_SHOWN_MAX, Fault, Stage, plain_words, reach_words
+from gateway.kafka.reach import address as spelled
+from gateway.kafka.secret_files import (
+    KafkaFileError,
+    UnusableFiles,
+    digests_of,
+    mode_of,
+    read_files,
+    shown_certificates,
+)
 from gateway.settings import KafkaSettings
-from gateway.tls_dates import Dates, by_system_clock
+from gateway.tls.dates import Dates, by_system_clock
 
 if TYPE_CHECKING:
     import ssl

@@ -21,10 +21,10 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from gateway.check_certificates import date_trouble, host_names, validity
-from gateway.mqtt_tls import tls_reason
+from gateway.listener.tls_connection import tls_reason
 from gateway.settings import KafkaSettings
-from gateway.tls_dates import CertificateDateError
+from gateway.tls.certificates import date_trouble, host_names, validity
+from gateway.tls.dates import CertificateDateError
 
 Stage = Literal["name", "connect", "tls", "versions", "login", "request"]
 """How far a connection came: the look-up of its name, TCP, TLS, ApiVersions, SASL, the first request of its own."""

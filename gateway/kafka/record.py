@@ -8,9 +8,9 @@ most of each, is encoded once; a client library that is given headers cannot kno
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from gateway.buffer_rows import Doubt, Lane, Row, Series
-from gateway.clock_gateway import FOREVER_US, BootTimes, WallClock
-from gateway.device_time import TimeLimits, told_us
+from gateway.buffer.rows import Doubt, Lane, Row, Series
+from gateway.clock.gateway_clock import FOREVER_US, BootTimes, WallClock
+from gateway.clock.sensor_dates import TimeLimits, told_us
 from gateway.record_contract import (
     BOOT_TIME_ERROR_HEADER,
     COUNTER_HEADER,

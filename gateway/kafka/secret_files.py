@@ -9,11 +9,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from gateway.check_certificates import FILE_BYTES_MAX
-from gateway.client_tls import ClientTlsError, client_context, trusted_stamp
-from gateway.password_file import PasswordFileError, read_password
+from gateway.host.safe_files import PasswordFileError, read_password
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
-from gateway.tls_dates import Dates, judge_dates
+from gateway.tls.certificates import FILE_BYTES_MAX
+from gateway.tls.client import ClientTlsError, client_context, trusted_stamp
+from gateway.tls.dates import Dates, judge_dates
 
 _CERTIFICATE_MESSAGE: Final = 11
 """`certificate` of TLS's HandshakeType (RFC 8446, section 4)."""

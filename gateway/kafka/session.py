@@ -13,9 +13,9 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError, KafkaError, RequestTimedOutError
 from aiokafka.partitioner import murmur2
 
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_topics import UNKNOWN, Cluster, TopicVerdict, create_topics, inspect_topics, read_cluster
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.link import KafkaLink
+from gateway.kafka.topics import UNKNOWN, Cluster, TopicVerdict, create_topics, inspect_topics, read_cluster
 from gateway.settings import KafkaSettings
 
 BATCH_BYTES_MAX = 1_000_000

@@ -36,9 +36,9 @@ from aiokafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from msgspec import structs
 
-from gateway.kafka_batch import HEADER_BYTES
+from gateway.host.terminal_text import size, span
+from gateway.kafka.batch import HEADER_BYTES
 from gateway.settings import KafkaSettings
-from gateway.terminal_text import size, span
 
 BATCH_BYTES_DEFAULT: Final = 1_000_000
 """What a topic is believed to take in a batch where it does not say: just below the least default of any broker."""
@@ -126,7 +126,7 @@ class TopicVerdict:
     hint: str = ""
     """What that means, and what mends it."""
     batch_bytes_max: int = BATCH_BYTES_DEFAULT
-    """The largest batch that it takes, its header (`kafka_batch.HEADER_BYTES`) included."""
+    """The largest batch that it takes, its header (`kafka.batch.HEADER_BYTES`) included."""
     flaws: tuple[Flaw, ...] = ()
     summary: str = ""
     """How it keeps readings, for people."""

@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from gateway.mqtt_access import Identity
-from gateway.mqtt_commands import FILTER_BYTES_MAX, REFUSED_FILTER, SUBSCRIPTIONS_MAX
-from gateway.mqtt_device_events import reported
-from gateway.mqtt_protocol import (
+from gateway.listener.access import Identity
+from gateway.listener.device_commands import FILTER_BYTES_MAX, REFUSED_FILTER, SUBSCRIPTIONS_MAX
+from gateway.listener.device_events import reported
+from gateway.listener.redelivery import PacketIdRun, Unanswered
+from gateway.listener.refusals import TOO_MANY_UNFINISHED, RefusedError
+from gateway.listener.session import Batch, SessionKey, TooManyUnfinishedError, digest
+from gateway.listener.sessions import Opening
+from gateway.mqtt.protocol import (
     PINGRESP,
     Connect,
     Event,
@@ -18,14 +22,10 @@ from gateway.mqtt_protocol import (
     suback,
     unsuback,
 )
-from gateway.mqtt_redelivery import PacketIdRun, Unanswered
-from gateway.mqtt_refusals import TOO_MANY_UNFINISHED, RefusedError
-from gateway.mqtt_session import Batch, SessionKey, TooManyUnfinishedError, digest
-from gateway.mqtt_sessions import Opening
 from gateway.reading import Reading
 
 if TYPE_CHECKING:
-    from gateway.ingress_mqtt_listener import MqttListener
+    from gateway.listener.listener import MqttListener
 
 
 class Client:

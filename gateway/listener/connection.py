@@ -1,6 +1,6 @@
 """One MQTT client's connection: what comes and goes on it, when it is read from, and how it ends.
 
-What the packets ask for is `mqtt_client`'s; a PUBLISH with QoS 1, which nearly all are, becomes a reading here.
+What the packets ask for is `listener.client`'s; a PUBLISH with QoS 1, which nearly all are, becomes a reading here.
 """
 
 import asyncio
@@ -8,13 +8,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from gateway.login_limit import Attempt, TooManyError, Waiting
-from gateway.mqtt_access import Identity
-from gateway.mqtt_client import Client
-from gateway.mqtt_inflight import Inflight
-from gateway.mqtt_link import Link
-from gateway.mqtt_opening import UNAVAILABLE, admit, make_room
-from gateway.mqtt_protocol import (
+from gateway.listener.access import Identity
+from gateway.listener.client import Client
+from gateway.listener.inflight import Inflight
+from gateway.listener.link import Link
+from gateway.listener.login_limit import Attempt, TooManyError, Waiting
+from gateway.listener.opening import UNAVAILABLE, admit, make_room
+from gateway.listener.refusals import REVOKED, TAKEN_OVER, TOO_MANY_UNFINISHED, LoginRefusedError, RefusedError
+from gateway.listener.session import Batch, Session, SessionKey
+from gateway.listener.sessions import Opening
+from gateway.listener.tls_connection import common_name
+from gateway.mqtt.protocol import (
     Connect,
     ConnectReturnCode,
     Disconnect,
@@ -26,15 +30,11 @@ from gateway.mqtt_protocol import (
     connack,
     publish,
 )
-from gateway.mqtt_refusals import REVOKED, TAKEN_OVER, TOO_MANY_UNFINISHED, LoginRefusedError, RefusedError
-from gateway.mqtt_session import Batch, Session, SessionKey
-from gateway.mqtt_sessions import Opening
-from gateway.mqtt_tls import common_name
 from gateway.reading import Reading
 
 if TYPE_CHECKING:
-    from gateway.ingress_mqtt_listener import MqttListener
-    from gateway.mqtt_logins import Logins
+    from gateway.listener.listener import MqttListener
+    from gateway.listener.logins import Logins
 
 REFUSAL_HOLD_S: Final = 1.0
 """How long CONNACK 3 answers after the intake refused; then a client is let in, and shows if it still does."""

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gateway.mqtt_access import CommandTopics, matches
-from gateway.mqtt_refusals import Refusals, RefusedError
-from gateway.mqtt_session import Batch, Session, TooManyCommandsError, check_room
-from gateway.mqtt_sessions import Sessions
+from gateway.listener.access import CommandTopics, matches
+from gateway.listener.refusals import Refusals, RefusedError
+from gateway.listener.session import Batch, Session, TooManyCommandsError, check_room
+from gateway.listener.sessions import Sessions
 from gateway.settings import ListenerSettings
 
 if TYPE_CHECKING:
-    from gateway.mqtt_connection import Connection
+    from gateway.listener.connection import Connection
 
 SUBSCRIPTIONS_MAX: Final = 32
 """Topic filters of one session."""

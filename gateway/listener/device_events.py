@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.mqtt_protocol import Will
+from gateway.mqtt.protocol import Will
 from gateway.reading import Intake
 
 REPORT_INTERVAL_S: Final = 60.0

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from gateway.mqtt_session import Batch
+from gateway.listener.session import Batch
 from gateway.reading import READING_BYTES, Intake
 from gateway.settings import ListenerSettings
 

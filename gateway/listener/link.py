@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from gateway.mqtt_tls import peer_name
+from gateway.listener.tls_connection import peer_name
 
 READ_BYTES_MAX: Final = 65_536
 """What one read may bring: all of it is parsed, stored and answered together."""

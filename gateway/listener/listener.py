@@ -1,7 +1,7 @@
 """The MQTT listener: sensors connect here; an acknowledgement goes out after the commit that it stands for.
 
-One connection is `mqtt_connection`'s, what its client asks for `mqtt_client`'s, what outlives it `mqtt_sessions`'; here
-are the ports, and what all connections share.
+One connection is `listener.connection`'s, what its client asks for `listener.client`'s, what outlives it
+`listener.sessions`'; here are the ports, and what all connections share.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from typing import Any, Final
 
 import structlog
 
-from gateway.check_readings import CheckReadings
-from gateway.login_limit import LoginLimit
-from gateway.mqtt_commands import Commands
-from gateway.mqtt_connection import CLOSING_COMMITS_S, OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
-from gateway.mqtt_device_events import DeviceEvents
-from gateway.mqtt_inflight import InflightTotal
-from gateway.mqtt_logins import NOBODY, Logins
-from gateway.mqtt_redelivery import RecentlyUnanswered
-from gateway.mqtt_refusals import REVOKED, Refusals
-from gateway.mqtt_session import MARKS, Room, Session, SessionKey
-from gateway.mqtt_sessions import Sessions
-from gateway.mqtt_tls import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
+from gateway.intake.check_readings import CheckReadings
+from gateway.listener.connection import CLOSING_COMMITS_S, OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
+from gateway.listener.device_commands import Commands
+from gateway.listener.device_events import DeviceEvents
+from gateway.listener.inflight import InflightTotal
+from gateway.listener.login_limit import LoginLimit
+from gateway.listener.logins import NOBODY, Logins
+from gateway.listener.redelivery import RecentlyUnanswered
+from gateway.listener.refusals import REVOKED, Refusals
+from gateway.listener.session import MARKS, Room, Session, SessionKey
+from gateway.listener.sessions import Sessions
+from gateway.listener.tls_connection import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
 from gateway.reading import Intake, Mark, Reading
 from gateway.settings import ListenerSettings
-from gateway.tls_dates import Dates, by_system_clock
+from gateway.tls.dates import Dates, by_system_clock
 
 HOUSEKEEPING_INTERVAL_S: Final = 1.0
 CLOSING_TURNS: Final = 10

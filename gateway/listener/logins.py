@@ -7,8 +7,8 @@ from typing import Final
 
 import structlog
 
-from gateway.device_credentials import NONE, Credentials, CredentialsError, Secrets, load, seconds
-from gateway.mqtt_access import Identity
+from gateway.listener.access import Identity
+from gateway.listener.credentials import NONE, Credentials, CredentialsError, Secrets, load, seconds
 from gateway.settings import ListenerSettings
 
 NOBODY: Final = (

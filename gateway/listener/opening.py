@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from gateway.login_limit import Attempt
-from gateway.mqtt_access import Identity, Refusal, identify
-from gateway.mqtt_protocol import Connect, ConnectReturnCode, connack
-from gateway.mqtt_refusals import LoginRefusedError, RefusedError
-from gateway.mqtt_session import SessionKey
-from gateway.mqtt_sessions import SessionsFullError
+from gateway.listener.access import Identity, Refusal, identify
+from gateway.listener.login_limit import Attempt
+from gateway.listener.refusals import LoginRefusedError, RefusedError
+from gateway.listener.session import SessionKey
+from gateway.listener.sessions import SessionsFullError
+from gateway.mqtt.protocol import Connect, ConnectReturnCode, connack
 
 if TYPE_CHECKING:
-    from gateway.ingress_mqtt_listener import MqttListener
+    from gateway.listener.listener import MqttListener
 
 UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
 

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import Final
 
-from gateway.mqtt_session import NOT_COUNTING, Batch, SessionKey, digest
+from gateway.listener.session import NOT_COUNTING, Batch, SessionKey, digest
 
 UNANSWERED_MAX: Final = 64
 """QoS 1 packet identifiers of one connection that are remembered as stored and never answered: more than the usual

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from gateway.mqtt_protocol import Connect
-from gateway.terminal_text import counted
+from gateway.host.terminal_text import counted
+from gateway.mqtt.protocol import Connect
 
 LOG_INTERVAL_S: Final = 60.0
 """One refusal is logged of each client and reason in that time, and at its end the sum of all others."""

@@ -13,8 +13,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from gateway.mqtt_protocol import PUBCOMP, PUBREC, publish
-from gateway.mqtt_released import Released
+from gateway.listener.released import Released
+from gateway.mqtt.protocol import PUBCOMP, PUBREC, publish
 from gateway.reading import Mark, Reading
 
 MARKS: Final = "mqtt/"
@@ -93,7 +93,7 @@ class Batch:
         self.commands: list[tuple[Session, int]] = []
         """Commands that this batch queues: whose, and under which packet identifier."""
         self.counting_from = NOT_COUNTING
-        """See `mqtt_redelivery.PacketIdRun.advance`."""
+        """See `listener.redelivery.PacketIdRun.advance`."""
 
     def answer_bare(self, answer: int) -> None:
         """Answer something that is no reading of this batch."""

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.mqtt_released import Released
-from gateway.mqtt_session import MARKS, RELEASED, Command, KeptSession, Room, Session, SessionKey
+from gateway.listener.released import Released
+from gateway.listener.session import MARKS, RELEASED, Command, KeptSession, Room, Session, SessionKey
 from gateway.reading import Mark
 
 

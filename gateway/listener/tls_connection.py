@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from gateway.settings import TlsSettings
-from gateway.tls_dates import CertificateDateError, Dates, check_dates, judge_dates
+from gateway.tls.dates import CertificateDateError, Dates, check_dates, judge_dates
 
 TLS_BUFFER_BYTES: Final = 8_192
 """Read buffer of one connection; asyncio's own is 256 KiB, which 5,000 sensors would pay with 1.4 GB."""

@@ -7,16 +7,16 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from gateway.buffer_losses import OWN
-from gateway.buffer_status import BufferStatus
-from gateway.clock_report import ClockView
-from gateway.clock_text import hold_words
-from gateway.disk_health import Trouble
-from gateway.forward_memory import UplinkState
+from gateway.buffer.losses import OWN
+from gateway.buffer.status import BufferStatus
+from gateway.buffer.write_budget import WriteBudget
+from gateway.clock.clock_text import hold_words
+from gateway.clock.report import ClockView
+from gateway.config.running_settings import RESTART
+from gateway.host.disk_health import Trouble
+from gateway.host.terminal_text import YEAR_S, counted, shortened, size, span
 from gateway.settings import NO_SOURCE, Settings
-from gateway.settings_running import RESTART
-from gateway.terminal_text import YEAR_S, counted, shortened, size, span
-from gateway.write_budget import WriteBudget
+from gateway.uplink.memory import UplinkState
 
 Level = Literal["bad", "warn", "note"]
 NAMED_MAX: Final = 3

@@ -1,4 +1,4 @@
-"""What the status page answers: to whom, files, figures, log-ins. Connections are `status_page`'s."""
+"""What the status page answers: to whom, files, figures, log-ins. Connections are `page.server`'s."""
 
 import asyncio
 import base64
@@ -17,11 +17,11 @@ import msgspec
 import structlog
 from msgspec import Struct
 
-from gateway import page_password
-from gateway.page_password import PagePasswordError
+from gateway.page import password as page_password
+from gateway.page.access import LogIns, Remembered, Sessions, is_loopback, is_our_name
+from gateway.page.password import PagePasswordError
+from gateway.page.view import SHOWN, SHOWN_MAX, StatusView
 from gateway.settings import StatusPageSettings
-from gateway.status_page_access import LogIns, Remembered, Sessions, is_loopback, is_our_name
-from gateway.status_page_view import SHOWN, SHOWN_MAX, StatusView
 
 COOKIE: Final = "sluice"
 GZIP_BYTES_MIN: Final = 600

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.buffer_rows import Entry
-from gateway.devices_heard import DevicesHeard
-from gateway.payload_identity import BINARY, BINARY_VERSION
-from gateway.terminal_text import counted, shortened
+from gateway.buffer.rows import Entry
+from gateway.host.terminal_text import counted, shortened
+from gateway.intake.devices_heard import DevicesHeard
+from gateway.intake.payload_identity import BINARY, BINARY_VERSION
 
 HOUR_US: Final = 3_600_000_000
 POINT_US: Final = 30_000_000
@@ -318,7 +318,7 @@ def values_of(payload: bytes, content_type: str = "application/json") -> tuple[t
 def _decoded(payload: bytes, content_type: str) -> object:
     """Raises ValueError where it cannot be told what this is."""
     if "cbor" in content_type:
-        from gateway import payload_cbor  # noqa: PLC0415 - where no route says so, nobody loads it
+        from gateway.intake import payload_cbor  # noqa: PLC0415 - where no route says so, nobody loads it
 
         return payload_cbor.decode(payload)
     try:

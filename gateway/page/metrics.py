@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.status_page_words import Facts
+from gateway.page.alarms import Facts
 
 REASONS_MAX = 50
 """Of a label; reasons are names of this program's, and there are fewer."""

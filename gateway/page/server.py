@@ -1,6 +1,6 @@
 """The status page's server: HTTP/1.1 for browsers on the LAN, for Prometheus and for whoever asks about health.
 
-h11 parses; here are the connections and their bounds. What is answered is `status_page_answers`'.
+h11 parses; here are the connections and their bounds. What is answered is `page.answers`'.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from typing import Final
 import h11
 import structlog
 
+from gateway.page.access import is_of_a_private_network
+from gateway.page.answers import Answer, Answers, Request, refusal
+from gateway.page.view import StatusView
 from gateway.settings import StatusPageSettings
-from gateway.status_page_access import is_of_a_private_network
-from gateway.status_page_answers import Answer, Answers, Request, refusal
-from gateway.status_page_view import StatusView
 
 HEADER_BYTES_MAX: Final = 16_384
 BODY_BYTES_MAX: Final = 4_096

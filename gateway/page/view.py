@@ -16,30 +16,31 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from msgspec import Struct
 
-from gateway import devices_text, disk_health
-from gateway.buffer_losses import OWN
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import BufferStatus, read_status, reading, this_moment
-from gateway.clock_kernel import boottime_us
-from gateway.clock_text import known_words
-from gateway.device_listing import Device, log_ins, may_log_in, merged, not_heard_words, places_on_ports
-from gateway.device_states import DevicesAsked, DeviceState, devices_page
-from gateway.disk_health import Trouble
-from gateway.live_history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
-from gateway.silence import is_silent, mean_interval_s
-from gateway.status_page_words import Alarm, Facts, Headline, Silent, alarms, headline, since_s
-from gateway.terminal_text import size
-from gateway.write_budget import UsageHour, hours_until_full, last_day, room_bytes, write_budget
+from gateway.buffer.losses import OWN
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import BufferStatus, read_status, reading, this_moment
+from gateway.buffer.write_budget import UsageHour, hours_until_full, last_day, room_bytes, write_budget
+from gateway.clock.clock_text import known_words
+from gateway.clock.kernel_clock import boottime_us
+from gateway.daemon.device_states import DevicesAsked, DeviceState, devices_page
+from gateway.devices import words as devices_text
+from gateway.devices.listing import Device, log_ins, may_log_in, merged, not_heard_words, places_on_ports
+from gateway.devices.silence import is_silent, mean_interval_s
+from gateway.host import disk_health
+from gateway.host.disk_health import Trouble
+from gateway.host.terminal_text import size
+from gateway.page.alarms import Alarm, Facts, Headline, Silent, alarms, headline, since_s
+from gateway.page.history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
 
 if TYPE_CHECKING:
-    from gateway.buffer import Buffer
-    from gateway.clock_report import ClockView
-    from gateway.control import Parts
-    from gateway.devices_heard import Heard
-    from gateway.forward_memory import UplinkState
-    from gateway.intake import FrontDoor
+    from gateway.buffer.buffer import Buffer
+    from gateway.clock.report import ClockView
+    from gateway.config.running_settings import SettingsFile
+    from gateway.daemon.control import Parts
+    from gateway.intake.devices_heard import Heard
+    from gateway.intake.front_door import FrontDoor
     from gateway.settings import Settings
-    from gateway.settings_running import SettingsFile
+    from gateway.uplink.memory import UplinkState
 
 LOOK_S: Final = 2.0
 WATCHED_S: Final = 20.0
@@ -455,7 +456,7 @@ class StatusView:
 
     async def metrics(self) -> bytes:
         """The same in Prometheus's text format."""
-        from gateway import metrics  # noqa: PLC0415 - with it comes its client, which nobody else needs
+        from gateway.page import metrics  # noqa: PLC0415 - with it comes its client, which nobody else needs
 
         await self._asked()
         kept = self.history.traces

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import get_args
 
-from gateway.clock_device import DeviceClock
-from gateway.device_clocks import DeviceClocks
-from gateway.duplicate_window import WINDOW_SEQUENCES
+from gateway.buffer.duplicate_window import WINDOW_SEQUENCES
+from gateway.clock.sensor_clock import DeviceClock
+from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import Reading, Recalled, name_of_boot
-from gateway.serial_frames import (
+from gateway.serial_lines.frames import (
     Ack,
     Data,
     Frame,

@@ -13,12 +13,20 @@ from functools import partial
 import serial
 import structlog
 
-from gateway.buffer_schema import BufferFileError
+from gateway.buffer.schema import BufferFileError
+from gateway.host.terminal_text import size, span
 from gateway.reading import SerialIntake
-from gateway.serial_link import REFUSED_HELLO, HelloRefused, Identified, LinkEvent, Lost, Received, SerialLink
-from gateway.serial_losses import RingLosses
-from gateway.serial_ports import PortLostError, close_port, is_usb_cdc, read_port, why_closed
-from gateway.terminal_text import size, span
+from gateway.serial_lines.frame_link import (
+    REFUSED_HELLO,
+    HelloRefused,
+    Identified,
+    LinkEvent,
+    Lost,
+    Received,
+    SerialLink,
+)
+from gateway.serial_lines.ports import PortLostError, close_port, is_usb_cdc, read_port, why_closed
+from gateway.serial_lines.serial_losses import RingLosses
 
 READ_BYTES_MAX = 4096
 """What one line may put in before the others get their turn."""

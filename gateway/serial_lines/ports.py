@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import serial
 
-from gateway.serial_rivals import held_words
+from gateway.serial_lines.rivals import held_words
 from gateway.settings import Parity
 
 ALL: Final = "all"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.processes import name_of, opened_by, processes, running, terminal_of
+from gateway.host.processes import name_of, opened_by, processes, running, terminal_of
 
 MODEM_MANAGER = "ModemManager"
 BRLTTY = "brltty"

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from gateway.device_clocks import DeviceClocks
+from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import SerialIntake
-from gateway.serial_line import FrameLine, PortLine
-from gateway.serial_link import SerialLink
-from gateway.serial_losses import RingLosses
-from gateway.serial_ports import (
+from gateway.serial_lines.frame_link import SerialLink
+from gateway.serial_lines.port_line import FrameLine, PortLine
+from gateway.serial_lines.ports import (
     ALL,
     FRAMES,
     LOOK_ALIKES,
@@ -27,7 +26,8 @@ from gateway.serial_ports import (
     ports_of,
     why_not_opened,
 )
-from gateway.serial_rivals import brltty_words, rivals
+from gateway.serial_lines.rivals import brltty_words, rivals
+from gateway.serial_lines.serial_losses import RingLosses
 from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
 
 PORTS_MAX = 128
@@ -290,13 +290,13 @@ class SerialIngress:
         line: Line
         match purpose:
             case SerialModbusSettings():
-                from gateway.modbus_line import ModbusLine  # noqa: PLC0415 - only where it is configured
+                from gateway.serial_lines.modbus_line import ModbusLine  # noqa: PLC0415 - only where it is configured
 
                 polled = ModbusLine(name, purpose, settings.topic, self._intake, self._now_us)
                 await polled.open()
                 line = polled
             case SerialTextSettings():
-                from gateway.text_line import TextLine  # noqa: PLC0415 - only where it is configured
+                from gateway.serial_lines.text_line import TextLine  # noqa: PLC0415 - only where it is configured
 
                 port = await asyncio.to_thread(
                     open_port,

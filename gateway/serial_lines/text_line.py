@@ -6,11 +6,11 @@ from functools import partial
 import serial
 import structlog
 
+from gateway.host.terminal_text import escaped_bytes, shortened, span
 from gateway.reading import Reading, SerialIntake
-from gateway.serial_line import PortLine
+from gateway.serial_lines.port_line import PortLine
+from gateway.serial_lines.text_link import TextLink, TextReadings, Uncollected, Unreadable
 from gateway.settings import SerialTextSettings
-from gateway.terminal_text import escaped_bytes, shortened, span
-from gateway.text_link import TextLink, TextReadings, Uncollected, Unreadable
 
 MUTE_US = 60_000_000
 """How long a sensor may write nothing after its port was opened before that is told."""

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gateway.intake.routes import topic_of
 from gateway.reading import Reading
-from gateway.routes import topic_of
-from gateway.serial_frames import FrameDecoder
+from gateway.serial_lines.frames import FrameDecoder
+from gateway.serial_lines.text_formats import LineError, line_reader, proves_itself
 from gateway.settings import SerialTextSettings
-from gateway.text_formats import LineError, line_reader, proves_itself
 
 UNREADABLE_INTERVAL_US = 1_000_000
 """Between two lines that are kept for the quarantine: noise must not fill it, nor wear out the card."""

@@ -1,7 +1,7 @@
 """The broker ingress: reads from an MQTT broker that the site has already; a PUBACK goes out after the commit.
 
-The promise begins when that broker delivers to us. What is delivered again is told by `broker_deliveries`; the
-connection is `broker_client`'s; here are what is taken, what is acknowledged when, and what a person is told.
+The promise begins when that broker delivers to us. What is delivered again is told by `site_broker.deliveries`; the
+connection is `site_broker.client`'s; here are what is taken, what is acknowledged when, and what a person is told.
 
 While the buffer can store nothing, nothing is read from the socket, so that TCP slows the broker down. PINGREQs are
 sent all the while, and a broker that is not read from is not held to be dead: the connection lasts as long as the
@@ -26,10 +26,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from gateway.broker_client import CLOSED, BrokerClient, connect
-from gateway.broker_deliveries import Deliveries, Judgement, digest, session_prefix
-from gateway.client_tls import ClientTlsError, client_context
-from gateway.mqtt_packet_reader import (
+from gateway.host.safe_files import PasswordFileError, read_password
+from gateway.listener.tls_connection import tls_reason
+from gateway.mqtt.packet_reader import (
     CONNACK,
     PINGRESP,
     PUBACK,
@@ -46,11 +45,12 @@ from gateway.mqtt_packet_reader import (
     packet_id,
     suback,
 )
-from gateway.mqtt_tls import tls_reason
-from gateway.password_file import PasswordFileError, read_password
 from gateway.reading import READING_BYTES, Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
-from gateway.tls_dates import CertificateDateError, Dates, by_system_clock, judge_dates
+from gateway.site_broker.client import CLOSED, BrokerClient, connect
+from gateway.site_broker.deliveries import Deliveries, Judgement, digest, session_prefix
+from gateway.tls.client import ClientTlsError, client_context
+from gateway.tls.dates import CertificateDateError, Dates, by_system_clock, judge_dates
 
 HOLD_POLL_S: Final = 0.1
 """How often a connection that is not read from looks whether it may be."""

@@ -20,7 +20,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from gateway.mqtt_packet_reader import MalformedPacketError, Packet, PacketReader
+from gateway.mqtt.packet_reader import MalformedPacketError, Packet, PacketReader
 
 READ_BYTES: Final = 65_536
 LINK_TIMEOUT_S: Final = 10

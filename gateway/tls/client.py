@@ -3,8 +3,8 @@
 import ssl
 from pathlib import Path
 
-from gateway.check_certificates import CertificateFileError, check_pair, read_certificates
-from gateway.mqtt_tls import tls_reason
+from gateway.listener.tls_connection import tls_reason
+from gateway.tls.certificates import CertificateFileError, check_pair, read_certificates
 
 
 class ClientTlsError(Exception):

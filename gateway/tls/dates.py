@@ -2,7 +2,7 @@
 
 A Pi without a network believes that it is 2000, or the hour at which it was switched off. By such a clock OpenSSL would
 refuse each certificate that is good, or take one that ended long ago. So while the clock is not synced they are judged
-by what is certain: the true time is later than the floor (`clock_floor`). What ended before that is refused; whether
+by what is certain: the true time is later than the floor (`clock.floor`). What ended before that is refused; whether
 others have begun, or have ended since, nobody can tell, and they are let pass. All else (who signed it, for whom it is,
 for what) is OpenSSL's to judge, as ever; and the dates too once the clock is known: then whoever was let in so is
 looked at again.
@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 
-from gateway.check_certificates import Validity, date_trouble, validity
-from gateway.clock_floor import ClockFloor
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
+from gateway.clock.floor import ClockFloor
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.tls.certificates import Validity, date_trouble, validity
 
 NO_CHECK_TIME: Final = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL (X509_VERIFY_PARAM_set_flags(3)); Python has no name for it."""

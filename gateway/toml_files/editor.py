@@ -5,8 +5,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from gateway.toml_mistakes import lines_of
-from gateway.toml_text import Notes, key_text, line_text, section_text, value_text
+from gateway.toml_files.mistakes import lines_of
+from gateway.toml_files.writer import Notes, key_text, line_text, section_text, value_text
 
 _Path = tuple[str, ...]
 _HEADER: Final = re.compile(r"^\s*\[")

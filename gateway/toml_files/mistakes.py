@@ -8,7 +8,7 @@ from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 
-from gateway.config_words import Place, show
+from gateway.toml_files.config_words import Place, show
 
 _PART = r"""(?:[A-Za-z0-9_\-]+|"[^"]*"|'[^']*')"""
 _DOTTED = rf"({_PART}(?:\s*\.\s*{_PART})*)"

@@ -10,19 +10,19 @@ from operator import attrgetter
 
 from msgspec.structs import replace
 
-from gateway.buffer import Buffer
-from gateway.buffer_rows import TICK_VOID, Row, Series
-from gateway.clock_device import DeviceClock
-from gateway.clock_gateway import BootTimes
-from gateway.device_clocks import DeviceClocks
-from gateway.forward_memory import NO_PARTITION, Memory, Partition
-from gateway.forward_supply import Supply
-from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
-from gateway.kafka_record import RecordEncoder
-from gateway.kafka_session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
-from gateway.kafka_topics import TopicVerdict
-from gateway.redrive import TOO_LARGE_FOR_TOPIC
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import TICK_VOID, Row, Series
+from gateway.clock.gateway_clock import BootTimes
+from gateway.clock.sensor_clock import DeviceClock
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
+from gateway.kafka.record import RecordEncoder
+from gateway.kafka.session import BATCH_BYTES_MAX, USABLE_S, KafkaSession
+from gateway.kafka.topics import TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings
+from gateway.uplink.memory import NO_PARTITION, Memory, Partition
+from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC
+from gateway.uplink.supply import Supply
 
 LOOK_AGAIN_S = 10.0
 """A topic is not taken for too small by a verdict that is older than this."""

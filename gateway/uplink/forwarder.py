@@ -12,24 +12,24 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError
 
-from gateway.buffer import Buffer
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
-from gateway.forward_memory import MARKS, Memory, QuotaUsedUpError, UplinkState
-from gateway.forward_rounds import REFUSALS, RebuildError, RefusedError, Rounds
-from gateway.heartbeat import Heartbeat
-from gateway.intake import FrontDoor
-from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
-from gateway.kafka_files import KafkaFileError
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
-from gateway.network_watch import AddressWatch, is_own_address, source_address
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.host.network_watch import AddressWatch, is_own_address, source_address
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
+from gateway.kafka.link import KafkaLink
+from gateway.kafka.secret_files import KafkaFileError
+from gateway.kafka.session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
 from gateway.reading import Mark
-from gateway.redrive import LOOK_S as REDRIVE_S
-from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings
-from gateway.tls_dates import Dates, by_system_clock
+from gateway.tls.dates import Dates, by_system_clock
+from gateway.uplink.heartbeat import Heartbeat
+from gateway.uplink.memory import MARKS, Memory, QuotaUsedUpError, UplinkState
+from gateway.uplink.redrive import LOOK_S as REDRIVE_S
+from gateway.uplink.redrive import Redrive
+from gateway.uplink.rounds import REFUSALS, RebuildError, RefusedError, Rounds
 
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.buffer import Buffer
-from gateway.buffer_rows import Lane, Row, Series
-from gateway.clock_gateway import BootClock, BootTimes
-from gateway.intake import FrontDoor
-from gateway.kafka_record import RecordEncoder, rfc3339
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import Lane, Row, Series
+from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.record import RecordEncoder, rfc3339
 from gateway.settings import GatewaySettings, KafkaSettings
 
 

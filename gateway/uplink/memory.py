@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from gateway.buffer_rows import Row
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_session import BATCH_BYTES_MAX, TopicVerdicts
-from gateway.kafka_topics import TopicVerdict
-from gateway.link_rate import LinkRate, Passage
+from gateway.buffer.rows import Row
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.link import KafkaLink
+from gateway.kafka.session import BATCH_BYTES_MAX, TopicVerdicts
+from gateway.kafka.topics import TopicVerdict
 from gateway.reading import Mark
 from gateway.settings import KafkaSettings
-from gateway.uplink_budget import UplinkBudget
+from gateway.uplink.link_rate import LinkRate, Passage
+from gateway.uplink.quota import UplinkBudget
 
 REQUEST_BYTES_MAX = 8 * BATCH_BYTES_MAX
 """What a round may put on the wire, however wide the link."""

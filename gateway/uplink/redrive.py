@@ -5,11 +5,11 @@ from collections import Counter
 import structlog
 from aiokafka.admin import AIOKafkaAdminClient
 
-from gateway.buffer import Buffer
-from gateway.buffer_quarantine import TOPIC_FORBIDDEN
-from gateway.forward_memory import Memory
-from gateway.intake import FrontDoor
-from gateway.kafka_topics import TopicVerdict
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.quarantine import TOPIC_FORBIDDEN
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.topics import TopicVerdict
+from gateway.uplink.memory import Memory
 
 TOPIC_REFUSING = "topic-refuses-records"
 """The quarantine's reason for readings of a topic that refused one record after the other."""

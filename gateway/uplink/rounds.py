@@ -25,20 +25,20 @@ from aiokafka.errors import (
     kafka_errors,
 )
 
-from gateway.buffer import Buffer
-from gateway.buffer_quarantine import TOPIC_FORBIDDEN
-from gateway.buffer_rows import Doubt, Lane, Quarantined, Row, Series, spans_of
-from gateway.buffer_schema import BufferFileError
-from gateway.forward_batches import Aside, Batcher, Outgoing
-from gateway.forward_memory import NO_PARTITION, Memory, Partition
-from gateway.forward_supply import Supply
-from gateway.intake import FrontDoor
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_session import KafkaSession
-from gateway.kafka_topics import TopicVerdict, forbidden_hint
-from gateway.link_rate import Passage
-from gateway.redrive import TOPIC_REFUSING
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.quarantine import TOPIC_FORBIDDEN
+from gateway.buffer.rows import Doubt, Lane, Quarantined, Row, Series, spans_of
+from gateway.buffer.schema import BufferFileError
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.session import KafkaSession
+from gateway.kafka.topics import TopicVerdict, forbidden_hint
 from gateway.settings import GatewaySettings, KafkaSettings
+from gateway.uplink.batches import Aside, Batcher, Outgoing
+from gateway.uplink.link_rate import Passage
+from gateway.uplink.memory import NO_PARTITION, Memory, Partition
+from gateway.uplink.redrive import TOPIC_REFUSING
+from gateway.uplink.supply import Supply
 
 LINGER_ROWS = 500
 """Fewer rows than this at once are live readings."""

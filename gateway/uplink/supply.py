@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, takewhile
 from operator import attrgetter
 
-from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Lane, Position, Row, Series, spans_of, without
-from gateway.buffer_schema import BufferFileError
-from gateway.new_clocks import NewClocks
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import START, Lane, Position, Row, Series, spans_of, without
+from gateway.buffer.schema import BufferFileError
+from gateway.intake.new_clocks import NewClocks
 from gateway.settings import KafkaSettings
 
 ROW_BYTES = 360

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gateway.record_contract import HEADERS
-from spark.session import CLASSES, SHORT_LIVED, jars_folder, open_session
+from spark.engine.session import CLASSES, SHORT_LIVED, jars_folder, open_session
 
 VALUES = (
     *("1.0", "00112233445566aa-0123456789ab-1", "/plant/gw-1", "sluice.reading", "device/42/thermo"),
@@ -30,10 +30,10 @@ def make_archive(path: Path) -> None:
     os.environ["SLUICE_SPARK_JAVA_OPTIONS"] = keeping
     spark = open_session("sluice-classes")
     from spark.batch_job import BatchJob  # noqa: PLC0415
-    from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
-    from spark.kafka_records import SOURCE_SCHEMA  # noqa: PLC0415
-    from spark.log_table import BatchId  # noqa: PLC0415
-    from spark.views import open_all  # noqa: PLC0415
+    from spark.decode.kafka_records import SOURCE_SCHEMA  # noqa: PLC0415
+    from spark.engine.interpreted_queries import interpreted_if  # noqa: PLC0415
+    from spark.log.log_table import BatchId  # noqa: PLC0415
+    from spark.views.views import open_all  # noqa: PLC0415
 
     with TemporaryDirectory() as warehouse:
         headers = [(name, text.encode()) for name, text in zip(HEADERS, VALUES, strict=True)]

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gateway.terminal_text import hanging, terminal_width
-from gateway.toml_mistakes import ConfigError
-from spark.kafka_reach import unreachable
-from spark.streams_file import load_streams
-from spark.table_text import (
+from gateway.host.terminal_text import hanging, terminal_width
+from gateway.toml_files.mistakes import ConfigError
+from spark.commands.table_text import (
     cell_text,
     columns_left_out,
     rfc3339,
@@ -22,18 +20,20 @@ from spark.table_text import (
     time_text,
     to_the_second,
 )
-from spark.warehouse_folder import (
+from spark.decode.streams_file import load_streams
+from spark.engine.warehouse_folder import (
     WarehouseInUseError,
     absolute,
     may_be_warehouse,
     no_tables,
     only_writer,
 )
+from spark.source.kafka_reach import unreachable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.codec_declarations import Streams
+    from spark.decode.codec_declarations import Streams
 
 Opened = TypeVar("Opened")
 
@@ -101,7 +101,7 @@ def expect_kafka(bootstrap: str) -> None:
 
 def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str]:
     """Return Kafka's settings from --kafka-option and the file of --kafka-config."""
-    from spark.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
+    from spark.source.kafka_options import KafkaOptionError, kafka_options  # noqa: PLC0415
 
     try:
         return kafka_options(given, config)
@@ -111,7 +111,7 @@ def kafka_settings(given: tuple[str, ...], config: Path | None) -> dict[str, str
 
 def opened(spark: "SparkSession", warehouse: str, opener: "Callable[[SparkSession, str], Opened]") -> Opened:
     """Open what is in a warehouse, or say that there is none."""
-    from spark.warehouse_version import NoWarehouseError  # noqa: PLC0415
+    from spark.log.warehouse_version import NoWarehouseError  # noqa: PLC0415
 
     try:
         return opener(spark, warehouse)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.session import JarsMissingError, open_session
-from spark.warehouse_folder import holds_little
+from spark.engine.session import JarsMissingError, open_session
+from spark.engine.warehouse_folder import holds_little
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -42,7 +42,7 @@ def session(application: str, warehouse: str | None = None) -> "SparkSession":
     # To these PySpark writes each error with the whole plan and a trace of Java's calls; we say it in a line.
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
-    from spark.interpreted_queries import interpreted_if  # noqa: PLC0415
+    from spark.engine.interpreted_queries import interpreted_if  # noqa: PLC0415
 
     context.with_resource(interpreted_if(spark, small=is_brief))
     return spark

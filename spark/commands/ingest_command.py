@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gateway.record_contract import USUAL_TOPICS
-from spark.cli_options import (
+from spark.commands.cli_options import (
     absolute_path,
     expect_kafka,
     json_option,
@@ -21,14 +21,14 @@ from spark.cli_options import (
     kafka_settings,
     streams_option,
 )
-from spark.command_session import session
-from spark.warehouse_folder import WarehouseInUseError, absolute, only_writer
+from spark.commands.command_session import session
+from spark.engine.warehouse_folder import WarehouseInUseError, absolute, only_writer
 
 if TYPE_CHECKING:
-    from spark.codec_declarations import Streams
+    from spark.decode.codec_declarations import Streams
     from spark.ingest_job import BatchReport, Begun
-    from spark.kafka_source import KafkaSource
-    from spark.topic_changes import Loss
+    from spark.source.kafka_source import KafkaSource
+    from spark.source.topic_changes import Loss
 
 
 NAMES_TOLD_MAX = 20
@@ -112,8 +112,8 @@ def ingest(  # noqa: PLR0913, PLR0917 - one argument for each option
     expect_kafka(bootstrap)
     spark = session("sluice-ingest")
     from spark.ingest_job import IngestSettings, Listener, run_ingest  # noqa: PLC0415
-    from spark.kafka_options import check_options  # noqa: PLC0415
-    from spark.kafka_source import KafkaSource  # noqa: PLC0415
+    from spark.source.kafka_options import check_options  # noqa: PLC0415
+    from spark.source.kafka_source import KafkaSource  # noqa: PLC0415
 
     source = KafkaSource(
         bootstrap,
@@ -166,11 +166,11 @@ def _failures_in_words(options: Mapping[str, str]) -> Iterator[None]:
     from pyspark.errors import StreamingQueryException  # noqa: PLC0415
 
     from spark.ingest_job import QueryIdError, TopicTroubleError  # noqa: PLC0415
-    from spark.kafka_failures import explain_failure  # noqa: PLC0415
-    from spark.kafka_options import KafkaOptionError, without  # noqa: PLC0415
-    from spark.log_table import CheckpointError  # noqa: PLC0415
-    from spark.topic_watch import TopicWatchError  # noqa: PLC0415
-    from spark.windows_table import WindowLengthError  # noqa: PLC0415
+    from spark.log.log_table import CheckpointError  # noqa: PLC0415
+    from spark.source.kafka_failures import explain_failure  # noqa: PLC0415
+    from spark.source.kafka_options import KafkaOptionError, without  # noqa: PLC0415
+    from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
+    from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     try:
         yield

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from spark.cli_options import json_option, limit_option, opened, print_rows, warehouse_option
-from spark.command_session import session
-from spark.registry import Registry
-from spark.registry_file import RegistryError, load_registry_file
+from spark.commands.cli_options import json_option, limit_option, opened, print_rows, warehouse_option
+from spark.commands.command_session import session
+from spark.registry.registry import Registry
+from spark.registry.registry_file import RegistryError, load_registry_file
 
 _path = click.argument("path", type=click.Path(path_type=Path))
 
@@ -32,8 +32,8 @@ def load(path: Path, warehouse: str) -> None:
     """Put a registry in the place of the one before; old readings go by it too, at once. `ingest` may run meanwhile."""
     found = _loaded(path)
     spark = session("sluice-registry")
-    from spark.registry_table import load_registry  # noqa: PLC0415
-    from spark.warehouse_version import note_registry, open_version  # noqa: PLC0415
+    from spark.log.warehouse_version import note_registry, open_version  # noqa: PLC0415
+    from spark.registry.registry_table import load_registry  # noqa: PLC0415
 
     opened(spark, warehouse, open_version)
     version = load_registry(spark, warehouse, found)
@@ -55,8 +55,8 @@ def list_devices(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FB
     spark = session("sluice-devices", warehouse)
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    from spark.registry_table import open_devices  # noqa: PLC0415
-    from spark.warehouse_version import open_version  # noqa: PLC0415
+    from spark.log.warehouse_version import open_version  # noqa: PLC0415
+    from spark.registry.registry_table import open_devices  # noqa: PLC0415
 
     opened(spark, warehouse, open_version)
     found = open_devices(spark, warehouse).withColumns(

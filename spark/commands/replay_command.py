@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.cli_options import (
+from spark.commands.cli_options import (
     expect_kafka,
     kafka_config_option,
     kafka_option,
@@ -17,15 +17,15 @@ from spark.cli_options import (
     streams_option,
     warehouse_option,
 )
-from spark.command_session import session
-from spark.warehouse_folder import WarehouseInUseError, only_replay, only_writer
+from spark.commands.command_session import session
+from spark.engine.warehouse_folder import WarehouseInUseError, only_replay, only_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.codec_declarations import Streams
-    from spark.replay_job import FromKafka, Offsets, ReplayProgress
-    from spark.warehouse_version import Version
+    from spark.decode.codec_declarations import Streams
+    from spark.log.warehouse_version import Version
+    from spark.upkeep.replay_job import FromKafka, Offsets, ReplayProgress
 
 
 def starting(_context: click.Context, _parameter: click.Parameter, since: str | None) -> "int | Offsets | None":
@@ -71,11 +71,11 @@ def replay(  # noqa: PLR0913, PLR0917 - one argument for each option
     if bootstrap is not None:
         expect_kafka(bootstrap)
     spark = session("sluice-replay")
-    from spark.kafka_options import KafkaOptionError  # noqa: PLC0415
-    from spark.replay_job import replay as make_anew  # noqa: PLC0415
-    from spark.topic_watch import TopicWatchError  # noqa: PLC0415
-    from spark.warehouse_version import open_version  # noqa: PLC0415
-    from spark.windows_table import WindowLengthError  # noqa: PLC0415
+    from spark.log.warehouse_version import open_version  # noqa: PLC0415
+    from spark.source.kafka_options import KafkaOptionError  # noqa: PLC0415
+    from spark.source.topic_watch import TopicWatchError  # noqa: PLC0415
+    from spark.upkeep.replay_job import replay as make_anew  # noqa: PLC0415
+    from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     told = ""
 
@@ -113,8 +113,8 @@ def _progress_line(progress: "ReplayProgress") -> str:
 
 def _rejects_lines(spark: "SparkSession", warehouse: str, before: "Version", after: "Version") -> Iterator[str]:
     """What became no reading, and whether that is more than it was."""
-    from spark.quarantine_view import rejects_by_kind  # noqa: PLC0415
-    from spark.warehouse_version import tables_of  # noqa: PLC0415
+    from spark.log.quarantine_view import rejects_by_kind  # noqa: PLC0415
+    from spark.log.warehouse_version import tables_of  # noqa: PLC0415
 
     were, are = (rejects_by_kind(spark, tables_of(warehouse, version)) for version in (before, after))
     kinds = f" ({', '.join(f'{count} {kind}' for kind, count in are.items())})" if are else ""
@@ -131,11 +131,11 @@ def _from_kafka(
     spark: "SparkSession", warehouse: str, bootstrap: str, options: dict[str, str], since: "int | Offsets"
 ) -> "FromKafka":
     """Find from which offsets on Kafka is read, and make sure that these are the topics that `log` is of."""
-    from spark.kafka_options import check_options  # noqa: PLC0415
-    from spark.kafka_source import KafkaSource  # noqa: PLC0415
-    from spark.replay_job import FromKafka, topics_in_log  # noqa: PLC0415
-    from spark.topic_watch import TopicWatch  # noqa: PLC0415
-    from spark.warehouse_version import open_version  # noqa: PLC0415
+    from spark.log.warehouse_version import open_version  # noqa: PLC0415
+    from spark.source.kafka_options import check_options  # noqa: PLC0415
+    from spark.source.kafka_source import KafkaSource  # noqa: PLC0415
+    from spark.source.topic_watch import TopicWatch  # noqa: PLC0415
+    from spark.upkeep.replay_job import FromKafka, topics_in_log  # noqa: PLC0415
 
     check_options(spark, bootstrap, options)
     read = topics_in_log(spark, warehouse, open_version(spark, warehouse))

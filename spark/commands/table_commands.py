@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.cli_options import (
+from spark.commands.cli_options import (
     device_option,
     json_option,
     limit_option,
@@ -14,12 +14,12 @@ from spark.cli_options import (
     warehouse_option,
     writing_alone,
 )
-from spark.command_session import session
+from spark.commands.command_session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from spark.codec_declarations import Streams
+    from spark.decode.codec_declarations import Streams
 
 
 @click.command(short_help="The latest readings by event time.")
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def readings(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show the latest readings by event time: one line for each metric."""
     spark = session("sluice-readings", warehouse)
-    from spark.readings_view import open_readings  # noqa: PLC0415
+    from spark.log.readings_view import open_readings  # noqa: PLC0415
 
     columns = ("event_time", "namespace", "device", "stream", "metric", "value", "time_error_us", "time_quality")
     more = (
@@ -54,7 +54,7 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
     On a terminal the columns that it has room for; all of them in a pipe, and with --json.
     """
     spark = session("sluice-windows", warehouse)
-    from spark.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
+    from spark.views.windows_view import WindowSizeError, open_windows  # noqa: PLC0415
 
     def sized(spark: "SparkSession", warehouse: str) -> "DataFrame":
         try:
@@ -82,7 +82,7 @@ def windows(warehouse: str, device: str | None, size_s: int | None, limit: int, 
 def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show what is missing of devices' own numbers, the latest first, and whether a gateway told why."""
     spark = session("sluice-gaps", warehouse)
-    from spark.evidence import open_gaps  # noqa: PLC0415
+    from spark.views.evidence import open_gaps  # noqa: PLC0415
 
     columns = (
         *("after_time", "before_time", "namespace", "device", "stream", "device_boot", "first", "last", "count"),
@@ -102,7 +102,7 @@ def gaps(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:
 def gateways(warehouse: str, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show what each gateway last said of itself that counts: up to when it has delivered, and what it still holds."""
     spark = session("sluice-gateways", warehouse)
-    from spark.gateways_view import open_gateways  # noqa: PLC0415
+    from spark.views.gateways_view import open_gateways  # noqa: PLC0415
 
     found = opened(spark, warehouse, open_gateways)
     # Hardly ever there is one, and then it must be seen.
@@ -129,8 +129,8 @@ def sql(warehouse: str, query: str, limit: int, as_json: bool) -> None:  # noqa:
     spark = session("sluice-sql", warehouse)
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    from spark.sql_statements import NotReadingError, mistake_words, read_by, tables_named  # noqa: PLC0415
-    from spark.views import VIEWS, open_all  # noqa: PLC0415
+    from spark.commands.sql_statements import NotReadingError, mistake_words, read_by, tables_named  # noqa: PLC0415
+    from spark.views.views import VIEWS, open_all  # noqa: PLC0415
 
     opened(spark, warehouse, lambda spark, warehouse: open_all(spark, warehouse, tables_named(query, VIEWS)))
     try:
@@ -155,7 +155,7 @@ def quarantine() -> None:
 def list_quarantine(warehouse: str, device: str | None, limit: int, as_json: bool) -> None:  # noqa: FBT001
     """Show the latest rejects with their reasons and their places in Kafka."""
     spark = session("sluice-quarantine", warehouse)
-    from spark.quarantine_view import COLUMNS, open_quarantine  # noqa: PLC0415
+    from spark.log.quarantine_view import COLUMNS, open_quarantine  # noqa: PLC0415
 
     found = opened(spark, warehouse, open_quarantine)
     chosen = found if device is None else found.where(found["device"] == device)
@@ -176,9 +176,9 @@ def retry(warehouse: str, streams: "Streams | None") -> None:
     """
     spark = session("sluice-quarantine")
     from spark.batch_job import BatchJob  # noqa: PLC0415
-    from spark.quarantine_retry import retry as read_again  # noqa: PLC0415
-    from spark.warehouse_version import open_version  # noqa: PLC0415
-    from spark.windows_table import WindowLengthError  # noqa: PLC0415
+    from spark.log.warehouse_version import open_version  # noqa: PLC0415
+    from spark.upkeep.quarantine_retry import retry as read_again  # noqa: PLC0415
+    from spark.windows.windows_table import WindowLengthError  # noqa: PLC0415
 
     opened(spark, warehouse, open_version)
     try:

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
+from gateway.host.terminal_text import GAP, aligned, escaped
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from gateway.terminal_text import GAP, aligned, escaped
 
 FIGURES = frozenset(
     {

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark.cli_options import opened, warehouse_option, writing_alone
-from spark.command_session import session
+from spark.commands.cli_options import opened, warehouse_option, writing_alone
+from spark.commands.command_session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,9 +30,9 @@ def maintain(warehouse: str, keep_days: float, old_versions: bool) -> None:  # n
     """
     spark = session("sluice-maintain")
     from spark.batch_job import BatchJob  # noqa: PLC0415
-    from spark.table_upkeep import maintain as do_all  # noqa: PLC0415
-    from spark.table_upkeep import newest_day, remove_old_versions  # noqa: PLC0415
-    from spark.warehouse_version import open_version  # noqa: PLC0415
+    from spark.log.warehouse_version import open_version  # noqa: PLC0415
+    from spark.upkeep.table_upkeep import maintain as do_all  # noqa: PLC0415
+    from spark.upkeep.table_upkeep import newest_day, remove_old_versions  # noqa: PLC0415
 
     opened(spark, warehouse, open_version)
     with writing_alone(warehouse):
@@ -60,8 +60,8 @@ def delete_device(warehouse: str, namespace: str, yes: bool, unheard: bool, devi
     when nothing has needed them for a week, or by `sluice-cloud maintain --keep-days 0` at once.
     """
     spark = session("sluice-devices")
-    from spark.device_deletion import delete_device as delete  # noqa: PLC0415
-    from spark.device_deletion import is_known, rows_of_device  # noqa: PLC0415
+    from spark.upkeep.device_deletion import delete_device as delete  # noqa: PLC0415
+    from spark.upkeep.device_deletion import is_known, rows_of_device  # noqa: PLC0415
 
     def counted(spark: "SparkSession", warehouse: str) -> int:
         return rows_of_device(spark, warehouse, namespace, device)

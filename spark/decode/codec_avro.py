@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from spark.codec_declarations import Metric
-from spark.codec_numbers import BYTES_MAX, DEPTH_MAX, Result, UndecodableError, float_decimal, of_object
+from spark.decode.codec_declarations import Metric
+from spark.decode.codec_numbers import BYTES_MAX, DEPTH_MAX, Result, UndecodableError, float_decimal, of_object
 
 MAGIC = 0
 PREFIX_BYTES = 5

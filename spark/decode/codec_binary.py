@@ -2,8 +2,8 @@
 
 from decimal import Context, Decimal
 
-from spark.codec_declarations import Endian, LayoutField, Stream
-from spark.codec_numbers import Result, UndecodableError, float_decimal, of_object
+from spark.decode.codec_declarations import Endian, LayoutField, Stream
+from spark.decode.codec_numbers import Result, UndecodableError, float_decimal, of_object
 
 HEADER_BYTES = 17
 """The gateway's identity header (`gateway/PAYLOADS.md`): version, boot counter, incarnation, sequence, tick."""

@@ -6,7 +6,7 @@ fractions into binary ones, keeps one of two members of the same name, and would
 
 from decimal import Decimal
 
-from spark.codec_numbers import BYTES_MAX, DEPTH_MAX, UndecodableError, float_decimal
+from spark.decode.codec_numbers import BYTES_MAX, DEPTH_MAX, UndecodableError, float_decimal
 
 EXPONENT_MAX = 999
 """Of a decimal fraction."""

@@ -7,8 +7,8 @@ from functools import reduce
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.codec_declarations import IDENTITY_MEMBERS, Stream, Streams, decimals_used
-from spark.codec_numbers import NUMBER_CHARS_MAX
+from spark.decode.codec_declarations import IDENTITY_MEMBERS, Stream, Streams, decimals_used
+from spark.decode.codec_numbers import NUMBER_CHARS_MAX
 
 VALUE_TYPE = "decimal(18,6)"
 """Values are quantised to six decimals or fewer, half up, so that sums are the same in any order."""

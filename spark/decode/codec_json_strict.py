@@ -6,7 +6,7 @@ What is interpreted for each row is slow; it stands below tests of columns that 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.codec_decimals import (
+from spark.decode.codec_decimals import (
     MEMBERS_TYPE,
     VALUE_TYPE,
     constant,
@@ -17,8 +17,8 @@ from spark.codec_decimals import (
     rounded,
     spec_literals,
 )
-from spark.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
-from spark.codec_numbers import OUTSIDE, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
+from spark.decode.codec_declarations import IDENTITY_MEMBERS, METRICS_MAX, Streams
+from spark.decode.codec_numbers import OUTSIDE, UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 # What comes before the next number, strings whole, then the number. Possessive: a pattern that backtracks overflows
 # the stack on long texts.

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.codec_decimals import METRICS_TYPE, VALUE_TYPE, known_members
-from spark.codec_declarations import IDENTITY_MEMBERS, Stream, Streams
-from spark.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
+from spark.decode.codec_decimals import METRICS_TYPE, VALUE_TYPE, known_members
+from spark.decode.codec_declarations import IDENTITY_MEMBERS, Stream, Streams
+from spark.decode.codec_numbers import UNDECLARED_CHARS_MAX, UNDECLARED_MAX
 
 _NAME = "[A-Za-z0-9_.-]+"
 _S = r"[ \t\r\n]*"

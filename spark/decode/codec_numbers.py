@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 
-from spark.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, METRICS_MAX, Metric, name_order
+from spark.decode.codec_declarations import DECIMALS_MAX, IDENTITY_MEMBERS, METRICS_MAX, Metric, name_order
 
 BYTES_MAX = 65_536
 """Larger payloads are not looked into: each byte of one may become an object."""

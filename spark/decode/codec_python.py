@@ -9,9 +9,9 @@ from functools import cache
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import codec_avro, codec_binary, codec_cbor, codec_senml
-from spark.codec_declarations import Metric, Stream, Streams
-from spark.codec_numbers import Result, UndecodableError, of_object
+from spark.decode import codec_avro, codec_binary, codec_cbor, codec_senml
+from spark.decode.codec_declarations import Metric, Stream, Streams
+from spark.decode.codec_numbers import Result, UndecodableError, of_object
 
 CODEC_OF_MEDIA_TYPE = {
     "application/json": "json",

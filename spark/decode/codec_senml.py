@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
-from spark import codec_cbor
-from spark.codec_declarations import IDENTITY_MEMBERS, Metric
-from spark.codec_numbers import (
+from spark.decode import codec_cbor
+from spark.decode.codec_declarations import IDENTITY_MEMBERS, Metric
+from spark.decode.codec_numbers import (
     BYTES_MAX,
     DEPTH_MAX,
     NUMBER_CHARS_MAX,

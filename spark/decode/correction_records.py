@@ -6,9 +6,9 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.codec_declarations import Times
-from spark.edge_times import KAFKA_SLACK_US
-from spark.kafka_records import TEXT_BYTES_MAX
+from spark.decode.codec_declarations import Times
+from spark.decode.kafka_records import TEXT_BYTES_MAX
+from spark.log.edge_times import KAFKA_SLACK_US
 
 CORRECTION_TYPE = "sluice.gateway.time-correction"
 BODY_TYPE = "map<string,variant>"

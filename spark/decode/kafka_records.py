@@ -13,7 +13,7 @@ from gateway.record_contract import (
     DOUBT_HEADER,
     HEADERS,
 )
-from spark.built_once import recorded
+from spark.engine.built_once import recorded
 
 SOURCE_SCHEMA = """
     key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int,

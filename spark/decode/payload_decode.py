@@ -8,16 +8,17 @@ here hold functions of arrays, which keeps Spark from compiling each into one me
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import correction_records, loss_records
-from spark.built_once import recorded
-from spark.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
-from spark.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams, Times
-from spark.codec_json_strict import read_strictly, with_members
-from spark.codec_json_usual import is_usual, read_usual
-from spark.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
-from spark.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-from spark.gateway_states import EVENT_TYPES
-from spark.kafka_records import GATEWAY_TYPES, READING_TYPE
+from spark.decode import correction_records
+from spark.decode.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
+from spark.decode.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams, Times
+from spark.decode.codec_json_strict import read_strictly, with_members
+from spark.decode.codec_json_usual import is_usual, read_usual
+from spark.decode.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
+from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
+from spark.decode.kafka_records import GATEWAY_TYPES, READING_TYPE
+from spark.engine.built_once import recorded
+from spark.finality import loss_records
+from spark.finality.gateway_states import EVENT_TYPES
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 SPACE = " \t\r\n"

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
-from gateway.config_words import Place, show
-from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, show_value, spell, syntax_mistake
-from spark.codec_binary import SIZES
-from spark.codec_declarations import (
+from gateway.toml_files.config_words import Place, show
+from gateway.toml_files.mistakes import ConfigError, Mistake, line_of, lines_of, show_value, spell, syntax_mistake
+from spark.decode.codec_binary import SIZES
+from spark.decode.codec_declarations import (
     DAY_S,
     DECIMALS_MAX,
     METRICS_MAX,
@@ -40,7 +40,7 @@ from spark.codec_declarations import (
     name_order,
     plain,
 )
-from spark.codec_numbers import BYTES_MAX
+from spark.decode.codec_numbers import BYTES_MAX
 
 __all__ = ["NO_STREAMS", "ConfigError", "Metric", "Stream", "Streams", "load_streams", "parse_streams"]
 

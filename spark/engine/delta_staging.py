@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.built_once import Projection, built_once
+from spark.engine.built_once import Projection, built_once
 
 CHECKPOINT_INTERVAL = ("delta.checkpointInterval", "50")
 """Property of tables that each batch appends to: after so many commits Delta writes down which files the table has, all

@@ -9,7 +9,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.delta_staging import snapshot
+from spark.engine.delta_staging import snapshot
 
 APPEND_ONLY = "delta.appendOnly"
 FILE_BYTES = 128 * 2**20

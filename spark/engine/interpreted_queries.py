@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-from spark.delta_staging import table_bytes
+from spark.engine.delta_staging import table_bytes
 
 SMALL_BYTES_MAX = 10_000_000
 """Of a table, for what is asked of it to be interpreted."""

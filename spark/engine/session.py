@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 JARS_DEFAULT = PROJECT / "build" / "jars" / "spark"
 JARS_NEEDED = (
     "spark-sql-kafka",
@@ -35,7 +35,7 @@ SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For sessions of a few minutes: the optimising compiler takes more time than it gives back, a quarter of a small
 batch's. The first compiler alone would get 48 MB for its code, which Spark fills in a minute."""
 CLASSES = "classes.jsa"
-"""Beside the jars, if somebody made it: see `spark.class_archive`."""
+"""Beside the jars, if somebody made it: see `spark.commands.class_archive`."""
 CLASSES_QUIETLY = "-Xlog:cds*=off"
 """That this archive is of another Java, or of other jars, is no news for whoever calls a command."""
 

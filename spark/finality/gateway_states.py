@@ -14,10 +14,10 @@ import msgspec
 from msgspec import Meta
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.codec_numbers import DEPTH_MAX, is_deep
-from spark.edge_times import EARLIEST_US, FOREVER_US, KAFKA_SLACK_US, LATEST_US
-from spark.gateway_rows import GatewayRow, Span
-from spark.sequence_runs import Edge
+from spark.decode.codec_numbers import DEPTH_MAX, is_deep
+from spark.finality.gateway_rows import GatewayRow, Span
+from spark.log.edge_times import EARLIEST_US, FOREVER_US, KAFKA_SLACK_US, LATEST_US
+from spark.log.sequence_runs import Edge
 
 HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
 SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"

@@ -6,10 +6,10 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates, fault_of
-from spark.payload_decode import EVENT
-from spark.sequence_runs import Edge, edge
-from spark.state_table import StateTable, read_states
+from spark.decode.payload_decode import EVENT
+from spark.finality.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates, fault_of
+from spark.log.sequence_runs import Edge, edge
+from spark.log.state_table import StateTable, read_states
 
 KEY = ("namespace", "gateway")
 Place = tuple[str, int, int]

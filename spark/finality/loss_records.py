@@ -4,8 +4,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.kafka_records import TEXT_BYTES_MAX
-from spark.sequence_runs import RUN
+from spark.decode.kafka_records import TEXT_BYTES_MAX
+from spark.log.sequence_runs import RUN
 
 BODY_TYPE = "map<string,variant>"
 

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.delta_staging import AppendTable, pinned
-from spark.log_table import ORDINAL
-from spark.loss_records import SCHEMA, losses_in
+from spark.engine.delta_staging import AppendTable, pinned
+from spark.finality.loss_records import SCHEMA, losses_in
+from spark.log.log_table import ORDINAL
 
 
 def losses_path(tables: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from spark.edge_times import FOREVER_US, Moment
+from spark.log.edge_times import FOREVER_US, Moment
 
 COUNT_MAX = 2**63 - 1
 

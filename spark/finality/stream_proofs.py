@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spark.edge_times import FOREVER_US, Clocks, Moment
-from spark.gateway_rows import GatewayRow, Span
-from spark.sequence_gaps import Gap, Judged, Proven, TimedIsland, TimedLoss, judged
-from spark.sequence_runs import Edge
+from spark.finality.gateway_rows import GatewayRow, Span
+from spark.finality.sequence_gaps import Gap, Judged, Proven, TimedIsland, TimedLoss, judged
+from spark.log.edge_times import FOREVER_US, Clocks, Moment
+from spark.log.sequence_runs import Edge
 
 ON_ITS_WAY_US = 10_000_000
 """A reading may come to its gateway so long after it was taken. A heartbeat knows only of what has come."""

@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.edge_times import FOREVER_US, Correction, GatewayBoot, clocks
-from spark.gateway_rows import GatewayRow
-from spark.sequence_gaps import Gap
-from spark.sequence_runs import EDGE_TYPE, Edge
-from spark.stream_proofs import DeviceIsland, DeviceLoss, Sites, StreamProof, device_gaps, stream_proofs
+from spark.finality.gateway_rows import GatewayRow
+from spark.finality.sequence_gaps import Gap
+from spark.finality.stream_proofs import DeviceIsland, DeviceLoss, Sites, StreamProof, device_gaps, stream_proofs
+from spark.log.edge_times import FOREVER_US, Correction, GatewayBoot, clocks
+from spark.log.sequence_runs import EDGE_TYPE, Edge
 
 STREAM = ("namespace", "device", "stream")
 DEVICE = ("namespace", "device")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.copies import Suspects, judged, suspected
-from spark.kafka_records import READING_TYPE
-from spark.windows_table import unwindowed
+from spark.decode.kafka_records import READING_TYPE
+from spark.log.copies import Suspects, judged, suspected
+from spark.windows.windows_table import unwindowed
 
 
 @dataclass(frozen=True, slots=True)

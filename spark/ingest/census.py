@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.built_once import recorded
-from spark.copies import may_be_copy
-from spark.correction_records import CORRECTION_TYPE
-from spark.deletions import was_deleted
-from spark.kafka_records import READING_TYPE
-from spark.log_table import from_kafka
-from spark.loss_records import LOSS_TYPE
-from spark.readings_view import is_reading
-from spark.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_inner_edges
-from spark.windows_table import unwindowed
+from spark.decode.correction_records import CORRECTION_TYPE
+from spark.decode.kafka_records import READING_TYPE
+from spark.engine.built_once import recorded
+from spark.finality.loss_records import LOSS_TYPE
+from spark.log.copies import may_be_copy
+from spark.log.deletions import was_deleted
+from spark.log.log_table import from_kafka
+from spark.log.readings_view import is_reading
+from spark.log.sequence_runs import BatchRun, RunKey, batch_runs, run_key, with_inner_edges
+from spark.windows.windows_table import unwindowed
 
 LANE = ("buffer", "lane")
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from spark.log_table import CheckpointError
-from spark.topic_changes import NOTHING_READ, Offsets, TopicNow, TopicRead
-from spark.warehouse_folder import files_in, text_of
+from spark.engine.warehouse_folder import files_in, text_of
+from spark.log.log_table import CheckpointError
+from spark.source.topic_changes import NOTHING_READ, Offsets, TopicNow, TopicRead
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from spark.reading_starts import ReadingStart
+    from spark.ingest.reading_starts import ReadingStart
 
 TopicOffsets = Mapping[str, Offsets]
 FILE_VERSION = "v1"

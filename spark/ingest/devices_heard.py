@@ -2,8 +2,8 @@
 
 from pyspark.sql import Row, SparkSession
 
-from spark.census import Census
-from spark.state_table import StateTable
+from spark.ingest.census import Census
+from spark.log.state_table import StateTable
 
 StreamKey = tuple[str, str, str]
 """Namespace, device, stream."""

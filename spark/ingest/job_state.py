@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.amendments import committed_rows
-from spark.census import Census, take_census
-from spark.copies import Suspects
-from spark.devices_heard import DevicesHeard
-from spark.gateway_states import GatewayEvent
-from spark.gateway_table import GatewayTable, events_in
-from spark.log_table import Log
-from spark.reading_starts import ReadingStart, read_starts
-from spark.seen_table import Seen
-from spark.topic_changes import TopicRead
-from spark.topics_read import TopicsRead
+from spark.finality.gateway_states import GatewayEvent
+from spark.finality.gateway_table import GatewayTable, events_in
+from spark.ingest.census import Census, take_census
+from spark.ingest.devices_heard import DevicesHeard
+from spark.ingest.reading_starts import ReadingStart, read_starts
+from spark.ingest.seen_table import Seen
+from spark.ingest.topics_read import TopicsRead
+from spark.log.amendments import committed_rows
+from spark.log.copies import Suspects
+from spark.log.log_table import Log
+from spark.source.topic_changes import TopicRead
 
 EVENTS_BYTES_MAX = 64 * 1_048_576
 """All that gateways say of themselves in one batch comes into the driver's memory. Where it is more than this, events

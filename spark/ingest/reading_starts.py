@@ -15,7 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.types import Row
 
-from spark.topic_changes import GoingOn, Loss, TopicNow, starting_offsets
+from spark.source.topic_changes import GoingOn, Loss, TopicNow, starting_offsets
 
 LOSS_TYPE = "struct<topic: string, topic_id: string, partition: int, first: bigint, end: bigint>"
 SCHEMA = f"""

@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.kafka_failures import explain_failure, innermost, told_by
-from spark.payload_decode import SET_ASIDE
-from spark.storage_failures import explain_storage
+from spark.decode.payload_decode import SET_ASIDE
+from spark.source.kafka_failures import explain_failure, innermost, told_by
+from spark.source.storage_failures import explain_storage
 
 RECORD_FAULTS = (
     *(ValueError, ArithmeticError, LookupError, TypeError, AttributeError, AssertionError, RecursionError),

@@ -16,18 +16,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.amendments import amendments_path, effective_log
-from spark.codec_declarations import Streams
-from spark.delta_staging import open_or_empty
-from spark.delta_upkeep import delete_rows
-from spark.kafka_records import READING_TYPE
-from spark.log_table import IMPLAUSIBLE_DATE, date_of, log_path
-from spark.loss_records import rejects_as_losses
-from spark.loss_table import append_expired
-from spark.quarantine_view import still_rejected
-from spark.window_changes import changes_path
-from spark.windows_table import PARTITION as WINDOW_DATE
-from spark.windows_table import windows_path
+from spark.decode.codec_declarations import Streams
+from spark.decode.kafka_records import READING_TYPE
+from spark.engine.delta_staging import open_or_empty
+from spark.engine.delta_upkeep import delete_rows
+from spark.finality.loss_records import rejects_as_losses
+from spark.finality.loss_table import append_expired
+from spark.log.amendments import amendments_path, effective_log
+from spark.log.log_table import IMPLAUSIBLE_DATE, date_of, log_path
+from spark.log.quarantine_view import still_rejected
+from spark.windows.window_changes import changes_path
+from spark.windows.windows_table import PARTITION as WINDOW_DATE
+from spark.windows.windows_table import windows_path
 
 SCHEMA = "what string, before date, at timestamp"
 LOG, WINDOWS, CHANGES, FILES = "log", "windows", "window_changes", "files"

@@ -7,15 +7,25 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark import sequence_runs
-from spark.census import Census
-from spark.copies import Suspects
-from spark.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
-from spark.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
-from spark.sequence_runs import EDGE_TYPE, Island, RunKey, SeenRun, SettledSpan, add, edge_of, islands_as_rows, settle
-from spark.sequence_runs import RUN as RUN_COLUMNS
-from spark.sequence_runs import SCHEMA as ISLANDS_SCHEMA
-from spark.state_table import StateTable, read_states
+from spark.engine.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
+from spark.ingest.census import Census
+from spark.log import sequence_runs
+from spark.log.copies import Suspects
+from spark.log.lane_sequences import BatchSpan, Lane, SeenLane, joined, without
+from spark.log.sequence_runs import (
+    EDGE_TYPE,
+    Island,
+    RunKey,
+    SeenRun,
+    SettledSpan,
+    add,
+    edge_of,
+    islands_as_rows,
+    settle,
+)
+from spark.log.sequence_runs import RUN as RUN_COLUMNS
+from spark.log.sequence_runs import SCHEMA as ISLANDS_SCHEMA
+from spark.log.state_table import StateTable, read_states
 
 LANE_COLUMNS = """
     below bigint, above binary, far array<bigint>,

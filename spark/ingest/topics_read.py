@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from pyspark.sql import Row, SparkSession
 
-from spark.census import Census
-from spark.state_table import StateTable
-from spark.topic_changes import TopicRead
+from spark.ingest.census import Census
+from spark.log.state_table import StateTable
+from spark.source.topic_changes import TopicRead
 
 Partition = tuple[str, str]
 """Topic, and its partition as text."""

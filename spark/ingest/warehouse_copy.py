@@ -19,20 +19,20 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import amendments_path
-from spark.delta_staging import commit_numbers, jvm_of
-from spark.devices_heard import heard_path
-from spark.gateway_table import gateways_path
-from spark.log_table import ORDINAL, log_path
-from spark.loss_table import losses_path
-from spark.reading_starts import read_starts, starts_path
-from spark.seen_table import SETTLED, runs_path, seen_path, settled_path
-from spark.time_corrections import corrections_path
-from spark.topics_read import topics_path
-from spark.warehouse_folder import CopyError, MomentsError
-from spark.warehouse_version import current_version, folder_of, tables_of, versions_path
-from spark.window_changes import changes_path, of_version
-from spark.windows_table import windows_path
+from spark.engine.delta_staging import commit_numbers, jvm_of
+from spark.engine.warehouse_folder import CopyError, MomentsError
+from spark.finality.gateway_table import gateways_path
+from spark.finality.loss_table import losses_path
+from spark.ingest.devices_heard import heard_path
+from spark.ingest.reading_starts import read_starts, starts_path
+from spark.ingest.seen_table import SETTLED, runs_path, seen_path, settled_path
+from spark.ingest.topics_read import topics_path
+from spark.log.amendments import amendments_path
+from spark.log.log_table import ORDINAL, log_path
+from spark.log.time_corrections import corrections_path
+from spark.log.warehouse_version import current_version, folder_of, tables_of, versions_path
+from spark.windows.window_changes import changes_path, of_version
+from spark.windows.windows_table import windows_path
 
 COPY_MS_MAX = 86_400_000
 """A copy is made within a day. What a table lacks that was committed earlier was lost otherwise, and nothing is

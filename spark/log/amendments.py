@@ -9,10 +9,10 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark.codec_decimals import of_batch
-from spark.delta_staging import AppendTable, add_missing_columns, is_empty, with_missing_columns
-from spark.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
-from spark.payload_decode import SET_ASIDE
+from spark.decode.codec_decimals import of_batch
+from spark.decode.payload_decode import SET_ASIDE
+from spark.engine.delta_staging import AppendTable, add_missing_columns, is_empty, with_missing_columns
+from spark.log.log_table import ORDINAL, SKIPPING_COLUMNS, log_schema, read_log
 
 ROW = ("topic_id", "topic", "partition", "offset", "ordinal")
 """Which row of `log` it is: Kafka's coordinates, and the batch, for a record may have been read more than once."""

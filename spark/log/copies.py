@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import ROW
-from spark.codec_declarations import Streams
-from spark.kafka_records import READING_TYPE
-from spark.sequence_runs import RUN, counter
+from spark.decode.codec_declarations import Streams
+from spark.decode.kafka_records import READING_TYPE
+from spark.log.amendments import ROW
+from spark.log.sequence_runs import RUN, counter
 
 CONFLICT = "conflict"
 CONFLICT_CE_ID = f"{CONFLICT}: another payload came first with this ce_id"

@@ -13,9 +13,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.codec_decimals import constant
-from spark.delta_staging import open_or_empty
-from spark.kafka_records import GATEWAY_TYPES
+from spark.decode.codec_decimals import constant
+from spark.decode.kafka_records import GATEWAY_TYPES
+from spark.engine.delta_staging import open_or_empty
 
 SCHEMA = "namespace string, device string, deleted_at timestamp"
 """Gone is what Kafka took in before `deleted_at`, and what was taken before it, as far as that is known."""

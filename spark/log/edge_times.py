@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.sequence_runs import Edge
+from spark.log.sequence_runs import Edge
 
 # Here and not in `time_corrections`, which needs Delta: this module runs on executors, where it need not be.
 TOLD_SLACK_US = 60_000_000

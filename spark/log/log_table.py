@@ -11,11 +11,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.built_once import recorded
-from spark.codec_decimals import METRICS_TYPE, constant, of_batch
-from spark.codec_declarations import USUAL_TIMES, Streams, Times
-from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable, add_missing_columns, with_missing_columns
-from spark.warehouse_version import Version, seen_tables
+from spark.decode.codec_decimals import METRICS_TYPE, constant, of_batch
+from spark.decode.codec_declarations import USUAL_TIMES, Streams, Times
+from spark.engine.built_once import recorded
+from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, add_missing_columns, with_missing_columns
+from spark.log.warehouse_version import Version, seen_tables
 
 SCHEMA = f"""
     topic_id string, topic string, partition int, offset bigint, kafka_timestamp timestamp,

@@ -3,12 +3,12 @@
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import effective_log
-from spark.deletions import was_deleted
-from spark.log_table import IMPLAUSIBLE_DATE, from_kafka, is_implausible
-from spark.readings_view import is_reading
-from spark.time_corrections import known_corrections, retimed
-from spark.warehouse_version import Version, open_version, tables_of
+from spark.log.amendments import effective_log
+from spark.log.deletions import was_deleted
+from spark.log.log_table import IMPLAUSIBLE_DATE, from_kafka, is_implausible
+from spark.log.readings_view import is_reading
+from spark.log.time_corrections import known_corrections, retimed
+from spark.log.warehouse_version import Version, open_version, tables_of
 
 PLACE = ("topic_id", "topic", "partition", "offset")
 IMPLAUSIBLE = "implausible-time: too long before or after Kafka took the record in"

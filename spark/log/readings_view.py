@@ -6,14 +6,14 @@ Times are as time corrections put them right; what was sent stands beside it.
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import effective_log
-from spark.built_once import built_once, recorded
-from spark.codec_declarations import USUAL_TIMES, Times
-from spark.edge_times import EARLIEST_US
-from spark.kafka_records import READING_TYPE
-from spark.log_table import is_implausible
-from spark.time_corrections import known_corrections, retimed
-from spark.warehouse_version import Version, open_version, tables_of
+from spark.decode.codec_declarations import USUAL_TIMES, Times
+from spark.decode.kafka_records import READING_TYPE
+from spark.engine.built_once import built_once, recorded
+from spark.log.amendments import effective_log
+from spark.log.edge_times import EARLIEST_US
+from spark.log.log_table import is_implausible
+from spark.log.time_corrections import known_corrections, retimed
+from spark.log.warehouse_version import Version, open_version, tables_of
 
 
 @built_once

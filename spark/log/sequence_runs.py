@@ -16,9 +16,9 @@ from typing import NamedTuple
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.built_once import recorded
-from spark.kafka_records import READING_TYPE
-from spark.lane_sequences import joined
+from spark.decode.kafka_records import READING_TYPE
+from spark.engine.built_once import recorded
+from spark.log.lane_sequences import joined
 
 RUN = ("namespace", "device", "stream", "device_counter", "device_boot")
 """What a run of numbers is of. `device_counter` is empty where a record does not name one."""

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StringType, StructField, StructType
 
-from spark.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
-from spark.log_table import ORDINAL
+from spark.engine.delta_staging import AppendTable, add_missing_columns, pinned, with_missing_columns
+from spark.log.log_table import ORDINAL
 
 REWRITE_FACTOR = 8
 """The table is written anew, with a row for each key, once it has had so many rows for each."""

@@ -28,12 +28,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.built_once import recorded
-from spark.codec_declarations import USUAL_TIMES, Times
-from spark.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
-from spark.delta_staging import AppendTable, is_empty
-from spark.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US
-from spark.log_table import ORDINAL, date_of
+from spark.decode.codec_declarations import USUAL_TIMES, Times
+from spark.decode.correction_records import CORRECTION_TYPE, MEMBERS, body_of, fault, members_of
+from spark.engine.built_once import recorded
+from spark.engine.delta_staging import AppendTable, is_empty
+from spark.log.edge_times import DEVICE_QUALITY, EARLIEST_US, LATEST_US, TOLD_SLACK_US
+from spark.log.log_table import ORDINAL, date_of
 
 BOOT = ("namespace", "gateway", "gateway_boot")
 """Which boot of which gateway a correction is about."""

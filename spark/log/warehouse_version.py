@@ -15,8 +15,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.codec_declarations import NO_STREAMS, NO_VERSION, Streams
-from spark.warehouse_folder import VERSIONS, locked, no_tables
+from spark.decode.codec_declarations import NO_STREAMS, NO_VERSION, Streams
+from spark.engine.warehouse_folder import VERSIONS, locked, no_tables
 
 SCHEMA = """
     number int, at timestamp, code_version string, declarations string, streams string, registry string, source string

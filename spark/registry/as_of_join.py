@@ -12,7 +12,7 @@ from typing import Literal
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.windows_table import unwindowed
+from spark.windows.windows_table import unwindowed
 
 METRIC = ("namespace", "device", "stream", "metric")
 OTHER = tuple(f"other_{name}" for name in METRIC)

@@ -13,10 +13,10 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.calibration import CALIBRATED_TYPE, by_span, site_columns, with_calibrations, with_sites
-from spark.codec_decimals import VALUE_TYPE
-from spark.registry_spans import borders, last_border, next_border, span_at
-from spark.windows_table import SUM_TYPE, deviation, time_spans, unwindowed
+from spark.decode.codec_decimals import VALUE_TYPE
+from spark.registry.calibration import CALIBRATED_TYPE, by_span, site_columns, with_calibrations, with_sites
+from spark.registry.registry_spans import borders, last_border, next_border, span_at
+from spark.windows.windows_table import SUM_TYPE, deviation, time_spans, unwindowed
 
 METRIC = ("namespace", "device", "stream", "metric")
 KEY = (*METRIC, "window_start", "window_end")

@@ -7,10 +7,10 @@ A calibrated value is value * scale + offset, not rounded: with six decimals eac
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.codec_decimals import VALUE_TYPE
-from spark.registry_spans import borders, last_border, next_border, span_at, with_spans
-from spark.registry_table import FACTOR_TYPE
-from spark.windows_table import unwindowed
+from spark.decode.codec_decimals import VALUE_TYPE
+from spark.registry.registry_spans import borders, last_border, next_border, span_at, with_spans
+from spark.registry.registry_table import FACTOR_TYPE
+from spark.windows.windows_table import unwindowed
 
 CALIBRATED_TYPE = "decimal(38,12)"
 """Of a calibrated value 20 digits before the point are used; the rest is room for sums."""

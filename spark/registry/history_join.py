@@ -7,7 +7,7 @@ what is compared with last week. `history_touched` tells a job that keeps such r
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.windows_table import unwindowed
+from spark.windows.windows_table import unwindowed
 
 METRIC = ("namespace", "device", "stream", "metric")
 DAY_US = 86_400 * 1_000_000

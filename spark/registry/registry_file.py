@@ -16,10 +16,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.config_words import show
-from gateway.routes import DEVICE_NAME, KAFKA_TOPIC
-from gateway.toml_mistakes import line_of, lines_of, show_value, syntax_mistake, where
-from spark.registry import Calibration, Device, Gateway, Registry
+from gateway.intake.routes import DEVICE_NAME, KAFKA_TOPIC
+from gateway.toml_files.config_words import show
+from gateway.toml_files.mistakes import line_of, lines_of, show_value, syntax_mistake, where
+from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6
 """Of a scale or an offset, before the point and behind it: products with values are then exact in 38 digits."""

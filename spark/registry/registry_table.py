@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.delta_staging import open_or_empty
-from spark.registry import Registry
-from spark.warehouse_folder import absolute, locked
+from spark.engine.delta_staging import open_or_empty
+from spark.engine.warehouse_folder import absolute, locked
+from spark.registry.registry import Registry
 
 FACTOR_TYPE = "decimal(12,6)"
 """Of `scale` and `offset`: six digits before the point and six behind it."""

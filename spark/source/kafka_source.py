@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
-from spark.kafka_options import hide_secrets, source_options
-from spark.topic_changes import Offsets, starting_offsets
+from spark.source.kafka_options import hide_secrets, source_options
+from spark.source.topic_changes import Offsets, starting_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession

@@ -2,7 +2,7 @@
 
 import re
 
-from spark.kafka_failures import innermost, told_by
+from spark.source.kafka_failures import innermost, told_by
 
 NO_JARS = re.compile(
     r"No FileSystem for scheme \"?(?P<scheme>\w+)|ClassNotFoundException: Class (?P<name>\S*FileSystem)"

@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gateway.routes import INTERNAL_PREFIX
-from spark.kafka_source import KafkaSource
-from spark.topic_changes import TopicNow
-from spark.topic_watch import TopicWatch
+from gateway.intake.routes import INTERNAL_PREFIX
+from spark.source.kafka_source import KafkaSource
+from spark.source.topic_changes import TopicNow
+from spark.source.topic_watch import TopicWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

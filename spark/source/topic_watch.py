@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 
-from spark.kafka_failures import explain_failure, innermost
-from spark.kafka_options import client_properties, without
-from spark.topic_changes import TopicNow
+from spark.source.kafka_failures import explain_failure, innermost
+from spark.source.kafka_options import client_properties, without
+from spark.source.topic_changes import TopicNow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

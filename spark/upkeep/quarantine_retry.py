@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import effective_log
 from spark.batch_job import BatchJob
-from spark.log_table import RETRY, BatchId
-from spark.payload_decode import decoded
-from spark.quarantine_view import kind, still_rejected
-from spark.retention import without_expired
+from spark.decode.payload_decode import decoded
+from spark.ingest.retention import without_expired
+from spark.log.amendments import effective_log
+from spark.log.log_table import RETRY, BatchId
+from spark.log.quarantine_view import kind, still_rejected
 
 KINDS = ("undeclared-stream", "undecodable", "out-of-range", "unknown-type", "correction")
 """What another declaration, or another version of the program, may read after all. Headers are the gateway's, and a

@@ -18,26 +18,26 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
-from spark.deletions import read_deletions
-from spark.delta_staging import AppendTable, commit_numbers
-from spark.delta_upkeep import delete_rows
-from spark.device_deletion import delete_from_version
-from spark.kafka_records import typed_records
-from spark.kafka_source import KafkaSource, kafka_range
-from spark.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
-from spark.loss_table import take_over_losses
-from spark.payload_decode import HEADER, SET_ASIDE
-from spark.quarantine_retry import typed_again
-from spark.reading_starts import append_start, read_starts
-from spark.retention import expire_log, read_horizons
-from spark.warehouse_copy import forget_broken, is_of_one_moment
-from spark.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder, was_copied
-from spark.warehouse_version import Version, change_version, folder_of, open_version, tables_of
-from spark.window_changes import append_replayed, changes_path, changes_schema
-from spark.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
+from spark.decode.kafka_records import typed_records
+from spark.decode.payload_decode import HEADER, SET_ASIDE
+from spark.engine.delta_staging import AppendTable, commit_numbers
+from spark.engine.delta_upkeep import delete_rows
+from spark.engine.warehouse_folder import WarehouseInUseError, folder_exists, remove_folder, was_copied
+from spark.finality.loss_table import take_over_losses
+from spark.ingest.reading_starts import append_start, read_starts
+from spark.ingest.retention import expire_log, read_horizons
+from spark.ingest.warehouse_copy import forget_broken, is_of_one_moment
+from spark.log.deletions import read_deletions
+from spark.log.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
+from spark.log.warehouse_version import Version, change_version, folder_of, open_version, tables_of
+from spark.source.kafka_source import KafkaSource, kafka_range
+from spark.upkeep.device_deletion import delete_from_version
+from spark.upkeep.quarantine_retry import typed_again
+from spark.windows.window_changes import append_replayed, changes_path, changes_schema
+from spark.windows.windows_table import WindowLengthError, folded, read_parts, windows_path, windows_schema
 
 if TYPE_CHECKING:
-    from spark.codec_declarations import Streams
+    from spark.decode.codec_declarations import Streams
 
 ROWS_MAX = 500_000
 """Records that are made anew at once."""

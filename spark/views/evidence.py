@@ -6,22 +6,22 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import effective_log
-from spark.devices_heard import heard_path
-from spark.edge_times import Correction
-from spark.gateway_table import read_gateways
-from spark.loss_records import SCHEMA as LOSSES_SCHEMA
-from spark.loss_records import rejects_as_losses
-from spark.loss_table import read_losses
-from spark.quarantine_view import still_rejected
-from spark.reading_starts import ReadingStart, read_starts
-from spark.registry_table import open_gateway_registry, retired_gateways
-from spark.seen_table import read_islands
-from spark.state_table import read_states
-from spark.time_corrections import read_corrections
-from spark.warehouse_version import Version, seen_tables
-from spark.window_status import Evidence
-from spark.window_status import gaps as gaps_by
+from spark.finality.gateway_table import read_gateways
+from spark.finality.loss_records import SCHEMA as LOSSES_SCHEMA
+from spark.finality.loss_records import rejects_as_losses
+from spark.finality.loss_table import read_losses
+from spark.finality.window_status import Evidence
+from spark.finality.window_status import gaps as gaps_by
+from spark.ingest.devices_heard import heard_path
+from spark.ingest.reading_starts import ReadingStart, read_starts
+from spark.ingest.seen_table import read_islands
+from spark.log.amendments import effective_log
+from spark.log.edge_times import Correction
+from spark.log.quarantine_view import still_rejected
+from spark.log.state_table import read_states
+from spark.log.time_corrections import read_corrections
+from spark.log.warehouse_version import Version, seen_tables
+from spark.registry.registry_table import open_gateway_registry, retired_gateways
 
 LOST_IN_KAFKA = "deleted in Kafka before it was read"
 

@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.edge_times import Correction, clocks
-from spark.gateway_rows import GatewayRow
-from spark.gateway_table import read_gateways
-from spark.registry_table import open_gateway_registry
-from spark.time_corrections import read_corrections
-from spark.warehouse_version import Version, seen_tables
+from spark.finality.gateway_rows import GatewayRow
+from spark.finality.gateway_table import read_gateways
+from spark.log.edge_times import Correction, clocks
+from spark.log.time_corrections import read_corrections
+from spark.log.warehouse_version import Version, seen_tables
+from spark.registry.registry_table import open_gateway_registry
 
 SCHEMA = """
     namespace string, gateway string, site string, buffer string, is_present boolean, gateway_boot string,

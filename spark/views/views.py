@@ -4,17 +4,17 @@ from collections.abc import Callable, Collection
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.deletions import open_deletions
-from spark.evidence import open_gaps
-from spark.gateways_view import open_gateways
-from spark.log_table import open_log
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.registry_table import open_calibrations, open_devices, open_gateway_registry
-from spark.retention import open_upkeep
-from spark.warehouse_version import Version, open_version, versions_path
-from spark.window_changes import read_changes
-from spark.windows_view import open_windows
+from spark.ingest.retention import open_upkeep
+from spark.log.deletions import open_deletions
+from spark.log.log_table import open_log
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import Version, open_version, versions_path
+from spark.registry.registry_table import open_calibrations, open_devices, open_gateway_registry
+from spark.views.evidence import open_gaps
+from spark.views.gateways_view import open_gateways
+from spark.views.windows_view import open_windows
+from spark.windows.window_changes import read_changes
 
 VIEWS = (
     *("log", "readings", "windows", "window_changes", "gaps", "gateways", "quarantine"),

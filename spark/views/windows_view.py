@@ -2,10 +2,10 @@
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.evidence import read_evidence
-from spark.warehouse_version import Version, open_version, tables_of
-from spark.window_status import with_status
-from spark.windows_table import DAY_S, folded, read_parts, shown, window_seconds
+from spark.finality.window_status import with_status
+from spark.log.warehouse_version import Version, open_version, tables_of
+from spark.views.evidence import read_evidence
+from spark.windows.windows_table import DAY_S, folded, read_parts, shown, window_seconds
 
 
 class WindowSizeError(Exception):

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.codec_decimals import VALUE_TYPE, of_batch
-from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable
-from spark.log_table import ORDINAL
-from spark.windows_table import KEY, SUM_TYPE, folded, read_parts
+from spark.decode.codec_decimals import VALUE_TYPE, of_batch
+from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable
+from spark.log.log_table import ORDINAL
+from spark.windows.windows_table import KEY, SUM_TYPE, folded, read_parts
 
 SCHEMA = f"""
     namespace string, device string, stream string, metric string, window_start timestamp, cause string,

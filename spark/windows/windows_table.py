@@ -20,11 +20,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
-from spark.built_once import recorded
-from spark.codec_decimals import VALUE_TYPE, of_batch
-from spark.codec_declarations import Windows
-from spark.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
-from spark.log_table import IMPLAUSIBLE_DATE
+from spark.decode.codec_decimals import VALUE_TYPE, of_batch
+from spark.decode.codec_declarations import Windows
+from spark.engine.built_once import recorded
+from spark.engine.delta_staging import CHECKPOINT_INTERVAL, AppendTable, snapshot
+from spark.log.log_table import IMPLAUSIBLE_DATE
 
 WINDOW_S = 60
 DAY_S = 86_400

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gateway.clock_device import LEAST_DELAY_US, OSCILLATORS, DeviceClock, Kind
+from gateway.clock.sensor_clock import LEAST_DELAY_US, OSCILLATORS, DeviceClock, Kind
 from tests.bench.simple_clocks import WINDOW_US, LastOffset, LeastSquares, Receipt
-from tests.clock_world import (
+from tests.support.clock_world import (
     HOUR_US,
     SECOND_US,
     Judged,
@@ -32,7 +32,7 @@ DRAINED_PER_S = 20.0
 UNTOLD_PPM = 50
 WIFI = Network()
 BEYOND = "beyond_"
-"""Begins the names of scenarios in which what `gateway.clock_device` takes for granted does not hold."""
+"""Begins the names of scenarios in which what `gateway.clock.sensor_clock` takes for granted does not hold."""
 SLOW_NETWORK = Network(least_us=80_000)
 HEATED_PPM, HEATED_PERIOD_S = 300.0, 240.0
 

@@ -9,7 +9,7 @@ import sys
 from tests.bench import parts_install
 from tests.bench.processes import NotMeasuredError
 from tests.bench.runner import Part, Suite, run
-from tests.box import BoxUnavailableError
+from tests.support.box import BoxUnavailableError
 
 PARTS: dict[str, Part] = {
     "package": parts_install.package,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tests.bench.clock_scenarios import BEYOND, OURS, SIMPLE_WAYS, Seen, scenarios, simulate, world_in_words
 from tests.bench.context import Bench
 from tests.bench.report import Result
-from tests.clock_world import Judged, share
+from tests.support.clock_world import Judged, share
 
 SENSORS = 20
 """Of each scenario, each with an oscillator, a temperature and delays of its own."""

@@ -10,12 +10,12 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
 
-from gateway.clock_device import DeviceClock
+from gateway.clock.sensor_clock import DeviceClock
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.parts_rate import FlatOut, flat_out
 from tests.bench.report import Result
-from tests.clock_world import SECOND_US, Network, Oscillator, SerialLine, oscillator
+from tests.support.clock_world import SECOND_US, Network, Oscillator, SerialLine, oscillator
 
 TICKS = "tick"
 NO_TICKS = "tock"

@@ -9,15 +9,15 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from tests import mqtt_fuzz
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.load import run_load
 from tests.bench.peers import FILTER
 from tests.bench.processes import NotMeasuredError, gateway, write_gateway
 from tests.bench.report import Result
-from tests.kill_loop import KINDS, kill_loop
-from tests.mosquitto import Mosquitto
+from tests.support import mqtt_fuzz
+from tests.support.kill_loop import KINDS, kill_loop
+from tests.support.mosquitto import Mosquitto
 
 KILL_ROUNDS = 4
 """Each with sensors and topics of its own, so that what has to be compared fits into memory."""

@@ -6,16 +6,16 @@ import time
 from pathlib import Path
 
 from systemd.deb_python import TARGETS
-from tests import box as boxes
 from tests.bench.context import Bench, say
 from tests.bench.report import Result
-from tests.netns import new_network
-from tests.package_site import Site, install, measure, set_up, wait_for_first_reading
-from tests.page_weight import browser, page_weight
-from tests.setup_dialogue import ENTER, questions_asked
-from tests.setup_dialogue import set_up as ask
-from tests.status_page_site import PASSWORD, add_sensors, site
-from tests.uplink_scene import scene_in
+from tests.support import box as boxes
+from tests.support.netns import new_network
+from tests.support.package_site import Site, install, measure, set_up, wait_for_first_reading
+from tests.support.page_weight import browser, page_weight
+from tests.support.setup_dialogue import ENTER, questions_asked
+from tests.support.setup_dialogue import set_up as ask
+from tests.support.status_page_site import PASSWORD, add_sensors, site
+from tests.support.uplink_scene import scene_in
 
 DEB_MB_MAX = 25
 EXPOSURE_MAX = 2.0

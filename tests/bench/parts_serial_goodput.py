@@ -11,8 +11,8 @@ from tests.bench.context import Bench, say
 from tests.bench.parts_serial_site import FRAME_BYTES_BESIDE_PAYLOAD, LINE_BYTES_PER_S, serial_site, tell_faults
 from tests.bench.report import Result
 from tests.bench.serial_boards import boards, built, finish, known_by
-from tests.board_audit import Account, Known
-from tests.gateways import consume
+from tests.support.board_audit import Account, Known
+from tests.support.gateways import consume
 
 BYTE_ERRORS = {"0": 0.0, "1e4": 1e-4, "1e3": 1e-3, "1e2": 1e-2}
 """Shares of bytes with a flipped bit, each way, by the name of their result."""

@@ -16,7 +16,7 @@ from tests.bench.parts_serial_site import serial_site, tell_faults
 from tests.bench.processes import NotMeasuredError
 from tests.bench.report import Result
 from tests.bench.serial_feeder import Fed, boot_name, centi_celsius, device_name
-from tests.board_audit import Account, Known, Sample
+from tests.support.board_audit import Account, Known, Sample
 
 PORTS = 64
 RATE = 10

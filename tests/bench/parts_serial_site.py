@@ -11,8 +11,8 @@ from sluice_sim.avr import Network
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.processes import Measured, NotMeasuredError, gateway, secrets_path, write_gateway
-from tests.board_audit import EXAMPLES_MAX, Account, Known, heard_in, in_kafka, lost_in, settle
-from tests.gateways import consume
+from tests.support.board_audit import EXAMPLES_MAX, Account, Known, heard_in, in_kafka, lost_in, settle
+from tests.support.gateways import consume
 
 BAUD = 38_400
 LINE_BYTES_PER_S = BAUD // 10

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.kafka_broker import free_ports
-from gateway.client_tls import client_context
+from gateway.tls.client import client_context
 from tests.bench.context import Bench, say
 from tests.bench.kafka_watch import KafkaTopic
 from tests.bench.load import LoadError, load, run_load

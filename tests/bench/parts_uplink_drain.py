@@ -16,7 +16,7 @@ from tests.bench.kafka_watch import PARTITIONS, KafkaTopic
 from tests.bench.parts_uplink_site import COUNTED, STREAM, backlog, copy_backlog, live_sensors, write_config
 from tests.bench.processes import Measured, NotMeasuredError, gateway
 from tests.bench.report import Result
-from tests.gateways import header
+from tests.support.gateways import header
 
 ROWS, ROWS_QUICK = 5_000_000, 300_000
 ROWS_BESIDE, ROWS_BESIDE_QUICK = 10_000_000, 300_000

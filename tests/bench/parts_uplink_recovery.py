@@ -16,14 +16,14 @@ from statistics import median
 
 from aiokafka import ConsumerRecord
 
-from tests import kafka_admin, uplink_site
 from tests.bench.context import Bench, say
 from tests.bench.report import Result
-from tests.certificates import Authority, Identity, make_authority
-from tests.gateways import header
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.netns import NetworkUnavailableError, new_network
-from tests.uplink_scene import RECOVERY_S_MAX, Step, inflict, random_steps, running_gateway, scene_in
+from tests.support import kafka_admin, uplink_site
+from tests.support.certificates import Authority, Identity, make_authority
+from tests.support.gateways import header
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.netns import NetworkUnavailableError, new_network
+from tests.support.uplink_scene import RECOVERY_S_MAX, Step, inflict, random_steps, running_gateway, scene_in
 
 TIMES, TIMES_QUICK = 10, 2
 RANDOM_FAULTS, RANDOM_FAULTS_QUICK = 60, 4

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from demo.kafka_broker import free_ports
-from gateway import config_file
-from gateway.buffer import Buffer
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
-from gateway.intake import FrontDoor
+from gateway.buffer.buffer import Buffer
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.config import config_file
+from gateway.intake.front_door import FrontDoor
 from gateway.reading import Reading
 from tests.bench.context import Bench, say
 from tests.bench.processes import SLUICE, NotMeasuredError

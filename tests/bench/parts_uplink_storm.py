@@ -13,11 +13,11 @@ from statistics import median
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from demo.kafka_broker import kafka_broker
-from tests import kafka_admin
 from tests.bench.context import Bench, say
 from tests.bench.parts_uplink_site import STREAM, live_sensors, write_config
 from tests.bench.processes import SLUICE, Measured, NotMeasuredError, answers, listener_port, spawn, stop
 from tests.bench.report import Result
+from tests.support import kafka_admin
 
 GATEWAYS, GATEWAYS_QUICK = 50, 5
 AWAY_S, AWAY_QUICK_S = 60, 12

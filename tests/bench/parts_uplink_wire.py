@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.buffer_status import read_status
+from gateway.buffer.status import read_status
 from tests.bench.context import Bench, say
 from tests.bench.parts_uplink_site import (
     COUNTED,
@@ -22,8 +22,8 @@ from tests.bench.parts_uplink_site import (
 )
 from tests.bench.processes import Measured, NotMeasuredError, gateway
 from tests.bench.report import Result
-from tests.kafka_cluster import Listener, kafka_cluster
-from tests.netns import BROKERS_NET, Namespace, Network, new_network
+from tests.support.kafka_cluster import Listener, kafka_cluster
+from tests.support.netns import BROKERS_NET, Namespace, Network, new_network
 
 CODECS = ("zstd", "lz4", "gzip", "none")
 """The first is the default."""

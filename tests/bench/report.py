@@ -54,13 +54,13 @@ def commit() -> str:
     digest = hashlib.sha256()
     for path in sorted(
         [
-            *(ROOT / "gateway").glob("*.py"),
+            *(ROOT / "gateway").rglob("*.py"),
             *(ROOT / "firmware-sim").rglob("*.[ch]"),
             *(ROOT / "firmware-sim").rglob("*.py"),
-            *(ROOT / "spark").glob("*.py"),
+            *(ROOT / "spark").rglob("*.py"),
         ]
     ):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return f"{head}+{digest.hexdigest()[:12]}"
 
 

@@ -25,7 +25,7 @@ from sluice_sim.avr import (
 from sluice_sim.avr_faults import Build
 from tests.bench.context import say
 from tests.bench.processes import Measured, NotMeasuredError
-from tests.board_audit import Known, known_of
+from tests.support.board_audit import Known, known_of
 
 SEED = 6
 DRAIN_S_MAX = 20.0

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.serial_frames import (
+from gateway.serial_lines.frames import (
     GATEWAY_CONTENT_BYTES_MAX,
     Ack,
     Data,

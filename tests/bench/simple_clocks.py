@@ -5,7 +5,7 @@ Their ticks must not wrap: a run in the bench is shorter than 49 days.
 
 from collections import deque
 
-from tests.clock_world import SECOND_US
+from tests.support.clock_world import SECOND_US
 
 WINDOW_US = 600 * SECOND_US
 """Of least squares: long ones suffer from the temperature, short ones from the jitter. At 10,000 ppm and a probe a

@@ -18,15 +18,15 @@ from math import inf
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
-from gateway.buffer_rows import Lane as BufferLane
-from gateway.buffer_rows import Row, Series
-from gateway.clock_gateway import BootClock, BootTimes
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import RecordEncoder, rfc3339
+from gateway.buffer.rows import Lane as BufferLane
+from gateway.buffer.rows import Row, Series
+from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.record import RecordEncoder, rfc3339
 from gateway.settings import GatewaySettings
 from tests.bench.spark_ledger import Ledger
 from tests.bench.spark_scenario import DAY_S, Due, Scenario, schedule
-from tests.kafka_admin import create_topic, delete_topic
+from tests.support.kafka_admin import create_topic, delete_topic
 
 NAMESPACE = "bench"
 BATCH_BYTES = 256_000

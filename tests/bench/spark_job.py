@@ -16,11 +16,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from demo.child_process import log_tail
 from spark.batch_job import BatchJob
-from spark.codec_declarations import Metric, Stream, Streams
-from spark.log_table import BatchId
-from spark.session import open_session
-from spark.table_upkeep import Upkeep
-from spark.windows_view import open_windows
+from spark.decode.codec_declarations import Metric, Stream, Streams
+from spark.engine.session import open_session
+from spark.log.log_table import BatchId
+from spark.upkeep.table_upkeep import Upkeep
+from spark.views.windows_view import open_windows
 from tests.bench.context import say
 from tests.bench.processes import Measured, NotMeasuredError, spawn, stop
 from tests.bench.spark_feed import Place

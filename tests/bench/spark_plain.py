@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.session import connector_jars
+from spark.engine.session import connector_jars
 from tests.bench import spark_kafka
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock_device import DeviceClock
+from gateway.clock.sensor_clock import DeviceClock
 from tests.bench.clock_scenarios import BEYOND, OURS, SIMPLE_WAYS, Seen, scenarios, simulate
 from tests.bench.load import Done
 from tests.bench.parts_clock_accuracy import FIGURES, WORLD, results, scenario_table
@@ -14,7 +14,7 @@ from tests.bench.parts_clock_cost import NO_TICKS, TICKS, Ingested, arrivals, co
 from tests.bench.parts_rate import FlatOut
 from tests.bench.report import Result
 from tests.bench.simple_clocks import HALF_TICK_US, WINDOW_US, LastOffset, LeastSquares, Receipt
-from tests.clock_world import SECOND_US, Judged, Oscillator, TickClock, oscillator
+from tests.support.clock_world import SECOND_US, Judged, Oscillator, TickClock, oscillator
 
 # -- the simple ways ----------------------------------------------------------------------------
 

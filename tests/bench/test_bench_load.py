@@ -12,8 +12,8 @@ import pytest
 
 from tests.bench.load import DeviceLedger, LoadError, build, load, read_ledger, run_load
 from tests.bench.report import Report, Result, save
-from tests.gateways import daemon, free_port, write_config
-from tests.stream_server import speaking
+from tests.support.gateways import daemon, free_port, write_config
+from tests.support.stream_server import speaking
 
 UNREACHABLE = "127.0.0.1:1"
 CONNACK = b"\x20\x02\x00\x00"

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 from aiokafka import ConsumerRecord
 
-from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
+from gateway.serial_lines.frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from sluice_sim.avr import Board, Network, build_firmware
 from sluice_sim.avr_faults import Build
 from tests.bench.parts_serial_boards import FLASH_SECTIONS, RAM_SECTIONS, lag_s, section_bytes
@@ -21,8 +21,8 @@ from tests.bench.parts_serial_ports import known_of
 from tests.bench.parts_serial_site import FRAME_BYTES_BESIDE_PAYLOAD
 from tests.bench.serial_boards import Run, Told, boards, built, cpu_s, finish, known_by, read_ledger
 from tests.bench.serial_feeder import BYTES_PER_S, Fed, Sensor, boot_name, centi_celsius, feed, run_of
-from tests.board_audit import Sample
-from tests.gateways import daemon, free_port, write_config
+from tests.support.board_audit import Sample
+from tests.support.gateways import daemon, free_port, write_config
 
 DEADLINE_S = 20.0
 UNREACHABLE = "127.0.0.1:1"

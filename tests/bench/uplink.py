@@ -14,7 +14,7 @@ import sys
 from tests.bench import parts_uplink_drain, parts_uplink_recovery, parts_uplink_storm, parts_uplink_wire
 from tests.bench.processes import NotMeasuredError
 from tests.bench.runner import Part, Suite, run
-from tests.netns import NetworkUnavailableError
+from tests.support.netns import NetworkUnavailableError
 
 PARTS: dict[str, Part] = {
     "drain": parts_uplink_drain.drain,

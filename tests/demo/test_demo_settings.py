@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from demo.demo_settings import BEFORE_S_MIN, DemoSettings, DemoSettingsError, demo_settings
 from demo.gateway_config import render_gateway_config
-from gateway.config_file import parse, route_table
-from gateway.routes import Destination
+from gateway.config.config_file import parse, route_table
+from gateway.intake.routes import Destination
 
 
 def test_without_a_word_it_is_the_demo_of_the_readme() -> None:

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from demo.uplink import Uplink
-from tests.gateways import free_port
-from tests.stream_server import speaking
+from tests.support.gateways import free_port
+from tests.support.stream_server import speaking
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "demo" / "install_packages.sh"
+SCRIPT = Path(__file__).parents[2] / "demo" / "install_packages.sh"
 INSTALLED = "base-files"
 """On every Debian."""
 NOWHERE = "sluice-no-such-package"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gateway import config_file
+from gateway.config import config_file
 from sluice_sim.avr import LOCK
 from sluice_sim.avr_board import PROJECT
 from sluice_sim.avr_faults import COMMANDS, Build, Fault, FaultRate, parse_fault_rate, schedule

@@ -22,8 +22,8 @@ from statistics import median
 import pytest
 import serial
 
-from gateway.clock_kernel import boottime_us
-from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
+from gateway.clock.kernel_clock import boottime_us
+from gateway.serial_lines.frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
 from sluice_sim.avr import AvrOptions, build_firmware, main_avr, start_boards
 from sluice_sim.avr_board import (
     PROJECT,
@@ -37,8 +37,8 @@ from sluice_sim.avr_board import (
 )
 from sluice_sim.avr_faults import FaultRate, schedule
 from sluice_sim.provision import Network, provision
-from tests.board_scene import known
-from tests.mosquitto import Mosquitto, mosquitto
+from tests.support.board_scene import known
+from tests.support.mosquitto import Mosquitto, mosquitto
 
 pytestmark = pytest.mark.avr
 

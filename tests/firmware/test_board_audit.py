@@ -5,7 +5,7 @@ import json
 import pytest
 from aiokafka import ConsumerRecord
 
-from tests.board_audit import Account, Arrived, Sample, Told, heard_in, in_kafka, known_of, lost_in, settle
+from tests.support.board_audit import Account, Arrived, Sample, Told, heard_in, in_kafka, known_of, lost_in, settle
 
 BOOT = "7-1a2b3c4d"
 LEDGER = json.dumps({"device": "s1", "boot": BOOT, "acknowledged": [[0, 1], [4, 4]], "dropped": [[2, 3]]})

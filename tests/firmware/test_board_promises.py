@@ -21,8 +21,8 @@ from demo.kafka_broker import Broker
 from sluice_sim.avr import AvrOptions, Board
 from sluice_sim.avr_board import RefusedError
 from sluice_sim.avr_faults import Build, FaultRate, schedule
-from tests.board_scene import known, scene
-from tests.gateways import header
+from tests.support.board_scene import known, scene
+from tests.support.gateways import header
 
 pytestmark = [pytest.mark.avr, pytest.mark.kafka, pytest.mark.timeout(300)]
 

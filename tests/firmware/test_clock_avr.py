@@ -18,21 +18,21 @@ from typing import Any
 
 import pytest
 
-from gateway.buffer_rows import Row
-from gateway.clock_device import LEAST_DELAY_US, OSCILLATORS
-from gateway.clock_kernel import boottime_us
-from gateway.device_clocks import DeviceClocks
-from gateway.ingress_mqtt_listener import MqttListener
-from gateway.ingress_serial import SerialIngress
-from gateway.intake import FrontDoor
-from gateway.routes import compile_routes
+from gateway.buffer.rows import Row
+from gateway.clock.kernel_clock import boottime_us
+from gateway.clock.sensor_clock import LEAST_DELAY_US, OSCILLATORS
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.intake.front_door import FrontDoor
+from gateway.intake.routes import compile_routes
+from gateway.listener.listener import MqttListener
+from gateway.serial_lines.serial_ingress import SerialIngress
 from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings, SerialSettings
 from sluice_sim.avr import FIRMWARES, Board, Wiring, build_firmware, inhibit_sampling, start_board, stop_boards
 from sluice_sim.provision import Network, provision
-from tests.board_scene import is_settled
-from tests.buffers import opened, rows
-from tests.clock_world import Judged, share
-from tests.gateways import free_port
+from tests.support.board_scene import is_settled
+from tests.support.buffers import opened, rows
+from tests.support.clock_world import Judged, share
+from tests.support.gateways import free_port
 
 pytestmark = [pytest.mark.avr, pytest.mark.timeout(300)]
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args
 import pytest
 import serial
 
-from gateway.serial_frames import (
+from gateway.serial_lines.frames import (
     Ack,
     Data,
     Frame,
@@ -42,8 +42,8 @@ from sluice_sim.avr import (
     stop_boards,
 )
 from sluice_sim.avr_faults import Build
-from tests.firmware_host import bitmap
-from tests.mqtt_peers import RecordingIntake, listening
+from tests.support.firmware_host import bitmap
+from tests.support.mqtt_peers import RecordingIntake, listening
 
 pytestmark = pytest.mark.avr
 

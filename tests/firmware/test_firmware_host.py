@@ -11,10 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.serial_frames import Ack, Data, FrameDecoder, Hello, HelloRequest, Probe, Reply, cobs_encode, encode_frame
+from gateway.serial_lines.frames import (
+    Ack,
+    Data,
+    FrameDecoder,
+    Hello,
+    HelloRequest,
+    Probe,
+    Reply,
+    cobs_encode,
+    encode_frame,
+)
 from sluice_sim.avr import provision
-from tests import firmware_vectors
-from tests.firmware_host import (
+from tests.support import firmware_vectors
+from tests.support.firmware_host import (
     ACKNOWLEDGED,
     DROPPED,
     FIRMWARE_SIM,

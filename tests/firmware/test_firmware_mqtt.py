@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.mqtt_protocol import (
+from gateway.mqtt.protocol import (
     PINGRESP,
     Connect,
     ConnectReturnCode,
@@ -24,8 +24,8 @@ from gateway.mqtt_protocol import (
     connack,
 )
 from sluice_sim.avr import Network, provision
-from tests.at_modem import AtModem
-from tests.firmware_host import ACKNOWLEDGED, DROPPED, SENT, TAKEN, HostBoard, load
+from tests.support.at_modem import AtModem
+from tests.support.firmware_host import ACKNOWLEDGED, DROPPED, SENT, TAKEN, HostBoard, load
 
 pytestmark = pytest.mark.avr
 

@@ -19,14 +19,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_protocol import Connect, Publish, ServerProtocol, acknowledgements
+from gateway.mqtt.protocol import Connect, Publish, ServerProtocol, acknowledgements
 from gateway.reading import Reading
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetOptions, Progress, run_fleet
 from sluice_sim.fleet_ledger import SequenceRanges
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor
-from tests.gateways import free_port
-from tests.mqtt_peers import RecordingIntake, listening, until
+from tests.support.gateways import free_port
+from tests.support.mqtt_peers import RecordingIntake, listening, until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -20,10 +20,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer_losses import LOSS_TYPE, SENSOR_DROPPED
-from gateway.duplicate_window import DuplicateWindow, Verdict
-from gateway.intake import READING_TYPE
-from gateway.mqtt_protocol import PUBCOMP, PUBREC, Connect, Publish, PubRel, ServerProtocol, acknowledgements
+from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
+from gateway.buffer.losses import LOSS_TYPE, SENSOR_DROPPED
+from gateway.intake.front_door import READING_TYPE
+from gateway.mqtt.protocol import PUBCOMP, PUBREC, Connect, Publish, PubRel, ServerProtocol, acknowledgements
 from sluice_sim.cli import main
 from sluice_sim.fleet import FleetError, FleetOptions, Progress, run_fleet
 from sluice_sim.fleet_cli import BAR_CHARACTERS, _shown_on_terminal, bar
@@ -45,8 +45,8 @@ from sluice_sim.fleet_faults import (
 )
 from sluice_sim.fleet_ledger import value_of
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, MqttSensor
-from tests.gateways import daemon, free_port, write_config
-from tests.mqtt_peers import RecordingIntake, listening, until
+from tests.support.gateways import daemon, free_port, write_config
+from tests.support.mqtt_peers import RecordingIntake, listening, until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 NAMES = [f"m{number:03d}" for number in range(1, 401)]

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from spark.copies import Suspects
-from spark.lane_sequences import set_bits
-from tests import spark_oracle
-from tests.commit_protocol_model import (
+from spark.log.copies import Suspects
+from spark.log.lane_sequences import set_bits
+from tests.support import spark_oracle
+from tests.support.commit_protocol_model import (
     ORDINAL,
     READINGS,
     Area,
@@ -57,7 +57,16 @@ from tests.commit_protocol_model import (
     window_row,
     windowed,
 )
-from tests.spark_oracle import CORRECTION, EPOCH, Correction, Event, GatewayBoot, KafkaRecord, WindowKey, told_apart
+from tests.support.spark_oracle import (
+    CORRECTION,
+    EPOCH,
+    Correction,
+    Event,
+    GatewayBoot,
+    KafkaRecord,
+    WindowKey,
+    told_apart,
+)
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 UNKNOWN_US = spark_oracle.TIME_ERROR_UNKNOWN_US

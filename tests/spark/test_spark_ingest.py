@@ -25,23 +25,23 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from demo.kafka_broker import Broker
 from spark.batch_job import BatchCounts
 from spark.cli import main
-from spark.ingest_command import batch_line
+from spark.commands.ingest_command import batch_line
+from spark.engine.session import SHORT_LIVED
 from spark.ingest_job import BatchReport, Begun, IngestSettings, Listener, TopicTroubleError, run_ingest
-from spark.kafka_source import KafkaSource
-from spark.log_table import open_log
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.session import SHORT_LIVED
-from spark.warehouse_version import folder_of
-from spark.windows_table import create_windows
-from spark.windows_view import open_windows
-from tests import spark_oracle
-from tests.kafka_admin import administered
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import reading, reading_headers
+from spark.log.log_table import open_log
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import folder_of
+from spark.source.kafka_source import KafkaSource
+from spark.views.windows_view import open_windows
+from spark.windows.windows_table import create_windows
+from tests.support import spark_oracle
+from tests.support.kafka_admin import administered
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import reading, reading_headers
 
 if TYPE_CHECKING:
-    from spark.topic_changes import Loss
+    from spark.source.topic_changes import Loss
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

@@ -18,12 +18,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
-from spark.log_table import open_log
-from spark.session import SHORT_LIVED
-from tests import spark_oracle
-from tests.spark_kafka_feed import send
-from tests.spark_records import drawn_records
-from tests.spark_warehouse import Warehouse
+from spark.engine.session import SHORT_LIVED
+from spark.log.log_table import open_log
+from tests.support import spark_oracle
+from tests.support.spark_kafka_feed import send
+from tests.support.spark_records import drawn_records
+from tests.support.spark_warehouse import Warehouse
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1_500)]
 
@@ -35,7 +35,8 @@ WORK_S_MAX = 12.0
 START_S_MAX = 20.0
 """Every other time it dies so long at most after its start: while it finishes what another life left, too."""
 EAGER = """
-from spark import delta_upkeep, table_upkeep
+from spark.engine import delta_upkeep
+from spark.upkeep import table_upkeep
 from spark.cli import main
 table_upkeep.LOOK_BATCHES, table_upkeep.FILES_NEW_MIN = 1, 4
 delta_upkeep.FILES_MIN, delta_upkeep.GROWTH_MIN = 4, 1

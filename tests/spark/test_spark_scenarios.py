@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import sequence_runs
-from spark.codec_declarations import NO_STREAMS, Windows
-from spark.windows_view import open_windows
-from tests import spark_oracle
-from tests.spark_oracle import EPOCH, TIME_ERROR_UNKNOWN_US, KafkaRecord, WindowKey
-from tests.spark_scenarios import batches_of, sites
-from tests.spark_warehouse import Warehouse, at
+from spark.decode.codec_declarations import NO_STREAMS, Windows
+from spark.log import sequence_runs
+from spark.views.windows_view import open_windows
+from tests.support import spark_oracle
+from tests.support.spark_oracle import EPOCH, TIME_ERROR_UNKNOWN_US, KafkaRecord, WindowKey
+from tests.support.spark_scenarios import batches_of, sites
+from tests.support.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted", "few_islands")]
 

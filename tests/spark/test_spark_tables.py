@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from spark import batch_job
-from spark.amendments import amendments_path
 from spark.batch_job import BatchJob
-from spark.evidence import open_gaps
+from spark.ingest.seen_table import runs_path, settled_path
 from spark.ingest_job import QueryIdError, running_query_id
-from spark.log_table import IMPLAUSIBLE_DATE, CheckpointError, LogAppend, log_path, open_log
-from spark.quarantine_view import open_quarantine
-from spark.seen_table import runs_path, settled_path
-from spark.windows_table import TimeSpan, time_spans
-from tests import spark_oracle
-from tests.spark_oracle import KafkaRecord, WindowRow
-from tests.spark_records import (
+from spark.log.amendments import amendments_path
+from spark.log.log_table import IMPLAUSIBLE_DATE, CheckpointError, LogAppend, log_path, open_log
+from spark.log.quarantine_view import open_quarantine
+from spark.views.evidence import open_gaps
+from spark.windows.windows_table import TimeSpan, time_spans
+from tests.support import spark_oracle
+from tests.support.spark_oracle import KafkaRecord, WindowRow
+from tests.support.spark_records import (
     BUFFER,
     LANE,
     NOON,
@@ -39,7 +39,7 @@ from tests.spark_records import (
     reading,
     reading_headers,
 )
-from tests.spark_warehouse import Warehouse
+from tests.support.spark_warehouse import Warehouse
 
 pytestmark = pytest.mark.spark
 

@@ -13,10 +13,10 @@ from typing import cast
 from aiokafka import ConsumerRecord
 
 from demo.kafka_broker import Broker
-from gateway.buffer_status import read_status
+from gateway.buffer.status import read_status
 from sluice_sim.avr import AvrOptions, Board, Network, inhibit_sampling, start_boards, stop_boards
-from tests.board_audit import Account, Known, heard_in, in_kafka, known_of, lost_in, settle
-from tests.gateways import SLUICE, consume, free_port, wait_for_port, write_config
+from tests.support.board_audit import Account, Known, heard_in, in_kafka, known_of, lost_in, settle
+from tests.support.gateways import SLUICE, consume, free_port, wait_for_port, write_config
 
 SETTLE_S_MAX = 120.0
 """How long boards may take to have all that they hold acknowledged, once they measure no more."""

@@ -17,10 +17,10 @@ from typing import TypeVar
 import pytest
 
 from demo import child_process
-from tests.cgroups import Cgroup, new_cgroup
-from tests.netns import DNS_ADDRESS, Namespace
+from tests.support.cgroups import Cgroup, new_cgroup
+from tests.support.netns import DNS_ADDRESS, Namespace
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TREES = ROOT / "build" / "box"
 """Each release's tree, made once, as a tar file."""
 SUITES = {11: "bullseye", 12: "bookworm", 13: "trixie"}

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from gateway.ingress_mqtt_broker import BrokerIngress
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerSettings
-from gateway.tls_dates import Dates, by_system_clock
-from tests.mosquitto import publish
-from tests.stream_server import Script, speaking
+from gateway.site_broker.broker_ingress import BrokerIngress
+from gateway.tls.dates import Dates, by_system_clock
+from tests.support.mosquitto import publish
+from tests.support.stream_server import Script, speaking
 
 Done = Callable[[bool], None]
 

@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gateway.ingress_mqtt_broker import BrokerIngress
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerSettings
-from tests.mosquitto import Mosquitto, publish
+from gateway.site_broker.broker_ingress import BrokerIngress
+from tests.support.mosquitto import Mosquitto, publish
 
 QUIET_S = 0.3
 """How long nothing comes any more before it is held to be all."""

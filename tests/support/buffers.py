@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Entry, Loss, Position, Row, Series, spans_of
-from gateway.clock_gateway import BootClock
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import START, Entry, Loss, Position, Row, Series, spans_of
+from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
 

@@ -1,7 +1,7 @@
 """True time, and what a gateway sees of sensors' clocks in it: oscillators, delays, counters that wrap. Seeded.
 
 All times are in microseconds; the gateway's CLOCK_BOOTTIME is true time here (its own error is the matter of
-`gateway.clock_gateway`), and a sensor's tick is what its oscillator made of true time since it was switched on.
+`gateway.clock.gateway_clock`), and a sensor's tick is what its oscillator made of true time since it was switched on.
 """
 
 import math

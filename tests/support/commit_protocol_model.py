@@ -19,12 +19,12 @@ from decimal import Decimal
 from itertools import count
 from typing import Generic, TypeVar
 
-from spark.codec_declarations import NO_STREAMS
-from spark.copies import Suspects
-from spark.lane_sequences import Lane, SeenLane, joined, ranges, without
-from spark.sequence_runs import BatchRun, Edge, Island, RunKey, SeenRun, add, settle
-from spark.windows_table import TimeSpan, time_spans
-from tests.spark_oracle import (
+from spark.decode.codec_declarations import NO_STREAMS
+from spark.log.copies import Suspects
+from spark.log.lane_sequences import Lane, SeenLane, joined, ranges, without
+from spark.log.sequence_runs import BatchRun, Edge, Island, RunKey, SeenRun, add, settle
+from spark.windows.windows_table import TimeSpan, time_spans
+from tests.support.spark_oracle import (
     EPOCH,
     TOLD_SLACK,
     Copy,

@@ -1,4 +1,6 @@
-"""A tiny DNS server for tests: `python -m tests.dns_server ADDRESS FILE` answers as the file says at that moment.
+"""A tiny DNS server for tests, which answers as a file says at that moment.
+
+`python -m tests.support.dns_server ADDRESS FILE`
 
 RFC 1035 over UDP: A and AAAA records with a TTL of one second, nothing for other types, NXDOMAIN for other names, or
 silence.

@@ -1,4 +1,6 @@
-"""Vectors for the firmware's frames and packets, made in Python; `python -m tests.firmware_vectors` writes the files.
+"""Vectors for the firmware's frames and packets, made in Python.
+
+`python -m tests.support.firmware_vectors` writes the files.
 
 The C code is held against the files (firmware-sim/host/check_vectors.c), and the files against this (the tests).
 """
@@ -8,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.mqtt_protocol import PINGRESP, ConnectReturnCode, acknowledgements, connack, publish
-from gateway.serial_frames import (
+from gateway.mqtt.protocol import PINGRESP, ConnectReturnCode, acknowledgements, connack, publish
+from gateway.serial_lines.frames import (
     GATEWAY_CONTENT_BYTES_MAX,
     SENSOR_CONTENT_BYTES_MAX,
     Ack,
@@ -20,7 +22,7 @@ from gateway.serial_frames import (
     Reply,
     encode_frame,
 )
-from tests.firmware_host import VECTORS
+from tests.support.firmware_host import VECTORS
 
 U32_MAX: Final = 2**32 - 1
 SENT: Final = (
@@ -66,7 +68,9 @@ RUN_IDS: Final = 2**14 - 1
 
 def frames() -> str:
     """`sensor CONTENT FRAME` and `gateway CONTENT BYTES`: what the firmware must make, and take or (-) not take."""
-    lines = ["# sensor CONTENT FRAME | gateway CONTENT BYTES; - is nothing. Written by tests/firmware_vectors.py"]
+    lines = [
+        "# sensor CONTENT FRAME | gateway CONTENT BYTES; - is nothing. Written by tests/support/firmware_vectors.py"
+    ]
     lines += [f"sensor {each.to_bytes().hex()} {encode_frame(each).hex()}" for each in SENT]
     lines += [f"gateway {each.to_bytes().hex()} {encode_frame(each).hex()}" for each in RECEIVED]
     ack = encode_frame(RECEIVED[2])
@@ -118,7 +122,7 @@ def mqtt() -> str:
     lines = [
         (
             "# connect PACKET NAME SECRET | publish PACKET NAME BOOT INCARNATION DUP SEQUENCE TICK LOST HUNDREDTHS"
-            " | received BYTES EVENT NUMBER. Written by tests/firmware_vectors.py"
+            " | received BYTES EVENT NUMBER. Written by tests/support/firmware_vectors.py"
         )
     ]
     for name in NAMES:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.session import open_session
+from spark.engine.session import open_session
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=512m"
 """All tests in one session run for half an hour: what compiles them well is worth its time, a fifth of theirs, and
@@ -45,7 +45,7 @@ def new_warehouse(empty_warehouse: Path, tmp_path: Path) -> str:
 @pytest.fixture
 def interpreted(spark: SparkSession) -> Iterator[None]:
     """For tests of a few rows: compiling views takes longer than reading what little is in them."""
-    from spark.interpreted_queries import interpreted_if
+    from spark.engine.interpreted_queries import interpreted_if
 
     with interpreted_if(spark, small=True):
         yield

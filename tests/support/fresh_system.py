@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo import child_process
-from tests.box import APART, NSPAWN, ROOT, box_cgroup, extract, minimal_tree
-from tests.cgroups import Cgroup
+from tests.support.box import APART, NSPAWN, ROOT, box_cgroup, extract, minimal_tree
+from tests.support.cgroups import Cgroup
 
 CLONE = Path("root") / "sluice"
 CONFIGURATION = (

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from demo.kafka_broker import free_ports
-from gateway import control
+from gateway.daemon import control
 
 SLUICE = Path(sys.executable).with_name("sluice")
 

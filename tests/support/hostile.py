@@ -13,8 +13,8 @@ from typing import Any
 
 import cbor2
 
-from tests.spark_oracle import Headers, KafkaRecord
-from tests.spark_records import BOOTS, NOON, changed, correction, reading, reading_headers, rfc3339
+from tests.support.spark_oracle import Headers, KafkaRecord
+from tests.support.spark_records import BOOTS, NOON, changed, correction, reading, reading_headers, rfc3339
 
 FIRST, LAST = "0002-01-01T00:00:00.000000Z", "9999-12-31T23:59:59.999999Z"
 """The ends of what a table can show."""

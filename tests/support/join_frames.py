@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
-from tests import oracle_joins
-from tests.oracle_joins import EPOCH, Metric, Reading, us
+from tests.support import oracle_joins
+from tests.support.oracle_joins import EPOCH, Metric, Reading, us
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 NOON_US = us(NOON)

@@ -6,7 +6,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 from aiokafka.protocol.admin import CreateAclsRequest
 
-from tests.kafka_admin import ALLOW, LITERAL, TOPIC, administered
+from tests.support.kafka_admin import ALLOW, LITERAL, TOPIC, administered
 
 READ, DESCRIBE = 3, 8
 

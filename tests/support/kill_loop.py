@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tests.gateways import SLUICE, consume, free_port, header, wait_for_port, write_config
+from tests.support.gateways import SLUICE, consume, free_port, header, wait_for_port, write_config
 
 Kind = Literal["qos1-sequence", "qos2", "qos1"]
 KINDS: tuple[Kind, ...] = ("qos1-sequence", "qos2", "qos1")

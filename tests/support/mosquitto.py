@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.gateways import free_port
-from tests.stream_server import speaking
+from tests.support.gateways import free_port
+from tests.support.stream_server import speaking
 
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin") or "mosquitto"
 

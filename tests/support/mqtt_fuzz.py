@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.mqtt_protocol import Connect, Disconnect, Event, ServerProtocol, Violation
+from gateway.mqtt.protocol import Connect, Disconnect, Event, ServerProtocol, Violation
 
 PACKET_BYTES_MAX = 512
 """Of the parser under test: small, so that its bound is met often."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.ingress_mqtt_listener import MqttListener
+from gateway.listener.listener import MqttListener
 from gateway.reading import Mark, Reading
 from gateway.settings import ListenerSettings
-from gateway.tls_dates import Dates, by_system_clock
-from tests.gateways import free_port
+from gateway.tls.dates import Dates, by_system_clock
+from tests.support.gateways import free_port
 
 Done = Callable[[bool], None]
 CODEWORD = "correct horse"

@@ -29,7 +29,7 @@ from typing import TypeVar
 import pytest
 
 from demo import child_process
-from tests import dns_server
+from tests.support import dns_server
 
 BROKERS_NET = "203.0.113"
 DNS_ADDRESS = f"{BROKERS_NET}.53"
@@ -310,7 +310,9 @@ class Network:
         self.heal()
         self._answer(self.names)
         log = self._directory / "dns.log"
-        server = self.run(self.brokers, [sys.executable, "-m", "tests.dns_server", DNS_ADDRESS, self._names_file], log)
+        server = self.run(
+            self.brokers, [sys.executable, "-m", "tests.support.dns_server", DNS_ADDRESS, self._names_file], log
+        )
         self.brokers.inside(lambda: dns_server.wait_until_ready(DNS_ADDRESS, server))
 
     def close(self) -> None:

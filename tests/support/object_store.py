@@ -8,9 +8,9 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 from demo.kafka_broker import HOST, free_ports
-from tests.java_server import java_server
+from tests.support.java_server import java_server
 
-JARS = Path(__file__).resolve().parent.parent / "build" / "jars"
+JARS = Path(__file__).resolve().parents[2] / "build" / "jars"
 BUCKET = "bucket"
 PROPERTIES = """\
 s3proxy.endpoint=http://{host}:{port}

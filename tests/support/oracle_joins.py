@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Literal
 
-from spark.registry import Calibration, Device, Registry
+from spark.registry.registry import Calibration, Device, Registry
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_US = 86_400 * 1_000_000

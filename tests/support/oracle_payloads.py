@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Protocol, Self
 
-from spark.codec_declarations import Metric, Stream, Streams
+from spark.decode.codec_declarations import Metric, Stream, Streams
 
 SIX_PLACES = Decimal("0.000001")
 EXACT = Context(prec=2_000, rounding=ROUND_HALF_UP)

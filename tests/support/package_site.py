@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo import child_process
-from gateway.buffer_status import read_status
-from tests.box import Box
-from tests.netns import GATEWAY_NETS
-from tests.uplink_ledger import acknowledged_in, audit, in_kafka
-from tests.uplink_scene import Scene
+from gateway.buffer.status import read_status
+from tests.support.box import Box
+from tests.support.netns import GATEWAY_NETS
+from tests.support.uplink_ledger import acknowledged_in, audit, in_kafka
+from tests.support.uplink_scene import Scene
 
 SECRET = "correct-horse-battery"  # noqa: S105 - made up for this
 TOPIC = "device-thermo"

@@ -10,9 +10,9 @@ from pathlib import Path
 from subprocess import Popen
 
 from demo.kafka_broker import HOST, free_ports
-from tests.java_server import java_server
+from tests.support.java_server import java_server
 
-JARS = Path(__file__).resolve().parent.parent / "build" / "jars" / "registry"
+JARS = Path(__file__).resolve().parents[2] / "build" / "jars" / "registry"
 BASE = "/apis/ccompat/v7"
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.gateways import SLUICE, wait_for_port
+from tests.support.gateways import SLUICE, wait_for_port
 
 PAGE_BYTES = 4096
 FILLER = "others.dat"

@@ -4,7 +4,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from demo.kafka_broker import Broker
-from tests.spark_oracle import KafkaRecord
+from tests.support.spark_oracle import KafkaRecord
 
 
 async def send(broker: Broker, records: list[KafkaRecord]) -> None:

@@ -10,8 +10,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from spark.codec_declarations import NO_STREAMS, Streams
-from tests.oracle_payloads import EXACT, SIX_PLACES, NumberText, UnreadableError, declaration, json_object, outcome
+from spark.decode.codec_declarations import NO_STREAMS, Streams
+from tests.support.oracle_payloads import (
+    EXACT,
+    SIX_PLACES,
+    NumberText,
+    UnreadableError,
+    declaration,
+    json_object,
+    outcome,
+)
 
 TIME_ERROR_UNKNOWN_US = 2**63 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

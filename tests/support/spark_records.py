@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.kafka_records import SOURCE_SCHEMA
-from tests.spark_oracle import Headers, KafkaRecord
+from spark.decode.kafka_records import SOURCE_SCHEMA
+from tests.support.spark_oracle import Headers, KafkaRecord
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

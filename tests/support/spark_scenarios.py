@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import strategies as st
 
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, changed, reading, reading_headers
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, changed, reading, reading_headers
 
 GATEWAYS, DEVICES = 3, 3
 PARTITIONS = 2

@@ -7,15 +7,15 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.testing import assertDataFrameEqual
 
-from spark.amendments import effective_log
 from spark.batch_job import BatchCounts, BatchJob
-from spark.interpreted_queries import interpreted_if
-from spark.log_table import BatchId
-from spark.readings_view import open_readings
-from spark.windows_view import open_windows
-from tests import spark_oracle
-from tests.spark_oracle import KafkaRecord, Reading, WindowKey, WindowRow
-from tests.spark_records import EPOCH, kafka_frame
+from spark.engine.interpreted_queries import interpreted_if
+from spark.log.amendments import effective_log
+from spark.log.log_table import BatchId
+from spark.log.readings_view import open_readings
+from spark.views.windows_view import open_windows
+from tests.support import spark_oracle
+from tests.support.spark_oracle import KafkaRecord, Reading, WindowKey, WindowRow
+from tests.support.spark_records import EPOCH, kafka_frame
 
 
 def expect_rows(frame: DataFrame, rows: DataFrame | list[Row]) -> None:

@@ -15,8 +15,8 @@ from urllib.parse import urlencode
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway import page_password
-from tests.gateways import daemon, free_port, wait_for_port, write_config
+from gateway.page import password as page_password
+from tests.support.gateways import daemon, free_port, wait_for_port, write_config
 
 if TYPE_CHECKING:
     from subprocess import Popen

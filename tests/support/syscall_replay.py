@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from gateway.buffer_file import BufferFile
-from gateway.clock_gateway import BootClock
+from gateway.buffer.file import BufferFile
+from gateway.clock.gateway_clock import BootClock
 from gateway.settings import BufferSettings
-from tests.gateways import SLUICE, free_port, wait_for_port, write_config
-from tests.kill_loop import KINDS, UNREACHABLE, LedgerSensor
-from tests.power_cut_vfs import CardContents, Survival
+from tests.support.gateways import SLUICE, free_port, wait_for_port, write_config
+from tests.support.kill_loop import KINDS, UNREACHABLE, LedgerSensor
+from tests.support.power_cut_vfs import CardContents, Survival
 
 CALLS = "pwrite64,write,fsync,fdatasync,ftruncate,fallocate,unlink,sendto,sendmsg"
 PAUSE_S = 0.02

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import make_authority
-from tests.deadline import deadline
-from tests.fake_clock import YEAR_2000, FakeClock
+from tests.support.certificates import make_authority
+from tests.support.deadline import deadline
+from tests.support.fake_clock import YEAR_2000, FakeClock
 
 # What one process sees of its clocks, a line of JSON for each line that it reads. 5 is CLOCK_REALTIME_COARSE.
 LOOKS = """
 import datetime, json, os, sqlite3, ssl, sys, time
-from gateway.clock_kernel import boot_id, boottime_us, read_wall_clock
+from gateway.clock.kernel_clock import boot_id, boottime_us, read_wall_clock
 from gateway.settings import GatewaySettings
 for line in sys.stdin:
     clock = read_wall_clock(GatewaySettings("gw1"))

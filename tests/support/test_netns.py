@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import dns_server, netns
-from tests.netns import Network, network_or_skip
+from tests.support import dns_server, netns
+from tests.support.netns import Network, network_or_skip
 
 BROKER = "203.0.113.10"
 PORT = 9000
@@ -220,7 +220,7 @@ def test_names_follow_change_and_fall_silent(network: Network) -> None:
 
 def test_nothing_stays_behind_a_killed_run(tmp_path: Path) -> None:
     """What it left goes when the next one starts."""
-    killed = "import sys, pathlib, signal, os; from tests.netns import Network, _names, _start_time\n"
+    killed = "import sys, pathlib, signal, os; from tests.support.netns import Network, _names, _start_time\n"
     killed += "network = Network(pathlib.Path(sys.argv[1]), f'sluice-{os.getpid()}-{_start_time(os.getpid())}-1')\n"
     killed += "network.make(); print(*_names(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     with network_or_skip(tmp_path):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.stream_server import speaking
+from tests.support.stream_server import speaking
 
 
 async def test_it_tells_what_its_script_says_and_closes() -> None:

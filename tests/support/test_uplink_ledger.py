@@ -7,7 +7,7 @@ from aiokafka import ConsumerRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.uplink_ledger import Delivery, Place, Reading, acknowledged_in, audit, in_kafka
+from tests.support.uplink_ledger import Delivery, Place, Reading, acknowledged_in, audit, in_kafka
 
 
 def reading(sequence: int, device: str = "m001", boot: str = "1-a") -> Reading:

@@ -19,11 +19,11 @@ from typing import Any
 from aiokafka import ConsumerRecord
 
 from demo import child_process
-from gateway.buffer_status import read_status
-from tests.gateways import SLUICE, consume, header, wait_for_port, write_config
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.netns import BROKERS_NET, BROKERS_NET6, Network, network_or_skip
-from tests.uplink_ledger import Audit, acknowledged_in, audit, in_kafka
+from gateway.buffer.status import read_status
+from tests.support.gateways import SLUICE, consume, header, wait_for_port, write_config
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.netns import BROKERS_NET, BROKERS_NET6, Network, network_or_skip
+from tests.support.uplink_ledger import Audit, acknowledged_in, audit, in_kafka
 
 KAFKA_NAME = "kafka.example"
 LISTENER = "GATEWAY"

@@ -14,9 +14,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from gateway.buffer_status import read_status
-from tests import gateways, kafka_admin
-from tests.uplink_ledger import Audit, Delivery, acknowledged_in, audit, in_kafka
+from gateway.buffer.status import read_status
+from tests.support import gateways, kafka_admin
+from tests.support.uplink_ledger import Audit, Delivery, acknowledged_in, audit, in_kafka
 
 BACK_S_MAX = 15.0
 """The promise: so long after the way is free the first new record is in Kafka, whatever was in between."""

@@ -25,21 +25,21 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from gateway.buffer import Buffer
-from gateway.buffer_rows import Row
-from gateway.clock_gateway import BootTimes
-from gateway.intake import FrontDoor
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import RecordEncoder
-from gateway.payload_identity import BINARY, BINARY_VERSION
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import Row
+from gateway.clock.gateway_clock import BootTimes
+from gateway.intake.front_door import FrontDoor
+from gateway.intake.payload_identity import BINARY, BINARY_VERSION
+from gateway.intake.routes import Destination, compile_routes
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.record import RecordEncoder
 from gateway.reading import Reading, name_of_boot
-from gateway.routes import Destination, compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings
-from tests import spark_oracle
-from tests.buffers import CLOCK, confirm, opened, rows
-from tests.spark_oracle import Event, KafkaRecord, told_apart
-from tests.spark_records import NOON
-from tests.spark_warehouse import Warehouse
+from tests.support import spark_oracle
+from tests.support.buffers import CLOCK, confirm, opened, rows
+from tests.support.spark_oracle import Event, KafkaRecord, told_apart
+from tests.support.spark_records import NOON
+from tests.support.spark_warehouse import Warehouse
 
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))
 PORT = "/dev/ttyUSB"

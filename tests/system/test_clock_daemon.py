@@ -19,11 +19,11 @@ import pytest
 from aiokafka import ConsumerRecord
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from tests import gateways
-from tests.certificates import Authority, make_authority
-from tests.fake_clock import YEAR_2000, FakeClock
-from tests.gateways import SLUICE, consume, consume_until, free_port, header
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support import gateways
+from tests.support.certificates import Authority, make_authority
+from tests.support.fake_clock import YEAR_2000, FakeClock
+from tests.support.gateways import SLUICE, consume, consume_until, free_port, header
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 
 pytestmark = [
     pytest.mark.kafka,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.clock_kernel import boottime_us
-from gateway.serial_frames import Ack, Data, Hello, Probe, Reply
-from tests.gateways import SLUICE
-from tests.test_ingress_serial import INCARNATION, PtySensor
+from gateway.clock.kernel_clock import boottime_us
+from gateway.serial_lines.frames import Ack, Data, Hello, Probe, Reply
+from tests.gateway.serial_lines.test_ingress_serial import INCARNATION, PtySensor
+from tests.support.gateways import SLUICE
 
 CONFIG = """\
 [gateway]

@@ -15,9 +15,9 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock_device import TICK_US_MODULUS, DeviceClock, Kind
-from gateway.clock_gateway import BootClock, BootTimes, Look, bounded_between
-from tests.clock_world import DAY_US, HOUR_US, SECOND_US, Network, Oscillator, SerialLine, oscillator, share
+from gateway.clock.gateway_clock import BootClock, BootTimes, Look, bounded_between
+from gateway.clock.sensor_clock import TICK_US_MODULUS, DeviceClock, Kind
+from tests.support.clock_world import DAY_US, HOUR_US, SECOND_US, Network, Oscillator, SerialLine, oscillator, share
 
 LEAP_US = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * SECOND_US
 """A second is put in before this midnight."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO = Path(__file__).parent.parent / "build" / "demo"
+DEMO = Path(__file__).parents[2] / "build" / "demo"
 KEYS = {
     "sent",
     "acknowledged",

@@ -19,16 +19,18 @@ import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
-from gateway import buffer_aside, buffer_attachment, buffer_salvage
-from gateway.buffer import Buffer
-from gateway.buffer_rows import START, Position
-from gateway.buffer_schema import BufferFileError
+from gateway.buffer import attachment as buffer_attachment
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import START, Position
+from gateway.buffer.salvage import aside as buffer_aside
+from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.schema import BufferFileError
 from gateway.settings import BufferSettings
-from tests.buffers import CLOCK, entry, opened, store
-from tests.gateways import consume, daemon, free_port, header, write_config
-from tests.kill_loop import KINDS, UNREACHABLE
-from tests.syscall_replay import strace_refusal
-from tests.test_full_disk import Talk, acknowledged, answered, finished, log_of, sensors, talking
+from tests.support.buffers import CLOCK, entry, opened, store
+from tests.support.gateways import consume, daemon, free_port, header, write_config
+from tests.support.kill_loop import KINDS, UNREACHABLE
+from tests.support.syscall_replay import strace_refusal
+from tests.system.test_full_disk import Talk, acknowledged, answered, finished, log_of, sensors, talking
 
 REFUSAL = strace_refusal()
 needs_strace = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.box import entered_or_skip
-from tests.fresh_system import FreshSystem, fresh_system
+from tests.support.box import entered_or_skip
+from tests.support.fresh_system import FreshSystem, fresh_system
 
 SECONDS_MAX = 3_000
 """For each of the two. On two idle cores the demo takes four minutes, half of them for what it installs."""

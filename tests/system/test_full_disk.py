@@ -16,9 +16,9 @@ import pytest
 
 from demo.kafka_broker import Broker
 from demo.uplink import Uplink
-from tests.gateways import consume, free_port, header, write_config
-from tests.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
-from tests.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
+from tests.support.gateways import consume, free_port, header, write_config
+from tests.support.kill_loop import KINDS, PINGREQ, UNREACHABLE, LedgerSensor
+from tests.support.small_disk import SmallDisk, daemon_on, mount_refusal, small_disk
 
 REFUSAL = mount_refusal()
 pytestmark = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_broker import Broker
-from tests import kill_loop as loop
-from tests.kill_loop import KINDS, kill_loop
+from tests.support import kill_loop as loop
+from tests.support.kill_loop import KINDS, kill_loop
 
 HASTY = """
 import asyncio
-from gateway import cli, intake
+from gateway import cli
+from gateway.intake import front_door as intake
 take = intake.FrontDoor.take
 def hasty(self, readings, done, marks=()):
     done(True)
@@ -21,9 +22,10 @@ cli.main()
 """
 FORGETFUL = """
 import asyncio
-from gateway import cli, intake
-from gateway.buffer_runs import DeviceRuns
-from gateway.duplicate_window import Verdict
+from gateway import cli
+from gateway.intake import front_door as intake
+from gateway.buffer.sensor_runs import DeviceRuns
+from gateway.buffer.duplicate_window import Verdict
 DeviceRuns.admit = lambda self, series, boot, sequence, payload, lane, received_us: Verdict.NEW
 take = intake.FrontDoor.take
 def forgetful(self, readings, done, marks=()):

@@ -21,12 +21,12 @@ from paho.mqtt.client import mqtt_ms_resend_pubrel as RESEND_PUBREL  # noqa: N81
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from structlog.testing import capture_logs
 
-from gateway.client_tls import client_context
-from gateway.ingress_mqtt_listener import ListenError, MqttListener
-from gateway.mqtt_tls import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX, handshake_failure
+from gateway.listener.listener import ListenError, MqttListener
+from gateway.listener.tls_connection import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_MAX, handshake_failure
 from gateway.settings import TlsSettings
-from tests.gateways import daemon, free_port, write_config
-from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening, until
+from gateway.tls.client import client_context
+from tests.support.gateways import daemon, free_port, write_config
+from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening, until
 
 OPERATORS = {"ops": hashlib.sha256(CODEWORD.encode()).hexdigest()}
 COMMANDED: dict[str, Any] = {"anonymous": False, "users": USERS, "operators": OPERATORS}

@@ -9,11 +9,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.ingress_mqtt_listener import MqttListener
-from gateway.mqtt_connection import Connection
-from gateway.mqtt_redelivery import RESTART_REACH
+from gateway.listener.connection import Connection
+from gateway.listener.listener import MqttListener
+from gateway.listener.redelivery import RESTART_REACH
 from gateway.settings import ListenerSettings
-from tests.mqtt_peers import RecordingIntake, again, connect, keeping, publish, publish2, pubrel
+from tests.support.mqtt_peers import RecordingIntake, again, connect, keeping, publish, publish2, pubrel
 
 
 @dataclass(slots=True, eq=False)

@@ -14,8 +14,8 @@ import pytest
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway.buffer_rows import Doubt
-from tests.gateways import daemon, free_port, write_config
+from gateway.buffer.rows import Doubt
+from tests.support.gateways import daemon, free_port, write_config
 
 BACKLOG = 10_000
 """Nearly three hours of a reading each second."""

@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
-from gateway import update_command
 from gateway.cli import main
-from gateway.update_command import Box, Package, UpdateError, is_newer, read_package, trusted_keys, verify
+from gateway.commands import update_command
+from gateway.commands.update_command import Box, Package, UpdateError, is_newer, read_package, trusted_keys, verify
 from systemd import build_deb, deb_documents, deb_python, deb_signing
 from systemd.deb_python import ROOT, TARGETS, Target
-from tests.box import BoxUnavailableError, foreign_tree
+from tests.support.box import BoxUnavailableError, foreign_tree
 from tests.test_docs import commands
 
 DEB12 = TARGETS[0]
@@ -184,7 +184,7 @@ def test_it_runs_on_the_other_architecture(tmp_path: Path, built: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, '/usr/lib/sluice'); import platform, cbor2, cramjam, msgspec; "
         "from aiokafka.record.default_records import DefaultRecordBatchBuilder as builder; "
-        "from gateway import check, cli, pipeline; "
+        "from gateway import cli, pipeline; from gateway.commands.check import kafka as check; "
         "print(platform.machine(), builder.__module__, bytes(cramjam.zstd.decompress(cramjam.zstd.compress(b'on'))))"
     )
     ended = subprocess.run([*python, program], capture_output=True, text=True, check=False)

@@ -10,10 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from tests import box as boxes
-from tests.box import Box, box_or_skip
-from tests.package_site import SECRET, Site, install, measure, set_up, stop, wait_for_first_reading, write_answers
-from tests.uplink_scene import scene_or_skip
+from tests.support import box as boxes
+from tests.support.box import Box, box_or_skip
+from tests.support.package_site import (
+    SECRET,
+    Site,
+    install,
+    measure,
+    set_up,
+    stop,
+    wait_for_first_reading,
+    write_answers,
+)
+from tests.support.uplink_scene import scene_or_skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_broker import Broker
-from gateway.buffer_status import read_status
+from gateway.buffer.status import read_status
 from gateway.record_contract import COUNTER_HEADER, DEVICE_HEADERS, HEADERS
-from tests.gateways import (
+from tests.support.gateways import (
     SLUICE,
     consume,
     consume_until,

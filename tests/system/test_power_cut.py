@@ -17,15 +17,15 @@ from unittest import mock
 import msgspec
 import pytest
 
-from gateway import buffer_schema
-from gateway.buffer_file import BufferFile
-from gateway.buffer_lanes import LANE_PREFIX
-from gateway.buffer_losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
-from gateway.buffer_rows import Entry, Lane, Loss, Quarantined, Series, Span
-from gateway.clock_gateway import BootClock
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.file import BufferFile
+from gateway.buffer.lanes import LANE_PREFIX
+from gateway.buffer.losses import EVENTS_DROPPED, LOSS_TYPE, loss_body
+from gateway.buffer.rows import Entry, Lane, Loss, Quarantined, Series, Span
+from gateway.clock.gateway_clock import BootClock
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
-from tests.power_cut_vfs import (
+from tests.support.power_cut_vfs import (
     CuttableDisk,
     CuttableVfs,
     PowerCut,

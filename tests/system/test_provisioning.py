@@ -13,11 +13,14 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, page_password, provision, provision_command, provision_media
 from gateway.cli import main
-from gateway.provision import DONE_NAME, REPORT_NAME, TAKEN_NAME
-from gateway.provision_media import MediumError
-from gateway.setup_answers import SECRETS_NAME
+from gateway.commands.setup import provision, provision_command, provision_media
+from gateway.commands.setup.answers import SECRETS_NAME
+from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME, TAKEN_NAME
+from gateway.commands.setup.provision_media import MediumError
+from gateway.config import config_file
+from gateway.listener import credentials as device_credentials
+from gateway.page import password as page_password
 
 ANSWERS = """\
 # from the office
@@ -41,7 +44,7 @@ page_password = "page-51ab03fe"
 "43" = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 """
 SECRET_WORDS = ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def medium(folder: Path, answers: str = ANSWERS, secrets: str = SECRETS) -> Path:
@@ -227,7 +230,8 @@ def test_whatever_lies_there_ends_in_a_report_without_secrets(
 
 KILLED = """\
 import os, signal, sys
-from gateway import provision, setup_write
+from gateway.commands.setup import provision
+from gateway.commands.setup import write as setup_write
 from gateway.cli import main
 
 step = int(sys.argv[1])

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway import page_password
-from gateway.cli_options import DEFAULT_CONFIG
-from gateway.provision import DONE_NAME, REPORT_NAME
-from gateway.setup_dialogue import QUESTIONS_MAX
-from tests import box as boxes
-from tests.box import Box, box_or_skip
-from tests.setup_dialogue import ENTER, questions_asked, set_up
+from gateway.commands.options import DEFAULT_CONFIG
+from gateway.commands.setup.dialogue import QUESTIONS_MAX
+from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME
+from gateway.page import password as page_password
+from tests.support import box as boxes
+from tests.support.box import Box, box_or_skip
+from tests.support.setup_dialogue import ENTER, questions_asked, set_up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

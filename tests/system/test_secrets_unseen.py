@@ -9,9 +9,9 @@ from pathlib import Path
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from gateway import control
-from tests.gateways import SLUICE, daemon, free_port, write_config
-from tests.mqtt_peers import connect
+from gateway.daemon import control
+from tests.support.gateways import SLUICE, daemon, free_port, write_config
+from tests.support.mqtt_peers import connect
 
 HUSHED = "correct-horse-battery-staple"
 """What somebody thought up, and types into every field that there is."""

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.syscall_replay import Record, record, replay, strace_refusal
+from tests.support.syscall_replay import Record, record, replay, strace_refusal
 
 MOMENTS = int(os.environ.get("SLUICE_REPLAY_MOMENTS", "150"))
 REFUSAL = strace_refusal()

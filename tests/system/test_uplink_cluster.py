@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import kafka_admin
-from tests.gateways import header
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.uplink_ledger import Delivery, in_kafka
-from tests.uplink_site import BACK_S_MAX, Site, compare, fleet, grown, records_of, records_until
+from tests.support import kafka_admin
+from tests.support.gateways import header
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.uplink_ledger import Delivery, in_kafka
+from tests.support.uplink_site import BACK_S_MAX, Site, compare, fleet, grown, records_of, records_until
 
 pytestmark = [
     pytest.mark.kafka,

@@ -10,8 +10,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.netns import BROKERS_NET, BROKERS_NET6
-from tests.uplink_scene import FAULTS, RECOVERY_S_MAX, Outcome, RunningGateway, Scene, running_gateway, scene_or_skip
+from tests.support.netns import BROKERS_NET, BROKERS_NET6
+from tests.support.uplink_scene import (
+    FAULTS,
+    RECOVERY_S_MAX,
+    Outcome,
+    RunningGateway,
+    Scene,
+    running_gateway,
+    scene_or_skip,
+)
 
 pytestmark = pytest.mark.kafka
 

@@ -11,7 +11,15 @@ from itertools import islice
 
 import pytest
 
-from tests.uplink_scene import FAULTS, RECOVERY_S_MAX, Scene, inflict, random_steps, running_gateway, scene_or_skip
+from tests.support.uplink_scene import (
+    FAULTS,
+    RECOVERY_S_MAX,
+    Scene,
+    inflict,
+    random_steps,
+    running_gateway,
+    scene_or_skip,
+)
 
 pytestmark = pytest.mark.kafka
 

@@ -19,11 +19,11 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from gateway.client_tls import client_context
-from tests import kafka_admin
-from tests.certificates import Authority, Identity, make_authority
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.uplink_site import BACK_S_MAX, Site, records_of, records_until
+from gateway.tls.client import client_context
+from tests.support import kafka_admin
+from tests.support.certificates import Authority, Identity, make_authority
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.uplink_site import BACK_S_MAX, Site, records_of, records_until
 
 pytestmark = [
     pytest.mark.kafka,

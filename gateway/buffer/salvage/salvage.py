@@ -1,7 +1,7 @@
 """Takes what can still be read out of a buffer file that SQLite found corrupt. Rows keep their identity.
 
 First through SQLite's b-trees, in order; then what these do not lead to any more, from the pages themselves
-(`buffer_scan`). The file was set aside (`buffer_aside`); what it holds is never changed here.
+(`buffer.salvage.page_scan`). The file was set aside (`buffer.salvage.aside`); what it holds is never changed here.
 """
 
 import re
@@ -20,10 +20,10 @@ from typing import Any, Literal
 import msgspec
 import structlog
 
-from gateway import buffer_boots
-from gateway.buffer_aside import final_name
-from gateway.buffer_rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
-from gateway.buffer_scan import (
+from gateway.buffer import boots as buffer_boots
+from gateway.buffer.rows import Lane, Loss, Quarantined, Row, Series, Span, is_sound, spans_of
+from gateway.buffer.salvage.aside import final_name
+from gateway.buffer.salvage.page_scan import (
     SHAPES,
     SMALL_BYTES_MAX,
     DamagedPages,
@@ -41,8 +41,8 @@ from gateway.buffer_scan import (
     reading_keys,
     scan_small,
 )
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_kernel import boottime_us
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.kernel_clock import boottime_us
 
 SALVAGE_PREFIX = "salvage/"
 """Marks by this and the damaged file's name: `Progress`."""

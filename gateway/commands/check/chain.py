@@ -8,16 +8,16 @@ from typing import Final
 
 from msgspec import structs
 
-from gateway.buffer_status import is_running
-from gateway.check import ABSENT, UNWRITTEN, Finding, check_kafka, skipped, wrong
-from gateway.check_end_to_end import check_end_to_end
-from gateway.check_front_door import check_brokers, check_listener
-from gateway.check_machine import check_machine
-from gateway.check_sensors import check_sensors
-from gateway.check_topics import check_topics
-from gateway.check_way import Way, check_way
+from gateway.buffer.status import is_running
+from gateway.commands.check.end_to_end import check_end_to_end
+from gateway.commands.check.front_door import check_brokers, check_listener
+from gateway.commands.check.kafka import ABSENT, UNWRITTEN, Finding, check_kafka, skipped, wrong
+from gateway.commands.check.kafka_way import Way, check_way
+from gateway.commands.check.machine import check_machine
+from gateway.commands.check.sensors import check_sensors
+from gateway.commands.check.topics import check_topics
+from gateway.host.service import SERVICE_START, is_there
 from gateway.settings import Settings
-from gateway.setup_service import SERVICE_START, is_there
 
 LINKS: Final = {
     "configuration": "settings",

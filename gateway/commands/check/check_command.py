@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from gateway.cli_options import FINDING, as_typed, config_option, json_option, load_settings
-from gateway.terminal_text import counted, escaped, hanging
+from gateway.commands.options import FINDING, as_typed, config_option, json_option, load_settings
+from gateway.host.terminal_text import counted, escaped, hanging
 
 if TYPE_CHECKING:
-    from gateway.check import Finding
+    from gateway.commands.check.kafka import Finding
 
 INDENT = 8
 _JUDGEMENTS = {"pass": "ok  ", "warning": "warn", "fail": "FAIL", "skipped": "-   "}
@@ -40,10 +40,10 @@ def check(config: Path, create_topics: bool, as_json: bool) -> None:  # noqa: FB
     With --json each has its link (configuration, disk, clock, serial, listener, broker, sensors, dns, tcp, tls, sasl,
     kafka, topics, end-to-end) and its result (pass, warning, fail, skipped).
     """
-    from gateway import logs  # noqa: PLC0415 - `sluice --help` needs none of it
-    from gateway.check_chain import LINKS, check_chain  # noqa: PLC0415
-    from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
-    from gateway.service_user import as_service  # noqa: PLC0415
+    from gateway.commands.check.chain import LINKS, check_chain  # noqa: PLC0415
+    from gateway.host import logs  # noqa: PLC0415 - `sluice --help` needs none of it
+    from gateway.host.name_lookup import bound_look_ups  # noqa: PLC0415
+    from gateway.host.service_user import as_service  # noqa: PLC0415
 
     settings = load_settings(config)
     logs.quieten_libraries()

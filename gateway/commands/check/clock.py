@@ -6,16 +6,16 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import control
-from gateway.check import Finding, known_floor, remark, well, wrong
-from gateway.clock_floor import RELEASED_US
-from gateway.clock_gateway import WallClock
-from gateway.clock_kernel import boottime_us
-from gateway.clock_report import ClockView
-from gateway.clock_text import hold_words
-from gateway.processes import name_of, processes
+from gateway.clock.clock_text import hold_words
+from gateway.clock.floor import RELEASED_US
+from gateway.clock.gateway_clock import WallClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.clock.report import ClockView
+from gateway.commands.check.kafka import Finding, known_floor, remark, well, wrong
+from gateway.daemon import control
+from gateway.host.processes import name_of, processes
+from gateway.host.terminal_text import counted, span, utc
 from gateway.settings import GatewaySettings, Settings
-from gateway.terminal_text import counted, span, utc
 
 TIME_DAEMONS: Final = {
     "systemd-timesyn": "systemd-timesyncd",

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.check import Finding, remark, well, wrong
-from gateway.disk_health import MOUNTS, SYSTEM, health_words, read_disk, troubles
-from gateway.terminal_text import counted
+from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.host.disk_health import MOUNTS, SYSTEM, health_words, read_disk, troubles
+from gateway.host.terminal_text import counted
 
 INODES_MIN: Final = 1_000
 """A buffer takes a few files, and others on the file system some more."""

@@ -9,21 +9,21 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
-from gateway import control
-from gateway.buffer_rows import OWN_TYPES
-from gateway.buffer_status import is_running
-from gateway.check import Finding, certificate_dates, remark, skipped, well, wrong
-from gateway.check_front_door import START, CertificateWantedError, DoorError, ask, doors, entered, opened
-from gateway.check_mqtt import NoAnswerError
-from gateway.check_readings import KIND, CheckOpened, CheckPlace
-from gateway.clock_kernel import boottime_us
-from gateway.clock_text import hold_words
-from gateway.kafka_files import KafkaFileError
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_topics import ADMIN_CONFIG, ADMIN_WORDS, allow_command
+from gateway.buffer.rows import OWN_TYPES
+from gateway.buffer.status import is_running
+from gateway.clock.clock_text import hold_words
+from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.check.front_door import START, CertificateWantedError, DoorError, ask, doors, entered, opened
+from gateway.commands.check.kafka import Finding, certificate_dates, remark, skipped, well, wrong
+from gateway.commands.check.mqtt_probe import NoAnswerError
+from gateway.daemon import control
+from gateway.host.terminal_text import counted, milliseconds, span
+from gateway.intake.check_readings import KIND, CheckOpened, CheckPlace
+from gateway.kafka.link import KafkaLink
+from gateway.kafka.secret_files import KafkaFileError
+from gateway.kafka.topics import ADMIN_CONFIG, ADMIN_WORDS, allow_command
 from gateway.record_contract import HEADERS
 from gateway.settings import Settings
-from gateway.terminal_text import counted, milliseconds, span
 
 ACKNOWLEDGED: Final = "acknowledgement"
 IN_KAFKA: Final = "in Kafka"

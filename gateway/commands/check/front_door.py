@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway import control
-from gateway.buffer_status import is_running
-from gateway.check import Finding, certificate_dates, remark, skipped, well, wrong
-from gateway.check_mqtt import Conversation, NoAnswerError, conversing
-from gateway.check_readings import CheckOpened
-from gateway.kafka_reach import address as spelled
-from gateway.mqtt_tls import tls_reason
+from gateway.buffer.status import is_running
+from gateway.commands.check.kafka import Finding, certificate_dates, remark, skipped, well, wrong
+from gateway.commands.check.mqtt_probe import Conversation, NoAnswerError, conversing
+from gateway.daemon import control
+from gateway.host.terminal_text import milliseconds
+from gateway.intake.check_readings import CheckOpened
+from gateway.kafka.reach import address as spelled
+from gateway.listener.tls_connection import tls_reason
 from gateway.settings import BrokerSettings, ListenerSettings, Settings
-from gateway.terminal_text import milliseconds
 
 ANSWER_S: Final = 15.0
 """How long this box's own listener may take for an answer: it may wait for a slow card."""
@@ -172,7 +172,7 @@ def check_brokers(settings: Settings) -> Iterator[Finding]:
 
 
 async def _broker(settings: Settings, broker: BrokerSettings) -> Finding:
-    from gateway.ingress_mqtt_broker import REFUSALS, BrokerError, open_link, password_of  # noqa: PLC0415 - heavy
+    from gateway.site_broker.broker_ingress import REFUSALS, BrokerError, open_link, password_of  # noqa: PLC0415 - heavy
 
     subject = f"broker {spelled(broker.host, broker.port)}"
     resolver = ThreadPoolExecutor(1, thread_name_prefix="broker-name")

@@ -13,15 +13,16 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from msgspec import Struct, structs
 
-from gateway.buffer_schema import BufferFileError, read_marks
-from gateway.buffer_status import is_running, reading
-from gateway.clock_floor import MARKS as CLOCK_MARKS
-from gateway.clock_floor import ClockFloor
-from gateway.clock_kernel import boottime_us, read_wall_clock
-from gateway.kafka_files import KafkaFileError
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_reach import address as spelled
-from gateway.kafka_topics import (
+from gateway.buffer.schema import BufferFileError, read_marks
+from gateway.buffer.status import is_running, reading
+from gateway.clock.floor import MARKS as CLOCK_MARKS
+from gateway.clock.floor import ClockFloor
+from gateway.clock.kernel_clock import boottime_us, read_wall_clock
+from gateway.intake.routes import INTERNAL_PREFIX
+from gateway.kafka.link import KafkaLink
+from gateway.kafka.reach import address as spelled
+from gateway.kafka.secret_files import KafkaFileError
+from gateway.kafka.topics import (
     ADMIN_CONFIG,
     ADMIN_WORDS,
     UNKNOWN,
@@ -31,9 +32,8 @@ from gateway.kafka_topics import (
     inspect_topics,
     read_cluster,
 )
-from gateway.routes import INTERNAL_PREFIX
 from gateway.settings import KafkaSettings, Settings
-from gateway.tls_dates import Dates, true_time
+from gateway.tls.dates import Dates, true_time
 
 BROKERS_DIALLED_MAX = 12
 """In a larger cluster so many are tried: each that cannot be reached costs up to `kafka.connect_timeout_s`."""
@@ -54,7 +54,7 @@ class Finding(Struct, frozen=True):
     ok: bool
     words: str
     link: str = ""
-    """Which link of the chain it is of (`check_chain.LINKS`); said by who walks along it."""
+    """Which link of the chain it is of (`commands.check.chain.LINKS`); said by who walks along it."""
 
     @property
     def result(self) -> Literal["pass", "warning", "fail", "skipped"]:

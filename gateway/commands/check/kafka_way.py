@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from aiokafka.errors import KafkaError
 from msgspec import structs
 
-from gateway.check import Finding, certificate_dates, connected, remark, skipped, well, wrong
-from gateway.check_certificates import SOON, validity
-from gateway.kafka_files import KafkaFileError
-from gateway.kafka_link import ADDRESSES_MAX, KafkaLink
-from gateway.kafka_reach import Fault, reach_words
-from gateway.name_lookup import Address, names
+from gateway.commands.check.kafka import Finding, certificate_dates, connected, remark, skipped, well, wrong
+from gateway.host.name_lookup import Address, names
+from gateway.host.terminal_text import milliseconds
+from gateway.kafka.link import ADDRESSES_MAX, KafkaLink
+from gateway.kafka.reach import Fault, reach_words
+from gateway.kafka.secret_files import KafkaFileError
 from gateway.settings import KafkaSettings, Settings
-from gateway.terminal_text import milliseconds
+from gateway.tls.certificates import SOON, validity
 
 ADDRESSES_TOLD_MAX = 6
 _LINKS = ("dns", "tcp", "tls", "sasl")

@@ -15,11 +15,32 @@ from typing import Final
 
 from msgspec import structs
 
-from gateway import control
-from gateway.buffer_schema import MIGRATIONS, BufferFileError, read_marks
-from gateway.buffer_status import is_running, reading
-from gateway.check import Finding, known_floor, remark, well, wrong
-from gateway.check_certificates import (
+from gateway.buffer.schema import MIGRATIONS, BufferFileError, read_marks
+from gateway.buffer.status import is_running, reading
+from gateway.clock.gateway_clock import WallClock
+from gateway.clock.kernel_clock import boottime_us, read_wall_clock
+from gateway.commands.check.clock import check_clock
+from gateway.commands.check.disk import check_disk
+from gateway.commands.check.kafka import Finding, known_floor, remark, well, wrong
+from gateway.commands.check.page import check_page
+from gateway.commands.check.ports import check_port
+from gateway.commands.check.serial_lines import check_serial
+from gateway.commands.check.users import check_devices
+from gateway.config.config_file import route_table
+from gateway.config.running_settings import changed_words, digest, running_settings
+from gateway.daemon import control
+from gateway.host.processes import this_group, this_user
+from gateway.host.safe_files import PasswordFileError, read_password
+from gateway.host.terminal_text import size, utc
+from gateway.settings import (
+    NO_SOURCE,
+    BrokerSettings,
+    BufferSettings,
+    KafkaSettings,
+    ListenerSettings,
+    Settings,
+)
+from gateway.tls.certificates import (
     SOON,
     CertificateFileError,
     Validity,
@@ -29,29 +50,8 @@ from gateway.check_certificates import (
     read_certificates,
     read_names,
 )
-from gateway.check_clock import check_clock
-from gateway.check_devices import check_devices
-from gateway.check_disk import check_disk
-from gateway.check_page import check_page
-from gateway.check_ports import check_port
-from gateway.check_serial import check_serial
-from gateway.clock_gateway import WallClock
-from gateway.clock_kernel import boottime_us, read_wall_clock
-from gateway.config_file import route_table
-from gateway.forward_memory import BUDGET_MARK
-from gateway.password_file import PasswordFileError, read_password
-from gateway.processes import this_group, this_user
-from gateway.settings import (
-    NO_SOURCE,
-    BrokerSettings,
-    BufferSettings,
-    KafkaSettings,
-    ListenerSettings,
-    Settings,
-)
-from gateway.settings_running import changed_words, digest, running_settings
-from gateway.terminal_text import size, utc
-from gateway.uplink_budget import DAY_S, UplinkBudget
+from gateway.uplink.memory import BUDGET_MARK
+from gateway.uplink.quota import DAY_S, UplinkBudget
 
 NAMES_TOLD_MAX: Final = 12
 HEARTBEAT_BYTES: Final = 1_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from gateway.mqtt_protocol import publish
+from gateway.mqtt.protocol import publish
 
 _CONNACK: Final = 0x20
 _PUBACK: Final = 0x40

@@ -10,14 +10,14 @@ from typing import Final
 
 from msgspec import structs
 
-from gateway import page_password
-from gateway.buffer_status import is_running
-from gateway.check import Finding, remark, well, wrong
-from gateway.check_ports import check_port
-from gateway.device_handout import own_hosts
-from gateway.kafka_reach import address as spelled
-from gateway.page_password import PagePasswordError
-from gateway.service_user import as_root
+from gateway.buffer.status import is_running
+from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.commands.check.ports import check_port
+from gateway.commands.handout import own_hosts
+from gateway.host.service_user import as_root
+from gateway.kafka.reach import address as spelled
+from gateway.page import password as page_password
+from gateway.page.password import PagePasswordError
 from gateway.settings import StatusPageSettings
 
 HOSTS_MAX: Final = 2

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.buffer_status import is_running
-from gateway.check import Finding, remark, well, wrong
-from gateway.processes import has_open, name_of, opened_by, processes, this_user
+from gateway.buffer.status import is_running
+from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.host.processes import has_open, name_of, opened_by, processes, this_user
 
 OURS: Final = "sluice"
 """What the kernel calls a gateway that runs."""

@@ -5,14 +5,14 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
-from gateway import control
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import read_quarantine
-from gateway.check import Finding, remark, well
-from gateway.mqtt_refusals import LOG_IN_REASONS
-from gateway.routes import NO_ROUTE, taken_words
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import read_quarantine
+from gateway.commands.check.kafka import Finding, remark, well
+from gateway.daemon import control
+from gateway.host.terminal_text import counted, span
+from gateway.intake.routes import NO_ROUTE, taken_words
+from gateway.listener.refusals import LOG_IN_REASONS
 from gateway.settings import Settings
-from gateway.terminal_text import counted, span
 
 QUARANTINE = "quarantine"
 LOG_INS = "log-ins"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.check import Finding, remark, wrong
-from gateway.modbus_registers import requests
-from gateway.processes import has_open, running, this_user
-from gateway.routes import DEVICE_NAME, NO_ROUTE, Refusal, RouteTable, topic_of
-from gateway.serial_ports import (
+from gateway.commands.check.kafka import Finding, remark, wrong
+from gateway.host.processes import has_open, running, this_user
+from gateway.intake.routes import DEVICE_NAME, NO_ROUTE, Refusal, RouteTable, topic_of
+from gateway.serial_lines.modbus_registers import requests
+from gateway.serial_lines.ports import (
     ALL,
     FRAMES,
     LOOK_ALIKES,
@@ -30,7 +30,7 @@ from gateway.serial_ports import (
     no_port_words,
     ports_of,
 )
-from gateway.serial_rivals import (
+from gateway.serial_lines.rivals import (
     MODEM_MANAGER,
     Adapter,
     Holder,

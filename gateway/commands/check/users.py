@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import is_running
-from gateway.check import Finding, remark, well, wrong
-from gateway.device_credentials import Credentials, CredentialsError, file_of, load
-from gateway.device_listing import not_heard_words, read_devices
-from gateway.mqtt_logins import NOBODY
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import is_running
+from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.devices.listing import not_heard_words, read_devices
+from gateway.host.terminal_text import counted
+from gateway.listener.credentials import Credentials, CredentialsError, file_of, load
+from gateway.listener.logins import NOBODY
 from gateway.settings import ListenerSettings, Settings
-from gateway.terminal_text import counted
 
 NAMES_TOLD_MAX = 5
 _FILE = "mqtt_listener.devices_file"

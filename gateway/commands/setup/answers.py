@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from gateway.config_words import Place, show
 from gateway.settings import Name
-from gateway.toml_mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
-from gateway.toml_text import toml_text
+from gateway.toml_files.config_words import Place, show
+from gateway.toml_files.mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_files.writer import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000
 """Of a file of answers or secrets: no answer is that long, and a stick may hold anything under that name."""
@@ -423,7 +423,7 @@ def ca_text(given: Given) -> bytes | None:
     if ca is None:
         return None
     # Imported here: it takes a library of its own, and most answers name none.
-    from gateway.check_certificates import CertificateFileError, read_certificates  # noqa: PLC0415
+    from gateway.tls.certificates import CertificateFileError, read_certificates  # noqa: PLC0415
 
     path = given.path.parent / ca
     try:

@@ -12,14 +12,8 @@ from typing import Final, Literal, TypeVar
 import click
 import msgspec
 
-from gateway import config_file, device_credentials
-from gateway.check import Finding
-from gateway.check_certificates import CertificateFileError, read_certificates
-from gateway.device_credentials import CredentialsError
-from gateway.routes import DEVICE_NAME
-from gateway.serial_ports import ALL, names_of
-from gateway.settings import GatewaySettings, ListenerSettings, Settings
-from gateway.setup_answers import (
+from gateway.commands.check.kafka import Finding
+from gateway.commands.setup.answers import (
     ANONYMOUS_WORDS,
     PASSWORD_LENGTH_MIN,
     Answers,
@@ -30,11 +24,18 @@ from gateway.setup_answers import (
     ServiceAnswers,
     StatusPageAnswers,
 )
-from gateway.setup_hardware import is_clock_synced, ports, proposed_id, virtualization
-from gateway.setup_kafka import IN_QUESTIONS, NONE, Broker, best_mechanism, look_at, try_settings
-from gateway.setup_settings import LISTENER_PORT, Existing, make
-from gateway.terminal_text import counted, escaped, hanging
-from gateway.toml_mistakes import ConfigError
+from gateway.commands.setup.hardware import is_clock_synced, ports, proposed_id, virtualization
+from gateway.commands.setup.kafka_trial import IN_QUESTIONS, NONE, Broker, best_mechanism, look_at, try_settings
+from gateway.commands.setup.new_settings import LISTENER_PORT, Existing, make
+from gateway.config import config_file
+from gateway.host.terminal_text import counted, escaped, hanging
+from gateway.intake.routes import DEVICE_NAME
+from gateway.listener import credentials as device_credentials
+from gateway.listener.credentials import CredentialsError
+from gateway.serial_lines.ports import ALL, names_of
+from gateway.settings import GatewaySettings, ListenerSettings, Settings
+from gateway.tls.certificates import CertificateFileError, read_certificates
+from gateway.toml_files.mistakes import ConfigError
 
 QUESTIONS_MAX: Final = 8
 LATER: Final = "later"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.clock_kernel import read_wall_clock
+from gateway.clock.kernel_clock import read_wall_clock
 from gateway.settings import GatewaySettings
 
 _DEVICE_TREE: Final = Path("/proc/device-tree")

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.check import Finding, check_kafka
-from gateway.kafka_reach import Stage, reach_words
-from gateway.name_lookup import names
+from gateway.commands.check.kafka import Finding, check_kafka
+from gateway.commands.setup.answers import Mechanism
+from gateway.host.name_lookup import names
+from gateway.kafka.reach import Stage, reach_words
 from gateway.settings import KafkaSettings, Settings
-from gateway.setup_answers import Mechanism
 
 NONE: Final = "none"
 """What is typed where there is no such thing."""

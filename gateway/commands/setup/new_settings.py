@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gateway import config_file
-from gateway.cli_options import DEFAULT_CONFIG
-from gateway.password_file import PasswordFileError, read_password
+from gateway.commands.options import DEFAULT_CONFIG
+from gateway.commands.setup.answers import Answers
+from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, Folder, NewFile, owners_for
+from gateway.config import config_file
+from gateway.host.safe_files import PasswordFileError, read_password
 from gateway.settings import DEFAULT_ROUTE, ListenerSettings, Settings, StatusPageSettings
-from gateway.setup_answers import Answers
-from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, Folder, NewFile, owners_for
-from gateway.toml_edit import edited
-from gateway.toml_text import toml_text
+from gateway.toml_files.editor import edited
+from gateway.toml_files.writer import toml_text
 
 LISTENER_PORT: Final = ListenerSettings().port
 _EVERY_NETWORK: Final = "0.0.0.0"  # noqa: S104 - sensors on the LAN are whom the listener is for
@@ -131,7 +131,7 @@ def make(  # noqa: PLR0913 - what a setup is made of
     if answers.kafka.user is not None:
         password = secrets.kafka_password
         if password is None:
-            # `gateway.setup_commands` has seen that there is one.
+            # `gateway.commands.setup.setup_command` has seen that there is one.
             kafka["sasl"]["password_file"] = existing.document["kafka"]["sasl"]["password_file"]
         else:
             path = _password_place(folder, existing, password)

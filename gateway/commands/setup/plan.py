@@ -9,14 +9,15 @@ from typing import Final
 
 import msgspec
 
-from gateway import device_credentials, page_password
-from gateway.config_words import Place
+from gateway.commands.setup.answers import SECRETS_NAME, Answers, Given, ca_text
+from gateway.commands.setup.hardware import is_clock_synced, proposed_id
+from gateway.commands.setup.new_settings import Existing, Made, make
+from gateway.commands.setup.write import SetupWriteError, make_folders, refuse_changed, wipe, write
+from gateway.listener import credentials as device_credentials
+from gateway.page import password as page_password
 from gateway.settings import GatewaySettings
-from gateway.setup_answers import SECRETS_NAME, Answers, Given, ca_text
-from gateway.setup_hardware import is_clock_synced, proposed_id
-from gateway.setup_settings import Existing, Made, make
-from gateway.setup_write import SetupWriteError, make_folders, refuse_changed, wipe, write
-from gateway.toml_mistakes import ConfigError, Mistake
+from gateway.toml_files.config_words import Place
+from gateway.toml_files.mistakes import ConfigError, Mistake
 
 _ALPHABET: Final = "23456789abcdefghjkmnpqrstuvwxyz"
 """For a password that a person reads out and types: nothing that looks like something else."""

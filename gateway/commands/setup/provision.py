@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gateway.device_credentials import CredentialsError
-from gateway.folder_sync import sync_folder
-from gateway.setup_answers import SECRETS_NAME, Secrets, load, without_secrets
-from gateway.setup_commands import typed, written_lines
-from gateway.setup_plan import Plan, carry_out, plan
-from gateway.setup_settings import Existing, read_existing
-from gateway.setup_write import SetupWriteError, wipe, writable_trouble
-from gateway.toml_mistakes import ConfigError
+from gateway.commands.setup.answers import SECRETS_NAME, Secrets, load, without_secrets
+from gateway.commands.setup.new_settings import Existing, read_existing
+from gateway.commands.setup.plan import Plan, carry_out, plan
+from gateway.commands.setup.setup_command import typed, written_lines
+from gateway.commands.setup.write import SetupWriteError, wipe, writable_trouble
+from gateway.host.folder_sync import sync_folder
+from gateway.listener.credentials import CredentialsError
+from gateway.toml_files.mistakes import ConfigError
 
 ANSWERS_NAME: Final = "sluice.toml"
 TAKEN_NAME: Final = f"{ANSWERS_NAME}.taken"

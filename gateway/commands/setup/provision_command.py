@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from gateway import setup_service
-from gateway.cli_options import FINDING, config_option
-from gateway.provision import Provisioned, is_asked, provision
-from gateway.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
-from gateway.setup_commands import written_lines
+from gateway.commands.options import FINDING, config_option
+from gateway.commands.setup.provision import Provisioned, is_asked, provision
+from gateway.commands.setup.provision_media import BOOT_FOLDERS, MediumError, make_writable, mounted, sticks
+from gateway.commands.setup.setup_command import written_lines
+from gateway.host import service as setup_service
 
 _NOTHING = "no sluice.toml is there: nothing was to be done"
 

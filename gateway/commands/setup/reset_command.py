@@ -11,19 +11,22 @@ from typing import Final, NoReturn
 
 import click
 
-from gateway import buffer_lock, config_file, device_credentials, setup_service
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import read_status, reading
-from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
-from gateway.intake import READING_TYPE
-from gateway.provision import PROVISIONING_NAMES
-from gateway.provision_media import BOOT_FOLDERS
+from gateway.buffer import lock as buffer_lock
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import read_status, reading
+from gateway.commands.options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.commands.setup.new_settings import secret_files
+from gateway.commands.setup.provision import PROVISIONING_NAMES
+from gateway.commands.setup.provision_media import BOOT_FOLDERS
+from gateway.commands.setup.setup_command import typed
+from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
+from gateway.config import config_file
+from gateway.host import service as setup_service
+from gateway.host.terminal_text import counted, escaped, hanging
+from gateway.intake.front_door import READING_TYPE
+from gateway.listener import credentials as device_credentials
 from gateway.settings import BufferSettings, Settings
-from gateway.setup_commands import typed
-from gateway.setup_settings import secret_files
-from gateway.setup_write import CREDENTIALS_FOLDER, SECRETS_FOLDER, is_unfinished, wipe
-from gateway.terminal_text import counted, escaped, hanging
-from gateway.toml_mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError
 
 USAGE: Final = 2
 UNNAMED: Final = "unnamed"

@@ -9,17 +9,18 @@ from typing import NoReturn
 
 import click
 
-from gateway import setup_hardware, setup_service
-from gateway.cli_options import DEFAULT_CONFIG, FINDING, config_option
-from gateway.device_credentials import CredentialsError, Made
-from gateway.device_handout import handout
+from gateway.commands.handout import handout
+from gateway.commands.options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.commands.setup import hardware as setup_hardware
+from gateway.commands.setup.answers import EXAMPLE, Given, load
+from gateway.commands.setup.new_settings import Existing, read_existing
+from gateway.commands.setup.plan import Plan, carry_out, plan, store_shown, take_back_shown, without_shown
+from gateway.commands.setup.write import SetupWriteError, not_interrupted, writable_trouble
+from gateway.host import service as setup_service
+from gateway.host.terminal_text import hanging, span
+from gateway.listener.credentials import CredentialsError, Made
 from gateway.settings import ListenerSettings
-from gateway.setup_answers import EXAMPLE, Given, load
-from gateway.setup_plan import Plan, carry_out, plan, store_shown, take_back_shown, without_shown
-from gateway.setup_settings import Existing, read_existing
-from gateway.setup_write import SetupWriteError, not_interrupted, writable_trouble
-from gateway.terminal_text import hanging, span
-from gateway.toml_mistakes import ConfigError, where
+from gateway.toml_files.mistakes import ConfigError, where
 
 USAGE = 2
 """Exit code where nothing was written because what was given will not do."""
@@ -77,9 +78,9 @@ def setup(config: Path, answers_path: Path | None, example_answers: bool, no_che
 
 
 def _at_a_terminal(config: Path, existing: Existing) -> int:
-    from gateway import logs  # noqa: PLC0415
-    from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
-    from gateway.setup_dialogue import QUESTIONS_MAX, Dialogue, say  # noqa: PLC0415 - a file of answers needs none of it
+    from gateway.commands.setup.dialogue import QUESTIONS_MAX, Dialogue, say  # noqa: PLC0415 - a file of answers needs none of it
+    from gateway.host import logs  # noqa: PLC0415
+    from gateway.host.name_lookup import bound_look_ups  # noqa: PLC0415
 
     logs.quieten_libraries()
     bound_look_ups()
@@ -114,10 +115,10 @@ def _from_file(config: Path, existing: Existing, path: Path, *, check: bool) -> 
 
 def _kafka_findings(planned: Plan, given: Given) -> list[str]:
     """Say what Kafka makes of the settings; what is to be mended. They are written all the same."""
-    from gateway import logs  # noqa: PLC0415
-    from gateway.name_lookup import bound_look_ups  # noqa: PLC0415
-    from gateway.setup_answers import ca_text  # noqa: PLC0415
-    from gateway.setup_kafka import IN_ANSWERS, try_settings  # noqa: PLC0415
+    from gateway.commands.setup.answers import ca_text  # noqa: PLC0415
+    from gateway.commands.setup.kafka_trial import IN_ANSWERS, try_settings  # noqa: PLC0415
+    from gateway.host import logs  # noqa: PLC0415
+    from gateway.host.name_lookup import bound_look_ups  # noqa: PLC0415
 
     logs.quieten_libraries()
     bound_look_ups()
@@ -272,7 +273,7 @@ def _clock_lines(planned: Plan) -> Iterator[str]:
     gateway = planned.made.settings.gateway
     if gateway.clock != "kernel" or setup_hardware.is_clock_synced(gateway):
         return
-    from gateway.check_clock import time_daemons  # noqa: PLC0415 - only where the clock is not synced
+    from gateway.commands.check.clock import time_daemons  # noqa: PLC0415 - only where the clock is not synced
 
     found, inside = time_daemons(), setup_hardware.virtualization()
     if found:

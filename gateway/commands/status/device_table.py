@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gateway.device_listing import Clock, Device, Listing
-from gateway.devices_text import bound, drift
-from gateway.silence import is_silent
-from gateway.terminal_text import aligned, counted, escaped, span
+from gateway.devices.listing import Clock, Device, Listing
+from gateway.devices.silence import is_silent
+from gateway.devices.words import bound, drift
+from gateway.host.terminal_text import aligned, counted, escaped, span
 
 RATE_S_MIN = 5.0
 """Over less than that readings tell no rate."""

@@ -8,10 +8,10 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.buffer_schema import BufferFileError
-from gateway.cli_options import as_typed, config_option, json_option, load_settings, named
+from gateway.buffer.schema import BufferFileError
+from gateway.commands.options import as_typed, config_option, json_option, load_settings, named
+from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, status_lines
 from gateway.settings import Settings
-from gateway.status_text import DEVICES_MAX, INDENT, Glance, status_lines
 
 WATCH_S = 2.0
 
@@ -48,8 +48,8 @@ def status(config: Path, watch_s: float | None, as_json: bool) -> None:  # noqa:
     if as_json:
         click.echo(msgspec.json.encode(told(seen)))
         return
-    from gateway.status_devices import device_lines  # noqa: PLC0415
-    from gateway.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
+    from gateway.commands.status.device_table import device_lines  # noqa: PLC0415
+    from gateway.host.terminal_text import hanging, terminal_height, terminal_width  # noqa: PLC0415
 
     lines = [hanging(as_typed(line), INDENT) for line in status_lines(seen)]
     for line in lines:
@@ -75,13 +75,13 @@ def told(seen: Glance) -> dict[str, Any]:
 
 def glance(settings: Settings, config: Path) -> Glance:
     """Look at the buffer file, and ask the daemon where one runs. Raises BufferFileError, click.ClickException."""
-    from gateway import control  # noqa: PLC0415
-    from gateway.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
-    from gateway.buffer_status import read_status, this_moment  # noqa: PLC0415
-    from gateway.device_listing import read_devices  # noqa: PLC0415
-    from gateway.disk_health import read_disk  # noqa: PLC0415
-    from gateway.setup_service import how_to_start  # noqa: PLC0415
-    from gateway.status_devices import device_rows  # noqa: PLC0415
+    from gateway.buffer.status import read_status, this_moment  # noqa: PLC0415
+    from gateway.commands.buffer_commands import read_room_left, read_rows_behind  # noqa: PLC0415
+    from gateway.commands.status.device_table import device_rows  # noqa: PLC0415
+    from gateway.daemon import control  # noqa: PLC0415
+    from gateway.devices.listing import read_devices  # noqa: PLC0415
+    from gateway.host.disk_health import read_disk  # noqa: PLC0415
+    from gateway.host.service import how_to_start  # noqa: PLC0415
 
     path = settings.buffer.path
     found = read_status(path)
@@ -115,7 +115,7 @@ def glance(settings: Settings, config: Path) -> Glance:
 
 
 def _watch(settings: Settings, config: Path, interval_s: float, *, as_json: bool) -> None:
-    from gateway.status_watch import is_screen, watch  # noqa: PLC0415
+    from gateway.commands.status.watch import is_screen, watch  # noqa: PLC0415
 
     if as_json or not is_screen(sys.stdin, sys.stdout):
         raise click.UsageError(

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from gateway.buffer_status import told
-from gateway.clock_text import hold_words, known_words
-from gateway.device_listing import not_heard_words
-from gateway.disk_health import health_words, troubles
+from gateway.buffer.status import told
+from gateway.buffer.write_budget import SEEN_S_MIN
+from gateway.clock.clock_text import hold_words, known_words
+from gateway.commands.status.device_table import heading, rate
+from gateway.config.running_settings import changed_words, digest, running_settings
+from gateway.devices.listing import not_heard_words
+from gateway.host.disk_health import health_words, troubles
+from gateway.host.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
 from gateway.settings import NO_SOURCE
-from gateway.settings_running import changed_words, digest, running_settings
-from gateway.status_devices import heading, rate
-from gateway.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
-from gateway.write_budget import SEEN_S_MIN
 
 if TYPE_CHECKING:
-    from gateway.buffer_commands import RoomLeft
-    from gateway.buffer_status import BufferStatus, DeviceStatus, Now
-    from gateway.disk_health import Disk
+    from gateway.buffer.status import BufferStatus, DeviceStatus, Now
+    from gateway.commands.buffer_commands import RoomLeft
+    from gateway.commands.status.device_table import DeviceRow
+    from gateway.host.disk_health import Disk
     from gateway.settings import Settings
-    from gateway.status_devices import DeviceRow
 
 INDENT = 12
 """Where what is said begins, and where a wrapped line goes on."""
@@ -53,7 +53,7 @@ class Glance:
     settings: "Settings"
     found: "BufferStatus"
     answer: dict[str, Any] | None
-    """The daemon's, to `state` (`gateway.control`); None where none runs, or it did not answer."""
+    """The daemon's, to `state` (`gateway.daemon.control`); None where none runs, or it did not answer."""
     unheard: str
     """Why a daemon that runs did not answer; empty where it did."""
     room: "RoomLeft"
@@ -87,7 +87,7 @@ class Rates(Struct, frozen=True):
 
 
 class _Uplink(Struct, frozen=True):
-    """`gateway.forward_memory.UplinkState` as it is answered; a daemon of another version may say less."""
+    """`gateway.uplink.memory.UplinkState` as it is answered; a daemon of another version may say less."""
 
     up: bool = False
     error: str | None = None
@@ -276,7 +276,7 @@ def _uplink_lines(seen: Glance, uplink: _Uplink) -> Iterator[str]:
         them = "it" if len(uplink.refused_topics) == 1 else "them"
         yield f"{_BESIDE}what comes for {them} waits in the quarantine, and is sent by itself once that is mended"
     if any("--command-config" in flaw for flaw in uplink.refused_topics.values()):
-        from gateway.kafka_topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
+        from gateway.kafka.topics import ADMIN_WORDS  # noqa: PLC0415 - with it comes a Kafka client
 
         yield f"{_BESIDE}{ADMIN_WORDS}"
 

@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from gateway import buffer as buffer_module
-from gateway import buffer_file, buffer_schema
-from gateway.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer_file import BufferFile
-from gateway.buffer_lanes import LANE_PREFIX
-from gateway.buffer_losses import LOSS_TYPE, loss_body
-from gateway.buffer_room import Room
-from gateway.buffer_rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import read_status
-from gateway.clock_kernel import boottime_us
+from gateway.buffer import buffer as buffer_module
+from gateway.buffer import file as buffer_file
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.buffer import DELETE_DELAY_S, Buffer
+from gateway.buffer.file import BufferFile
+from gateway.buffer.lanes import LANE_PREFIX
+from gateway.buffer.losses import LOSS_TYPE, loss_body
+from gateway.buffer.room import Room
+from gateway.buffer.rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import read_status
+from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import Mark
 from gateway.settings import BufferSettings
-from tests.buffers import (
+from tests.support.buffers import (
     BOOT,
     CLOCK,
     append,

@@ -10,15 +10,16 @@ from unittest import mock
 
 import pytest
 
-from gateway import buffer_file, buffer_schema
-from gateway.buffer_boots import BOOTS_MAX, COLUMNS, SEEN_SAVE_S, BootTable, Correction, adopt, correction_body
-from gateway.buffer_file import BufferFile
-from gateway.buffer_rows import Entry
-from gateway.buffer_schema import BufferFileError, corruption
-from gateway.clock_floor import FIRST_RELEASED_US, RELEASED_US
-from gateway.clock_gateway import BootClock, Look
+from gateway.buffer import file as buffer_file
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.boots import BOOTS_MAX, COLUMNS, SEEN_SAVE_S, BootTable, Correction, adopt, correction_body
+from gateway.buffer.file import BufferFile
+from gateway.buffer.rows import Entry
+from gateway.buffer.schema import BufferFileError, corruption
+from gateway.clock.floor import FIRST_RELEASED_US, RELEASED_US
+from gateway.clock.gateway_clock import BootClock, Look
 from gateway.settings import BufferSettings
-from tests.buffers import entry, opened, rows, store, until
+from tests.support.buffers import entry, opened, rows, store, until
 
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US

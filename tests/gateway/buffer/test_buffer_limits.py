@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer import Buffer
-from gateway.buffer_file import BufferFile
-from gateway.buffer_room import Room
-from gateway.buffer_rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_kernel import boottime_us
-from tests.buffers import append, confirm, entry, is_held, losses, opened, rows, store, until
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.file import BufferFile
+from gateway.buffer.room import Room
+from gateway.buffer.rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
+from gateway.buffer.schema import BufferFileError
+from gateway.clock.kernel_clock import boottime_us
+from tests.support.buffers import append, confirm, entry, is_held, losses, opened, rows, store, until
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from gateway.buffer_losses import LOSS_TYPE, loss_body
-from gateway.buffer_rows import Loss, Quarantined, Series
-from gateway.buffer_status import read_status
-from tests.buffers import entry, losses, opened, rows, store
+from gateway.buffer.losses import LOSS_TYPE, loss_body
+from gateway.buffer.rows import Loss, Quarantined, Series
+from gateway.buffer.status import read_status
+from tests.support.buffers import entry, losses, opened, rows, store
 
 
 async def test_what_is_dropped_from_the_quarantine_is_counted_in_that_transaction(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gateway.buffer_rows import spans_of
-from gateway.buffer_status import read_status
-from tests.buffers import BOOT, CLOCK, entry, opened, rows, store, until
+from gateway.buffer.rows import spans_of
+from gateway.buffer.status import read_status
+from tests.support.buffers import BOOT, CLOCK, entry, opened, rows, store, until
 
 
 def last_of(path: Path) -> dict[str, tuple[str, int] | None]:

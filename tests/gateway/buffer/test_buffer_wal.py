@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.buffer_wal import lacks_commits
-from gateway.sqlite_pages import FRAME_HEADER_BYTES, WAL_HEADER_BYTES
-from tests.buffers import entry, losses, opened, rows, store
+from gateway.buffer.salvage.sqlite_pages import FRAME_HEADER_BYTES, WAL_HEADER_BYTES
+from gateway.buffer.wal import lacks_commits
+from tests.support.buffers import entry, losses, opened, rows, store
 
 FRAME_BYTES = FRAME_HEADER_BYTES + 4096
 COMMITS = 60

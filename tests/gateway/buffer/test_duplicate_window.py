@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.duplicate_window import WINDOW_SEQUENCES, DuplicateWindow, Verdict
+from gateway.buffer.duplicate_window import WINDOW_SEQUENCES, DuplicateWindow, Verdict
 
 
 def test_a_retransmission_is_told_from_a_new_reading() -> None:

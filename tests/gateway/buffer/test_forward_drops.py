@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.buffer import Buffer
-from tests.buffers import losses, opened, store, until
-from tests.test_forward_rounds import drained, lane_report, reading, uplink
+from gateway.buffer.buffer import Buffer
+from tests.gateway.uplink.test_forward_rounds import drained, lane_report, reading, uplink
+from tests.support.buffers import losses, opened, store, until
 
 BYTES = bytes(500)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.clock_device import (
+from gateway.clock.sensor_clock import (
     BUCKET_ARRIVALS,
     BUCKET_US_MAX,
     LEAST_DELAY_US,
@@ -19,8 +19,8 @@ from gateway.clock_device import (
     DeviceClock,
     Kind,
 )
-from gateway.clock_slews import Slews
-from tests.clock_world import (
+from gateway.clock.slews import Slews
+from tests.support.clock_world import (
     HOUR_US,
     SECOND_US,
     Judged,

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock_floor import FLOOR_MARK, RELEASED_US, SAVE_US, ClockFloor
+from gateway.clock.floor import FLOOR_MARK, RELEASED_US, SAVE_US, ClockFloor
 from gateway.reading import Mark
-from tests.buffers import opened
+from tests.support.buffers import opened
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 DAY_US = 86_400_000_000
-READERS = {"check", "housekeeping", "pipeline", "tls_dates"}
+READERS = {"commands/check/kafka.py", "daemon/housekeeping.py", "pipeline.py", "tls/dates.py"}
 """What may know of it: TLS, who tells of TLS, and who wires and feeds it."""
 
 
@@ -105,10 +105,10 @@ async def test_it_outlives_the_process_in_the_buffer(tmp_path: Path) -> None:
 def test_nothing_but_tls_knows_of_it() -> None:
     """Promise P5: a time is not made of it. `test_clock_daemon` has the other half: what an unsynced box says."""
     importing = {
-        path.stem
-        for path in (ROOT / "gateway").glob("*.py")
+        str(path.relative_to(ROOT / "gateway"))
+        for path in (ROOT / "gateway").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == "gateway.clock_floor"
+        if isinstance(node, ast.ImportFrom) and node.module == "gateway.clock.floor"
         # That nothing was measured before this code was there is no time, but a bound.
         if not {name.name for name in node.names} <= {"RELEASED_US", "FIRST_RELEASED_US"}
     }

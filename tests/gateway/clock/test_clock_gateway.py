@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.clock_gateway import (
+from gateway.clock.gateway_clock import (
     POINTS_MAX,
     BootClock,
     BootTimes,

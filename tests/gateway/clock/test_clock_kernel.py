@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from gateway import clock_kernel
-from gateway.clock_gateway import BootClock, Look
-from gateway.clock_kernel import (
+from gateway.clock import kernel_clock as clock_kernel
+from gateway.clock.gateway_clock import BootClock, Look
+from gateway.clock.kernel_clock import (
     KERNEL_ERROR_US_MIN,
     STA_NANO,
     STA_UNSYNC,

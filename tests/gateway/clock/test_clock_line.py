@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock_line import Observation, RateLimits, lines_at
+from gateway.clock.sensor_line import Observation, RateLimits, lines_at
 
 LIMITS = RateLimits(error=0.0103, wander_per_us=1e-12, spread=0.003)
 DISTANCES_US = st.floats(-1e10, 1e10)

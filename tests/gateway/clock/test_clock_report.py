@@ -1,7 +1,7 @@
 """What the daemon tells of its clock: synced since when, set how often."""
 
-from gateway.clock_gateway import BootClock, Look
-from gateway.clock_report import ClockReport, ClockView
+from gateway.clock.gateway_clock import BootClock, Look
+from gateway.clock.report import ClockReport, ClockView
 
 SECOND_US = 1_000_000
 OFFSET_US = 1_000_000_000

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.clock_device import DeviceClock
-from gateway.clock_slews import JITTER_US, Slews
-from tests.clock_world import SECOND_US, Judged, Oscillator
+from gateway.clock.sensor_clock import DeviceClock
+from gateway.clock.slews import JITTER_US, Slews
+from tests.support.clock_world import SECOND_US, Judged, Oscillator
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway import clock_steps
-from gateway.clock_steps import StepWatch
+from gateway.clock import steps as clock_steps
+from gateway.clock.steps import StepWatch
 
 
 async def watched(steps: list[float], seconds: float) -> None:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.clock_device import DeviceClock
-from gateway.device_clocks import MARKS, SAVE_INTERVAL_US, SAVED_AGAIN_US, SAVED_AT_ONCE_MAX, DeviceClocks
+from gateway.clock.sensor_clock import DeviceClock
+from gateway.clock.sensor_clocks import MARKS, SAVE_INTERVAL_US, SAVED_AGAIN_US, SAVED_AT_ONCE_MAX, DeviceClocks
 from gateway.reading import Mark
 
 

@@ -14,17 +14,22 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import buffer_commands, buffer_schema, config_file, control, kafka_topics, routes
-from gateway.buffer import Buffer
-from gateway.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
-from gateway.buffer_quarantine import TOPIC_FORBIDDEN
-from gateway.buffer_status import read_status
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.quarantine import TOPIC_FORBIDDEN
+from gateway.buffer.status import read_status
 from gateway.cli import main
-from gateway.clock_kernel import ClockWatch, boot_id, boottime_us
-from gateway.config_file import route_table
-from gateway.intake import FrontDoor
+from gateway.clock.kernel_clock import ClockWatch, boot_id, boottime_us
+from gateway.commands import buffer_commands
+from gateway.commands.buffer_commands import REQUEST_PAYLOAD_BYTES_MAX, request_parts
+from gateway.config import config_file
+from gateway.config.config_file import route_table
+from gateway.daemon import control
+from gateway.intake import routes
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka import topics as kafka_topics
 from gateway.reading import Reading
-from tests.gateways import SLUICE
+from tests.support.gateways import SLUICE
 
 CONFIG = """\
 [gateway]

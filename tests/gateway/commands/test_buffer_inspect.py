@@ -15,14 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway import buffer_aside, buffer_inspect, buffer_schema, buffer_status
-from gateway.buffer_inspect import depths, lanes, opened, quarantined, readings
-from gateway.buffer_schema import BufferFileError
-from gateway.buffer_status import Moment, Now
-from gateway.buffer_verify import verify
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer import status as buffer_status
+from gateway.buffer.salvage import aside as buffer_aside
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.status import Moment, Now
+from gateway.commands import buffer_reading as buffer_inspect
+from gateway.commands.buffer_reading import depths, lanes, opened, quarantined, readings
+from gateway.commands.buffer_verify import verify
 from gateway.settings import BufferSettings
-from tests.buffers import BOOT, CLOCK, confirm, entry, rows, store
-from tests.buffers import opened as opened_buffer
+from tests.support.buffers import BOOT, CLOCK, confirm, entry, rows, store
+from tests.support.buffers import opened as opened_buffer
 
 BOOT_OFFSET_US = 1_700_000_000_000_000
 
@@ -320,7 +323,7 @@ def written_as_is(path: Path) -> Iterator[sqlite3.Connection]:
 READ_AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from gateway.buffer_status import read_status
+from gateway.buffer.status import read_status
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
@@ -414,7 +417,7 @@ def test_every_hole_in_a_lane_is_found(
     with written(path) as connection:
         put_lane(connection, "synced", sequences)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.buffer_verify.SPAN_ROWS", span_rows)
+        patch.setattr("gateway.commands.buffer_verify.SPAN_ROWS", span_rows)
         found = " ".join(faults(path).values())
     missing = set(range(min(sequences), max(sequences))) - sequences
     assert bool(found) == bool(missing)
@@ -467,7 +470,7 @@ def test_a_damaged_file_is_told_as_such_with_what_to_do(tmp_path: Path, place: i
 async def test_a_running_daemon_that_deletes_from_the_front_makes_no_holes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.buffer_verify.SPAN_ROWS", 10)
+    monkeypatch.setattr("gateway.commands.buffer_verify.SPAN_ROWS", 10)
     path = tmp_path / "buffer.db"
     async with opened_buffer(path) as buffer:
         assert await store(buffer, [entry() for _ in range(100)])

@@ -17,14 +17,18 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from gateway import buffer_aside, buffer_schema, buffer_status, cli_options, pipeline
-from gateway.buffer_commands import read_rows_behind
+from gateway import pipeline
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer import status as buffer_status
+from gateway.buffer.salvage import aside as buffer_aside
 from gateway.cli import main
-from gateway.cli_options import WrappingGroup, load_settings
+from gateway.commands import options as cli_options
+from gateway.commands.buffer_commands import read_rows_behind
+from gateway.commands.options import WrappingGroup, load_settings
 from gateway.settings import NO_SOURCE
-from tests.buffers import entry, opened, store
-from tests.deadline import deadline
-from tests.gateways import answering
+from tests.support.buffers import entry, opened, store
+from tests.support.deadline import deadline
+from tests.support.gateways import answering
 
 CONFIG = """\
 [gateway]

@@ -12,12 +12,14 @@ import pytest
 import segno
 from click.testing import CliRunner, Result
 
-from gateway import control, device_handout, devices_commands
 from gateway.cli import main
-from gateway.device_credentials import digest, load
-from gateway.device_handout import is_only_for_this_box, qr_code
-from tests.gateways import answering
-from tests.mosquitto import self_signed
+from gateway.commands import devices_commands
+from gateway.commands import handout as device_handout
+from gateway.commands.handout import is_only_for_this_box, qr_code
+from gateway.daemon import control
+from gateway.listener.credentials import digest, load
+from tests.support.gateways import answering
+from tests.support.mosquitto import self_signed
 
 CONFIG = """\
 [gateway]

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from msgspec import Struct
 
 from gateway.cli import main
+from gateway.commands.settings_command import Setting, matching, sections
 from gateway.settings import KafkaSettings, ListenerSettings, Settings, StatusPageSettings
-from gateway.settings_command import Setting, matching, sections
 
 
 def shown(*arguments: str) -> tuple[str, int]:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import mqtt_filters
-from gateway.config_file import parse
+from gateway.config.config_file import parse
+from gateway.mqtt import topic_filters as mqtt_filters
 from gateway.settings import BrokerSettings, BrokerTlsSettings
-from gateway.toml_mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError
 
 PATH = Path("gateway.toml")
 GOOD = """\

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.config_file import load, parse, route_table
-from gateway.kafka_reach import address
+from gateway.config.config_file import load, parse, route_table
+from gateway.kafka.reach import address
 from gateway.settings import KafkaSaslSettings, KafkaTlsSettings, ListenerSettings, Settings, TlsSettings
-from gateway.toml_mistakes import ConfigError, Mistake
+from gateway.toml_files.mistakes import ConfigError, Mistake
 
 PATH = Path("gateway.toml")
 GOOD = """\

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from gateway import config_file
+from gateway.config import config_file
 from gateway.settings import Settings
-from gateway.toml_mistakes import ConfigError, Mistake
+from gateway.toml_files.mistakes import ConfigError, Mistake
 
 PATH = Path("gateway.toml")
 WHOLE: dict[str, Any] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config_file import load
-from gateway.settings_running import SettingsFile, digest
+from gateway.config.config_file import load
+from gateway.config.running_settings import SettingsFile, digest
 
 TEXT = """
 [gateway]
@@ -55,5 +55,5 @@ def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatc
     config = written(tmp_path)
     file = SettingsFile(config, load(config))
     file.look()
-    monkeypatch.setattr("gateway.config_file.load", lambda _: os.abort())
+    monkeypatch.setattr("gateway.config.config_file.load", lambda _: os.abort())
     assert not file.look()

@@ -6,9 +6,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from gateway.config_file import parse
+from gateway.config.config_file import parse
 from gateway.settings import StatusPageSettings
-from gateway.toml_mistakes import ConfigError
+from gateway.toml_files.mistakes import ConfigError
 
 GOOD = """\
 [gateway]
@@ -23,7 +23,7 @@ certificate = "/c.pem"
 key = "/k.pem"
 [status_page]
 """
-AVAHI = Path(__file__).parents[1] / "systemd" / "sluice.avahi.service"
+AVAHI = Path(__file__).parents[3] / "systemd" / "sluice.avahi.service"
 
 
 def mistakes(text: str) -> list[str]:

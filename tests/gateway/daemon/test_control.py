@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway import control
-from gateway.control import ControlError, Handler, NotRunningError, RefusedError, call, serve
+from gateway.daemon import control
+from gateway.daemon.control import ControlError, Handler, NotRunningError, RefusedError, call, serve
 
 
 async def echo(arguments: dict[str, Any]) -> object:

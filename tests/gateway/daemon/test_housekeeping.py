@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import clock_kernel
-from gateway.clock_floor import ClockFloor
-from gateway.clock_gateway import Look
-from gateway.clock_kernel import ClockWatch, boottime_us
-from gateway.config_file import route_table
-from gateway.housekeeping import QUARANTINED_INTERVAL_S, TOO_OLD_INTERVAL_S, Housekeeping
-from gateway.intake import FrontDoor
+from gateway.clock import kernel_clock as clock_kernel
+from gateway.clock.floor import ClockFloor
+from gateway.clock.gateway_clock import Look
+from gateway.clock.kernel_clock import ClockWatch, boottime_us
+from gateway.config.config_file import route_table
+from gateway.daemon.housekeeping import QUARANTINED_INTERVAL_S, TOO_OLD_INTERVAL_S, Housekeeping
+from gateway.intake.front_door import FrontDoor
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from tests.buffers import entry, opened, rows, store
+from tests.support.buffers import entry, opened, rows, store
 
 
 def test_what_grew_too_old_is_in_the_log_once_a_minute_with_its_count() -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import service_notify
-from gateway.buffer import BufferState
-from gateway.forward_memory import UplinkState
-from tests.buffers import opened
-from tests.gateways import daemon, free_port, write_config
+from gateway.buffer.buffer import BufferState
+from gateway.daemon import service_notify
+from gateway.uplink.memory import UplinkState
+from tests.support.buffers import opened
+from tests.support.gateways import daemon, free_port, write_config
 
 UNREACHABLE = "127.0.0.1:1"
 

@@ -13,12 +13,15 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import config_file, control, device_listing, device_states
-from gateway.buffer_rows import Entry, Series
+from gateway.buffer.rows import Entry, Series
 from gateway.cli import main
-from gateway.clock_kernel import boot_id, boottime_us
-from gateway.device_clocks import DeviceClocks
-from gateway.device_notes import (
+from gateway.clock.kernel_clock import boot_id, boottime_us
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.config import config_file
+from gateway.daemon import control, device_states
+from gateway.daemon.device_states import DevicesAsked, devices_page
+from gateway.devices import listing as device_listing
+from gateway.devices.notes import (
     BEGINS_ANEW,
     HEARD_BEFORE,
     LEARNING,
@@ -32,14 +35,13 @@ from gateway.device_notes import (
     STANDS_STILL,
     UNREADABLE_TICK,
 )
-from gateway.device_states import DevicesAsked, devices_page
-from gateway.devices_heard import DevicesHeard
-from gateway.intake import FrontDoor
+from gateway.intake.devices_heard import DevicesHeard
+from gateway.intake.front_door import FrontDoor
+from gateway.intake.routes import compile_routes
 from gateway.reading import Mark, Reading
-from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings
-from tests.buffers import CLOCK, entry, opened, store
-from tests.gateways import answering
+from tests.support.buffers import CLOCK, entry, opened, store
+from tests.support.gateways import answering
 
 CONFIG = """\
 [gateway]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway import device_notes
-from gateway.device_notes import SETTLED_READINGS, SETTLED_US, Note, note_on
-from gateway.device_states import ClockState, HeardState
-from gateway.devices_heard import ToldDate
+from gateway.daemon.device_states import ClockState, HeardState
+from gateway.devices import notes as device_notes
+from gateway.devices.notes import SETTLED_READINGS, SETTLED_US, Note, note_on
+from gateway.intake.devices_heard import ToldDate
 
 CLOCK = ClockState("", "7-1", "crystal", "crystal", (-10.0, 10.0), 1_500, 1_000_000, has_jumped=False)
 UNKNOWN = replace(CLOCK, drift_ppm=None, error_us=None, observed_us=None)

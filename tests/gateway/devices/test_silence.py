@@ -5,9 +5,9 @@ from typing import cast
 
 import pytest
 
-from gateway.buffer_rows import Entry, Series
-from gateway.devices_heard import DevicesHeard, Heard
-from gateway.silence import FORGOTTEN_S, UNHEARD_S, Habit, is_silent
+from gateway.buffer.rows import Entry, Series
+from gateway.devices.silence import FORGOTTEN_S, UNHEARD_S, Habit, is_silent
+from gateway.intake.devices_heard import DevicesHeard, Heard
 
 THERMO, DOOR = (
     Series(f"device-{name}", "7", "7", f"device/7/{name}", "sluice.reading", "", f"device/7/{name}")

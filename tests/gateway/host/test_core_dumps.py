@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import core_dumps
-from tests.gateways import daemon, free_port, write_config
+from gateway.host import core_dumps
+from tests.support.gateways import daemon, free_port, write_config
 
 PATTERN = Path("/proc/sys/kernel/core_pattern")
 DIES = """\
 import os, resource, sys
-from gateway import core_dumps
+from gateway.host import core_dumps
 codeword = bytes(byte ^ 1 for byte in b"iddqd idkfa")
 _, hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
@@ -33,7 +33,7 @@ CODEWORD = bytes(byte ^ 1 for byte in b"iddqd idkfa")
 )
 @pytest.mark.parametrize("how", ["allowed", "forbidden"])
 def test_a_dump_holds_no_memory_even_where_the_limit_does_not_count(how: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run([sys.executable, "-c", DIES, how], cwd=tmp_path, env=environment, check=False)
     assert ended.returncode == -signal.SIGABRT
     dumps = list(tmp_path.glob("core*"))

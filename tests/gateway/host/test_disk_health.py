@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import check_disk
-from gateway.check import Finding
-from gateway.disk_health import Disk, health_words, read_disk, troubles
+from gateway.commands.check import disk as check_disk
+from gateway.commands.check.kafka import Finding
+from gateway.host.disk_health import Disk, health_words, read_disk, troubles
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway import logs
+from gateway.host import logs
 from gateway.settings import LogSettings
 
 
@@ -33,7 +33,7 @@ def test_no_value_of_a_line_is_obeyed_by_a_terminal(capsys: pytest.CaptureFixtur
 
 SAY = """
 import structlog
-from gateway import logs
+from gateway.host import logs
 from gateway.settings import LogSettings
 logs.set_up(LogSettings())
 log = structlog.get_logger()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from gateway import name_lookup
-from gateway.name_lookup import RESOLVER_OPTIONS, UNDER_WAY_MAX, NameLookup
+from gateway.host import name_lookup
+from gateway.host.name_lookup import RESOLVER_OPTIONS, UNDER_WAY_MAX, NameLookup
 
 REAL = socket.getaddrinfo
 
@@ -164,7 +164,7 @@ async def test_why_a_name_is_not_found_is_told(dns: Dns) -> None:
 async def test_nobody_waits_at_the_end_for_a_look_up_that_hangs() -> None:
     program = (
         "import asyncio, socket, time\n"
-        "from gateway.name_lookup import NameLookup\n"
+        "from gateway.host.name_lookup import NameLookup\n"
         "real = socket.getaddrinfo\n"
         "socket.getaddrinfo = lambda *a, **o: real(*a, **o) if o.get('flags') else time.sleep(60)\n"
         "asyncio.run(asyncio.wait_for(NameLookup().addresses('kafka.example', 1), 0.05))\n"

@@ -17,7 +17,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.network_watch import (
+from gateway.host.network_watch import (
     COALESCE_S,
     HOSTS_MAX,
     AddressChange,
@@ -27,7 +27,7 @@ from gateway.network_watch import (
     watch,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 PEER = ("192.0.2.1", 9092)
 PEER_6 = ("2001:db8::1", 9092)
 
@@ -48,7 +48,7 @@ in_namespace = pytest.mark.skipif(REFUSAL is not None, reason=str(REFUSAL))
 
 def run_in_namespace(scene: Callable[[], None]) -> None:
     """Run a function of this module in a process whose network is empty but for a loopback that is down."""
-    code = f"from tests.{Path(__file__).stem} import {scene.__name__} as scene; scene()"
+    code = f"from {__name__} import {scene.__name__} as scene; scene()"
     command = ["unshare", "--net", sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -248,7 +248,7 @@ def test_an_address_is_this_boxs_own_while_a_socket_can_have_it(address: str, is
 
 
 def test_where_no_socket_can_be_had_an_address_is_not_taken_for_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.network_watch.socket.socket", refusing_socket)
+    monkeypatch.setattr("gateway.host.network_watch.socket.socket", refusing_socket)
     assert is_own_address("192.0.2.1")
 
 
@@ -272,7 +272,7 @@ class RefusingToBind(socket.socket):
 async def test_where_such_a_socket_is_refused_it_is_said_once_and_the_watch_ends(
     kind: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.network_watch.socket.socket", kind)
+    monkeypatch.setattr("gateway.host.network_watch.socket.socket", kind)
     changes = Changes()
     with structlog.testing.capture_logs() as lines:
         await watch(changes)
@@ -295,7 +295,7 @@ async def test_what_the_one_who_is_told_raises_is_not_taken_for_the_sockets() ->
             """Hear nothing of what goes on on this machine."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.network_watch.socket.socket", Speaking)
+        patch.setattr("gateway.host.network_watch.socket.socket", Speaking)
         with pytest.raises(OSError, match="of somebody else"):
             await watch(fails)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.password_file import PASSWORD_BYTES_MAX, PasswordFileError, read_password
+from gateway.host.safe_files import PASSWORD_BYTES_MAX, PasswordFileError, read_password
 
 
 def written(folder: Path, content: bytes, mode: int = 0o400) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.processes import has_open
+from gateway.host.processes import has_open
 
 
 def test_a_descriptor_that_is_closed_meanwhile_does_not_hide_the_others(

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import cli_options, service_user
-from gateway.device_credentials import add
-from gateway.processes import opened_by
-from gateway.service_user import User, as_root, as_service
-from tests.gateways import free_port
-from tests.status_page_site import HASHED
+from gateway.commands import options as cli_options
+from gateway.host import service_user
+from gateway.host.processes import opened_by
+from gateway.host.service_user import User, as_root, as_service
+from gateway.listener.credentials import add
+from tests.support.gateways import free_port
+from tests.support.status_page_site import HASHED
 
 NOBODY = pwd.getpwnam("nobody")
 GROUP = grp.getgrgid(NOBODY.pw_gid).gr_name
@@ -92,7 +93,7 @@ def test_who_is_not_root_stays_who_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 CHECK = """
 import sys
 from contextlib import suppress
-from gateway import service_user
+from gateway.host import service_user
 from gateway.cli import main
 service_user._may_read_program = lambda: True
 # Once before, so that all is imported: Python itself may stand where nobody else may read.

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.terminal_text import (
+from gateway.host.terminal_text import (
     COLUMN_MIN,
     UNBOUNDED,
     WIDTH_UNKNOWN,

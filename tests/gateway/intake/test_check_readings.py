@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.buffer_rows import Lane, Row
-from gateway.check_readings import LIFE_US, UNDER_WAY_MAX, CheckOpened, CheckReadings
-from gateway.intake import FrontDoor
+from gateway.buffer.rows import Lane, Row
+from gateway.intake.check_readings import LIFE_US, UNDER_WAY_MAX, CheckOpened, CheckReadings
+from gateway.intake.front_door import FrontDoor
+from gateway.intake.routes import compile_routes
 from gateway.reading import Reading
-from gateway.routes import compile_routes
 from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings
-from tests.buffers import opened, until
+from tests.support.buffers import opened, until
 
 LANE = Lane(1, "lane", "boot", "buffer")
 

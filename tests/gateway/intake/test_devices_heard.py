@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer_rows import Entry, Quarantined, Series
-from gateway.devices_heard import STRETCH_US, SUBJECT_MAX, DevicesHeard, Heard
-from gateway.payload_identity import TICK_MODULUS
-from tests.buffers import entry
+from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.intake.devices_heard import STRETCH_US, SUBJECT_MAX, DevicesHeard, Heard
+from gateway.intake.payload_identity import TICK_MODULUS
+from tests.support.buffers import entry
 
 
 def heard_of(*entries: Entry) -> DevicesHeard:

@@ -14,23 +14,23 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatch
 from msgspec.structs import replace
 
-from gateway import buffer_losses
-from gateway.buffer import DELETE_DELAY_S, Buffer
-from gateway.buffer_rows import Doubt, Quarantined, Series, spans_of
-from gateway.buffer_runs import DeviceRuns, Run
-from gateway.buffer_schema import BufferFileError
-from gateway.clock_gateway import BootClock, BootTimes
-from gateway.device_clocks import MARKS, SAVE_INTERVAL_US
-from gateway.device_time import DEFAULT_LIMITS, told_us
-from gateway.intake import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
-from gateway.payload_identity import BINARY
+from gateway.buffer import losses as buffer_losses
+from gateway.buffer.buffer import DELETE_DELAY_S, Buffer
+from gateway.buffer.rows import Doubt, Quarantined, Series, spans_of
+from gateway.buffer.schema import BufferFileError
+from gateway.buffer.sensor_runs import DeviceRuns, Run
+from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.clock.sensor_clocks import MARKS, SAVE_INTERVAL_US
+from gateway.clock.sensor_dates import DEFAULT_LIMITS, told_us
+from gateway.intake.front_door import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
+from gateway.intake.payload_identity import BINARY
+from gateway.intake.routes import compile_routes
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
 from gateway.reading import Reading, Recalled
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from gateway.routes import compile_routes
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
-from tests.buffers import CLOCK, fill, opened, rows
+from tests.support.buffers import CLOCK, fill, opened, rows
 
 JSON_ROUTE = RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json")
 KAFKA = KafkaSettings(bootstrap=("127.0.0.1:1",))

@@ -1,9 +1,9 @@
 """Whose readings wait for their sensor's clock, and until when."""
 
-from gateway.buffer_rows import Series
-from gateway.clock_device import BUCKET_ARRIVALS_FIRST, BUCKET_US
-from gateway.device_clocks import DeviceClocks
-from gateway.new_clocks import IN_VAIN_MAX, LOOK_US, READINGS_MAX, NewClocks
+from gateway.buffer.rows import Series
+from gateway.clock.sensor_clock import BUCKET_ARRIVALS_FIRST, BUCKET_US
+from gateway.clock.sensor_clocks import DeviceClocks
+from gateway.intake.new_clocks import IN_VAIN_MAX, LOOK_US, READINGS_MAX, NewClocks
 
 SECOND_US = 1_000_000
 STREAM = "device/42/thermo"

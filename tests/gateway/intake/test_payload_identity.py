@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from gateway.payload_cbor import CBOR_BYTES_MAX
-from gateway.payload_identity import BINARY, TICK_MODULUS, TICK_UNREADABLE, Identity, Reader, reader
+from gateway.intake.payload_cbor import CBOR_BYTES_MAX
+from gateway.intake.payload_identity import BINARY, TICK_MODULUS, TICK_UNREADABLE, Identity, Reader, reader
 from gateway.settings import PayloadIdentity
 
 MEMBERS = {"celsius": 21.53, "boot": "7-1a2b3c4d", "seq": 123, "tick": 456789}

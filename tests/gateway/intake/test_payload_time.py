@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.payload_identity import BINARY
-from gateway.payload_time import (
+from gateway.intake.payload_identity import BINARY
+from gateway.intake.payload_time import (
     DEVICE_TIME_US_MAX,
     RELATIVE_S_MAX,
     SENML_BYTES_MAX,

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routes import KAFKA_TOPIC, Destination, Refusal, RouteError, RouteTable, compile_route, compile_routes
+from gateway.intake.routes import (
+    KAFKA_TOPIC,
+    Destination,
+    Refusal,
+    RouteError,
+    RouteTable,
+    compile_route,
+    compile_routes,
+)
 from gateway.settings import DEFAULT_ROUTE, RouteSettings
 
 RESERVED = frozenset({"gateway-events", "gateway-quarantine"})

@@ -28,16 +28,17 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway import kafka_files, kafka_link
-from gateway.kafka_files import KafkaFileError, KafkaFiles
-from gateway.kafka_link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaLink
-from gateway.kafka_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
-from gateway.kafka_topics import read_cluster
-from gateway.name_lookup import Address, names
+from gateway.host.name_lookup import Address, names
+from gateway.kafka import link as kafka_link
+from gateway.kafka import secret_files as kafka_files
+from gateway.kafka.broker_socket import KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, USER_TIMEOUT_MS, BrokerSocket
+from gateway.kafka.link import PAUSE_S_MAX, PAUSE_S_MIN, KafkaLink
+from gateway.kafka.secret_files import KafkaFileError, KafkaFiles
+from gateway.kafka.topics import read_cluster
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
-from gateway.tls_dates import Dates
-from tests.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
-from tests.stream_server import speaking
+from gateway.tls.dates import Dates
+from tests.support.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
+from tests.support.stream_server import speaking
 
 METADATA_REQUEST = MetadataRequest([])
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)

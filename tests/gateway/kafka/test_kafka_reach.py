@@ -14,8 +14,8 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from gateway import kafka_reach
-from gateway.kafka_reach import Stage, plain_words, reach_words
+from gateway.kafka import reach as kafka_reach
+from gateway.kafka.reach import Stage, plain_words, reach_words
 from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 
 BOOTSTRAP = KafkaSettings(("kafka.example:9092", "[::1]:9092"))

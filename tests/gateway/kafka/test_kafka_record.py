@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer_rows import Doubt, Lane, Row, Series
-from gateway.clock_gateway import BootClock, BootTimes, Look
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
+from gateway.buffer.rows import Doubt, Lane, Row, Series
+from gateway.clock.gateway_clock import BootClock, BootTimes, Look
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
 from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US, counter_of, implied_counter
 from gateway.settings import GatewaySettings
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from aiokafka.client import AIOKafkaClient
 
-from gateway import kafka_session
-from gateway.kafka_link import KafkaLink
-from gateway.kafka_session import NetworkChangedError, TopicVerdicts, open_session
-from gateway.kafka_topics import TopicVerdict
+from gateway.kafka import session as kafka_session
+from gateway.kafka.link import KafkaLink
+from gateway.kafka.session import NetworkChangedError, TopicVerdicts, open_session
+from gateway.kafka.topics import TopicVerdict
 from gateway.settings import KafkaSettings
-from tests.kafka_peers import API_VERSIONS, INIT_PRODUCER_ID, METADATA, FakeBroker
-from tests.stream_server import speaking
+from tests.support.kafka_peers import API_VERSIONS, INIT_PRODUCER_ID, METADATA, FakeBroker
+from tests.support.stream_server import speaking
 
 
 async def begun(kafka: KafkaSettings, link: KafkaLink | None = None) -> None:

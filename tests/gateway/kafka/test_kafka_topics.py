@@ -35,12 +35,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway import kafka_topics
-from gateway.buffer_rows import Lane, Row, Series
-from gateway.clock_gateway import BootClock, BootTimes
-from gateway.kafka_batch import HEADER_BYTES, EncodedBatch
-from gateway.kafka_record import RecordEncoder
-from gateway.kafka_topics import (
+from gateway.buffer.rows import Lane, Row, Series
+from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.kafka import topics as kafka_topics
+from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
+from gateway.kafka.record import RecordEncoder
+from gateway.kafka.topics import (
     ADMIN_CONFIG,
     BATCH_BYTES_DEFAULT,
     RETENTION_BYTES_MIN,
@@ -55,8 +55,8 @@ from gateway.kafka_topics import (
     read_cluster,
 )
 from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
-from tests.kafka_admin import administered, allow, create_topic
-from tests.kafka_cluster import Listener, kafka_cluster
+from tests.support.kafka_admin import administered, allow, create_topic
+from tests.support.kafka_cluster import Listener, kafka_cluster
 
 UNKNOWN_SERVER_ERROR = -1
 UNKNOWN_TOPIC = 3

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway import device_credentials
-from gateway.device_credentials import (
+from gateway.listener import credentials as device_credentials
+from gateway.listener.credentials import (
     ALPHABET,
     NONE,
     SECRETS_MAX,
@@ -223,7 +223,7 @@ ADDS = """\
 import sys
 from datetime import datetime, UTC
 from pathlib import Path
-from gateway.device_credentials import add
+from gateway.listener.credentials import add
 for number in range(20):
     add(Path(sys.argv[1]), [f"{sys.argv[2]}-{number}"], datetime.now(UTC))
 """
@@ -231,7 +231,7 @@ for number in range(20):
 
 def test_commands_at_the_same_time_lose_nothing_of_each_other(tmp_path: Path) -> None:
     others = [
-        subprocess.Popen([sys.executable, "-c", ADDS, file(tmp_path), name], cwd=Path(__file__).parent.parent)
+        subprocess.Popen([sys.executable, "-c", ADDS, file(tmp_path), name], cwd=Path(__file__).parents[3])
         for name in ("a", "b", "c")
     ]
     assert [other.wait(60) for other in others] == [0, 0, 0]

@@ -5,11 +5,11 @@ import contextlib
 
 import pytest
 
-from gateway.ingress_mqtt_listener import ListenError, MqttListener
+from gateway.listener.listener import ListenError, MqttListener
 from gateway.reading import Reading
 from gateway.settings import ListenerSettings
-from tests.gateways import free_port
-from tests.mqtt_peers import (
+from tests.support.gateways import free_port
+from tests.support.mqtt_peers import (
     ACCEPTED,
     DISCONNECT,
     Peer,

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway import mqtt_connection
-from gateway.login_limit import ENTRIES_MAX, MANY, Attempt, LoginLimit, TooManyError, Waiting, source_of
-from gateway.mqtt_refusals import LOGIN
-from tests.mqtt_peers import (
+from gateway.listener import connection as mqtt_connection
+from gateway.listener.login_limit import ENTRIES_MAX, MANY, Attempt, LoginLimit, TooManyError, Waiting, source_of
+from gateway.listener.refusals import LOGIN
+from tests.support.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
     PINGREQ,

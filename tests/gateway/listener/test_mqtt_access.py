@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_access import CommandTopics, Identity, Refusal, identify, matches
-from gateway.mqtt_protocol import Connect
+from gateway.listener.access import CommandTopics, Identity, Refusal, identify, matches
+from gateway.mqtt.protocol import Connect
 
 ONE, TWO, OLD = (hashlib.sha256(secret).hexdigest() for secret in (b"one", b"two", b"old"))
 USERS = {"m001": (ONE, OLD)}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.mqtt_peers import (
+from tests.support.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
     PRESENT,

@@ -5,7 +5,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gateway.mqtt_device_events import (
+from gateway.listener.device_events import (
     END_BYTES_MAX,
     END_EVENT_BYTES_MAX,
     PUT_OFF_BYTES_MAX,
@@ -14,8 +14,8 @@ from gateway.mqtt_device_events import (
     ReportedWill,
     reported,
 )
-from gateway.mqtt_protocol import Will
-from tests.mqtt_peers import RecordingIntake
+from gateway.mqtt.protocol import Will
+from tests.support.mqtt_peers import RecordingIntake
 
 GONE = ReportedWill("status", b"gone", 4)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway import ingress_mqtt_listener
-from tests.mqtt_peers import (
+from gateway.listener import listener as ingress_mqtt_listener
+from tests.support.mqtt_peers import (
     ACCEPTED,
     PINGREQ,
     PINGRESP,

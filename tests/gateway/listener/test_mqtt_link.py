@@ -6,8 +6,8 @@ import contextlib
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import mqtt_link
-from tests.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening, until
+from gateway.listener import link as mqtt_link
+from tests.support.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening, until
 
 
 async def test_a_connection_that_says_nothing_is_closed() -> None:

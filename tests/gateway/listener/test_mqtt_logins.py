@@ -13,11 +13,11 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 from structlog.testing import capture_logs
 
-from gateway.device_credentials import add, digest, revoke, rotate
-from gateway.mqtt_access import Identity
-from gateway.mqtt_logins import NOBODY, RETRY_INTERVAL_S, TROUBLE_INTERVAL_S, Logins
+from gateway.listener.access import Identity
+from gateway.listener.credentials import add, digest, revoke, rotate
+from gateway.listener.logins import NOBODY, RETRY_INTERVAL_S, TROUBLE_INTERVAL_S, Logins
 from gateway.settings import ListenerSettings
-from tests.mqtt_peers import (
+from tests.support.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
     USERS,

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import ingress_mqtt_listener, mqtt_connection
-from tests.mqtt_peers import (
+from gateway.listener import connection as mqtt_connection
+from gateway.listener import listener as ingress_mqtt_listener
+from tests.support.mqtt_peers import (
     ACCEPTED,
     CODEWORD,
     PINGREQ,

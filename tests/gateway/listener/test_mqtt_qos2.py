@@ -5,8 +5,9 @@ from typing import Literal, NamedTuple
 
 import pytest
 
-from gateway import mqtt_connection, mqtt_link
-from tests.mqtt_peers import (
+from gateway.listener import connection as mqtt_connection
+from gateway.listener import link as mqtt_link
+from tests.support.mqtt_peers import (
     ACCEPTED,
     PINGREQ,
     PINGRESP,

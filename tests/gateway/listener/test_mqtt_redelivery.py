@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.ingress_mqtt_listener import MqttListener
-from gateway.mqtt_redelivery import PacketIdRun, Unanswered
-from gateway.mqtt_session import Batch
+from gateway.listener.listener import MqttListener
+from gateway.listener.redelivery import PacketIdRun, Unanswered
+from gateway.listener.session import Batch
 from gateway.reading import Reading
-from tests.mqtt_peers import (
+from tests.support.mqtt_peers import (
     ACCEPTED,
     Peer,
     RecordingIntake,

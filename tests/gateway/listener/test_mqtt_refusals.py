@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import mqtt_refusals
-from gateway.ingress_mqtt_listener import MqttListener
-from gateway.mqtt_protocol import Connect
-from gateway.mqtt_refusals import ADDRESSES_MAX, LATELY_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
-from tests.mqtt_peers import CODEWORD, USERS, RecordingIntake, connect, connected, listening
+from gateway.listener import refusals as mqtt_refusals
+from gateway.listener.listener import MqttListener
+from gateway.listener.refusals import ADDRESSES_MAX, LATELY_MAX, LINES_MAX, LOGIN, LOGINS_AGAIN, Refusals
+from gateway.mqtt.protocol import Connect
+from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, connect, connected, listening
 
 LOGGED = "refused by the MQTT listener"
 AGAIN = "an older connection was ended: the same client identifier connected again"

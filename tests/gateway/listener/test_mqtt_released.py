@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_released import RELEASED_MAX, RELEASED_US, Released
-from gateway.mqtt_session import digest
+from gateway.listener.released import RELEASED_MAX, RELEASED_US, Released
+from gateway.listener.session import digest
 
 A, B = digest("t", b"a"), digest("t", b"b")
 

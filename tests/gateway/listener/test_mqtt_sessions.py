@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_protocol import PUBCOMP
-from gateway.mqtt_session import (
+from gateway.listener.session import (
     MARKS,
     Batch,
     Room,
@@ -15,7 +14,8 @@ from gateway.mqtt_session import (
     check_room,
     digest,
 )
-from gateway.mqtt_sessions import Sessions, SessionsFullError
+from gateway.listener.sessions import Sessions, SessionsFullError
+from gateway.mqtt.protocol import PUBCOMP
 from gateway.reading import Mark
 
 

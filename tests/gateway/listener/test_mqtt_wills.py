@@ -4,7 +4,17 @@ import base64
 
 import pytest
 
-from tests.mqtt_peers import ACCEPTED, DISCONNECT, RecordingIntake, connect, connected, field, listening, publish, until
+from tests.support.mqtt_peers import (
+    ACCEPTED,
+    DISCONNECT,
+    RecordingIntake,
+    connect,
+    connected,
+    field,
+    listening,
+    publish,
+    until,
+)
 
 
 async def test_a_device_appears_once_and_dies_with_its_will_but_not_by_disconnect() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway import mqtt_protocol
-from tests.mqtt_fuzz import PACKET_BYTES_MAX, fuzz
+from gateway.mqtt import protocol as mqtt_protocol
+from tests.support.mqtt_fuzz import PACKET_BYTES_MAX, fuzz
 
 
 def test_no_case_breaks_a_rule() -> None:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import mqtt_packet_reader
-from gateway.mqtt_packet_reader import (
+from gateway.mqtt import packet_reader as mqtt_packet_reader
+from gateway.mqtt.packet_reader import (
     MalformedPacketError,
     Message,
     Packet,

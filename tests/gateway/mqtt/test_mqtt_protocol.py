@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.mqtt_protocol import (
+from gateway.mqtt.protocol import (
     PUBCOMP,
     PUBREC,
     Connect,
@@ -27,7 +27,7 @@ from gateway.mqtt_protocol import (
     suback,
     unsuback,
 )
-from gateway.mqtt_protocol import publish as server_publish
+from gateway.mqtt.protocol import publish as server_publish
 
 CAP = 1000
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer_rows import Entry
-from gateway.devices_heard import LATEST_BYTES_MAX, LATEST_MAX, DevicesHeard
-from gateway.live_history import (
+from gateway.buffer.rows import Entry
+from gateway.intake.devices_heard import LATEST_BYTES_MAX, LATEST_MAX, DevicesHeard
+from gateway.page.history import (
     DECODE_US,
     POINT_US,
     POINTS,
@@ -23,7 +23,7 @@ from gateway.live_history import (
     Sample,
     values_of,
 )
-from tests.buffers import entry
+from tests.support.buffers import entry
 
 QUIET = Sample(0, 0, 2, 0)
 LOOK_US = 2_000_000

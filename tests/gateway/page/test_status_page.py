@@ -18,17 +18,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway import page_password, pipeline, status_page, status_page_answers
-from gateway.config_file import load
+from gateway import pipeline
+from gateway.config.config_file import load
+from gateway.page import answers as status_page_answers
+from gateway.page import password as page_password
+from gateway.page import server as status_page
+from gateway.page.access import FAILURES_MAX
+from gateway.page.answers import Answers
+from gateway.page.server import PER_ADDRESS_MAX, StatusPage
 from gateway.settings import StatusPageSettings
-from gateway.status_page import PER_ADDRESS_MAX, StatusPage
-from gateway.status_page_access import FAILURES_MAX
-from gateway.status_page_answers import Answers
-from tests.gateways import free_port
-from tests.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config, until
+from tests.support.gateways import free_port
+from tests.support.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config, until
 
 if TYPE_CHECKING:
-    from gateway.status_page_view import StatusView
+    from gateway.page.view import StatusView
 
 CONNECTIONS_MAX = 16
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway.status_page_access import (
+from gateway.page.access import (
     ADDRESSES_MAX,
     FAILURES_MAX,
     FAILURES_S,

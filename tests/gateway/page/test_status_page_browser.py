@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from demo.kafka_broker import Broker
-from gateway.device_credentials import add
-from tests.page_weight import CHROMIUM, browser, log_in, page_weight
-from tests.status_page_site import PASSWORD, Site, add_sensors, site, until
+from gateway.listener.credentials import add
+from tests.support.page_weight import CHROMIUM, browser, log_in, page_weight
+from tests.support.status_page_site import PASSWORD, Site, add_sensors, site, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -136,7 +136,7 @@ def lose_some(gateway: Site) -> None:
 def test_names_and_values_that_are_meant_to_harm_are_text(page: Page, tmp_path: Path) -> None:
     with site(tmp_path) as gateway:
         evil = "<img src=x onerror=alert(1)>"
-        from tests.gateways import publish
+        from tests.support.gateways import publish
 
         for number in range(3):
             publish(gateway.mqtt_port, "device/42/thermo", f'{{"{evil}": "{evil}", "boot": "b", "seq": {number}}}')

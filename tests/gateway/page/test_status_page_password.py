@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import page_password
-from gateway.page_password import PagePasswordError, make, read, verify
+from gateway.page import password as page_password
+from gateway.page.password import PagePasswordError, make, read, verify
 
 LINE = make("correct horse")
 

@@ -13,16 +13,16 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway import status_page_view
-from gateway.buffer import Buffer
-from gateway.buffer_rows import Entry, Loss
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boot_id, boottime_us
-from gateway.clock_report import ClockView
-from gateway.config_file import route_table
-from gateway.device_credentials import add
-from gateway.forward_memory import UplinkState
-from gateway.intake import FrontDoor
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import Entry, Loss
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boot_id, boottime_us
+from gateway.clock.report import ClockView
+from gateway.config.config_file import route_table
+from gateway.intake.front_door import FrontDoor
+from gateway.listener.credentials import add
+from gateway.page import view as status_page_view
+from gateway.page.view import StatusView, look_at_the_file
 from gateway.reading import Reading
 from gateway.settings import (
     BufferSettings,
@@ -32,7 +32,7 @@ from gateway.settings import (
     Settings,
     StatusPageSettings,
 )
-from gateway.status_page_view import StatusView, look_at_the_file
+from gateway.uplink.memory import UplinkState
 
 
 class Box:
@@ -323,8 +323,8 @@ def test_a_file_that_cannot_be_read_is_not_known(tmp_path: Path) -> None:
 
 def test_a_payload_of_the_latest_reading_is_the_entry_itself() -> None:
     """What the front door keeps is no copy."""
-    from gateway.devices_heard import DevicesHeard
-    from tests.buffers import entry
+    from gateway.intake.devices_heard import DevicesHeard
+    from tests.support.buffers import entry
 
     heard, one = DevicesHeard(), replace(entry())
     heard.latest = {}

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway.buffer_status import BufferStatus
-from gateway.clock_report import ClockView
-from gateway.disk_health import Trouble
-from gateway.forward_memory import UplinkState
+from gateway.buffer.status import BufferStatus
+from gateway.buffer.write_budget import DAY_S, UsageHour, write_budget
+from gateway.clock.report import ClockView
+from gateway.host.disk_health import Trouble
+from gateway.page.alarms import Alarm, Facts, Silent, alarms, headline
 from gateway.settings import BufferSettings, GatewaySettings, KafkaSettings, ListenerSettings, Settings
-from gateway.status_page_words import Alarm, Facts, Silent, alarms, headline
-from gateway.write_budget import DAY_S, UsageHour, write_budget
+from gateway.uplink.memory import UplinkState
 
 WALL_S = 1_800_000_000.0
 UP = UplinkState(up=True, since=WALL_S - 600)

@@ -21,11 +21,15 @@ import serial
 from pymodbus.framer import FramerRTU
 from structlog.testing import capture_logs
 
-from gateway import ingress_serial, serial_line, serial_link, serial_ports
-from gateway.ingress_serial import FAULT_REPORT_INTERVAL_US, SerialIngress
 from gateway.reading import Mark, Reading, Recalled
-from gateway.serial_frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
-from gateway.serial_ports import open_port
+from gateway.serial_lines import frame_link as serial_link
+from gateway.serial_lines import port_line as serial_line
+from gateway.serial_lines import ports as serial_ports
+from gateway.serial_lines import serial_ingress as ingress_serial
+from gateway.serial_lines.frames import Ack, Data, Frame, FrameDecoder, Hello, HelloRequest, Probe, Reply, encode_frame
+from gateway.serial_lines.ports import open_port
+from gateway.serial_lines.serial_ingress import FAULT_REPORT_INTERVAL_US, SerialIngress
+from gateway.serial_lines.text_line import TextLine
 from gateway.settings import (
     ModbusRegister,
     ModbusUnit,
@@ -33,7 +37,6 @@ from gateway.settings import (
     SerialSettings,
     SerialTextSettings,
 )
-from gateway.text_line import TextLine
 from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
 
 INCARNATION = 0x1A2B3C4D
@@ -1154,7 +1157,7 @@ async def test_a_program_that_opens_a_port_later_is_seen_and_forgotten_when_it_e
 async def test_a_port_that_another_gateway_serves_is_told_once_and_opened_when_it_is_free(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RecordingIntake())
     locking = (
-        "import sys; from gateway.serial_ports import open_port; port = open_port(sys.argv[1], 9600); "
+        "import sys; from gateway.serial_lines.ports import open_port; port = open_port(sys.argv[1], 9600); "
         "print(flush=True); sys.stdin.read()"
     )
     with capture_logs() as logs:
@@ -1201,11 +1204,16 @@ async def test_more_ports_than_are_served_are_told(tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_not_configured_is_not_imported() -> None:
-    program = "import sys, gateway.ingress_serial; print(*sys.modules)"
+    program = "import sys, gateway.serial_lines.serial_ingress; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = set(ended.stdout.split())
     assert "serial" in loaded
-    assert not loaded & {"gateway.text_line", "gateway.text_link", "gateway.modbus_line", "pymodbus"}
+    assert not loaded & {
+        "gateway.serial_lines.text_line",
+        "gateway.serial_lines.text_link",
+        "gateway.serial_lines.modbus_line",
+        "pymodbus",
+    }
 
 
 class CommittingIntake(RecordingIntake):

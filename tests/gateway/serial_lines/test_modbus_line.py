@@ -29,12 +29,12 @@ from pymodbus.server import ModbusSerialServer
 from pymodbus.simulator import DataType, SimData, SimDevice
 from structlog.testing import capture_logs
 
-from gateway import modbus_line
-from gateway.modbus_line import Answer, ModbusLine, find_answer
-from gateway.modbus_registers import REGISTERS_MAX, requests
 from gateway.reading import Mark, Reading, Recalled
+from gateway.serial_lines import modbus_line
+from gateway.serial_lines.modbus_line import Answer, ModbusLine, find_answer
+from gateway.serial_lines.modbus_registers import REGISTERS_MAX, requests
 from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
-from tests.gateways import SLUICE, daemon, free_port, write_config
+from tests.support.gateways import SLUICE, daemon, free_port, write_config
 from tests.test_imports import imported_by
 
 DEADLINE_S = 30.0
@@ -958,11 +958,13 @@ registers = [
 
 
 def test_a_gateway_without_modbus_does_not_load_its_library() -> None:
-    assert "pymodbus" not in imported_by("gateway.ingress_serial", "gateway.pipeline", "gateway.check")
+    assert "pymodbus" not in imported_by(
+        "gateway.serial_lines.serial_ingress", "gateway.pipeline", "gateway.commands.check.kafka"
+    )
 
 
 def test_of_the_library_neither_client_nor_server_is_loaded() -> None:
-    program = "import sys, gateway.modbus_line; print(*sys.modules)"
+    program = "import sys, gateway.serial_lines.modbus_line; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", program]).decode().split()
     assert not {"pymodbus.client", "pymodbus.server"} & set(loaded)
 

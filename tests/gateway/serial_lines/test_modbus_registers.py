@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.modbus_registers import (
+from gateway.serial_lines.modbus_registers import (
     BITS_MAX,
     FUNCTIONS,
     REGISTERS_MAX,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serial_frames import (
+from gateway.serial_lines.frames import (
     DELIMITER,
     PAYLOAD_BYTES_MAX,
     SENSOR_CONTENT_BYTES_MAX,

@@ -10,22 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.device_clocks import DeviceClocks
-from gateway.duplicate_window import WINDOW_SEQUENCES
+from gateway.buffer.duplicate_window import WINDOW_SEQUENCES
+from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import Reading, Recalled
-from gateway.serial_frames import (
-    Ack,
-    Data,
-    Frame,
-    FrameDecoder,
-    Hello,
-    HelloRequest,
-    Probe,
-    Reply,
-    cobs_encode,
-    encode_frame,
-)
-from gateway.serial_link import (
+from gateway.serial_lines.frame_link import (
     BITMAP_BITS,
     HELLO_REQUEST_INTERVAL_US,
     PROBE_FIRST_INTERVAL_US,
@@ -40,6 +28,18 @@ from gateway.serial_link import (
     Lost,
     Received,
     SerialLink,
+)
+from gateway.serial_lines.frames import (
+    Ack,
+    Data,
+    Frame,
+    FrameDecoder,
+    Hello,
+    HelloRequest,
+    Probe,
+    Reply,
+    cobs_encode,
+    encode_frame,
 )
 from gateway.settings import SerialSettings
 

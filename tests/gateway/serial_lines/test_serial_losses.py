@@ -1,8 +1,8 @@
 """What a ring dropped is counted once, whichever line finds it out."""
 
-from gateway.serial_link import Identified, Lost
-from gateway.serial_losses import RUNS_MAX, RingLosses
-from tests.broker_intake import MemoryIntake
+from gateway.serial_lines.frame_link import Identified, Lost
+from gateway.serial_lines.serial_losses import RUNS_MAX, RingLosses
+from tests.support.broker_intake import MemoryIntake
 
 BOOT = "7-1a2b3c4d"
 

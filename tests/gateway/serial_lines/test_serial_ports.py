@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 import serial
 
-from gateway import serial_ports, serial_rivals
-from gateway.serial_ports import close_port, find, is_usb_cdc, leave_out, open_port, ports_of, why_not_opened
+from gateway.serial_lines import ports as serial_ports
+from gateway.serial_lines import rivals as serial_rivals
+from gateway.serial_lines.ports import close_port, find, is_usb_cdc, leave_out, open_port, ports_of, why_not_opened
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import pytest
 
-from gateway.serial_frames import DELIMITER, Data, FrameDecoder, cobs_decode, encode_frame
+from gateway.serial_lines.frames import DELIMITER, Data, FrameDecoder, cobs_decode, encode_frame
 
 CORRUPTIONS = 1_000_000
 CRC_BYTES = 4

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from serial.tools import list_ports
 
-from gateway import serial_rivals
-from gateway.serial_rivals import (
+from gateway.serial_lines import rivals as serial_rivals
+from gateway.serial_lines.rivals import (
     Adapter,
     Holder,
     adapters,

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gateway.text_formats import nmea_checksum
-from tests.gateways import SLUICE, daemon, free_port
+from gateway.serial_lines.text_formats import nmea_checksum
+from tests.support.gateways import SLUICE, daemon, free_port
 
 DEADLINE_S = 30.0
 

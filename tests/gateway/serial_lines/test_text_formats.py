@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.serial_lines.text_formats import NUMBER_CHARACTERS_MAX, LineError, json_value, line_reader, nmea_checksum
 from gateway.settings import SerialTextSettings
-from gateway.text_formats import NUMBER_CHARACTERS_MAX, LineError, json_value, line_reader, nmea_checksum
 
 
 def settings(line_format: str, **rest: object) -> SerialTextSettings:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.serial_frames import Hello, encode_frame
-from gateway.settings import SerialTextSettings
-from gateway.text_formats import nmea_checksum
-from gateway.text_link import (
+from gateway.serial_lines.frames import Hello, encode_frame
+from gateway.serial_lines.text_formats import nmea_checksum
+from gateway.serial_lines.text_link import (
     UNREADABLE_FIRST,
     UNREADABLE_INTERVAL_US,
     TextEvent,
@@ -22,6 +21,7 @@ from gateway.text_link import (
     Uncollected,
     Unreadable,
 )
+from gateway.settings import SerialTextSettings
 
 LINE_BYTES_MAX = 64
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import broker_deliveries
-from gateway.broker_deliveries import FRESH_IDS_MIN, PACKET_IDS, Deliveries, Judgement, removed_sessions
 from gateway.reading import Mark
 from gateway.settings import BrokerSettings
+from gateway.site_broker import deliveries as broker_deliveries
+from gateway.site_broker.deliveries import FRESH_IDS_MIN, PACKET_IDS, Deliveries, Judgement, removed_sessions
 
 PREFIX = "broker/b:1883/gw/"
 A, B = b"a" * 8, b"b" * 8

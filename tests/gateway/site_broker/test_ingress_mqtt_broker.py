@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 import structlog
 
-from gateway import broker_client, ingress_mqtt_broker
-from gateway.broker_client import BrokerClient
 from gateway.reading import Mark, Reading
 from gateway.settings import BrokerTlsSettings
-from tests.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from, until
-from tests.gateways import free_port
-from tests.mosquitto import Mosquitto, mosquitto, self_signed
-from tests.stream_server import speaking
+from gateway.site_broker import broker_ingress as ingress_mqtt_broker
+from gateway.site_broker import client as broker_client
+from gateway.site_broker.client import BrokerClient
+from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from, until
+from tests.support.gateways import free_port
+from tests.support.mosquitto import Mosquitto, mosquitto, self_signed
+from tests.support.stream_server import speaking
 from tests.test_imports import imported_by
 
 
@@ -570,7 +571,7 @@ async def test_a_suback_that_does_not_fit_is_no_answer(said: list[Any]) -> None:
 
 
 async def test_the_private_parts_of_paho_are_as_they_were() -> None:
-    """The version is pinned for their sake; these are what `broker_client` relies on."""
+    """The version is pinned for their sake; these are what `site_broker.client` relies on."""
     ours, brokers = await connected_pair()
     assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000, "a black hole is noticed"
     assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -605,7 +606,7 @@ async def test_the_end_of_the_connection_is_noticed_when_writing() -> None:
 
 
 def test_a_gateway_without_a_broker_does_not_load_paho() -> None:
-    assert "paho" not in imported_by("gateway.pipeline", "gateway.ingress_mqtt_listener")
+    assert "paho" not in imported_by("gateway.pipeline", "gateway.listener.listener")
 
 
 async def connected_pair() -> tuple[Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.check_certificates import (
+from gateway.settings import BrokerTlsSettings
+from gateway.site_broker.broker_ingress import BrokerError, tls_context
+from gateway.tls.certificates import (
     FILE_BYTES_MAX,
     CertificateFileError,
     Validity,
@@ -22,10 +24,8 @@ from gateway.check_certificates import (
     read_names,
     validity,
 )
-from gateway.ingress_mqtt_broker import BrokerError, tls_context
-from gateway.settings import BrokerTlsSettings
-from tests.deadline import deadline
-from tests.mosquitto import self_signed
+from tests.support.deadline import deadline
+from tests.support.mosquitto import self_signed
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from gateway.client_tls import client_context
-from tests.certificates import Authority, Identity, make_authority
+from gateway.tls.client import client_context
+from tests.support.certificates import Authority, Identity, make_authority
 
 
 @pytest.fixture(scope="module")

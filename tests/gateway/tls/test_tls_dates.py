@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.client_tls import client_context
-from gateway.clock_floor import RELEASED_US, ClockFloor
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
-from gateway.kafka_link import KafkaLink
+from gateway.clock.floor import RELEASED_US, ClockFloor
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.kafka.link import KafkaLink
 from gateway.settings import BrokerTlsSettings, KafkaSettings, KafkaTlsSettings, TlsSettings
-from gateway.tls_dates import (
+from gateway.tls.client import client_context
+from gateway.tls.dates import (
     ASTRAY_US,
     NO_CHECK_TIME,
     CertificateDateError,
@@ -28,12 +28,12 @@ from gateway.tls_dates import (
     judge_dates,
     true_time,
 )
-from tests.broker_intake import MemoryIntake, reading_from
-from tests.certificates import Authority, Identity, make_authority
-from tests.gateways import free_port
-from tests.mosquitto import mosquitto
-from tests.mqtt_peers import RecordingIntake, listening, until
-from tests.test_client_tls import connect, with_chain
+from tests.gateway.tls.test_client_tls import connect, with_chain
+from tests.support.broker_intake import MemoryIntake, reading_from
+from tests.support.certificates import Authority, Identity, make_authority
+from tests.support.gateways import free_port
+from tests.support.mosquitto import mosquitto
+from tests.support.mqtt_peers import RecordingIntake, listening, until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 DAY_US = 86_400_000_000

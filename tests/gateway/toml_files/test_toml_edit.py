@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.toml_edit import edited
-from gateway.toml_text import toml_text
+from gateway.toml_files.editor import edited
+from gateway.toml_files.writer import toml_text
 
 WRITTEN = """\
 # My gateway.

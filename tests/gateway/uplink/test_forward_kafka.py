@@ -16,12 +16,12 @@ import pytest
 
 from demo.kafka_broker import Broker, kafka_broker
 from demo.uplink import Uplink
-from gateway import control
-from gateway.buffer_status import read_status
-from gateway.clock_kernel import read_wall_clock
+from gateway.buffer.status import read_status
+from gateway.clock.kernel_clock import read_wall_clock
+from gateway.daemon import control
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings
-from tests.gateways import (
+from tests.support.gateways import (
     HOLD_NEW_CLOCK_S,
     SLUICE,
     consume,
@@ -33,7 +33,7 @@ from tests.gateways import (
     publish,
     write_config,
 )
-from tests.kafka_admin import administered, alter_topic, until_refused
+from tests.support.kafka_admin import administered, alter_topic, until_refused
 
 pytestmark = [
     pytest.mark.kafka,

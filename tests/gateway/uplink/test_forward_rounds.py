@@ -30,23 +30,23 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from gateway import forward_rounds
-from gateway.buffer import Buffer
-from gateway.buffer_rows import Entry, Quarantined, Series
-from gateway.clock_gateway import BootClock, Look
-from gateway.config_file import route_table
-from gateway.forward_memory import Memory
-from gateway.forward_rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
-from gateway.intake import FrontDoor
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_topics import TopicVerdict
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.clock.gateway_clock import BootClock, Look
+from gateway.config.config_file import route_table
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.topics import TopicVerdict
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from gateway.redrive import Redrive
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from tests.buffers import BOOT, CLOCK, confirm, opened, rows, store, until
+from gateway.uplink import rounds as forward_rounds
+from gateway.uplink.memory import Memory
+from gateway.uplink.redrive import Redrive
+from gateway.uplink.rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
+from tests.support.buffers import BOOT, CLOCK, confirm, opened, rows, store, until
 
 if TYPE_CHECKING:
-    from gateway.kafka_session import KafkaSession
+    from gateway.kafka.session import KafkaSession
 
 GATEWAY = GatewaySettings("gw1")
 PARTITIONS = 3

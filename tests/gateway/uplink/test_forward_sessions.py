@@ -10,25 +10,25 @@ from typing import Any, ClassVar
 import pytest
 from aiokafka.errors import UnknownError
 
-from gateway import forward_kafka
-from gateway.buffer import Buffer
-from gateway.clock_gateway import BootClock
-from gateway.clock_kernel import boottime_us
-from gateway.config_file import route_table
-from gateway.forward_kafka import Forwarder, _is_as_good
-from gateway.forward_memory import UplinkState
-from gateway.housekeeping import LaneTurns
-from gateway.intake import FrontDoor
-from gateway.kafka_batch import EncodedBatch
-from gateway.kafka_topics import TopicVerdict
-from gateway.lanes import LanePolicy
+from gateway.buffer.buffer import Buffer
+from gateway.clock.gateway_clock import BootClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.config.config_file import route_table
+from gateway.daemon.housekeeping import LaneTurns
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.batch import EncodedBatch
+from gateway.kafka.topics import TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from gateway.tls_dates import Dates
-from tests.buffers import CLOCK, opened, store, until
-from tests.kafka_peers import API_VERSIONS
-from tests.kafka_peers import FakeBroker as SilentBroker
-from tests.stream_server import speaking
-from tests.test_forward_rounds import FakeBroker, FakeVerdicts, kafka_settings, reading
+from gateway.tls.dates import Dates
+from gateway.uplink import forwarder as forward_kafka
+from gateway.uplink.forwarder import Forwarder, _is_as_good
+from gateway.uplink.lane_policy import LanePolicy
+from gateway.uplink.memory import UplinkState
+from tests.gateway.uplink.test_forward_rounds import FakeBroker, FakeVerdicts, kafka_settings, reading
+from tests.support.buffers import CLOCK, opened, store, until
+from tests.support.kafka_peers import API_VERSIONS
+from tests.support.kafka_peers import FakeBroker as SilentBroker
+from tests.support.stream_server import speaking
 
 GATEWAY = GatewaySettings("gw1", hold_unsynced_s=1.0)
 

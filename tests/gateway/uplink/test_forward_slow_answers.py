@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway import forward_rounds
-from gateway.buffer import Buffer
-from gateway.forward_memory import Memory
-from gateway.kafka_batch import EncodedBatch
-from gateway.link_rate import FIRST_BYTES, SHARE, Passage
-from tests.buffers import CLOCK, opened, store, until
-from tests.test_forward_rounds import FakeBroker, Uplink, drained, kafka_settings, reading, uplink
+from gateway.buffer.buffer import Buffer
+from gateway.kafka.batch import EncodedBatch
+from gateway.uplink import rounds as forward_rounds
+from gateway.uplink.link_rate import FIRST_BYTES, SHARE, Passage
+from gateway.uplink.memory import Memory
+from tests.gateway.uplink.test_forward_rounds import FakeBroker, Uplink, drained, kafka_settings, reading, uplink
+from tests.support.buffers import CLOCK, opened, store, until
 
 TIMEOUT_S = 0.6
 """Of a request in these tests, as in those of rounds."""

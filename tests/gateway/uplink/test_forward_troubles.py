@@ -11,14 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from gateway import forward_batches, forward_memory, forward_rounds
-from gateway.buffer_rows import Doubt, Row
-from gateway.forward_batches import Batcher
-from gateway.forward_memory import Memory
-from gateway.kafka_topics import TopicVerdict
-from gateway.redrive import Redrive
-from tests.buffers import CLOCK, opened, store, until
-from tests.test_forward_rounds import POISON, FakeVerdicts, drained, kafka_settings, lane_report, reading, uplink
+from gateway.buffer.rows import Doubt, Row
+from gateway.kafka.topics import TopicVerdict
+from gateway.uplink import batches as forward_batches
+from gateway.uplink import memory as forward_memory
+from gateway.uplink import rounds as forward_rounds
+from gateway.uplink.batches import Batcher
+from gateway.uplink.memory import Memory
+from gateway.uplink.redrive import Redrive
+from tests.gateway.uplink.test_forward_rounds import (
+    POISON,
+    FakeVerdicts,
+    drained,
+    kafka_settings,
+    lane_report,
+    reading,
+    uplink,
+)
+from tests.support.buffers import CLOCK, opened, store, until
 
 
 @pytest.fixture(autouse=True)

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gateway import buffer_salvage
-from gateway.buffer import Buffer
-from gateway.buffer_attachment import Attachment
-from gateway.buffer_rows import Quarantined
-from gateway.buffer_schema import corruption
-from gateway.clock_device import DeviceClock
-from gateway.clock_gateway import BootClock, Look
-from gateway.heartbeat import Heartbeat
-from gateway.kafka_record import rfc3339
-from tests.buffers import CLOCK, confirm, entry, opened, rows, store, until
-from tests.test_forward_rounds import GATEWAY, Uplink, kafka_settings
+from gateway.buffer.attachment import Attachment
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.rows import Quarantined
+from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.schema import corruption
+from gateway.clock.gateway_clock import BootClock, Look
+from gateway.clock.sensor_clock import DeviceClock
+from gateway.kafka.record import rfc3339
+from gateway.uplink.heartbeat import Heartbeat
+from tests.gateway.uplink.test_forward_rounds import GATEWAY, Uplink, kafka_settings
+from tests.support.buffers import CLOCK, confirm, entry, opened, rows, store, until
 
 NOW_US = 5_000_000
 

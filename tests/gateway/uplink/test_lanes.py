@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.buffer import Buffer
-from gateway.config_file import route_table
-from gateway.forward_memory import UplinkState
-from gateway.housekeeping import LaneTurns
-from gateway.intake import FrontDoor
-from gateway.lanes import LanePolicy
+from gateway.buffer.buffer import Buffer
+from gateway.config.config_file import route_table
+from gateway.daemon.housekeeping import LaneTurns
+from gateway.intake.front_door import FrontDoor
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from tests.buffers import opened, rows
+from gateway.uplink.lane_policy import LanePolicy
+from gateway.uplink.memory import UplinkState
+from tests.support.buffers import opened, rows
 
 KAFKA = KafkaSettings(("kafka.example:9092",), lane_s_min=10.0, live_age_s_max=30.0, lanes_max=4)
 GATEWAY = GatewaySettings("gw1")

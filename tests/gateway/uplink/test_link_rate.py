@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.link_rate import (
+from gateway.uplink.link_rate import (
     ANSWERED_SHARE_MAX,
     BYTES_MIN,
     FIRST_BYTES,

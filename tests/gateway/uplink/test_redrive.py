@@ -11,17 +11,17 @@ from aiokafka.admin import AIOKafkaAdminClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import redrive
-from gateway.buffer import Buffer
-from gateway.buffer_quarantine import TOPIC_FORBIDDEN
-from gateway.buffer_rows import Entry, Quarantined, Series
-from gateway.config_file import route_table
-from gateway.forward_memory import Memory
-from gateway.intake import FrontDoor
-from gateway.kafka_topics import TopicVerdict
-from gateway.redrive import TOO_LARGE_FOR_TOPIC, TOPIC_REFUSING, Redrive
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.quarantine import TOPIC_FORBIDDEN
+from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.config.config_file import route_table
+from gateway.intake.front_door import FrontDoor
+from gateway.kafka.topics import TopicVerdict
 from gateway.settings import GatewaySettings, KafkaSettings, Settings
-from tests.buffers import BOOT, CLOCK, opened, rows, store
+from gateway.uplink import redrive
+from gateway.uplink.memory import Memory
+from gateway.uplink.redrive import TOO_LARGE_FOR_TOPIC, TOPIC_REFUSING, Redrive
+from tests.support.buffers import BOOT, CLOCK, opened, rows, store
 
 GATEWAY, KAFKA = GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",))
 ADMIN: Any = None

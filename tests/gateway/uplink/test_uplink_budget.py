@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.uplink_budget import BURST_S, DAY_S, REQUEST_S, UplinkBudget
+from gateway.uplink.quota import BURST_S, DAY_S, REQUEST_S, UplinkBudget
 
 MIDNIGHT = datetime(2026, 11, 21, tzinfo=UTC).timestamp()
 HOUR_S = 3_600.0

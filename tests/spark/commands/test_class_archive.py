@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from spark.session import CLASSES, connector_jars, jars_folder
+from spark.engine.session import CLASSES, connector_jars, jars_folder
 
 pytestmark = pytest.mark.spark
 
-PROGRAM = "from spark.session import open_session; print(open_session('classes').sql('SELECT 40 + 2').first()[0])"
+PROGRAM = (
+    "from spark.engine.session import open_session; print(open_session('classes').sql('SELECT 40 + 2').first()[0])"
+)
 
 
 def run(jars: Path, classes_told: Path) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.table_text import cell_text, columns_left_out, table_lines, time_text, to_the_second
+from spark.commands.table_text import cell_text, columns_left_out, table_lines, time_text, to_the_second
 
 COLUMNS = ("window_start", "namespace", "device", "n", "min", "late", "batch")
 ROWS = [

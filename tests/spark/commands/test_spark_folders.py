@@ -7,8 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from spark.cli import main
-from spark.kafka_reach import unreachable
-from spark.warehouse_folder import (
+from spark.engine.warehouse_folder import (
     LITTLE_BYTES_MAX,
     WarehouseInUseError,
     absolute,
@@ -16,6 +15,7 @@ from spark.warehouse_folder import (
     only_replay,
     only_writer,
 )
+from spark.source.kafka_reach import unreachable
 
 
 def test_a_relative_folder_is_made_absolute_and_a_uri_is_left_alone(

@@ -6,11 +6,11 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.log_table import BatchId, log_path
-from spark.sql_statements import NotReadingError, read_by, tables_named
-from spark.views import OPENERS, open_all
-from spark.warehouse_version import versions_path
-from tests.spark_records import kafka_frame, reading, reading_headers
+from spark.commands.sql_statements import NotReadingError, read_by, tables_named
+from spark.log.log_table import BatchId, log_path
+from spark.log.warehouse_version import versions_path
+from spark.views.views import OPENERS, open_all
+from tests.support.spark_records import kafka_frame, reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

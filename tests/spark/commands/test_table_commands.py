@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.log_table import BatchId
-from spark.windows_view import open_windows
-from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+from spark.log.log_table import BatchId
+from spark.views.windows_view import open_windows
+from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
@@ -99,7 +99,9 @@ def test_a_mistyped_warehouse_is_none_and_is_not_made(
 def test_a_warehouse_that_is_not_there_is_told_before_spark_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark.command_session.open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr(
+        "spark.commands.command_session.open_session", lambda *_, **__: pytest.fail("Spark was started")
+    )
     shown = CliRunner().invoke(main, ["readings", "--warehouse", str(tmp_path / "warehuose")])
     assert shown.exit_code == 1
     assert "there is no such folder" in shown.output
@@ -176,7 +178,7 @@ def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_
     assert not any(scratch.iterdir())
     program = """
 import click
-from spark.command_session import session
+from spark.commands.command_session import session
 
 @click.command()
 def look():

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark import codec_avro, codec_cbor
-from spark.codec_avro import RegistryError
-from spark.codec_binary import SIZES
-from spark.codec_declarations import LayoutField, Metric, Stream
-from spark.codec_numbers import Result, UndecodableError, float_decimal, quantised
-from spark.codec_python import read_payload
-from tests import hostile
+from spark.decode import codec_avro, codec_cbor
+from spark.decode.codec_avro import RegistryError
+from spark.decode.codec_binary import SIZES
+from spark.decode.codec_declarations import LayoutField, Metric, Stream
+from spark.decode.codec_numbers import Result, UndecodableError, float_decimal, quantised
+from spark.decode.codec_python import read_payload
+from tests.support import hostile
 
 ANY = Stream("any", "cbor")
 CELSIUS = Metric("celsius", ("celsius",), decimals=2, min=Decimal(-40), max=Decimal(125))

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from pyspark.errors import PythonException
 from pyspark.sql import Row, SparkSession
 
-from spark import codec_avro, correction_records, payload_decode
-from spark.kafka_records import typed_records
-from spark.payload_decode import decoded
-from spark.streams_file import NO_STREAMS, Streams, parse_streams
-from tests import oracle_payloads, spark_oracle
-from tests.oracle_payloads import Outcome, UnreadableError
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, changed, correction, kafka_frame, reading, reading_headers, rfc3339
-from tests.test_codecs import SCHEMA, climate, registry
+from spark.decode import codec_avro, correction_records, payload_decode
+from spark.decode.kafka_records import typed_records
+from spark.decode.payload_decode import decoded
+from spark.decode.streams_file import NO_STREAMS, Streams, parse_streams
+from tests.spark.decode.test_codecs import SCHEMA, climate, registry
+from tests.support import oracle_payloads, spark_oracle
+from tests.support.oracle_payloads import Outcome, UnreadableError
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, changed, correction, kafka_frame, reading, reading_headers, rfc3339
 
 pytestmark = pytest.mark.spark
 

@@ -15,16 +15,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
+from spark.decode.streams_file import parse_streams
 from spark.ingest_job import IngestSettings, Listener, run_ingest
-from spark.kafka_source import KafkaSource
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.streams_file import parse_streams
-from tests.schema_registry import SchemaRegistry, schema_registry
-from tests.spark_kafka_feed import send
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import reading, reading_headers
-from tests.test_codecs import SCHEMA
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.source.kafka_source import KafkaSource
+from tests.spark.decode.test_codecs import SCHEMA
+from tests.support.schema_registry import SchemaRegistry, schema_registry
+from tests.support.spark_kafka_feed import send
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("interpreted")]
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.kafka_records import typed_records
-from spark.payload_decode import decoded
-from tests import spark_oracle
-from tests.oracle_payloads import UnreadableError
-from tests.spark_records import changed, kafka_frame, reading, reading_headers
+from spark.decode.kafka_records import typed_records
+from spark.decode.payload_decode import decoded
+from tests.support import spark_oracle
+from tests.support.oracle_payloads import UnreadableError
+from tests.support.spark_records import changed, kafka_frame, reading, reading_headers
 
 pytestmark = pytest.mark.spark
 

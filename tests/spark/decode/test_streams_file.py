@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.codec_declarations import Metric, Stream, Streams, Times, Windows
-from spark.streams_file import NO_STREAMS, ConfigError, load_streams, parse_streams
-from tests import hostile
+from spark.decode.codec_declarations import Metric, Stream, Streams, Times, Windows
+from spark.decode.streams_file import NO_STREAMS, ConfigError, load_streams, parse_streams
+from tests.support import hostile
 
-DOCS = Path(__file__).parent.parent / "docs" / "streams.md"
+DOCS = Path(__file__).parents[3] / "docs" / "streams.md"
 
 
 def parsed(text: str) -> Streams:

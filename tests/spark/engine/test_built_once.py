@@ -4,10 +4,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.built_once import built_once, recorded
-from spark.kafka_records import typed_records
-from tests.spark_records import kafka_frame, reading, reading_headers
-from tests.spark_warehouse import expect_rows
+from spark.decode.kafka_records import typed_records
+from spark.engine.built_once import built_once, recorded
+from tests.support.spark_records import kafka_frame, reading, reading_headers
+from tests.support.spark_warehouse import expect_rows
 
 pytestmark = pytest.mark.spark
 

@@ -17,15 +17,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
-from spark.readings_view import open_readings
-from spark.session import SHORT_LIVED, connector_jars
-from spark.windows_view import open_windows
-from tests.spark_records import reading, reading_headers
-from tests.test_spark_ingest import send
+from spark.engine.session import SHORT_LIVED, connector_jars
+from spark.log.readings_view import open_readings
+from spark.views.windows_view import open_windows
+from tests.spark.test_spark_ingest import send
+from tests.support.spark_records import reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[3]
 DECLARED = """
 [streams.device-cluster]
 codec = "cbor"
@@ -51,8 +51,8 @@ def test_executors_of_their_own_read_what_python_decodes(
     package, streams, warehouse = tmp_path / "sluice.zip", tmp_path / "streams.toml", tmp_path / "warehouse"
     streams.write_text(DECLARED)
     with zipfile.ZipFile(package, "w") as archive:
-        for file in sorted((PROJECT / "spark").glob("*.py")):
-            archive.write(file, f"spark/{file.name}")
+        for file in sorted((PROJECT / "spark").rglob("*.py")):
+            archive.write(file, file.relative_to(PROJECT))
     settings = {
         # The interpreter that this environment was made of: neither the project nor what it needs is installed in it.
         "spark.pyspark.python": str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"),

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_broker import Broker
-from spark.session import SHORT_LIVED
-from tests.object_store import ObjectStore, object_store
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import reading, reading_headers
-from tests.test_spark_ingest import send
+from spark.engine.session import SHORT_LIVED
+from tests.spark.test_spark_ingest import send
+from tests.support.object_store import ObjectStore, object_store
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import reading, reading_headers
 
 # The time that all its starts of Spark take on a busy machine.
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600)]
@@ -27,7 +27,7 @@ COUNTED = "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM rea
 RUN = """\
 import json, sys
 from spark.cli import main
-from spark.session import open_session
+from spark.engine.session import open_session
 open_session("sluice-tests")
 for command in json.loads(sys.argv[1]):
     main(command, standalone_mode=False)

@@ -14,7 +14,7 @@ pytestmark = [
 
 PROGRAM = """
 from pyspark.sql.functions import udf
-from spark.session import open_session
+from spark.engine.session import open_session
 
 spark = open_session("session")
 print(spark.range(40, 41).select(udf(lambda number: number + 2, "long")("id")).first()[0])

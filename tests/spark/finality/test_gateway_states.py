@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.gateway_rows import GatewayRow, Span
-from spark.gateway_states import (
+from spark.finality.gateway_rows import GatewayRow, Span
+from spark.finality.gateway_states import (
     HEARTBEAT_TYPE,
     SET_ASIDE_TYPE,
     WAITING_MAX,
@@ -20,8 +20,8 @@ from spark.gateway_states import (
     GatewayStates,
     fault_of,
 )
-from spark.sequence_runs import Edge
-from tests import hostile
+from spark.log.sequence_runs import Edge
+from tests.support import hostile
 
 TOPIC = "device-thermo"
 NOON_US = 1_773_489_600_000_000

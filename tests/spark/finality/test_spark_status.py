@@ -13,26 +13,26 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.device_deletion import delete_device
-from spark.evidence import open_gaps
-from spark.gateways_view import open_gateways
-from spark.log_table import BatchId, open_log
-from spark.loss_records import REJECTED
-from spark.loss_table import read_losses
-from spark.quarantine_retry import RetryCounts, retry
-from spark.reading_starts import append_start, first_start, start_after
-from spark.readings_view import open_readings
-from spark.replay_job import replay
-from spark.seen_table import ENDED_SETTLED_MAX, runs_path, settled_path
-from spark.sequence_runs import ISLANDS_MAX, SETTLED_MAX
-from spark.streams_file import parse_streams
-from spark.table_upkeep import maintain
-from spark.topic_changes import GoingOn, Loss, TopicNow, TopicRead
-from spark.warehouse_folder import only_writer
-from spark.warehouse_version import folder_of
-from spark.windows_view import open_windows
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import EPOCH, LANE, NOON, kafka_frame, reading, reading_headers, rfc3339
+from spark.decode.streams_file import parse_streams
+from spark.engine.warehouse_folder import only_writer
+from spark.finality.loss_records import REJECTED
+from spark.finality.loss_table import read_losses
+from spark.ingest.reading_starts import append_start, first_start, start_after
+from spark.ingest.seen_table import ENDED_SETTLED_MAX, runs_path, settled_path
+from spark.log.log_table import BatchId, open_log
+from spark.log.readings_view import open_readings
+from spark.log.sequence_runs import ISLANDS_MAX, SETTLED_MAX
+from spark.log.warehouse_version import folder_of
+from spark.source.topic_changes import GoingOn, Loss, TopicNow, TopicRead
+from spark.upkeep.device_deletion import delete_device
+from spark.upkeep.quarantine_retry import RetryCounts, retry
+from spark.upkeep.replay_job import replay
+from spark.upkeep.table_upkeep import maintain
+from spark.views.evidence import open_gaps
+from spark.views.gateways_view import open_gateways
+from spark.views.windows_view import open_windows
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import EPOCH, LANE, NOON, kafka_frame, reading, reading_headers, rfc3339
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

@@ -16,19 +16,20 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import sequence_runs, window_status
-from spark.edge_times import Correction, GatewayBoot
-from spark.gateway_states import HEARTBEAT_TYPE, SET_ASIDE_TYPE, GatewayEvent, GatewayStates
-from spark.loss_records import BODY_TYPE, fault, losses_in, rejects_as_losses
-from spark.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
-from spark.window_status import Evidence, with_status
-from tests import oracle_status
-from tests.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
-from tests.spark_records import EPOCH, NOON
-from tests.spark_warehouse import expect_rows
+from spark.finality import window_status
+from spark.finality.gateway_states import HEARTBEAT_TYPE, SET_ASIDE_TYPE, GatewayEvent, GatewayStates
+from spark.finality.loss_records import BODY_TYPE, fault, losses_in, rejects_as_losses
+from spark.finality.window_status import Evidence, with_status
+from spark.log import sequence_runs
+from spark.log.edge_times import Correction, GatewayBoot
+from spark.log.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
+from tests.support import oracle_status
+from tests.support.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
+from tests.support.spark_records import EPOCH, NOON
+from tests.support.spark_warehouse import expect_rows
 
 if TYPE_CHECKING:
-    from spark.gateway_rows import GatewayRow
+    from spark.finality.gateway_rows import GatewayRow
 
 pytestmark = pytest.mark.spark
 

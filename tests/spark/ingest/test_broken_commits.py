@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark.warehouse_copy import forget_broken_commits
-from spark.warehouse_folder import note_place, was_copied
+from spark.engine.warehouse_folder import note_place, was_copied
+from spark.ingest.warehouse_copy import forget_broken_commits
 
 
 @pytest.mark.parametrize(

@@ -13,16 +13,16 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
-from spark.checkpoint_place import Place
 from spark.cli import main
+from spark.ingest.checkpoint_place import Place
 from spark.ingest_job import Begun, IngestSettings, Listener, run_ingest
-from spark.kafka_source import KafkaSource
-from spark.log_table import open_log
-from spark.readings_view import open_readings
-from spark.topic_changes import TopicNow, TopicRead
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import reading, reading_headers
-from tests.test_spark_ingest import send
+from spark.log.log_table import open_log
+from spark.log.readings_view import open_readings
+from spark.source.kafka_source import KafkaSource
+from spark.source.topic_changes import TopicNow, TopicRead
+from tests.spark.test_spark_ingest import send
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.usefixtures("interpreted")]
 

@@ -9,23 +9,23 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import table_upkeep
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.codec_declarations import Streams
-from spark.log_table import BatchId, open_log
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.replay_job import replay
-from spark.retention import open_upkeep
-from spark.streams_file import parse_streams
-from spark.table_upkeep import maintain
-from spark.warehouse_folder import only_writer
-from spark.warehouse_version import seen_tables
-from spark.window_changes import read_changes
-from spark.windows_table import WindowLengthError, read_parts
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, correction, kafka_frame, reading, reading_headers
+from spark.decode.codec_declarations import Streams
+from spark.decode.streams_file import parse_streams
+from spark.engine.warehouse_folder import only_writer
+from spark.ingest.retention import open_upkeep
+from spark.log.log_table import BatchId, open_log
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import seen_tables
+from spark.upkeep import table_upkeep
+from spark.upkeep.replay_job import replay
+from spark.upkeep.table_upkeep import maintain
+from spark.windows.window_changes import read_changes
+from spark.windows.windows_table import WindowLengthError, read_parts
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, correction, kafka_frame, reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

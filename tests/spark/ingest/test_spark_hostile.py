@@ -16,29 +16,32 @@ from hypothesis import strategies as st
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import batch_job, gateway_states, job_state, payload_decode
+from spark import batch_job
 from spark.batch_job import TRIAL, BatchJob
-from spark.codec_python import RESULT_TYPE
-from spark.evidence import open_gaps
-from spark.gateways_view import open_gateways
-from spark.kafka_records import typed_records
-from spark.log_table import BatchId, open_log, with_topic_ids
-from spark.loss_records import losses_in
-from spark.loss_table import append_losses
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.record_faults import ASIDE_MAX, Culprit, as_bytes, find_culprits
-from spark.replay_job import replay
-from spark.streams_file import parse_streams
-from spark.windows_view import open_windows
-from tests import hostile
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+from spark.decode import payload_decode
+from spark.decode.codec_python import RESULT_TYPE
+from spark.decode.kafka_records import typed_records
+from spark.decode.streams_file import parse_streams
+from spark.finality import gateway_states
+from spark.finality.loss_records import losses_in
+from spark.finality.loss_table import append_losses
+from spark.ingest import job_state
+from spark.ingest.record_faults import ASIDE_MAX, Culprit, as_bytes, find_culprits
+from spark.log.log_table import BatchId, open_log, with_topic_ids
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.upkeep.replay_job import replay
+from spark.views.evidence import open_gaps
+from spark.views.gateways_view import open_gateways
+from spark.views.windows_view import open_windows
+from tests.support import hostile
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
 if TYPE_CHECKING:
-    from spark.codec_declarations import Streams
-    from spark.delta_staging import AppendTable
-    from spark.sequence_runs import Edge
+    from spark.decode.codec_declarations import Streams
+    from spark.engine.delta_staging import AppendTable
+    from spark.log.sequence_runs import Edge
 
 # A hundred queries of the guard take their time where the machine is busy.
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted"), pytest.mark.timeout(900)]

@@ -20,20 +20,20 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from demo.kafka_broker import Broker
 from spark.batch_job import BatchJob
 from spark.cli import main
+from spark.engine.session import SHORT_LIVED
+from spark.engine.warehouse_folder import was_copied
+from spark.ingest.warehouse_copy import _forget_caches
 from spark.ingest_job import IngestSettings, Listener, open_job, run_ingest
-from spark.kafka_source import KafkaSource
-from spark.log_table import log_path, open_log
-from spark.session import SHORT_LIVED
-from spark.warehouse_copy import _forget_caches
-from spark.warehouse_folder import was_copied
-from spark.warehouse_version import Version, change_version
-from spark.window_changes import read_changes
-from spark.windows_table import fold_date
-from tests import spark_oracle
-from tests.spark_kafka_feed import send
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, drawn_records, reading, reading_headers
-from tests.spark_warehouse import Warehouse, at
+from spark.log.log_table import log_path, open_log
+from spark.log.warehouse_version import Version, change_version
+from spark.source.kafka_source import KafkaSource
+from spark.windows.window_changes import read_changes
+from spark.windows.windows_table import fold_date
+from tests.support import spark_oracle
+from tests.support.spark_kafka_feed import send
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, drawn_records, reading, reading_headers
+from tests.support.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
 

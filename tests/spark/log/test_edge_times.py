@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark import time_corrections
-from spark.edge_times import Clocks, Correction, Moment, clocks
-from spark.sequence_runs import Edge
-from spark.time_corrections import current, retimed
-from tests.spark_records import EPOCH, NOON
+from spark.log import time_corrections
+from spark.log.edge_times import Clocks, Correction, Moment, clocks
+from spark.log.sequence_runs import Edge
+from spark.log.time_corrections import current, retimed
+from tests.support.spark_records import EPOCH, NOON
 
 NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
 UNKNOWN_US = 2**63 - 1

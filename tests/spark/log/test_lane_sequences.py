@@ -5,8 +5,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark import lane_sequences
-from spark.lane_sequences import SPANS_MAX, SeenLane, joined, ranges, without
+from spark.log import lane_sequences
+from spark.log.lane_sequences import SPANS_MAX, SeenLane, joined, ranges, without
 
 BATCHES = st.lists(
     st.one_of(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.sequence_runs import (
+from spark.log.sequence_runs import (
     ISLANDS_MAX,
     SCHEMA,
     BatchRun,
@@ -24,7 +24,7 @@ from spark.sequence_runs import (
     missing_between,
     settle,
 )
-from tests.spark_records import EPOCH
+from tests.support.spark_records import EPOCH
 
 KEY = ("plant", "42", "device-thermo", "", "7-1a2b3c4d")
 

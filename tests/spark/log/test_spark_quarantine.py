@@ -13,16 +13,16 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.codec_declarations import Streams
-from spark.log_table import BatchId, open_log
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.streams_file import parse_streams
-from spark.warehouse_version import current_version
-from spark.windows_view import open_windows
-from tests import spark_oracle
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+from spark.decode.codec_declarations import Streams
+from spark.decode.streams_file import parse_streams
+from spark.log.log_table import BatchId, open_log
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import current_version
+from spark.views.windows_view import open_windows
+from tests.support import spark_oracle
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.calibrated_windows import WindowColumnsError, calibrated_windows
-from spark.calibration import calibrated, with_site
-from spark.registry import Calibration, Device, Gateway, Registry
-from spark.registry_table import (
+from spark.registry.calibrated_windows import WindowColumnsError, calibrated_windows
+from spark.registry.calibration import calibrated, with_site
+from spark.registry.registry import Calibration, Device, Gateway, Registry
+from spark.registry.registry_table import (
     calibrations_frame,
     devices_frame,
     load_registry,
@@ -27,9 +27,9 @@ from spark.registry_table import (
     retired_gateways,
     table_path,
 )
-from spark.windows_table import WINDOW_S, folded, parts, shown, windowed
-from tests import oracle_joins
-from tests.join_frames import (
+from spark.windows.windows_table import WINDOW_S, folded, parts, shown, windowed
+from tests.support import oracle_joins
+from tests.support.join_frames import (
     MINUTE_US,
     NOON,
     NOON_US,
@@ -41,7 +41,7 @@ from tests.join_frames import (
     readings_frame,
     windows_frame,
 )
-from tests.oracle_joins import EXACT, UNKNOWN_ERROR_US, Figures, PartKey, Reading
+from tests.support.oracle_joins import EXACT, UNKNOWN_ERROR_US, Figures, PartKey, Reading
 
 pytestmark = pytest.mark.spark
 

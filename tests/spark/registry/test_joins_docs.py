@@ -7,14 +7,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.registry_file import parse_registry
-from spark.registry_table import open_calibrations, open_devices
-from tests.join_frames import NOON_US, SECOND_US, decimal, readings_frame, windows_frame
-from tests.oracle_joins import Metric, Reading
+from spark.registry.registry_file import parse_registry
+from spark.registry.registry_table import open_calibrations, open_devices
+from tests.support.join_frames import NOON_US, SECOND_US, decimal, readings_frame, windows_frame
+from tests.support.oracle_joins import Metric, Reading
 
 pytestmark = pytest.mark.spark
 
-PAGE = Path(__file__).parent.parent / "docs" / "joins.md"
+PAGE = Path(__file__).parents[3] / "docs" / "joins.md"
 THERMO: Metric = ("plant", "42", "device-thermo", "temperature")
 HYGRO: Metric = ("plant", "7", "device-hygro", "humidity")
 

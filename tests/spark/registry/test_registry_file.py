@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.registry import Calibration, Device, Gateway, Registry
-from spark.registry_file import RegistryError, load_registry_file, parse_registry
-from tests import hostile
+from spark.registry.registry import Calibration, Device, Gateway, Registry
+from spark.registry.registry_file import RegistryError, load_registry_file, parse_registry
+from tests.support import hostile
 
 PATH = Path("registry.toml")
 SITE = """

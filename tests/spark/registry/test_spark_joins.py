@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.as_of_join import as_of
-from spark.history_join import HISTORY, history_touched, with_history, with_same_hour
-from tests import oracle_joins
-from tests.join_frames import (
+from spark.registry.as_of_join import as_of
+from spark.registry.history_join import HISTORY, history_touched, with_history, with_same_hour
+from tests.support import oracle_joins
+from tests.support.join_frames import (
     HOUR_US,
     MINUTE_US,
     NOON,
@@ -25,7 +25,7 @@ from tests.join_frames import (
     readings_frame,
     windows_frame,
 )
-from tests.oracle_joins import DAY_US, UNKNOWN_ERROR_US, Direction, Match, Metric, Past, Reading, WindowKey
+from tests.support.oracle_joins import DAY_US, UNKNOWN_ERROR_US, Direction, Match, Metric, Past, Reading, WindowKey
 
 pytestmark = pytest.mark.spark
 

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from demo.kafka_broker import Broker
-from spark.kafka_failures import explain_failure
-from spark.kafka_options import (
+from spark.source.kafka_failures import explain_failure
+from spark.source.kafka_options import (
     KafkaOptionError,
     check_options,
     kafka_options,
@@ -27,14 +27,14 @@ from spark.kafka_options import (
     source_options,
     without,
 )
-from spark.kafka_source import KafkaSource, kafka_range, kafka_stream, lag, progress_offsets
-from spark.topic_changes import TopicRead, going_on
-from spark.topic_choice import FORBIDDEN, TopicChoice
-from spark.topic_watch import TopicWatch, TopicWatchError, look
-from tests import kafka_admin
-from tests.certificates import Authority, make_authority
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.kafka_records import allow_reading, delete_before, produce
+from spark.source.kafka_source import KafkaSource, kafka_range, kafka_stream, lag, progress_offsets
+from spark.source.topic_changes import TopicRead, going_on
+from spark.source.topic_choice import FORBIDDEN, TopicChoice
+from spark.source.topic_watch import TopicWatch, TopicWatchError, look
+from tests.support import kafka_admin
+from tests.support.certificates import Authority, make_authority
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.kafka_records import allow_reading, delete_before, produce
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 

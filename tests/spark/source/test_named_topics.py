@@ -19,15 +19,15 @@ from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker, kafka_broker
 from spark.cli import main
-from spark.gateways_view import open_gateways
-from spark.log_table import open_log
-from spark.readings_view import open_readings
-from spark.session import SHORT_LIVED
-from spark.windows_view import open_windows
-from tests.kafka_records import delete_before
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import reading, reading_headers, rfc3339
-from tests.test_spark_ingest import lines, read_until, send
+from spark.engine.session import SHORT_LIVED
+from spark.log.log_table import open_log
+from spark.log.readings_view import open_readings
+from spark.views.gateways_view import open_gateways
+from spark.views.windows_view import open_windows
+from tests.spark.test_spark_ingest import lines, read_until, send
+from tests.support.kafka_records import delete_before
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import reading, reading_headers, rfc3339
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("interpreted")]
 

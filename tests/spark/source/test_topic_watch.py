@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker, format_storage, launch_broker, wait_until_ready
-from spark.kafka_source import KafkaSource
-from spark.topic_changes import (
+from spark.source.kafka_source import KafkaSource
+from spark.source.topic_changes import (
     GoingOn,
     Loss,
     PartitionsShrunk,
@@ -26,10 +26,10 @@ from spark.topic_changes import (
     trouble_words,
     troubles,
 )
-from spark.topic_choice import FORBIDDEN, KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
-from spark.topic_watch import TopicWatch, TopicWatchError, look
-from tests import kafka_admin
-from tests.kafka_records import delete_before, produce
+from spark.source.topic_choice import FORBIDDEN, KAFKAS_OWN, NOT_OF_PATTERN, TOO_MANY, TopicChoice
+from spark.source.topic_watch import TopicWatch, TopicWatchError, look
+from tests.support import kafka_admin
+from tests.support.kafka_records import delete_before, produce
 
 READ = {"device-thermo": TopicRead("AAA", {0: 100, 1: 40})}
 
@@ -176,7 +176,7 @@ def test_a_real_topic_made_anew_with_more_records_is_noticed(kafka: Broker, spar
 def test_of_what_gateways_name_no_more_is_read_than_may_be(
     kafka: Broker, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark.topic_choice.NAMED_MAX", 2)
+    monkeypatch.setattr("spark.source.topic_choice.NAMED_MAX", 2)
     topics = {"choice-a", "choice-b", "choice-c", "__choice", "choice-by-pattern"}
     for topic in topics | {"choice-nobodys"}:
         asyncio.run(kafka_admin.create_topic(kafka.bootstrap, topic))
@@ -235,8 +235,8 @@ def test_a_topic_that_the_user_may_not_know_of_is_told_and_not_taken_for_deleted
 
 @pytest.mark.spark
 def test_a_broker_that_does_not_answer_is_told_in_time(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark.topic_watch.ANSWER_S_MAX", 2)
-    monkeypatch.setattr("spark.topic_watch.REQUEST_MS_MAX", 500)
+    monkeypatch.setattr("spark.source.topic_watch.ANSWER_S_MAX", 2)
+    monkeypatch.setattr("spark.source.topic_watch.REQUEST_MS_MAX", 500)
     with pytest.raises(TopicWatchError, match="no broker answers"):
         look(spark, "127.0.0.1:9", {"request.timeout.ms": "60000"}, ".*")
     with pytest.raises(TopicWatchError, match="none of the names in --bootstrap"):

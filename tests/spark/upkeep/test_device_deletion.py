@@ -11,25 +11,25 @@ from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.amendments import read_amendments
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.deletions import EMPTIED, deletions_path, read_deletions
-from spark.delta_upkeep import delete_rows
-from spark.device_deletion import delete_device, is_known
-from spark.devices_heard import heard_path
-from spark.log_table import BatchId, log_path, open_log, read_log
-from spark.quarantine_view import open_quarantine
-from spark.readings_view import open_readings
-from spark.replay_job import replay
-from spark.seen_table import runs_path, settled_path
-from spark.table_upkeep import delta_tables, maintain, remove_old_versions
-from spark.warehouse_folder import only_writer
-from spark.warehouse_version import folder_of, seen_tables
-from spark.window_changes import changes_path, read_changes
-from spark.windows_table import read_parts
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, kafka_frame, reading, reading_headers
+from spark.engine.delta_upkeep import delete_rows
+from spark.engine.warehouse_folder import only_writer
+from spark.ingest.devices_heard import heard_path
+from spark.ingest.seen_table import runs_path, settled_path
+from spark.log.amendments import read_amendments
+from spark.log.deletions import EMPTIED, deletions_path, read_deletions
+from spark.log.log_table import BatchId, log_path, open_log, read_log
+from spark.log.quarantine_view import open_quarantine
+from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import folder_of, seen_tables
+from spark.upkeep.device_deletion import delete_device, is_known
+from spark.upkeep.replay_job import replay
+from spark.upkeep.table_upkeep import delta_tables, maintain, remove_old_versions
+from spark.windows.window_changes import changes_path, read_changes
+from spark.windows.windows_table import read_parts
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

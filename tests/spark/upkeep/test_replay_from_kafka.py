@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 from demo.kafka_broker import Broker
 from spark.cli import main
 from spark.ingest_job import IngestSettings, Listener, run_ingest
-from spark.kafka_source import KafkaSource
-from spark.log_table import open_log
-from spark.warehouse_version import current_version
-from tests import spark_oracle
-from tests.spark_kafka_feed import send
-from tests.spark_records import drawn_records
-from tests.spark_warehouse import Warehouse
+from spark.log.log_table import open_log
+from spark.log.warehouse_version import current_version
+from spark.source.kafka_source import KafkaSource
+from tests.support import spark_oracle
+from tests.support.spark_kafka_feed import send
+from tests.support.spark_records import drawn_records
+from tests.support.spark_warehouse import Warehouse
 
 pytestmark = [
     pytest.mark.spark,

@@ -14,20 +14,16 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
-from spark import replay_job, warehouse_version
-from spark import views as views_module
 from spark.batch_job import BatchJob
 from spark.cli import main
-from spark.codec_declarations import Streams
-from spark.evidence import open_gaps
-from spark.log_table import BatchId
-from spark.reading_starts import append_start, first_start, read_starts, start_after
-from spark.readings_view import open_readings
-from spark.replay_job import ReplayProgress, replay
-from spark.streams_file import parse_streams
-from spark.topic_changes import GoingOn, TopicNow
-from spark.warehouse_folder import WarehouseInUseError, only_writer
-from spark.warehouse_version import (
+from spark.decode.codec_declarations import Streams
+from spark.decode.streams_file import parse_streams
+from spark.engine.warehouse_folder import WarehouseInUseError, only_writer
+from spark.ingest.reading_starts import append_start, first_start, read_starts, start_after
+from spark.log import warehouse_version
+from spark.log.log_table import BatchId
+from spark.log.readings_view import open_readings
+from spark.log.warehouse_version import (
     Version,
     change_version,
     current_version,
@@ -35,11 +31,16 @@ from spark.warehouse_version import (
     note_registry,
     open_version,
 )
-from spark.window_changes import read_changes
-from spark.windows_view import open_windows
-from tests import spark_oracle
-from tests.spark_records import drawn_batches, drawn_records, kafka_frame, reading, reading_headers
-from tests.spark_warehouse import expect_rows
+from spark.source.topic_changes import GoingOn, TopicNow
+from spark.upkeep import replay_job
+from spark.upkeep.replay_job import ReplayProgress, replay
+from spark.views import views as views_module
+from spark.views.evidence import open_gaps
+from spark.views.windows_view import open_windows
+from spark.windows.window_changes import read_changes
+from tests.support import spark_oracle
+from tests.support.spark_records import drawn_batches, drawn_records, kafka_frame, reading, reading_headers
+from tests.support.spark_warehouse import expect_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

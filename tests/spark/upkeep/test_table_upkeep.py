@@ -10,22 +10,25 @@ from unittest.mock import patch
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark import batch_job, delta_upkeep, table_upkeep, windows_table
+from spark import batch_job
 from spark.batch_job import BatchJob
-from spark.delta_upkeep import Files, compact, file_count
-from spark.log_table import BatchId, log_path
-from spark.readings_view import open_readings
-from spark.replay_job import replay
-from spark.retention import last_day
-from spark.seen_table import seen_path
-from spark.table_upkeep import Upkeep, delta_tables, maintain, remove_old_versions
-from spark.warehouse_folder import only_writer
-from spark.window_changes import changes_path, read_changes
-from spark.windows_table import fold_date, folded, read_parts, replace_area, windows_path
-from spark.windows_view import open_windows
-from tests.spark_oracle import KafkaRecord
-from tests.spark_records import NOON, kafka_frame, reading, reading_headers
-from tests.spark_warehouse import expect_rows
+from spark.engine import delta_upkeep
+from spark.engine.delta_upkeep import Files, compact, file_count
+from spark.engine.warehouse_folder import only_writer
+from spark.ingest.retention import last_day
+from spark.ingest.seen_table import seen_path
+from spark.log.log_table import BatchId, log_path
+from spark.log.readings_view import open_readings
+from spark.upkeep import table_upkeep
+from spark.upkeep.replay_job import replay
+from spark.upkeep.table_upkeep import Upkeep, delta_tables, maintain, remove_old_versions
+from spark.views.windows_view import open_windows
+from spark.windows import windows_table
+from spark.windows.window_changes import changes_path, read_changes
+from spark.windows.windows_table import fold_date, folded, read_parts, replace_area, windows_path
+from tests.support.spark_oracle import KafkaRecord
+from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
+from tests.support.spark_warehouse import expect_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 

@@ -12,15 +12,16 @@ from unittest import mock
 import msgspec
 import pytest
 
-from gateway import buffer_salvage, buffer_scan
-from gateway.buffer import Buffer
-from gateway.buffer_attachment import Attachment
-from gateway.buffer_file import BufferFile
-from gateway.buffer_rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
-from gateway.buffer_schema import BufferFileError, corruption
+from gateway.buffer.attachment import Attachment
+from gateway.buffer.buffer import Buffer
+from gateway.buffer.file import BufferFile
+from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
+from gateway.buffer.salvage import page_scan as buffer_scan
+from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
+from gateway.buffer.schema import BufferFileError, corruption
 from gateway.reading import Mark
-from gateway.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
-from tests.buffers import BOOT, append, confirm, entry, failure, losses, opened, rows, store
+from tests.support.buffers import BOOT, append, confirm, entry, failure, losses, opened, rows, store
 
 ROWS = 3_000
 PAGE_BYTES = 4096

@@ -18,13 +18,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway import buffer_salvage, buffer_scan, buffer_schema, sqlite_pages
-from gateway.buffer_rows import Entry, Lane, Quarantined, Row, Span
-from gateway.buffer_salvage import Progress, Salvage, SalvagedBatch
-from gateway.buffer_scan import DamagedPages
-from gateway.sqlite_pages import Cell, PageError, payload, record
-from tests.buffers import append, confirm, entry, opened, rows, store
-from tests.test_buffer_salvage import fold
+from gateway.buffer import schema as buffer_schema
+from gateway.buffer.rows import Entry, Lane, Quarantined, Row, Span
+from gateway.buffer.salvage import page_scan as buffer_scan
+from gateway.buffer.salvage import salvage as buffer_salvage
+from gateway.buffer.salvage import sqlite_pages
+from gateway.buffer.salvage.page_scan import DamagedPages
+from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
+from gateway.buffer.salvage.sqlite_pages import Cell, PageError, payload, record
+from tests.gateway.buffer.salvage.test_buffer_salvage import fold
+from tests.support.buffers import append, confirm, entry, opened, rows, store
 
 PAGE_BYTES = 4096
 ASIDE = "buffer.db.corrupt-20260101T000000.000000"

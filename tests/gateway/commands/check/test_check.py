@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
-from gateway.check import (
+from gateway.commands.check.kafka import (
     Finding,
     Remark,
     _absent,
@@ -22,9 +22,9 @@ from gateway.check import (
     check_kafka,
     wanted_topics,
 )
-from gateway.config_file import load
-from gateway.kafka_topics import ADMIN_CONFIG, ADMIN_WORDS, UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
-from gateway.routes import Destination, compile_routes
+from gateway.config.config_file import load
+from gateway.intake.routes import Destination, compile_routes
+from gateway.kafka.topics import ADMIN_CONFIG, ADMIN_WORDS, UNKNOWN, Cluster, Flaw, Partition, TopicVerdict
 from gateway.settings import (
     DEFAULT_ROUTE,
     GatewaySettings,
@@ -34,11 +34,11 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.tls_dates import by_system_clock
-from tests.deadline import deadline
-from tests.gateways import create_topic, free_port, write_config
-from tests.kafka_peers import FakeBroker
-from tests.stream_server import speaking
+from gateway.tls.dates import by_system_clock
+from tests.support.deadline import deadline
+from tests.support.gateways import create_topic, free_port, write_config
+from tests.support.kafka_peers import FakeBroker
+from tests.support.stream_server import speaking
 
 OWN = {"gateway-events", "gateway-quarantine"}
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_broker import Broker
-from gateway.check import Finding
-from gateway.check_chain import LINKS, check_chain
-from gateway.check_mqtt import NoAnswerError, conversing
-from gateway.config_file import load
-from tests import kafka_admin
-from tests.certificates import Authority, make_authority
-from tests.gateways import SLUICE, consume, daemon, free_port, header, write_config
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
+from gateway.commands.check.chain import LINKS, check_chain
+from gateway.commands.check.kafka import Finding
+from gateway.commands.check.mqtt_probe import NoAnswerError, conversing
+from gateway.config.config_file import load
+from tests.support import kafka_admin
+from tests.support.certificates import Authority, make_authority
+from tests.support.gateways import SLUICE, consume, daemon, free_port, header, write_config
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
 
 pytestmark = [
     pytest.mark.kafka,
@@ -155,7 +155,7 @@ def test_a_gateway_that_does_not_run_is_to_be_started(kafka: Broker, tmp_path: P
 
 
 def test_a_service_that_does_not_run_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.check_chain.is_there", lambda _: True)
+    monkeypatch.setattr("gateway.commands.check.chain.is_there", lambda _: True)
     findings = checked(write_config(tmp_path, "127.0.0.1:1", free_port(), "stopped"))
     (whole,) = [each for each in findings if each.link == "end-to-end"]
     assert whole.result == "fail"

@@ -10,17 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import check_clock
-from gateway.check import Finding, Remark
-from gateway.clock_floor import RELEASED_US, ClockFloor
-from gateway.clock_gateway import WallClock
-from gateway.clock_kernel import boottime_us
-from gateway.clock_report import ClockView
-from gateway.config_file import load
-from gateway.forward_memory import UplinkState
+from gateway.clock.floor import RELEASED_US, ClockFloor
+from gateway.clock.gateway_clock import WallClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.clock.report import ClockView
+from gateway.commands.check import clock as check_clock
+from gateway.commands.check.kafka import Finding, Remark
+from gateway.config.config_file import load
 from gateway.settings import Settings
-from tests.buffers import append, entry, opened
-from tests.gateways import answering
+from gateway.uplink.memory import UplinkState
+from tests.support.buffers import append, entry, opened
+from tests.support.gateways import answering
 
 RELEASED = datetime.fromtimestamp(RELEASED_US / 1e6, UTC)
 LATER = RELEASED + timedelta(days=100)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.check import Finding, Remark
-from gateway.check_devices import check_devices
-from gateway.clock_kernel import boottime_us
-from gateway.config_file import load
-from gateway.device_credentials import add
-from gateway.mqtt_logins import NOBODY
+from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.check.kafka import Finding, Remark
+from gateway.commands.check.users import check_devices
+from gateway.config.config_file import load
+from gateway.listener.credentials import add
+from gateway.listener.logins import NOBODY
 from gateway.reading import Reading
-from tests.test_device_listing import devices, gateway, take
+from tests.gateway.devices.test_device_listing import devices, gateway, take
 
 CONFIG = """\
 [gateway]

@@ -10,12 +10,12 @@ import pytest
 from aiokafka import ConsumerRecord
 from msgspec import structs
 
-from gateway import check_end_to_end as module
-from gateway.check import Finding
-from gateway.check_end_to_end import check_end_to_end
-from gateway.check_readings import CheckOpened, CheckPlace, CheckReadings
-from gateway.clock_kernel import boottime_us
-from gateway.control import Handler
+from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.check import end_to_end as module
+from gateway.commands.check.end_to_end import check_end_to_end
+from gateway.commands.check.kafka import Finding
+from gateway.daemon.control import Handler
+from gateway.intake.check_readings import CheckOpened, CheckPlace, CheckReadings
 from gateway.record_contract import HEADERS
 from gateway.settings import (
     BufferSettings,
@@ -25,10 +25,10 @@ from gateway.settings import (
     Settings,
     TlsSettings,
 )
-from tests.buffers import opened
-from tests.certificates import make_authority
-from tests.gateways import answering, free_port
-from tests.mqtt_peers import RecordingIntake, listening
+from tests.support.buffers import opened
+from tests.support.certificates import make_authority
+from tests.support.gateways import answering, free_port
+from tests.support.mqtt_peers import RecordingIntake, listening
 
 SETTINGS = Settings(GatewaySettings("gw1", clock="system"), KafkaSettings(("127.0.0.1:1",)))
 UP: dict[str, Any] = {"uplink": {"up": True}, "buffer": {"rows": 1}}
@@ -140,7 +140,7 @@ async def test_a_gateway_that_goes_meanwhile_is_told(tmp_path: Path) -> None:
 
 async def test_a_listener_that_does_not_acknowledge_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that takes the reading and whose disk never answers."""
-    monkeypatch.setattr("gateway.check_front_door.ANSWER_S", 0.3)
+    monkeypatch.setattr("gateway.commands.check.front_door.ANSWER_S", 0.3)
     checks = CheckReadings(boottime_us)
     intake = RecordingIntake()
     intake.outcome = None

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gateway.check import Finding
-from gateway.check_front_door import Door, DoorError, check_brokers, check_listener, doors, entered
-from gateway.check_mqtt import NoAnswerError, connect_packet, conversing
-from gateway.ingress_mqtt_listener import MqttListener
-from gateway.mqtt_protocol import Connect, ServerProtocol
+from gateway.commands.check.front_door import Door, DoorError, check_brokers, check_listener, doors, entered
+from gateway.commands.check.kafka import Finding
+from gateway.commands.check.mqtt_probe import NoAnswerError, connect_packet, conversing
+from gateway.listener.listener import MqttListener
+from gateway.mqtt.protocol import Connect, ServerProtocol
 from gateway.settings import (
     BrokerSettings,
     BrokerTlsSettings,
@@ -24,11 +24,11 @@ from gateway.settings import (
     Settings,
     TlsSettings,
 )
-from tests.buffers import opened
-from tests.certificates import make_authority
-from tests.gateways import answering, free_port
-from tests.mqtt_peers import RecordingIntake, listening
-from tests.stream_server import speaking
+from tests.support.buffers import opened
+from tests.support.certificates import make_authority
+from tests.support.gateways import answering, free_port
+from tests.support.mqtt_peers import RecordingIntake, listening
+from tests.support.stream_server import speaking
 
 
 def settings_of(folder: Path, listener: ListenerSettings | None, *brokers: BrokerSettings) -> Settings:

@@ -22,22 +22,25 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway import buffer_schema, check_machine, check_ports, settings_running
-from gateway.check import Finding, Remark, known_floor
-from gateway.check_certificates import read_certificates
+from gateway.buffer import schema as buffer_schema
 from gateway.cli import main
-from gateway.clock_floor import FLOOR_MARK, RELEASED_US, ClockFloor
-from gateway.clock_gateway import WallClock
-from gateway.clock_kernel import boottime_us
-from gateway.config_file import load
-from gateway.forward_memory import BUDGET_MARK
+from gateway.clock.floor import FLOOR_MARK, RELEASED_US, ClockFloor
+from gateway.clock.gateway_clock import WallClock
+from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.check import machine as check_machine
+from gateway.commands.check import ports as check_ports
+from gateway.commands.check.kafka import Finding, Remark, known_floor
+from gateway.config import running_settings as settings_running
+from gateway.config.config_file import load
 from gateway.reading import Mark
 from gateway.settings import NO_SOURCE
-from gateway.uplink_budget import UplinkBudget
-from tests.buffers import append, opened, until
-from tests.deadline import deadline
-from tests.gateways import SLUICE, answering, free_port
-from tests.mosquitto import self_signed
+from gateway.tls.certificates import read_certificates
+from gateway.uplink.memory import BUDGET_MARK
+from gateway.uplink.quota import UplinkBudget
+from tests.support.buffers import append, opened, until
+from tests.support.deadline import deadline
+from tests.support.gateways import SLUICE, answering, free_port
+from tests.support.mosquitto import self_signed
 
 CONFIG = """\
 [gateway]
@@ -170,8 +173,8 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 import msgspec
-from gateway.check_machine import check_machine
-from gateway.config_file import load
+from gateway.commands.check.machine import check_machine
+from gateway.config.config_file import load
 config = Path(sys.argv[1])
 settings = load(config)
 # Once before, so that all is imported: Python itself may stand where nobody else may read.

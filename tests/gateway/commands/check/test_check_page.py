@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gateway import page_password
-from gateway.check_page import check_page
-from gateway.page_password import PagePasswordError
+from gateway.commands.check.page import check_page
+from gateway.page import password as page_password
+from gateway.page.password import PagePasswordError
 from gateway.settings import StatusPageSettings
-from tests.gateways import free_port
-from tests.status_page_site import HASHED, site
+from tests.support.gateways import free_port
+from tests.support.status_page_site import HASHED, site
 
 
 def settings_in(folder: Path) -> StatusPageSettings:
@@ -67,8 +67,8 @@ def test_a_page_that_is_served_and_one_that_hangs(tmp_path: Path, monkeypatch: p
         _, (result, words) = told(page, tmp_path)
         assert (result, words) == ("pass", f"served: http://127.0.0.1:{gateway.port}")
         # A name that nothing announces leads nobody here.
-        monkeypatch.setattr("gateway.device_handout._is_announced", lambda: False)
-        monkeypatch.setattr("gateway.device_handout._own_addresses", lambda: iter(["192.0.2.1"]))
+        monkeypatch.setattr("gateway.commands.handout._is_announced", lambda: False)
+        monkeypatch.setattr("gateway.commands.handout._own_addresses", lambda: iter(["192.0.2.1"]))
         _, (_, words) = told(replace(page, host="0.0.0.0"), tmp_path)  # noqa: S104 - as setup writes it
         assert words == f"served: http://192.0.2.1:{gateway.port}"
         elsewhere = replace(page, port=free_port())
@@ -81,7 +81,7 @@ def test_a_page_that_is_served_and_one_that_hangs(tmp_path: Path, monkeypatch: p
 def test_another_program_that_answers_is_not_taken_for_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
-    monkeypatch.setattr("gateway.check_page.is_running", lambda _: True)
+    monkeypatch.setattr("gateway.commands.check.page.is_running", lambda _: True)
     page = settings_in(tmp_path)
     with socket.create_server(("127.0.0.1", page.port)) as server:
 

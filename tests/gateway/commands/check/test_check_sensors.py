@@ -6,9 +6,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gateway.check import Finding
-from gateway.check_sensors import check_sensors
-from gateway.clock_kernel import boot_id
+from gateway.clock.kernel_clock import boot_id
+from gateway.commands.check.kafka import Finding
+from gateway.commands.check.sensors import check_sensors
 from gateway.settings import (
     BufferSettings,
     GatewaySettings,
@@ -17,8 +17,8 @@ from gateway.settings import (
     Settings,
     TlsSettings,
 )
-from tests.buffers import opened
-from tests.gateways import answering
+from tests.support.buffers import opened
+from tests.support.gateways import answering
 
 REFUSED = {"user": "attic", "address": "192.0.2.7", "why": "the password is wrong; rotate it", "ago_s": 30.0}
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway import check_serial, serial_rivals
-from gateway.check import Finding, Remark
-from gateway.check_serial import ANSWER_S
-from gateway.routes import compile_routes
-from gateway.serial_rivals import Adapter, Holder
+from gateway.commands.check import serial_lines as check_serial
+from gateway.commands.check.kafka import Finding, Remark
+from gateway.commands.check.serial_lines import ANSWER_S
+from gateway.intake.routes import compile_routes
+from gateway.serial_lines import rivals as serial_rivals
+from gateway.serial_lines.rivals import Adapter, Holder
 from gateway.settings import (
     ModbusRegister,
     ModbusUnit,
@@ -167,7 +168,7 @@ def test_one_port_under_two_names_and_a_name_of_two_ports(tmp_path: Path, ports:
 
 
 def test_all_without_an_adapter_may_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.serial_ports.USB_PORTS", (f"{tmp_path}/ttyUSB*",))
+    monkeypatch.setattr("gateway.serial_lines.ports.USB_PORTS", (f"{tmp_path}/ttyUSB*",))
     assert look(tmp_path, SerialSettings(ports=("all",))) == [
         ("warn", "serial.ports", "no USB adapter is plugged in now; it may come later")
     ]

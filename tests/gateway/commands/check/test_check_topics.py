@@ -6,11 +6,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gateway.check_topics import check_topics, reading_topics, topics_pattern
+from gateway.commands.check.topics import check_topics, reading_topics, topics_pattern
+from gateway.intake.routes import Destination, compile_routes
 from gateway.record_contract import USUAL_TOPICS
-from gateway.routes import Destination, compile_routes
 from gateway.settings import KafkaSettings, RouteSettings
-from tests.test_check import settings_of
+from tests.gateway.commands.check.test_check import settings_of
 
 
 def test_topics_of_readings_are_named_with_their_backlog() -> None:

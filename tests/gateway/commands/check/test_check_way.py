@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gateway import check_way
-from gateway.check import Remark
-from gateway.check_way import Way
-from gateway.name_lookup import Address, names
+from gateway.commands.check import kafka_way as check_way
+from gateway.commands.check.kafka import Remark
+from gateway.commands.check.kafka_way import Way
+from gateway.host.name_lookup import Address, names
 from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings, Settings
-from tests.kafka_peers import FakeBroker
-from tests.stream_server import speaking
+from tests.support.kafka_peers import FakeBroker
+from tests.support.stream_server import speaking
 
 SETTINGS = Settings(GatewaySettings("gw1"), KafkaSettings(("127.0.0.1:1",), connect_timeout_s=2))
 

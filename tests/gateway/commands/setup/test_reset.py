@@ -9,11 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from gateway import buffer_aside, buffer_lock, reset_command, setup_service
-from gateway.buffer_rows import Entry, Quarantined, Series
+from gateway.buffer import lock as buffer_lock
+from gateway.buffer.rows import Entry, Quarantined, Series
+from gateway.buffer.salvage import aside as buffer_aside
 from gateway.cli import main
-from tests.buffers import entry, opened, store
-from tests.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
+from gateway.commands.setup import reset_command
+from gateway.host import service as setup_service
+from tests.support.buffers import entry, opened, store
+from tests.support.setup_dialogue import CTRL_C, PROMPT, at_a_terminal
 
 ANSWERS = """\
 [gateway]

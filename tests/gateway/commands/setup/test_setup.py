@@ -18,27 +18,33 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import (
-    check_clock,
-    config_file,
-    device_credentials,
-    page_password,
-    service_user,
-    setup_answers,
-    setup_hardware,
-    setup_plan,
-    setup_write,
-)
 from gateway.cli import main
-from gateway.cli_options import DEFAULT_CONFIG
-from gateway.setup_answers import ANONYMOUS_WORDS, EXAMPLE, SECRETS_NAME, Answers, Secrets, parse, parse_secrets
-from gateway.setup_commands import typed
-from gateway.setup_hardware import proposed_id
-from gateway.setup_plan import carry_out, new_page_password, plan
-from gateway.setup_settings import Existing
-from gateway.setup_write import Folder, NewFile, Owner, SetupWriteError, owners_for, writable_trouble
-from gateway.toml_mistakes import ConfigError
-from gateway.toml_text import toml_text
+from gateway.commands.check import clock as check_clock
+from gateway.commands.options import DEFAULT_CONFIG
+from gateway.commands.setup import answers as setup_answers
+from gateway.commands.setup import hardware as setup_hardware
+from gateway.commands.setup import plan as setup_plan
+from gateway.commands.setup import write as setup_write
+from gateway.commands.setup.answers import (
+    ANONYMOUS_WORDS,
+    EXAMPLE,
+    SECRETS_NAME,
+    Answers,
+    Secrets,
+    parse,
+    parse_secrets,
+)
+from gateway.commands.setup.hardware import proposed_id
+from gateway.commands.setup.new_settings import Existing
+from gateway.commands.setup.plan import carry_out, new_page_password, plan
+from gateway.commands.setup.setup_command import typed
+from gateway.commands.setup.write import Folder, NewFile, Owner, SetupWriteError, owners_for, writable_trouble
+from gateway.config import config_file
+from gateway.host import service_user
+from gateway.listener import credentials as device_credentials
+from gateway.page import password as page_password
+from gateway.toml_files.mistakes import ConfigError
+from gateway.toml_files.writer import toml_text
 
 ANSWERS = """\
 [gateway]
@@ -531,7 +537,7 @@ def test_a_secret_that_is_no_toml_is_not_told() -> None:
 KILLED = """\
 import os, signal, sys
 from pathlib import Path
-from gateway import setup_write
+from gateway.commands.setup import write as setup_write
 from gateway.cli import main
 
 step, name = int(sys.argv[1]), sys.argv[2]

@@ -13,15 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import config_file, device_credentials, kafka_reach, page_password, setup_dialogue, setup_hardware
-from gateway.check import Finding
-from gateway.clock_gateway import WallClock
-from gateway.setup_answers import ANONYMOUS_WORDS, Given
-from gateway.setup_dialogue import QUESTIONS_MAX, Dialogue
-from gateway.setup_kafka import IN_ANSWERS, IN_QUESTIONS, Broker
-from gateway.setup_plan import plan
-from gateway.setup_settings import Existing
-from tests.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, TLS, at_a_terminal, questions_asked, set_up
+from gateway.clock.gateway_clock import WallClock
+from gateway.commands.check.kafka import Finding
+from gateway.commands.setup import dialogue as setup_dialogue
+from gateway.commands.setup import hardware as setup_hardware
+from gateway.commands.setup.answers import ANONYMOUS_WORDS, Given
+from gateway.commands.setup.dialogue import QUESTIONS_MAX, Dialogue
+from gateway.commands.setup.kafka_trial import IN_ANSWERS, IN_QUESTIONS, Broker
+from gateway.commands.setup.new_settings import Existing
+from gateway.commands.setup.plan import plan
+from gateway.config import config_file
+from gateway.kafka import reach as kafka_reach
+from gateway.listener import credentials as device_credentials
+from gateway.page import password as page_password
+from tests.support.setup_dialogue import ANYWAY, CTRL_C, ENTER, PROMPT, TLS, at_a_terminal, questions_asked, set_up
 
 NOWHERE = "127.0.0.1:1"
 """Where no Kafka is."""

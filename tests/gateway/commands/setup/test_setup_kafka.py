@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gateway import config_file
-from gateway.check import check_kafka
 from gateway.cli import main
-from gateway.setup_kafka import best_mechanism, look_at
-from tests import kafka_admin
-from tests.certificates import Authority, make_authority
-from tests.kafka_cluster import Cluster, Listener, kafka_cluster
-from tests.setup_dialogue import ANYWAY, ENTER, PROMPT, at_a_terminal, questions_asked
+from gateway.commands.check.kafka import check_kafka
+from gateway.commands.setup.kafka_trial import best_mechanism, look_at
+from gateway.config import config_file
+from tests.support import kafka_admin
+from tests.support.certificates import Authority, make_authority
+from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.setup_dialogue import ANYWAY, ENTER, PROMPT, at_a_terminal, questions_asked
 
 pytestmark = [
     pytest.mark.kafka,

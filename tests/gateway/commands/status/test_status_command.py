@@ -7,10 +7,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from gateway.cli import main
-from gateway.clock_kernel import boottime_us
+from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import Reading
-from tests.buffers import until
-from tests.test_device_listing import gateway, take, told, write
+from tests.gateway.devices.test_device_listing import gateway, take, told, write
+from tests.support.buffers import until
 
 
 async def status(folder: Path, *options: str, columns: int = 80) -> str:

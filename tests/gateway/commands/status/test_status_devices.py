@@ -4,11 +4,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer_rows import Entry, Series
-from gateway.device_listing import Clock, Device, Listing
-from gateway.device_states import DeviceState, HeardState
-from gateway.devices_heard import DevicesHeard
-from gateway.status_devices import DeviceRow, device_lines, device_rows, heading, rate
+from gateway.buffer.rows import Entry, Series
+from gateway.commands.status.device_table import DeviceRow, device_lines, device_rows, heading, rate
+from gateway.daemon.device_states import DeviceState, HeardState
+from gateway.devices.listing import Clock, Device, Listing
+from gateway.intake.devices_heard import DevicesHeard
 
 CLOCK = Clock("", "7-1", "rc", "crystal", (40.0, 60.0), 2_000, 3.0)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.status_text import _input_lines
+from gateway.commands.status.words import _input_lines
 
 NOW_US = 600_000_000
 CANNOT_ACKNOWLEDGE = (

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gateway import settings_running, status_text
-from gateway.buffer_commands import RoomLeft
-from gateway.buffer_status import BufferStatus, DeviceStatus, Moment, Now
-from gateway.forward_memory import UplinkState
-from gateway.kafka_topics import ADMIN_WORDS
+from gateway.buffer.status import BufferStatus, DeviceStatus, Moment, Now
+from gateway.commands.buffer_commands import RoomLeft
+from gateway.commands.status import words as status_text
+from gateway.commands.status.words import DEVICES_MAX, NAMED_MAX, Glance, status_lines
+from gateway.config import running_settings as settings_running
+from gateway.kafka.topics import ADMIN_WORDS
 from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,
@@ -26,7 +27,7 @@ from gateway.settings import (
     SerialTextSettings,
     Settings,
 )
-from gateway.status_text import DEVICES_MAX, NAMED_MAX, Glance, status_lines
+from gateway.uplink.memory import UplinkState
 
 TODAY = datetime(2026, 3, 14, 12, 0, tzinfo=UTC).timestamp()
 BOOTED = TODAY - 40 * 86_400

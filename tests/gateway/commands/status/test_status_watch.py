@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import status_watch
-from gateway.status_devices import DeviceRow
-from gateway.status_text import Glance
-from gateway.status_watch import _with_rates, drawing
-from tests.gateways import SLUICE, daemon, free_port, write_config
-from tests.test_status_text import DOWN, glance
+from gateway.commands.status import watch as status_watch
+from gateway.commands.status.device_table import DeviceRow
+from gateway.commands.status.watch import _with_rates, drawing
+from gateway.commands.status.words import Glance
+from tests.gateway.commands.status.test_status_text import DOWN, glance
+from tests.support.gateways import SLUICE, daemon, free_port, write_config
 
 ENTERED, LEFT = "\x1b[?1049h", "\x1b[?1049l"
 
@@ -178,7 +178,7 @@ def test_the_terminal_is_as_it_was_however_it_ends(config: Path, ending: signal.
 
 def test_a_mistake_of_ours_ends_it_and_is_told_where_it_can_be_read() -> None:
     """Such as an answer of a daemon of another version, that nothing here understands."""
-    code = "from gateway.status_watch import watch; watch(lambda: 1 // 0, 0.2)"
+    code = "from gateway.commands.status.watch import watch; watch(lambda: 1 // 0, 0.2)"
     child = pexpect.spawn(sys.executable, ["-c", code], encoding="utf-8", env={**os.environ, "TERM": "xterm"})
     try:
         child.expect_exact(ENTERED)

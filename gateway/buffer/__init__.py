@@ -1,0 +1,1 @@
+"""The buffer: one SQLite file, written by one thread."""

@@ -1,0 +1,1 @@
+"""Reads a damaged buffer file page by page, and sets it aside."""

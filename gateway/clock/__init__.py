@@ -1,0 +1,1 @@
+"""The gateway's clock and the sensors' clocks: times with bounds."""

@@ -1,0 +1,1 @@
+"""`sluice setup`, `provision` and `reset`."""

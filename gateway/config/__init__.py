@@ -1,0 +1,1 @@
+"""Reads `gateway.toml` and reports each mistake with its line."""

@@ -1,0 +1,1 @@
+"""The daemon's own work: control socket, housekeeping, systemd notifications."""

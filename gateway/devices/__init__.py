@@ -1,0 +1,1 @@
+"""Devices as operators see them: list, notes, words."""

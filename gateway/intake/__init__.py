@@ -1,0 +1,1 @@
+"""The front door: routes, identity and time of a payload, devices heard."""

@@ -1,0 +1,1 @@
+"""The Kafka client: connections, sessions, topics, records, batches."""

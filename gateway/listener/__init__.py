@@ -1,0 +1,1 @@
+"""The MQTT listener: sensors connect to this box."""

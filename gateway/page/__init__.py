@@ -1,0 +1,1 @@
+"""The status page: HTTP server, views, alarms, metrics."""

@@ -1,0 +1,1 @@
+"""Serial ports: our frames, lines of text, Modbus."""

@@ -1,0 +1,1 @@
+"""A broker of the site: the gateway subscribes to its topics."""

@@ -1,0 +1,1 @@
+"""TLS: certificates, client contexts, dates while the clock is unknown."""

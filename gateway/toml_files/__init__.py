@@ -1,0 +1,1 @@
+"""TOML files: mistakes with their lines, writing, editing."""

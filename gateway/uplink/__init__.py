@@ -1,0 +1,1 @@
+"""The way to Kafka: order of rows, rounds, quota, heartbeat, redrive."""

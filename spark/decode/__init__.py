@@ -1,0 +1,1 @@
+"""Kafka records to typed columns, payloads to exact metrics."""

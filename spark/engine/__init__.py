@@ -1,0 +1,1 @@
+"""Spark and Delta: session, staged files, warehouse folders."""

@@ -1,0 +1,1 @@
+"""Decides whether a window is final: heartbeats, losses, gaps."""

@@ -1,0 +1,1 @@
+"""State and checks of a batch beside the log."""

@@ -1,0 +1,1 @@
+"""The `log` table and its views: readings, copies, corrections, quarantine."""

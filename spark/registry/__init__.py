@@ -1,0 +1,1 @@
+"""Devices, calibrations and the joins with them."""

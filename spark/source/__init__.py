@@ -1,0 +1,1 @@
+"""Kafka as a source: topics, offsets, failures in words."""

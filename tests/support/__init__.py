@@ -1,0 +1,1 @@
+"""Servers, boxes, oracles and other helpers of the tests."""

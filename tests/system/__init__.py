@@ -1,0 +1,1 @@
+"""Tests of the whole system: real daemons, brokers and boxes."""
