@@ -23,8 +23,8 @@ from demo.kafka_broker import HOST, Broker, free_ports
 from demo.kafka_ends import KafkaEnds
 from demo.progress import Progress
 from demo.uplink import Uplink
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import BufferStatus, read_status
+from gateway.reading import BufferFileError
 from sluice_sim import avr
 from sluice_sim.avr_faults import Build
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 from click.exceptions import NoSuchCommand
 
-from gateway.buffer.schema import BufferFileError
 from gateway.commands.options import WrappingGroup, config_option, load_settings
+from gateway.reading import BufferFileError
 
 _ELSEWHERE = {
     "buffer": "gateway.commands.buffer_commands:buffer",

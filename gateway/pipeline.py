@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.floor import MARKS as CLOCK_MARKS
 from gateway.clock.floor import ClockFloor
 from gateway.clock.kernel_clock import ClockWatch, boot_id, boottime_us
@@ -35,6 +34,7 @@ from gateway.host import network_watch
 from gateway.host.name_lookup import bound_look_ups
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import file_of
+from gateway.reading import BufferFileError
 from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings
 from gateway.site_broker.deliveries import MARKS, removed_sessions
 from gateway.tls.dates import CertificateDates

@@ -5,6 +5,16 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
+WINDOW_SEQUENCES = 64
+"""How many recent sequences are remembered per run of a device; a sensor with 2 KB of RAM holds fewer."""
+SENSOR_DROPPED = "sensor-ring-overflow"
+"""The sensor's memory was full before it could send them, and it said so."""
+
+
+class BufferFileError(Exception):
+    """The buffer file cannot be used; the message says whose fault it is and what to do."""
+
+
 READING_BYTES = 200
 """What a reading weighs in memory beside the bytes that it came in."""
 

@@ -3,6 +3,8 @@
 The gateway writes records by it and the cloud reads them by it, so each rule stands here once. EVENTS.md is the page.
 """
 
+import re
+
 HEADERS = (
     "ce_specversion",
     "ce_id",
@@ -40,6 +42,13 @@ USUAL_TOPICS = "device-.*|gateway-events"
 # it publishes to: each of its topics may count for itself. A serial sensor has one counter for all its streams. Two
 # readings of one name are the same reading, on the gateway and in the tables: were one side to name counters by a
 # coarser rule than the other, it would take readings for copies that the other has acknowledged as two.
+DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+"""What Kafka takes as a topic's name."""
+INTERNAL_PREFIX = "__"
+"""How the topics begin that Kafka keeps for itself (__consumer_offsets, __transaction_state)."""
+DEVICE = "device"
+"""`ce_timequality` where the sensor sent an absolute time that can be right."""
 
 
 def implied_counter(device: str, kafka_topic: str) -> str:

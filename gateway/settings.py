@@ -17,6 +17,7 @@ Name = Annotated[
         description="1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
     ),
 ]
+DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 
 
 class GatewaySettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,17 +13,18 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gateway import settings
-from gateway.buffer.losses import OWN, SENSOR_DROPPED, _Reported
+from gateway.buffer.losses import OWN, _Reported
 from gateway.buffer.quarantine import DROPPED, OVERFLOW
 from gateway.cli import main
 from gateway.commands.buffer_commands import _UNREADABLE_LINES
-from gateway.commands.options import DEFAULT_CONFIG
 from gateway.config import config_file
 from gateway.intake import payload_identity, payload_time
-from gateway.kafka.record import DEVICE, DOUBTS
+from gateway.kafka.record import DOUBTS
 from gateway.kafka.topics import ADMIN_CONFIG
-from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US
+from gateway.reading import SENSOR_DROPPED
+from gateway.record_contract import DEVICE, HEADER_NAMES, TIME_ERROR_UNKNOWN_US
 from gateway.serial_lines.text_link import TOO_LONG
+from gateway.settings import DEFAULT_CONFIG
 from spark.cli import main as cloud
 
 ROOT = Path(__file__).parent.parent

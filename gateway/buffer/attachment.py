@@ -22,9 +22,8 @@ from gateway.buffer.rows import Lane
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.buffer.salvage import salvage as buffer_salvage
 from gateway.buffer.salvage.salvage import SALVAGE_PREFIX, Damaged, Salvage, SalvagedBatch
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.gateway_clock import BootClock
-from gateway.reading import Mark
+from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
 
 ANEW_WAIT_S_MIN = 1.0

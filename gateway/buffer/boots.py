@@ -10,9 +10,10 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.buffer.schema import BufferFileError, corruption
+from gateway.buffer.schema import corruption
 from gateway.clock.floor import FIRST_RELEASED_US
 from gateway.clock.gateway_clock import BootClock, Line, Quality, Us, bounded_between
+from gateway.reading import BufferFileError
 
 SEEN_SAVE_S = 10.0
 """How far a boot has come is written down no more often than this, with what is written anyway."""

@@ -43,11 +43,10 @@ from gateway.buffer.rows import (
     without,
 )
 from gateway.buffer.salvage.salvage import SalvagedBatch
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.tail import Tail
 from gateway.buffer.wear import Usage, WriteMeter
 from gateway.clock.gateway_clock import BootClock
-from gateway.reading import Mark, Recalled
+from gateway.reading import BufferFileError, Mark, Recalled
 from gateway.settings import BufferSettings
 
 DELETE_DELAY_S = 1.0

@@ -6,8 +6,7 @@ from bisect import bisect_right
 from enum import Enum
 from typing import Self
 
-WINDOW_SEQUENCES = 64
-"""How many recent sequences are remembered per run of a device; a sensor with 2 KB of RAM holds fewer."""
+from gateway.reading import WINDOW_SEQUENCES
 
 
 class Verdict(Enum):

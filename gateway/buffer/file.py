@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import force_setattr
 from msgspec.structs import replace as replace_fields
 
+from gateway import reading
 from gateway.buffer import losses as buffer_losses
 from gateway.buffer import quarantine as buffer_quarantine
 from gateway.buffer import schema as buffer_schema
@@ -44,11 +45,10 @@ from gateway.buffer.rows import (
     span_at,
 )
 from gateway.buffer.salvage import salvage as buffer_salvage
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.sensor_runs import DeviceRuns
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
-from gateway.reading import Mark, Recalled
+from gateway.reading import BufferFileError, Mark, Recalled
 from gateway.settings import BufferSettings
 
 SERIES_MAX = 10_000
@@ -268,7 +268,7 @@ class BufferFile:
         count = last - first + 1
         return Loss(
             entry.series.device,
-            buffer_losses.SENSOR_DROPPED,
+            reading.SENSOR_DROPPED,
             self._boot_id,
             count,
             received_us,

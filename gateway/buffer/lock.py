@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from gateway.buffer.schema import BufferFileError
+from gateway.reading import BufferFileError
 
 LOCK_TRIES = 5
 LOCK_RETRY_S = 0.1

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 import msgspec
 
 from gateway.buffer.rows import Loss, Span
+from gateway.reading import SENSOR_DROPPED
 
 LOSSES_MAX = 20_000
 """Counters kept apart; beyond it losses are counted without their device."""
 EVENTS_DROPPED = "gateway-events-dropped"
 EVENT_REFUSED = "event-refused"
-SENSOR_DROPPED = "sensor-ring-overflow"
-"""The sensor's memory was full before it could send them, and it said so."""
 OWN = frozenset({EVENTS_DROPPED, EVENT_REFUSED})
 """Why the gateway's own events are lost, which are no readings."""
 TOLD_MARK = "ring/"

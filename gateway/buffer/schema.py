@@ -5,6 +5,7 @@ import sqlite3
 from pathlib import Path
 
 from gateway.buffer.wal import write_again
+from gateway.reading import BufferFileError
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -93,10 +94,6 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 """Statements by version: `PRAGMA user_version` counts how many of these a file has."""
-
-
-class BufferFileError(Exception):
-    """The buffer file cannot be used; the message says whose fault it is and what to do."""
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -13,11 +13,12 @@ from msgspec import Struct
 from gateway.buffer.boots import clock_of
 from gateway.buffer.lanes import count_rows
 from gateway.buffer.rows import START, Position
-from gateway.buffer.schema import MIGRATIONS, BufferFileError, buffer_id, is_corruption
+from gateway.buffer.schema import MIGRATIONS, buffer_id, is_corruption
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boot_id, boottime_us, read_wall_clock
 from gateway.host import terminal_text
 from gateway.host.terminal_text import span
+from gateway.reading import BufferFileError
 from gateway.settings import GatewaySettings
 
 ASIDE_MARK = ".corrupt-"

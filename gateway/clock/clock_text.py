@@ -1,7 +1,6 @@
 """The words of the gateway's own clock, for `sluice status`, `sluice check` and the status page. No I/O."""
 
-from gateway.devices.words import bound
-from gateway.host.terminal_text import span
+from gateway.host.terminal_text import bound, span
 from gateway.settings import GatewaySettings
 
 

@@ -17,7 +17,6 @@ from sqlite_utils import Database
 
 from gateway.buffer.lanes import read_counts
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import Moment, Now, is_running, require_file, this_moment, told
 from gateway.buffer.write_budget import (
     CARD_ENDURANCE_TBW,
@@ -38,7 +37,7 @@ from gateway.commands.options import FINDING, as_typed, config_option, json_opti
 from gateway.daemon import control
 from gateway.host.terminal_text import aligned, counted, escaped, escaped_bytes, hanging, moment, shortened, size, span
 from gateway.intake.routes import NO_ROUTE, taken_words
-from gateway.reading import source
+from gateway.reading import BufferFileError, source
 from gateway.settings import Settings
 
 PEEK_BYTES_MAX = 4_000

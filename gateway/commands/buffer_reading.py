@@ -19,9 +19,10 @@ from gateway.buffer.rows import OWN_TYPES, Row, Series
 from gateway.buffer.status import Moment, moment
 from gateway.buffer.write_budget import UsageHour
 from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, TimeLimits, told_us
-from gateway.kafka.record import DEVICE, DOUBTS, rfc3339, time_quality
-from gateway.record_contract import TIME_ERROR_UNKNOWN_US
+from gateway.kafka.record import DOUBTS, time_quality
+from gateway.record_contract import DEVICE, TIME_ERROR_UNKNOWN_US
 
 SPAN_ROWS = 20_000
 """Sequence numbers that one transaction looks through."""

@@ -10,9 +10,10 @@ from msgspec import Struct
 from sqlite_utils import Database
 
 from gateway.buffer.lanes import read_counts
-from gateway.buffer.schema import MIGRATIONS, BufferFileError, is_corruption
+from gateway.buffer.schema import MIGRATIONS, is_corruption
 from gateway.commands.buffer_reading import SPAN_ROWS, LaneEnds, lanes, opened, sequence_of
 from gateway.host.terminal_text import counted
+from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
 
 HOLES_TOLD_MAX = 5

@@ -10,13 +10,13 @@ import click
 import msgspec
 from msgspec import Struct
 
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.options import FINDING, WrappingGroup, as_typed, config_option, json_option, load_settings, named
 from gateway.daemon import control
 from gateway.host.terminal_text import aligned, counted, hanging, span
 from gateway.listener import credentials as device_credentials
 from gateway.listener.credentials import CredentialsError, Made, Secrets
+from gateway.reading import BufferFileError
 from gateway.settings import ListenerSettings, Settings
 
 INDENT = 4

@@ -11,10 +11,9 @@ import click
 from gateway.config import config_file
 from gateway.host.journal import is_journal, prioritized
 from gateway.host.terminal_text import hanging
-from gateway.settings import Settings
+from gateway.settings import DEFAULT_CONFIG, Settings
 from gateway.toml_files.mistakes import ConfigError
 
-DEFAULT_CONFIG = Path("/etc/sluice/gateway.toml")
 FINDING = 1
 """Exit code where something is wrong with the gateway; 2 is wrong usage, the configuration included."""
 

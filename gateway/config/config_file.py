@@ -17,17 +17,10 @@ from msgspec.structs import fields
 
 from gateway.config.payload_mistakes import payload_mistakes
 from gateway.config.serial_mistakes import SERIAL_EXAMPLES, modbus_section, serial_mistakes
-from gateway.intake.routes import (
-    DEVICE_NAME,
-    INTERNAL_PREFIX,
-    KAFKA_TOPIC,
-    RouteError,
-    RouteTable,
-    compile_route,
-    compile_routes,
-)
+from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
 from gateway.mqtt import topic_filters as mqtt_filters
+from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC
 from gateway.settings import (
     BrokerSettings,
     KafkaSettings,

@@ -8,12 +8,12 @@ from contextlib import suppress
 import structlog
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.floor import ClockFloor
 from gateway.clock.kernel_clock import ClockWatch, boottime_us
 from gateway.clock.report import ClockReport
 from gateway.clock.steps import StepWatch
 from gateway.intake.front_door import FrontDoor
+from gateway.reading import BufferFileError
 from gateway.uplink.forwarder import Forwarder
 from gateway.uplink.lane_policy import LanePolicy
 from gateway.uplink.memory import UplinkState

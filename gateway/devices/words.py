@@ -4,15 +4,11 @@ import math
 from collections.abc import Iterator
 
 from gateway.devices.listing import Clock, Device, Listing, not_heard_words
-from gateway.host.terminal_text import aligned, counted, escaped, hanging, span
+from gateway.host.terminal_text import UNKNOWN, aligned, bound, counted, escaped, hanging, span
 
 NAMED_MAX = 5
 """Devices that are named one by one where the same is to be said of many."""
 INDENT = 4
-_UNKNOWN = "-"
-_MS_BELOW_US = 1_000_000
-_S_BELOW_US = 60_000_000
-_SPAN_UNITS = ((86_400_000_000, 3_600_000_000), (3_600_000_000, 60_000_000), (0, 1_000_000))
 _WHOLE_PPM = 10
 """From here on parts of a ppm tell nothing."""
 
@@ -41,44 +37,31 @@ def _not_heard(listing: Listing) -> Iterator[str]:
 
 def _rows(device: Device) -> Iterator[tuple[str, ...]]:
     """One row; or one for each stream whose samples have a clock of their own."""
-    heard, boot = _ago(device.heard_s), _UNKNOWN if device.boot is None else escaped(device.boot)
+    heard, boot = _ago(device.heard_s), UNKNOWN if device.boot is None else escaped(device.boot)
     for clock in device.clocks or (None,):
         stream = "" if clock is None else clock.stream
-        where = stream or device.place or _UNKNOWN
+        where = stream or device.place or UNKNOWN
         if clock is None:
-            yield escaped(device.device), escaped(where), heard, boot, _UNKNOWN, _UNKNOWN, _UNKNOWN
+            yield escaped(device.device), escaped(where), heard, boot, UNKNOWN, UNKNOWN, UNKNOWN
             continue
         known = drift(clock), bound(clock.error_us), _ago(clock.observed_s)
         yield escaped(device.device), escaped(where), heard, escaped(clock.boot), *known
 
 
 def _ago(seconds: float | None) -> str:
-    return _UNKNOWN if seconds is None else f"{span(seconds)} ago"
+    return UNKNOWN if seconds is None else f"{span(seconds)} ago"
 
 
 def drift(clock: Clock) -> str:
     """`+7,950 ± 40`: the middle of what is possible, and how far it is from there to the ends."""
     if clock.drift_ppm is None or clock.error_us is None:
-        return _UNKNOWN
+        return UNKNOWN
     least, most = clock.drift_ppm
     half = (most - least) / 2
     # Rounded up, with what rounding the middle moves it by.
     if half < _WHOLE_PPM:
         return f"{(least + most) / 2:+,.1f} ± {math.ceil(half * 10 + 0.5) / 10:.1f}"
     return f"{(least + most) / 2:+,.0f} ± {math.ceil(half + 0.5):,}"
-
-
-def bound(error_us: int | None) -> str:
-    """`± 2.1 ms`, rounded up."""
-    if error_us is None:
-        return _UNKNOWN
-    if error_us < _MS_BELOW_US:
-        return f"± {math.ceil(error_us / 100) / 10:,.1f} ms"
-    if error_us < _S_BELOW_US:
-        return f"± {math.ceil(error_us / 100_000) / 10:.1f} s"
-    # In whole units of the smaller of the two that are shown.
-    unit_us = next(unit_us for least_us, unit_us in _SPAN_UNITS if error_us >= least_us)
-    return f"± {span(-(-error_us // unit_us) * unit_us / 1e6)}"
 
 
 def _notes(listing: Listing) -> Iterator[str]:

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.options import DEFAULT_CONFIG
+from gateway.settings import DEFAULT_CONFIG
 
 UNIT: Final = "sluice.service"
 SERVICE_START: Final = "start it: sudo systemctl start sluice (journalctl -u sluice says why it stopped)"

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.commands.options import DEFAULT_CONFIG
+from gateway.settings import DEFAULT_CONFIG
 
 SERVICE_USER: Final = "sluice"
 """Whom the package makes for its service."""

@@ -1,5 +1,6 @@
 """Text for a person at a terminal: tables that fit its width, sizes and spans of time, hostile bytes made harmless."""
 
+import math
 import os
 import sys
 import textwrap
@@ -24,6 +25,10 @@ YEAR_S = 365.25 * 86_400
 YEARS_FROM_S = 2 * YEAR_S
 _SIZES = ((10**3, "kB"), (10**6, "MB"), (10**9, "GB"), (10**12, "TB"))
 _PETABYTE = 10**15
+UNKNOWN = "-"
+_MS_BELOW_US = 1_000_000
+_S_BELOW_US = 60_000_000
+_SPAN_UNITS = ((86_400_000_000, 3_600_000_000), (3_600_000_000, 60_000_000), (0, 1_000_000))
 
 
 def terminal_width(stream: TextIO | None = None) -> int:
@@ -182,3 +187,16 @@ def utc(wall_us: int) -> str:
         return f"{_EPOCH + timedelta(microseconds=wall_us):%Y-%m-%d %H:%M:%S}"
     except OverflowError:
         return "no such date"
+
+
+def bound(error_us: int | None) -> str:
+    """`± 2.1 ms`, rounded up."""
+    if error_us is None:
+        return UNKNOWN
+    if error_us < _MS_BELOW_US:
+        return f"± {math.ceil(error_us / 100) / 10:,.1f} ms"
+    if error_us < _S_BELOW_US:
+        return f"± {math.ceil(error_us / 100_000) / 10:.1f} s"
+    # In whole units of the smaller of the two that are shown.
+    unit_us = next(unit_us for least_us, unit_us in _SPAN_UNITS if error_us >= least_us)
+    return f"± {span(-(-error_us // unit_us) * unit_us / 1e6)}"

@@ -17,7 +17,6 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.losses import EVENT_REFUSED, loss_body
 from gateway.buffer.losses import OWN as OWN_LOSSES
 from gateway.buffer.rows import TICK_VOID, Doubt, Entry, Lane, Loss, Quarantined, Series
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.sensor_clocks import MARKS, DeviceClocks
 from gateway.clock.sensor_dates import TimeLimits
 from gateway.intake import payload_identity, payload_time
@@ -29,7 +28,7 @@ from gateway.intake.new_clocks import NewClocks
 from gateway.intake.payload_identity import TICK_UNREADABLE
 from gateway.intake.reading_times import Arrivals, IntakeTimes, Ticking
 from gateway.intake.routes import Destination, Refusal, RouteTable
-from gateway.reading import Mark, Reading, Recalled, source
+from gateway.reading import BufferFileError, Mark, Reading, Recalled, source
 from gateway.settings import GatewaySettings, KafkaSettings
 
 TOPICS_CACHED_MAX = 20_000

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from gateway.buffer.rows import Entry
 from gateway.clock.gateway_clock import BootClock
+from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clock import Sample
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.clock.sensor_dates import Implausible, TimeLimits, implausible
 from gateway.intake.devices_heard import ToldDate
 from gateway.intake.implausible_times import ImplausibleTimes
 from gateway.intake.payload_time import Told
-from gateway.kafka.record import rfc3339
 from gateway.settings import Oscillator
 
 

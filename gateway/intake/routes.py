@@ -5,13 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.clock.sensor_clock import LEAST_DELAY_US
+from gateway.record_contract import DEVICE_NAME, INTERNAL_PREFIX, KAFKA_TOPIC
 from gateway.settings import Oscillator, PayloadIdentity, RouteSettings, TimeSource
 
-DEVICE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-KAFKA_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-"""What Kafka takes as a topic's name."""
-INTERNAL_PREFIX = "__"
-"""How the topics begin that Kafka keeps for itself (__consumer_offsets, __transaction_state)."""
 NO_ROUTE = "no-route"
 """Why a topic is refused that no template matches."""
 TEMPLATES_TOLD_MAX = 5
@@ -23,11 +19,6 @@ def taken_words(routes: Sequence[RouteSettings]) -> str:
     told = ", ".join(route.topic for route in routes[:TEMPLATES_TOLD_MAX])
     more = f" and {len(routes) - TEMPLATES_TOLD_MAX} more" if len(routes) > TEMPLATES_TOLD_MAX else ""
     return f"routes here take {told}{more}" if routes else "there are no routes here"
-
-
-def topic_of(template: str, device: str, stream: str) -> str:
-    """The topic that `serial.topic` makes of a device's stream."""
-    return template.replace("{device}", device).replace("{stream}", stream)
 
 
 class RouteError(ValueError):

@@ -21,9 +21,9 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from gateway.listener.tls_connection import tls_reason
 from gateway.settings import KafkaSettings
 from gateway.tls.certificates import date_trouble, host_names, validity
+from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError
 
 Stage = Literal["name", "connect", "tls", "versions", "login", "request"]

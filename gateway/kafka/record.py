@@ -5,15 +5,16 @@ are encoded here, in message format 2 (Kafka's documentation, "Record"): what al
 most of each, is encoded once; a client library that is given headers cannot know that.
 """
 
-from datetime import UTC, datetime
 from functools import lru_cache
 
 from gateway.buffer.rows import Doubt, Lane, Row, Series
 from gateway.clock.gateway_clock import FOREVER_US, BootTimes, WallClock
+from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_dates import TimeLimits, told_us
 from gateway.record_contract import (
     BOOT_TIME_ERROR_HEADER,
     COUNTER_HEADER,
+    DEVICE,
     DEVICE_HEADERS,
     DOUBT_HEADER,
     HEADERS,
@@ -21,9 +22,6 @@ from gateway.record_contract import (
     implied_counter,
 )
 from gateway.settings import GatewaySettings
-
-DEVICE = "device"
-"""`ce_timequality` where the sensor sent an absolute time that can be right."""
 
 ESTIMATED_ROUNDING_US = 127
 """By how much the bound of an estimated time is rounded up at the most: few different ones are encoded again."""
@@ -350,20 +348,3 @@ _NO_SPAN = WallClock(0, None, from_us=FOREVER_US, until_us=-FOREVER_US)
 
 DOUBTS = {doubt.value: doubt.name.lower() for doubt in Doubt}
 _DOUBTS = {number: _header(DOUBT_HEADER, word) for number, word in DOUBTS.items()}
-
-
-def rfc3339(wall_us: int) -> bytes:
-    """UTC in RFC 3339 with microseconds, from microseconds since 1970; clamped to the years 1 to 9999."""
-    if not _EARLIEST_US <= wall_us <= _LATEST_US:
-        wall_us = min(max(wall_us, _EARLIEST_US), _LATEST_US)
-    return b"%b.%06dZ" % (_whole_seconds(wall_us // 1_000_000), wall_us % 1_000_000)
-
-
-_EARLIEST_US = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
-_LATEST_US = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1_000_000
-
-
-# Readings come in seconds, one after the other: the date is formatted once for each.
-@lru_cache(maxsize=1024)
-def _whole_seconds(wall_s: int) -> bytes:
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0").encode()

@@ -8,8 +8,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from gateway.intake.routes import DEVICE_NAME
 from gateway.mqtt.protocol import Connect, ConnectReturnCode
+from gateway.record_contract import DEVICE_NAME
 
 Secrets = Mapping[str, Collection[str]]
 """The SHA-256 of each secret, in hex, by the name that it belongs to."""

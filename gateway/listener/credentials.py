@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.intake.routes import DEVICE_NAME
+from gateway.record_contract import DEVICE_NAME
 from gateway.settings import Settings
 
 FILE_NAME: Final = "devices.json"

@@ -1,7 +1,6 @@
 """TLS for the MQTT listener: certificates that are read again when they change, connections that cost little memory."""
 
 import asyncio
-import re
 import ssl
 import stat
 from asyncio import sslproto
@@ -12,6 +11,7 @@ from typing import Final
 import structlog
 
 from gateway.settings import TlsSettings
+from gateway.tls.client import tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, check_dates, judge_dates
 
 TLS_BUFFER_BYTES: Final = 8_192
@@ -21,7 +21,6 @@ TLS_WAITING_BYTES_MAX: Final = 16_384
 CLOSE_TIMEOUT_S: Final = 1
 """How long the peer gets to answer close_notify."""
 
-_IN_SOURCE: Final = re.compile(r" \(_ssl\.c:\d+\)")
 
 _NO_TLS: Final = "no TLS came: a client that speaks none belongs to mqtt_listener.port, or must be told to use TLS"
 _NO_COMMON: Final = (
@@ -240,10 +239,3 @@ def handshake_failure(error: BaseException) -> str:
     if words is None:
         return told
     return f"{words} ({getattr(error, 'verify_message', None) or told})"
-
-
-def tls_reason(error: BaseException) -> str:
-    """What the TLS library calls it, without where in its source that stands."""
-    reason = getattr(error, "reason", None)
-    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(reason).lower().replace("_", " ") if reason else _IN_SOURCE.sub("", told)

@@ -17,7 +17,6 @@ import structlog
 from msgspec import Struct
 
 from gateway.buffer.losses import OWN
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import BufferStatus, read_status, reading, this_moment
 from gateway.buffer.write_budget import UsageHour, hours_until_full, last_day, room_bytes, write_budget
 from gateway.clock.clock_text import known_words
@@ -26,11 +25,12 @@ from gateway.daemon.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.devices import words as devices_text
 from gateway.devices.listing import Device, log_ins, may_log_in, merged, not_heard_words, places_on_ports
 from gateway.devices.silence import is_silent, mean_interval_s
-from gateway.host import disk_health
+from gateway.host import disk_health, terminal_text
 from gateway.host.disk_health import Trouble
 from gateway.host.terminal_text import size
 from gateway.page.alarms import Alarm, Facts, Headline, Silent, alarms, headline, since_s
 from gateway.page.history import SAMPLE_US, UPLINK_STATES, LiveHistory, Sample, Trace, Value
+from gateway.reading import BufferFileError
 
 if TYPE_CHECKING:
     from gateway.buffer.buffer import Buffer
@@ -416,7 +416,7 @@ class StatusView:
             0 if of is None else of.missing or 0,
             self._lost.get(device.device, 0),
             "" if clock is None else devices_text.drift(clock),
-            "" if clock is None else devices_text.bound(clock.error_us),
+            "" if clock is None else terminal_text.bound(clock.error_us),
             device.note,
             device.finding,
         )

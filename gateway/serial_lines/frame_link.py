@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import get_args
 
-from gateway.buffer.duplicate_window import WINDOW_SEQUENCES
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.clock.sensor_clocks import DeviceClocks
-from gateway.reading import Reading, Recalled, name_of_boot
+from gateway.reading import WINDOW_SEQUENCES, Reading, Recalled, name_of_boot
 from gateway.serial_lines.frames import (
     Ack,
     Data,

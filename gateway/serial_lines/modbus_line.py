@@ -23,10 +23,10 @@ from pymodbus.pdu import DecodePDU, ModbusPDU
 from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
 from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
-from gateway.intake.routes import topic_of
 from gateway.reading import Intake, Reading
 from gateway.serial_lines.modbus_registers import Request, decode, fence, halves, payload, requests
 from gateway.serial_lines.ports import PortLostError, close_port, open_port, read_port, why_closed
+from gateway.serial_lines.topic import topic_of
 from gateway.settings import ModbusUnit, SerialModbusSettings
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from functools import partial
 import serial
 import structlog
 
-from gateway.buffer.schema import BufferFileError
 from gateway.host.terminal_text import size, span
-from gateway.reading import SerialIntake
+from gateway.reading import BufferFileError, SerialIntake
 from gateway.serial_lines.frame_link import (
     REFUSED_HELLO,
     HelloRefused,

@@ -4,8 +4,7 @@ A port that is opened anew, or a sensor that was moved to another one, begins fr
 what an earlier line told of as lost is found once more then.
 """
 
-from gateway.buffer.losses import SENSOR_DROPPED
-from gateway.reading import Intake
+from gateway.reading import SENSOR_DROPPED, Intake
 from gateway.serial_lines.frame_link import Identified, Lost
 
 RUNS_MAX = 1_000

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.intake.routes import topic_of
 from gateway.reading import Reading
 from gateway.serial_lines.frames import FrameDecoder
 from gateway.serial_lines.text_formats import LineError, line_reader, proves_itself
+from gateway.serial_lines.topic import topic_of
 from gateway.settings import SerialTextSettings
 
 UNREADABLE_INTERVAL_US = 1_000_000

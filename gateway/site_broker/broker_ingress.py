@@ -27,7 +27,6 @@ import msgspec
 import structlog
 
 from gateway.host.safe_files import PasswordFileError, read_password
-from gateway.listener.tls_connection import tls_reason
 from gateway.mqtt.packet_reader import (
     CONNACK,
     PINGRESP,
@@ -49,7 +48,7 @@ from gateway.reading import READING_BYTES, Intake, Mark, Reading
 from gateway.settings import BrokerSettings, BrokerTlsSettings
 from gateway.site_broker.client import CLOSED, BrokerClient, connect
 from gateway.site_broker.deliveries import Deliveries, Judgement, digest, session_prefix
-from gateway.tls.client import ClientTlsError, client_context
+from gateway.tls.client import ClientTlsError, client_context, tls_reason
 from gateway.tls.dates import CertificateDateError, Dates, by_system_clock, judge_dates
 
 HOLD_POLL_S: Final = 0.1

@@ -1,10 +1,13 @@
 """TLS of connections that the gateway makes itself: to a site's MQTT broker, and to Kafka."""
 
+import re
 import ssl
 from pathlib import Path
+from typing import Final
 
-from gateway.listener.tls_connection import tls_reason
 from gateway.tls.certificates import CertificateFileError, check_pair, read_certificates
+
+_IN_SOURCE: Final = re.compile(r" \(_ssl\.c:\d+\)")
 
 
 class ClientTlsError(Exception):
@@ -66,3 +69,10 @@ def _file_trouble(ca: Path | None, certificate: Path | None, key: Path | None, e
         f"tls: {tls_reason(error)}; check tls.ca, tls.certificate and tls.key, which must be PEM files, the key "
         "without a passphrase"
     )
+
+
+def tls_reason(error: BaseException) -> str:
+    """What the TLS library calls it, without where in its source that stands."""
+    reason = getattr(error, "reason", None)
+    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(reason).lower().replace("_", " ") if reason else _IN_SOURCE.sub("", told)

@@ -13,7 +13,6 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from gateway.buffer.buffer import Buffer
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.host.network_watch import AddressWatch, is_own_address, source_address
@@ -22,7 +21,7 @@ from gateway.kafka.batch import HEADER_BYTES, EncodedBatch
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.secret_files import KafkaFileError
 from gateway.kafka.session import VERDICT_S, KafkaSession, NetworkChangedError, open_session
-from gateway.reading import Mark
+from gateway.reading import BufferFileError, Mark
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.tls.dates import Dates, by_system_clock
 from gateway.uplink.heartbeat import Heartbeat

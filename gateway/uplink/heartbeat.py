@@ -12,8 +12,9 @@ import msgspec
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import Lane, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.clock.rfc3339 import rfc3339
 from gateway.intake.front_door import FrontDoor
-from gateway.kafka.record import RecordEncoder, rfc3339
+from gateway.kafka.record import RecordEncoder
 from gateway.settings import GatewaySettings, KafkaSettings
 
 

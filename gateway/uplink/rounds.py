@@ -28,11 +28,11 @@ from aiokafka.errors import (
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.buffer.rows import Doubt, Lane, Quarantined, Row, Series, spans_of
-from gateway.buffer.schema import BufferFileError
 from gateway.intake.front_door import FrontDoor
 from gateway.kafka.batch import EncodedBatch
 from gateway.kafka.session import KafkaSession
 from gateway.kafka.topics import TopicVerdict, forbidden_hint
+from gateway.reading import BufferFileError
 from gateway.settings import GatewaySettings, KafkaSettings
 from gateway.uplink.batches import Aside, Batcher, Outgoing
 from gateway.uplink.link_rate import Passage

@@ -11,8 +11,8 @@ from operator import attrgetter
 
 from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import START, Lane, Position, Row, Series, spans_of, without
-from gateway.buffer.schema import BufferFileError
 from gateway.intake.new_clocks import NewClocks
+from gateway.reading import BufferFileError
 from gateway.settings import KafkaSettings
 
 ROW_BYTES = 360

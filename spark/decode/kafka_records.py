@@ -55,6 +55,13 @@ to it fits into the columns of tables."""
 # This runs for every record of every batch, and is written for the usual one: whole arrays and texts are compared
 # rather than searched, a pattern is tried where nothing cheaper tells as much, and a function with a lambda, which
 # Spark interprets, nowhere. Each step is a projection of its own, so that what several columns need is computed once.
+KAFKA_SLACK_US = 60_000_000
+"""A gateway knows nothing of what lies after the moment that Kafka took its record in. Kafka's clock is another
+machine's: where NTP keeps both, they differ by far less than a minute. One that is further off has to be mended."""
+HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
+SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
+EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
+"""What is read here of `gateway-events`."""
 
 
 @recorded

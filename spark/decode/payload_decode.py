@@ -8,17 +8,15 @@ here hold functions of arrays, which keeps Spark from compiling each into one me
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark.decode import correction_records
+from spark.decode import correction_records, loss_bodies
 from spark.decode.codec_decimals import METRICS_TYPE, SPEC_TYPE, constant, exact_number, number_struct, spec_literals
 from spark.decode.codec_declarations import DECIMALS_MAX, NO_STREAMS, PLAIN_METRIC, Stream, Streams, Times
 from spark.decode.codec_json_strict import read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
 from spark.decode.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-from spark.decode.kafka_records import GATEWAY_TYPES, READING_TYPE
+from spark.decode.kafka_records import EVENT_TYPES, GATEWAY_TYPES, READING_TYPE
 from spark.engine.built_once import recorded
-from spark.finality import loss_records
-from spark.finality.gateway_states import EVENT_TYPES
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
 SPACE = " \t\r\n"
@@ -42,7 +40,7 @@ UNKNOWN_CONTENT = "undecodable: no decoder for this content type"
 
 _JSON, _NUMBER, _UNDECLARED, _UNKNOWN = "json", "number", "undeclared", "unknown"
 _CORRECTION, _LOSS = "correction", "loss"
-_OF_GATEWAYS = {correction_records.CORRECTION_TYPE: _CORRECTION, loss_records.LOSS_TYPE: _LOSS}
+_OF_GATEWAYS = {correction_records.CORRECTION_TYPE: _CORRECTION, loss_bodies.LOSS_TYPE: _LOSS}
 
 
 @recorded
@@ -227,7 +225,7 @@ def _fault_of_event(times: Times) -> Column:
         correction_records.fault(members), correction_records.untrue(members, F.col("record"), times)
     )
     return F.when(F.col("format") == _CORRECTION, F.concat(F.lit(CORRECTION), of_correction)).when(
-        F.col("format") == _LOSS, F.concat(F.lit(LOSS), loss_records.fault(members))
+        F.col("format") == _LOSS, F.concat(F.lit(LOSS), loss_bodies.fault(members))
     )
 
 

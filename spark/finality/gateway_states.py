@@ -15,14 +15,11 @@ from msgspec import Meta
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from spark.decode.codec_numbers import DEPTH_MAX, is_deep
+from spark.decode.kafka_records import KAFKA_SLACK_US, SET_ASIDE_TYPE
 from spark.finality.gateway_rows import GatewayRow, Span
-from spark.log.edge_times import EARLIEST_US, FOREVER_US, KAFKA_SLACK_US, LATEST_US
+from spark.log.edge_times import EARLIEST_US, FOREVER_US, LATEST_US
 from spark.log.sequence_runs import Edge
 
-HEARTBEAT_TYPE = "sluice.gateway.heartbeat"
-SET_ASIDE_TYPE = "sluice.gateway.buffer-set-aside"
-EVENT_TYPES = (HEARTBEAT_TYPE, SET_ASIDE_TYPE)
-"""What is read here of `gateway-events`."""
 WAITING_MAX = 100
 """Heartbeats of one buffer that wait for their offsets; of more, those are kept that lie far apart. What is dropped
 may have something count a little later, never wrongly."""

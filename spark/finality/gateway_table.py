@@ -6,8 +6,9 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark.decode.kafka_records import EVENT_TYPES
 from spark.decode.payload_decode import EVENT
-from spark.finality.gateway_states import EVENT_TYPES, GatewayEvent, GatewayState, GatewayStates, fault_of
+from spark.finality.gateway_states import GatewayEvent, GatewayState, GatewayStates, fault_of
 from spark.log.sequence_runs import Edge, edge
 from spark.log.state_table import StateTable, read_states
 

@@ -4,12 +4,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
-from spark.decode.kafka_records import TEXT_BYTES_MAX
+from spark.decode.loss_bodies import BODY_TYPE, LOSS_TYPE, NUMBERS, TEXTS, fault, member_of
 from spark.log.sequence_runs import RUN
 
-BODY_TYPE = "map<string,variant>"
-
-LOSS_TYPE = "sluice.gateway.loss"
 NO_READINGS = ("event-refused", "gateway-events-dropped", "will-not-reported")
 """Reasons of what is no reading. One that is not known is taken for a reading's: a newer gateway may have more."""
 REJECTED = "in the quarantine"
@@ -24,14 +21,6 @@ SCHEMA = """
 """`device` is null where the gateway could not say whose they were; `count` is 0 where nobody can count them;
 `gateway_boot` is the boot in which they were lost, `told_boot` that in which it was told."""
 
-_TEXT, _WHOLE = "^STRING", "^BIGINT"
-_NUMBERS = ("count", "first_boottime_us", "last_boottime_us", "first_sequence", "last_sequence")
-_TEXTS = ("device", "reason", "boot", "device_boot")
-_NULLABLE = {"device", "device_boot", "first_sequence", "last_sequence"}
-
-
-NO_BODY = "the loss record is not one JSON object"
-
 
 def losses_in(log: DataFrame) -> DataFrame:
     """Derive the losses of readings from `log`, or from any part of it: rows of `SCHEMA`.
@@ -40,7 +29,7 @@ def losses_in(log: DataFrame) -> DataFrame:
     """
     told = log.where((F.col("ce_type") == LOSS_TYPE) & F.col("reject_reason").isNull() & ~F.col("duplicate"))
     body = F.try_variant_get(F.try_parse_json(F.col("value").cast("string")), "$", BODY_TYPE)
-    members = {name: _member(F.col("body"), name) for name in (*_TEXTS, *_NUMBERS)}
+    members = {name: member_of(F.col("body"), name) for name in (*TEXTS, *NUMBERS)}
     parsed = told.withColumn("body", body).select(
         "namespace",
         "gateway",
@@ -59,36 +48,6 @@ def losses_in(log: DataFrame) -> DataFrame:
 
 def _name(column: str) -> str:
     return column.split(maxsplit=1)[0]
-
-
-def _member(body: Column, name: str) -> Column:
-    json_type, column_type = (_TEXT, "string") if name in _TEXTS else (_WHOLE, "bigint")
-    value = F.try_element_at(body, F.lit(name))
-    return F.when(F.schema_of_variant(value).rlike(json_type), F.try_variant_get(value, "$", column_type))
-
-
-def fault(body: Column) -> Column:
-    """Say what is wrong with a loss record, of which the members are given; null where nothing is."""
-    members = {name: _member(body, name) for name in (*_TEXTS, *_NUMBERS)}
-    faults = [F.when(body.isNull(), NO_BODY)]
-    for name, member in members.items():
-        words = f"{name} of the loss record is not {'text' if name in _TEXTS else 'a whole number'}"
-        given = F.try_element_at(body, F.lit(name))
-        # Absent is as good as null: what is not known is null.
-        unknown = given.isNull() | F.is_variant_null(given)
-        readable = (member.isNotNull() | unknown) if name in _NULLABLE else member.isNotNull()
-        faults.append(F.when(~F.coalesce(readable, F.lit(False)), words))
-        if name in _TEXTS:
-            is_long = F.octet_length(member) > TEXT_BYTES_MAX
-            faults.append(F.when(is_long, f"{name} of the loss record is longer than {TEXT_BYTES_MAX} bytes"))
-    faults.append(F.when(members["count"] < 0, "count of the loss record is less than 0"))
-    faults.append(
-        F.when(members["last_boottime_us"] < members["first_boottime_us"], "the loss record ends before it begins")
-    )
-    one_alone = members["first_sequence"].isNull() != members["last_sequence"].isNull()
-    backwards = members["last_sequence"] < members["first_sequence"]
-    faults.append(F.when(one_alone | backwards, "the loss record's sequences are no span"))
-    return F.coalesce(*faults)
 
 
 def rejects_as_losses(log: DataFrame) -> DataFrame:

@@ -15,9 +15,6 @@ from spark.log.sequence_runs import Edge
 # Here and not in `time_corrections`, which needs Delta: this module runs on executors, where it need not be.
 TOLD_SLACK_US = 60_000_000
 """A reading that came in so much after a correction may yet have been sent by the clock as it was before."""
-KAFKA_SLACK_US = 60_000_000
-"""A gateway knows nothing of what lies after the moment that Kafka took its record in. Kafka's clock is another
-machine's: where NTP keeps both, they differ by far less than a minute. One that is further off has to be mended."""
 EARLIEST_US = -62_104_060_800_000_000
 LATEST_US = 253_402_300_799_999_999
 """The years 2 to 9999, all that a table's reader can show: a correction that leads out of them applies to nothing."""

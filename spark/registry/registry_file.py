@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.intake.routes import DEVICE_NAME, KAFKA_TOPIC
+from gateway.record_contract import DEVICE_NAME, KAFKA_TOPIC
 from gateway.toml_files.config_words import show
 from gateway.toml_files.mistakes import line_of, lines_of, show_value, syntax_mistake, where
 from spark.registry.registry import Calibration, Device, Gateway, Registry

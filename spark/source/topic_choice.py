@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gateway.intake.routes import INTERNAL_PREFIX
+from gateway.record_contract import INTERNAL_PREFIX
 from spark.source.kafka_source import KafkaSource
 from spark.source.topic_changes import TopicNow
 from spark.source.topic_watch import TopicWatch

@@ -21,8 +21,9 @@ from aiokafka.partitioner import murmur2
 from gateway.buffer.rows import Lane as BufferLane
 from gateway.buffer.rows import Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.clock.rfc3339 import rfc3339
 from gateway.kafka.batch import EncodedBatch
-from gateway.kafka.record import RecordEncoder, rfc3339
+from gateway.kafka.record import RecordEncoder
 from gateway.settings import GatewaySettings
 from tests.bench.spark_ledger import Ledger
 from tests.bench.spark_scenario import DAY_S, Due, Scenario, schedule

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake.routes import DEVICE_NAME as GATEWAY_DEVICE_NAME
+from gateway.record_contract import DEVICE_NAME as GATEWAY_DEVICE_NAME
 from sluice_sim.avr_board import PROJECT
 from sluice_sim.provision import CLOCK_MS_MAX, DEVICE_BYTES_MAX, DEVICE_NAME, EEPROM_BYTES, Network, provision
 

@@ -24,7 +24,7 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.rows import START, Position
 from gateway.buffer.salvage import aside as buffer_aside
 from gateway.buffer.salvage import salvage as buffer_salvage
-from gateway.buffer.schema import BufferFileError
+from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
 from tests.support.buffers import CLOCK, entry, opened, store
 from tests.support.gateways import consume, daemon, free_port, header, write_config

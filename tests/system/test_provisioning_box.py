@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.commands.options import DEFAULT_CONFIG
 from gateway.commands.setup.dialogue import QUESTIONS_MAX
 from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME
 from gateway.page import password as page_password
+from gateway.settings import DEFAULT_CONFIG
 from tests.support import box as boxes
 from tests.support.box import Box, box_or_skip
 from tests.support.setup_dialogue import ENTER, questions_asked, set_up

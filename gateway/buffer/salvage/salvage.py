@@ -41,8 +41,8 @@ from gateway.buffer.salvage.page_scan import (
     reading_keys,
     scan_small,
 )
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.kernel_clock import boottime_us
+from gateway.reading import BufferFileError
 
 SALVAGE_PREFIX = "salvage/"
 """Marks by this and the damaged file's name: `Progress`."""

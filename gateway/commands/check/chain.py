@@ -10,8 +10,9 @@ from msgspec import structs
 
 from gateway.buffer.status import is_running
 from gateway.commands.check.end_to_end import check_end_to_end
+from gateway.commands.check.finding import Finding, skipped, wrong
 from gateway.commands.check.front_door import check_brokers, check_listener
-from gateway.commands.check.kafka import ABSENT, UNWRITTEN, Finding, check_kafka, skipped, wrong
+from gateway.commands.check.kafka import ABSENT, UNWRITTEN, check_kafka
 from gateway.commands.check.kafka_way import Way, check_way
 from gateway.commands.check.machine import check_machine
 from gateway.commands.check.sensors import check_sensors

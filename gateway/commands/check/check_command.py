@@ -11,7 +11,7 @@ from gateway.commands.options import FINDING, as_typed, config_option, json_opti
 from gateway.host.terminal_text import counted, escaped, hanging
 
 if TYPE_CHECKING:
-    from gateway.commands.check.kafka import Finding
+    from gateway.commands.check.finding import Finding
 
 INDENT = 8
 _JUDGEMENTS = {"pass": "ok  ", "warning": "warn", "fail": "FAIL", "skipped": "-   "}

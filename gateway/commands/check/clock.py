@@ -11,7 +11,8 @@ from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.report import ClockView
-from gateway.commands.check.kafka import Finding, known_floor, remark, well, wrong
+from gateway.commands.check.finding import Finding, remark, well, wrong
+from gateway.commands.check.kafka import known_floor
 from gateway.daemon import control
 from gateway.host.processes import name_of, processes
 from gateway.host.terminal_text import counted, span, utc

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.host.disk_health import MOUNTS, SYSTEM, health_words, read_disk, troubles
 from gateway.host.terminal_text import counted
 

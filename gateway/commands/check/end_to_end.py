@@ -13,8 +13,9 @@ from gateway.buffer.rows import OWN_TYPES
 from gateway.buffer.status import is_running
 from gateway.clock.clock_text import hold_words
 from gateway.clock.kernel_clock import boottime_us
+from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
 from gateway.commands.check.front_door import START, CertificateWantedError, DoorError, ask, doors, entered, opened
-from gateway.commands.check.kafka import Finding, certificate_dates, remark, skipped, well, wrong
+from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.check.mqtt_probe import NoAnswerError
 from gateway.daemon import control
 from gateway.host.terminal_text import counted, milliseconds, span

@@ -13,14 +13,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.buffer.status import is_running
-from gateway.commands.check.kafka import Finding, certificate_dates, remark, skipped, well, wrong
+from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
+from gateway.commands.check.kafka import certificate_dates
 from gateway.commands.check.mqtt_probe import Conversation, NoAnswerError, conversing
 from gateway.daemon import control
 from gateway.host.terminal_text import milliseconds
 from gateway.intake.check_readings import CheckOpened
 from gateway.kafka.reach import address as spelled
-from gateway.listener.tls_connection import tls_reason
 from gateway.settings import BrokerSettings, ListenerSettings, Settings
+from gateway.tls.client import tls_reason
 
 ANSWER_S: Final = 15.0
 """How long this box's own listener may take for an answer: it may wait for a slow card."""

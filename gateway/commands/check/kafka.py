@@ -7,18 +7,17 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
-from msgspec import Struct, structs
+from msgspec import structs
 
-from gateway.buffer.schema import BufferFileError, read_marks
+from gateway.buffer.schema import read_marks
 from gateway.buffer.status import is_running, reading
 from gateway.clock.floor import MARKS as CLOCK_MARKS
 from gateway.clock.floor import ClockFloor
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
-from gateway.intake.routes import INTERNAL_PREFIX
+from gateway.commands.check.finding import Finding, remark, well
 from gateway.kafka.link import KafkaLink
 from gateway.kafka.reach import address as spelled
 from gateway.kafka.secret_files import KafkaFileError
@@ -32,6 +31,8 @@ from gateway.kafka.topics import (
     inspect_topics,
     read_cluster,
 )
+from gateway.reading import BufferFileError
+from gateway.record_contract import INTERNAL_PREFIX
 from gateway.settings import KafkaSettings, Settings
 from gateway.tls.dates import Dates, true_time
 
@@ -45,63 +46,6 @@ _VARIABLE = re.compile(r"\{[a-z][a-z0-9_]*\}")
 _ANY = "[A-Za-z0-9._-]"
 _TOPIC = "{topic}"
 """In `kafka.backlog_topic`: the topic whose backlog it is."""
-
-
-class Finding(Struct, frozen=True):
-    """One thing that was looked at."""
-
-    subject: str
-    ok: bool
-    words: str
-    link: str = ""
-    """Which link of the chain it is of (`commands.check.chain.LINKS`); said by who walks along it."""
-
-    @property
-    def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
-        """In one word."""
-        return "pass" if self.ok else "fail"
-
-
-class Remark(Finding, frozen=True):
-    """What somebody should look at, and what stops nothing: `ok` is true."""
-
-    warning: bool = True
-
-    @property
-    def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
-        """In one word."""
-        return "warning"
-
-
-class Skipped(Finding, frozen=True):
-    """What could not be looked at, because of another finding, which is to be mended: `ok` is true."""
-
-    skipped: bool = True
-
-    @property
-    def result(self) -> Literal["pass", "warning", "fail", "skipped"]:
-        """In one word."""
-        return "skipped"
-
-
-def well(subject: str, words: str) -> Finding:
-    """Nothing to be done."""
-    return Finding(subject, ok=True, words=words)
-
-
-def remark(subject: str, words: str) -> Finding:
-    """Something that should be looked at, and stops nothing."""
-    return Remark(subject, ok=True, words=words)
-
-
-def wrong(subject: str, words: str) -> Finding:
-    """Something that has to be mended."""
-    return Finding(subject, ok=False, words=words)
-
-
-def skipped(subject: str, because: str) -> Finding:
-    """Something that was not looked at."""
-    return Skipped(subject, ok=True, words=f"not looked at: {because}")
 
 
 async def check_kafka(settings: Settings, *, create: bool) -> list[Finding]:

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from aiokafka.errors import KafkaError
 from msgspec import structs
 
-from gateway.commands.check.kafka import Finding, certificate_dates, connected, remark, skipped, well, wrong
+from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
+from gateway.commands.check.kafka import certificate_dates, connected
 from gateway.host.name_lookup import Address, names
 from gateway.host.terminal_text import milliseconds
 from gateway.kafka.link import ADDRESSES_MAX, KafkaLink

@@ -15,13 +15,14 @@ from typing import Final
 
 from msgspec import structs
 
-from gateway.buffer.schema import MIGRATIONS, BufferFileError, read_marks
+from gateway.buffer.schema import MIGRATIONS, read_marks
 from gateway.buffer.status import is_running, reading
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us, read_wall_clock
 from gateway.commands.check.clock import check_clock
 from gateway.commands.check.disk import check_disk
-from gateway.commands.check.kafka import Finding, known_floor, remark, well, wrong
+from gateway.commands.check.finding import Finding, remark, well, wrong
+from gateway.commands.check.kafka import known_floor
 from gateway.commands.check.page import check_page
 from gateway.commands.check.ports import check_port
 from gateway.commands.check.serial_lines import check_serial
@@ -32,6 +33,7 @@ from gateway.daemon import control
 from gateway.host.processes import this_group, this_user
 from gateway.host.safe_files import PasswordFileError, read_password
 from gateway.host.terminal_text import size, utc
+from gateway.reading import BufferFileError
 from gateway.settings import (
     NO_SOURCE,
     BrokerSettings,

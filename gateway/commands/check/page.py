@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import structs
 
 from gateway.buffer.status import is_running
-from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.commands.check.ports import check_port
 from gateway.commands.handout import own_hosts
 from gateway.host.service_user import as_root

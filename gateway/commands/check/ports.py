@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.buffer.status import is_running
-from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.host.processes import has_open, name_of, opened_by, processes, this_user
 
 OURS: Final = "sluice"

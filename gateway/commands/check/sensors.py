@@ -5,13 +5,13 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import read_quarantine
-from gateway.commands.check.kafka import Finding, remark, well
+from gateway.commands.check.finding import Finding, remark, well
 from gateway.daemon import control
 from gateway.host.terminal_text import counted, span
 from gateway.intake.routes import NO_ROUTE, taken_words
 from gateway.listener.refusals import LOG_IN_REASONS
+from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
 QUARANTINE = "quarantine"

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.check.kafka import Finding, remark, wrong
+from gateway.commands.check.finding import Finding, remark, wrong
 from gateway.host.processes import has_open, running, this_user
-from gateway.intake.routes import DEVICE_NAME, NO_ROUTE, Refusal, RouteTable, topic_of
+from gateway.intake.routes import NO_ROUTE, Refusal, RouteTable
+from gateway.record_contract import DEVICE_NAME
 from gateway.serial_lines.modbus_registers import requests
 from gateway.serial_lines.ports import (
     ALL,
@@ -43,6 +44,7 @@ from gateway.serial_lines.rivals import (
     modem_manager_words,
     who_words,
 )
+from gateway.serial_lines.topic import topic_of
 from gateway.settings import ModbusRegister, SerialModbusSettings, SerialSettings
 
 PORTS_TOLD_MAX: Final = 12

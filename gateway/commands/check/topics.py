@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.commands.check.kafka import Finding, remark, well
+from gateway.commands.check.finding import Finding, remark, well
 from gateway.record_contract import USUAL_TOPICS
 from gateway.settings import Settings
 

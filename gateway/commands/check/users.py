@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import is_running
-from gateway.commands.check.kafka import Finding, remark, well, wrong
+from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.devices.listing import not_heard_words, read_devices
 from gateway.host.terminal_text import counted
 from gateway.listener.credentials import Credentials, CredentialsError, file_of, load
 from gateway.listener.logins import NOBODY
+from gateway.reading import BufferFileError
 from gateway.settings import ListenerSettings, Settings
 
 NAMES_TOLD_MAX = 5

@@ -12,7 +12,7 @@ from typing import Final, Literal, TypeVar
 import click
 import msgspec
 
-from gateway.commands.check.kafka import Finding
+from gateway.commands.check.finding import Finding
 from gateway.commands.setup.answers import (
     ANONYMOUS_WORDS,
     PASSWORD_LENGTH_MIN,
@@ -29,9 +29,9 @@ from gateway.commands.setup.kafka_trial import IN_QUESTIONS, NONE, Broker, best_
 from gateway.commands.setup.new_settings import LISTENER_PORT, Existing, make
 from gateway.config import config_file
 from gateway.host.terminal_text import counted, escaped, hanging
-from gateway.intake.routes import DEVICE_NAME
 from gateway.listener import credentials as device_credentials
 from gateway.listener.credentials import CredentialsError
+from gateway.record_contract import DEVICE_NAME
 from gateway.serial_lines.ports import ALL, names_of
 from gateway.settings import GatewaySettings, ListenerSettings, Settings
 from gateway.tls.certificates import CertificateFileError, read_certificates

@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from gateway.commands.check.kafka import Finding, check_kafka
+from gateway.commands.check.finding import Finding
+from gateway.commands.check.kafka import check_kafka
 from gateway.commands.setup.answers import Mechanism
 from gateway.host.name_lookup import names
 from gateway.kafka.reach import Stage, reach_words

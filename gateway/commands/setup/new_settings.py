@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.commands.options import DEFAULT_CONFIG
 from gateway.commands.setup.answers import Answers
 from gateway.commands.setup.write import CREDENTIALS_FOLDER, SECRETS_FOLDER, Folder, NewFile, owners_for
 from gateway.config import config_file
 from gateway.host.safe_files import PasswordFileError, read_password
-from gateway.settings import DEFAULT_ROUTE, ListenerSettings, Settings, StatusPageSettings
+from gateway.settings import DEFAULT_CONFIG, DEFAULT_ROUTE, ListenerSettings, Settings, StatusPageSettings
 from gateway.toml_files.editor import edited
 from gateway.toml_files.writer import toml_text
 

@@ -12,9 +12,8 @@ from typing import Final, NoReturn
 import click
 
 from gateway.buffer import lock as buffer_lock
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import read_status, reading
-from gateway.commands.options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup.new_settings import secret_files
 from gateway.commands.setup.provision import PROVISIONING_NAMES
 from gateway.commands.setup.provision_media import BOOT_FOLDERS
@@ -25,7 +24,8 @@ from gateway.host import service as setup_service
 from gateway.host.terminal_text import counted, escaped, hanging
 from gateway.intake.front_door import READING_TYPE
 from gateway.listener import credentials as device_credentials
-from gateway.settings import BufferSettings, Settings
+from gateway.reading import BufferFileError
+from gateway.settings import DEFAULT_CONFIG, BufferSettings, Settings
 from gateway.toml_files.mistakes import ConfigError
 
 USAGE: Final = 2

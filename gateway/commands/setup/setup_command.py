@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from gateway.commands.handout import handout
-from gateway.commands.options import DEFAULT_CONFIG, FINDING, config_option
+from gateway.commands.options import FINDING, config_option
 from gateway.commands.setup import hardware as setup_hardware
 from gateway.commands.setup.answers import EXAMPLE, Given, load
 from gateway.commands.setup.new_settings import Existing, read_existing
@@ -19,7 +19,7 @@ from gateway.commands.setup.write import SetupWriteError, not_interrupted, writa
 from gateway.host import service as setup_service
 from gateway.host.terminal_text import hanging, span
 from gateway.listener.credentials import CredentialsError, Made
-from gateway.settings import ListenerSettings
+from gateway.settings import DEFAULT_CONFIG, ListenerSettings
 from gateway.toml_files.mistakes import ConfigError, where
 
 USAGE = 2

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway.commands.options import DEFAULT_CONFIG
 from gateway.host.folder_sync import sync_folder
 from gateway.host.service_user import SERVICE_USER
+from gateway.settings import DEFAULT_CONFIG
 
 SECRETS_FOLDER: Final = "secrets"
 """Beside the settings: what the running service reads again when it changes."""

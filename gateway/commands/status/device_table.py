@@ -6,8 +6,8 @@ from msgspec import Struct
 
 from gateway.devices.listing import Clock, Device, Listing
 from gateway.devices.silence import is_silent
-from gateway.devices.words import bound, drift
-from gateway.host.terminal_text import aligned, counted, escaped, span
+from gateway.devices.words import drift
+from gateway.host.terminal_text import aligned, bound, counted, escaped, span
 
 RATE_S_MIN = 5.0
 """Over less than that readings tell no rate."""

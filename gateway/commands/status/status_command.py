@@ -8,9 +8,9 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.buffer.schema import BufferFileError
 from gateway.commands.options import as_typed, config_option, json_option, load_settings, named
 from gateway.commands.status.words import DEVICES_MAX, INDENT, Glance, status_lines
+from gateway.reading import BufferFileError
 from gateway.settings import Settings
 
 WATCH_S = 2.0

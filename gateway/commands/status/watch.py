@@ -22,11 +22,11 @@ from typing import Any, Final, Self, TextIO
 
 import click
 
-from gateway.buffer.schema import BufferFileError
 from gateway.commands.options import as_typed
 from gateway.commands.status.device_table import device_lines
 from gateway.commands.status.words import INDENT, Glance, Rates, status_lines
 from gateway.host.terminal_text import escaped, shortened, span
+from gateway.reading import BufferFileError
 
 DEVICES_MIN: Final = 4
 """Lines that the devices have at the least, where there are any: what is above them is cut short for that."""

@@ -24,10 +24,9 @@ from gateway.buffer.lanes import LANE_PREFIX
 from gateway.buffer.losses import LOSS_TYPE, loss_body
 from gateway.buffer.room import Room
 from gateway.buffer.rows import START, Doubt, Entry, Lane, Loss, Position, Quarantined, Series, Span, spans_of
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import read_status
 from gateway.clock.kernel_clock import boottime_us
-from gateway.reading import Mark
+from gateway.reading import BufferFileError, Mark
 from gateway.settings import BufferSettings
 from tests.support.buffers import (
     BOOT,

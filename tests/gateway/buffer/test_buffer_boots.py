@@ -15,9 +15,10 @@ from gateway.buffer import schema as buffer_schema
 from gateway.buffer.boots import BOOTS_MAX, COLUMNS, SEEN_SAVE_S, BootTable, Correction, adopt, correction_body
 from gateway.buffer.file import BufferFile
 from gateway.buffer.rows import Entry
-from gateway.buffer.schema import BufferFileError, corruption
+from gateway.buffer.schema import corruption
 from gateway.clock.floor import FIRST_RELEASED_US, RELEASED_US
 from gateway.clock.gateway_clock import BootClock, Look
+from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
 from tests.support.buffers import entry, opened, rows, store, until
 

@@ -16,8 +16,8 @@ from gateway.buffer.buffer import Buffer
 from gateway.buffer.file import BufferFile
 from gateway.buffer.room import Room
 from gateway.buffer.rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
-from gateway.buffer.schema import BufferFileError
 from gateway.clock.kernel_clock import boottime_us
+from gateway.reading import BufferFileError
 from tests.support.buffers import append, confirm, entry, is_held, losses, opened, rows, store, until
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer.duplicate_window import WINDOW_SEQUENCES, DuplicateWindow, Verdict
+from gateway.buffer.duplicate_window import DuplicateWindow, Verdict
+from gateway.reading import WINDOW_SEQUENCES
 
 
 def test_a_retransmission_is_told_from_a_new_reading() -> None:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from gateway.buffer import schema as buffer_schema
 from gateway.buffer import status as buffer_status
 from gateway.buffer.salvage import aside as buffer_aside
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.status import Moment, Now
 from gateway.commands import buffer_reading as buffer_inspect
 from gateway.commands.buffer_reading import depths, lanes, opened, quarantined, readings
 from gateway.commands.buffer_verify import verify
+from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
 from tests.support.buffers import BOOT, CLOCK, confirm, entry, rows, store
 from tests.support.buffers import opened as opened_buffer

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.devices.listing import Clock, Device, Listing
-from gateway.devices.words import bound, devices_lines, drift
+from gateway.devices.words import devices_lines, drift
+from gateway.host.terminal_text import bound
 
 CLOCK = Clock("", "7-1a2b3c4d", "rc", "rc", (7_912.0, 7_988.0), 2_040, 9.0)
 DEVICE = Device("attic", "/dev/ttyUSB0", True, 12.0, "7-1a2b3c4d", (CLOCK,), None, finding=False)

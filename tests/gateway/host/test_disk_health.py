@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.check import disk as check_disk
-from gateway.commands.check.kafka import Finding
+from gateway.commands.check.finding import Finding
 from gateway.host.disk_health import Disk, health_words, read_disk, troubles
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands import options as cli_options
+from gateway import settings
 from gateway.host import service_user
 from gateway.host.processes import opened_by
 from gateway.host.service_user import User, as_root, as_service
@@ -79,7 +79,7 @@ def test_a_folder_of_roots_is_the_packages_users_where_its_settings_are(
         found = service_user.service_user(folder / "gateway.toml", buffer)
         assert found is not None
         assert found.name == "nobody"
-        assert service_user.service_user(cli_options.DEFAULT_CONFIG, buffer) is None
+        assert service_user.service_user(settings.DEFAULT_CONFIG, buffer) is None
 
 
 def test_who_is_not_root_stays_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,17 +17,17 @@ from msgspec.structs import replace
 from gateway.buffer import losses as buffer_losses
 from gateway.buffer.buffer import DELETE_DELAY_S, Buffer
 from gateway.buffer.rows import Doubt, Quarantined, Series, spans_of
-from gateway.buffer.schema import BufferFileError
 from gateway.buffer.sensor_runs import DeviceRuns, Run
 from gateway.clock.gateway_clock import BootClock, BootTimes
+from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clocks import MARKS, SAVE_INTERVAL_US
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, told_us
 from gateway.intake.front_door import CLOCKS_AT_ONCE, FrontDoor, RetryOutcome
 from gateway.intake.payload_identity import BINARY
 from gateway.intake.routes import compile_routes
 from gateway.kafka.batch import EncodedBatch
-from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
-from gateway.reading import Reading, Recalled
+from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder
+from gateway.reading import BufferFileError, Reading, Recalled
 from gateway.record_contract import TIME_ERROR_UNKNOWN_US
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings, TimeSource
 from tests.support.buffers import CLOCK, fill, opened, rows

@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.intake.routes import (
-    KAFKA_TOPIC,
-    Destination,
-    Refusal,
-    RouteError,
-    RouteTable,
-    compile_route,
-    compile_routes,
-)
+from gateway.intake.routes import Destination, Refusal, RouteError, RouteTable, compile_route, compile_routes
+from gateway.record_contract import KAFKA_TOPIC
 from gateway.settings import DEFAULT_ROUTE, RouteSettings
 
 RESERVED = frozenset({"gateway-events", "gateway-quarantine"})

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from gateway.buffer.rows import Doubt, Lane, Row, Series
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look
+from gateway.clock.rfc3339 import rfc3339
 from gateway.kafka.batch import EncodedBatch
-from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder, rfc3339
+from gateway.kafka.record import ESTIMATED_ROUNDING_US, RecordEncoder
 from gateway.record_contract import HEADER_NAMES, TIME_ERROR_UNKNOWN_US, counter_of, implied_counter
 from gateway.settings import GatewaySettings
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.buffer.duplicate_window import WINDOW_SEQUENCES
 from gateway.clock.sensor_clocks import DeviceClocks
-from gateway.reading import Reading, Recalled
+from gateway.reading import WINDOW_SEQUENCES, Reading, Recalled
 from gateway.serial_lines.frame_link import (
     BITMAP_BITS,
     HELLO_REQUEST_INTERVAL_US,

@@ -12,8 +12,8 @@ from gateway.buffer.rows import Quarantined
 from gateway.buffer.salvage import salvage as buffer_salvage
 from gateway.buffer.schema import corruption
 from gateway.clock.gateway_clock import BootClock, Look
+from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clock import DeviceClock
-from gateway.kafka.record import rfc3339
 from gateway.uplink.heartbeat import Heartbeat
 from tests.gateway.uplink.test_forward_rounds import GATEWAY, Uplink, kafka_settings
 from tests.support.buffers import CLOCK, confirm, entry, opened, rows, store, until

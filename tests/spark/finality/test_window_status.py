@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark.decode.kafka_records import HEARTBEAT_TYPE, SET_ASIDE_TYPE
+from spark.decode.loss_bodies import BODY_TYPE, fault
 from spark.finality import window_status
-from spark.finality.gateway_states import HEARTBEAT_TYPE, SET_ASIDE_TYPE, GatewayEvent, GatewayStates
-from spark.finality.loss_records import BODY_TYPE, fault, losses_in, rejects_as_losses
+from spark.finality.gateway_states import GatewayEvent, GatewayStates
+from spark.finality.loss_records import losses_in, rejects_as_losses
 from spark.finality.window_status import Evidence, with_status
 from spark.log import sequence_runs
 from spark.log.edge_times import Correction, GatewayBoot

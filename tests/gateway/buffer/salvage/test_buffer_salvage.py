@@ -19,8 +19,8 @@ from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, Row, 
 from gateway.buffer.salvage import page_scan as buffer_scan
 from gateway.buffer.salvage import salvage as buffer_salvage
 from gateway.buffer.salvage.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
-from gateway.buffer.schema import BufferFileError, corruption
-from gateway.reading import Mark
+from gateway.buffer.schema import corruption
+from gateway.reading import BufferFileError, Mark
 from tests.support.buffers import BOOT, append, confirm, entry, failure, losses, opened, rows, store
 
 ROWS = 3_000

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from demo.kafka_broker import Broker, kafka_broker
+from gateway.commands.check.finding import Finding, Remark
 from gateway.commands.check.kafka import (
-    Finding,
-    Remark,
     _absent,
     _cluster_words,
     _findings,

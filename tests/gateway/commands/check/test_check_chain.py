@@ -15,7 +15,7 @@ import pytest
 
 from demo.kafka_broker import Broker
 from gateway.commands.check.chain import LINKS, check_chain
-from gateway.commands.check.kafka import Finding
+from gateway.commands.check.finding import Finding
 from gateway.commands.check.mqtt_probe import NoAnswerError, conversing
 from gateway.config.config_file import load
 from tests.support import kafka_admin

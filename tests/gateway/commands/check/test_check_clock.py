@@ -15,7 +15,7 @@ from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.clock.report import ClockView
 from gateway.commands.check import clock as check_clock
-from gateway.commands.check.kafka import Finding, Remark
+from gateway.commands.check.finding import Finding, Remark
 from gateway.config.config_file import load
 from gateway.settings import Settings
 from gateway.uplink.memory import UplinkState

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.clock.kernel_clock import boottime_us
-from gateway.commands.check.kafka import Finding, Remark
+from gateway.commands.check.finding import Finding, Remark
 from gateway.commands.check.users import check_devices
 from gateway.config.config_file import load
 from gateway.listener.credentials import add

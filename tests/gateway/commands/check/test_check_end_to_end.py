@@ -13,7 +13,7 @@ from msgspec import structs
 from gateway.clock.kernel_clock import boottime_us
 from gateway.commands.check import end_to_end as module
 from gateway.commands.check.end_to_end import check_end_to_end
-from gateway.commands.check.kafka import Finding
+from gateway.commands.check.finding import Finding
 from gateway.daemon.control import Handler
 from gateway.intake.check_readings import CheckOpened, CheckPlace, CheckReadings
 from gateway.record_contract import HEADERS

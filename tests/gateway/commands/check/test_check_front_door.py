@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from gateway.commands.check.finding import Finding
 from gateway.commands.check.front_door import Door, DoorError, check_brokers, check_listener, doors, entered
-from gateway.commands.check.kafka import Finding
 from gateway.commands.check.mqtt_probe import NoAnswerError, connect_packet, conversing
 from gateway.listener.listener import MqttListener
 from gateway.mqtt.protocol import Connect, ServerProtocol

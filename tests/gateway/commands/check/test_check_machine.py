@@ -29,7 +29,8 @@ from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
 from gateway.commands.check import machine as check_machine
 from gateway.commands.check import ports as check_ports
-from gateway.commands.check.kafka import Finding, Remark, known_floor
+from gateway.commands.check.finding import Finding, Remark
+from gateway.commands.check.kafka import known_floor
 from gateway.config import running_settings as settings_running
 from gateway.config.config_file import load
 from gateway.reading import Mark

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.clock.kernel_clock import boot_id
-from gateway.commands.check.kafka import Finding
+from gateway.commands.check.finding import Finding
 from gateway.commands.check.sensors import check_sensors
 from gateway.settings import (
     BufferSettings,

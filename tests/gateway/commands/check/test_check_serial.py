@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.commands.check import serial_lines as check_serial
-from gateway.commands.check.kafka import Finding, Remark
+from gateway.commands.check.finding import Finding, Remark
 from gateway.commands.check.serial_lines import ANSWER_S
 from gateway.intake.routes import compile_routes
 from gateway.serial_lines import rivals as serial_rivals

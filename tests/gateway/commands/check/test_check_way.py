@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from gateway.commands.check import kafka_way as check_way
-from gateway.commands.check.kafka import Remark
+from gateway.commands.check.finding import Remark
 from gateway.commands.check.kafka_way import Way
 from gateway.host.name_lookup import Address, names
 from gateway.settings import GatewaySettings, KafkaSaslSettings, KafkaSettings, KafkaTlsSettings, Settings

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from gateway.cli import main
 from gateway.commands.check import clock as check_clock
-from gateway.commands.options import DEFAULT_CONFIG
 from gateway.commands.setup import answers as setup_answers
 from gateway.commands.setup import hardware as setup_hardware
 from gateway.commands.setup import plan as setup_plan
@@ -43,6 +42,7 @@ from gateway.config import config_file
 from gateway.host import service_user
 from gateway.listener import credentials as device_credentials
 from gateway.page import password as page_password
+from gateway.settings import DEFAULT_CONFIG
 from gateway.toml_files.mistakes import ConfigError
 from gateway.toml_files.writer import toml_text
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.clock.gateway_clock import WallClock
-from gateway.commands.check.kafka import Finding
+from gateway.commands.check.finding import Finding
 from gateway.commands.setup import dialogue as setup_dialogue
 from gateway.commands.setup import hardware as setup_hardware
 from gateway.commands.setup.answers import ANONYMOUS_WORDS, Given
