@@ -24,9 +24,8 @@ from gateway.buffer import quarantine as buffer_quarantine
 from gateway.buffer import schema as buffer_schema
 from gateway.buffer.boots import BootTable, Correction
 from gateway.buffer.duplicate_window import Verdict
-from gateway.buffer.event_floor import NOTHING_US, EventFloor
 from gateway.buffer.insert import ANY, TICKED, TIMED, UNTIMED, Form, insert_new, insert_rows
-from gateway.buffer.lanes import LaneCount, LaneReport, forget_lanes, read_counts
+from gateway.buffer.lanes import NOTHING_US, EventFloor, LaneCount, LaneReport, forget_lanes, read_counts
 from gateway.buffer.room import Room
 from gateway.buffer.rows import (
     START,

@@ -4,7 +4,9 @@ What outlives a lane's rows is kept as a mark, written with each deletion: the r
 """
 
 import sqlite3
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +20,7 @@ LANE_PREFIX = "lane/"
 
 LaneReport = Callable[[str, Lane, int, str], Entry]
 """Makes the row that reports a lane: `lane-opened` or `lane-closed`, the lane, how many rows it has had, and why."""
+NOTHING_US = sys.maxsize
 
 
 class LaneCount(Struct, frozen=True, omit_defaults=True):
@@ -96,3 +99,32 @@ def forget_lanes(connection: sqlite3.Connection, numbers: Iterable[int]) -> None
             "DELETE FROM mark WHERE key = (SELECT ? || name FROM lane WHERE number = ?)", (LANE_PREFIX, number)
         )
         connection.execute("DELETE FROM lane WHERE number = ?", (number,))
+
+
+@dataclass(slots=True)
+class EventFloor:
+    """A lower bound of the event times of a lane's waiting rows, in two generations.
+
+    Rows below `marker` are the older generation. Once all of these are gone, the newer one takes their place: under
+    a steady flow, where something always waits, the floor rises all the same, at most one generation late.
+    """
+
+    older_us: int = NOTHING_US
+    newer_us: int = NOTHING_US
+    marker: int = 0
+
+    @property
+    def value_us(self) -> int:
+        return min(self.older_us, self.newer_us)
+
+    def add(self, event_us: int) -> None:
+        """A row with this event time waits now."""
+        self.newer_us = min(self.newer_us, event_us)
+
+    def settle(self, sequence: int, next_sequence: int) -> None:
+        """Every row up to and including `sequence` is gone; the next one to come gets `next_sequence`."""
+        if sequence >= self.marker - 1:
+            self.older_us, self.newer_us = self.newer_us, NOTHING_US
+            self.marker = next_sequence
+        if sequence >= next_sequence - 1:
+            self.older_us = NOTHING_US

@@ -1,11 +1,27 @@
 """Counts what comes in and what goes to the disk for it: the figures of the write budget."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 INTERVAL_S = 60.0
 """How often the figures are written down, and only together with something else: an idle box writes nothing."""
 _PROCESS_IO = Path("/proc/self/io")
+DAY_S = 86_400.0
+SEEN_S_MIN = 600.0
+"""Uptime below which a rate says too little to be told."""
+ROW_OVERHEAD_BYTES = 65
+"""What a stored reading takes on disk beside its payload, with the sensor's boot, sequence and times (measured)."""
+CARD_ENDURANCE_TBW = 16.0
+"""A cheap 16 GB card of TLC flash: 16 GB x 1,000 program/erase cycles, in TB (10^12 bytes) that its flash takes.
+
+Makers of plain cards promise nothing. A 128 GB card that is sold as "high endurance" is good for 10,000 hours of video
+at 26 Mbit/s: 117 TB, or 900 times its size; plain ones may fail after 300.
+"""
+WRITE_AMPLIFICATION = 4.0
+"""What the card's flash writes for each byte given to it: a synced write of 4 KiB takes a flash page of 16 KiB."""
 
 
 class Usage(NamedTuple):
@@ -54,3 +70,82 @@ def _written_bytes() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), 0)
+
+
+class UsageHour(NamedTuple):
+    """What an hour of a boot brought, or the sum of several."""
+
+    seconds: float
+    """How much of it was seen."""
+    readings: int
+    stored_bytes: int
+    """Payload bytes of the readings."""
+    disk_bytes: int
+    """What the gateway wrote to disk, as the kernel counts it."""
+
+
+class WriteBudget(Struct, frozen=True):
+    """What the last 24 hours of uptime wrote, and what comes of it; None where too little was seen to tell."""
+
+    seen_s: float
+    readings_per_day: float | None
+    disk_bytes_per_day: float | None
+    disk_bytes_per_reading: float | None
+    card_endurance_tbw: float
+    write_amplification: float
+    card_days: float | None
+    """None, too, where nothing is written."""
+
+
+def last_day(hours: Iterable[UsageHour]) -> UsageHour:
+    """Sum up the last 24 hours of uptime, given the hours newest first; the oldest counts in part."""
+    seconds = readings = stored_bytes = disk_bytes = 0.0
+    for hour in hours:
+        if hour.seconds <= 0:
+            continue
+        share = min(1.0, (DAY_S - seconds) / hour.seconds)
+        seconds += hour.seconds * share
+        readings += hour.readings * share
+        stored_bytes += hour.stored_bytes * share
+        disk_bytes += hour.disk_bytes * share
+        if share < 1:
+            break
+    return UsageHour(seconds, round(readings), round(stored_bytes), round(disk_bytes))
+
+
+def write_budget(
+    day: UsageHour, card_endurance_tbw: float = CARD_ENDURANCE_TBW, write_amplification: float = WRITE_AMPLIFICATION
+) -> WriteBudget:
+    """What is written in a day at `day`'s rate, and how many days of it a card lasts.
+
+    `card_endurance_tbw` is what its flash takes over its life, in 10^12 bytes, and `write_amplification` what the
+    flash writes for each byte that the gateway does; a maker's TBW of host writes goes with 1.
+    """
+    known = day.seconds >= SEEN_S_MIN
+    per_day = DAY_S / day.seconds if known else 0.0
+    disk_bytes = day.disk_bytes * per_day
+    return WriteBudget(
+        seen_s=day.seconds,
+        readings_per_day=day.readings * per_day if known else None,
+        disk_bytes_per_day=disk_bytes if known else None,
+        disk_bytes_per_reading=day.disk_bytes / day.readings if known and day.readings else None,
+        card_endurance_tbw=card_endurance_tbw,
+        write_amplification=write_amplification,
+        card_days=card_endurance_tbw * 1e12 / (disk_bytes * write_amplification) if disk_bytes else None,
+    )
+
+
+def hours_until_full(room_bytes: float, day: UsageHour) -> float | None:
+    """How long `room_bytes` take `day`'s intake while nothing leaves; None where too little was seen or came in."""
+    intake_bytes = day.stored_bytes + day.readings * ROW_OVERHEAD_BYTES
+    if day.seconds < SEEN_S_MIN or intake_bytes == 0:
+        return None
+    return max(room_bytes, 0.0) / intake_bytes * day.seconds / 3600
+
+
+def room_bytes(*, bytes_used: int, bytes_max: int, unused_bytes: int, disk_free: int, disk_free_min: int) -> int:
+    """How much the buffer may still take: up to its own bound, and as far as its file system lets the file grow.
+
+    `unused_bytes` are free pages inside the file, `disk_free_min` is `buffer.free_bytes_min`.
+    """
+    return max(0, min(bytes_max - bytes_used, unused_bytes + max(0, disk_free - disk_free_min)))

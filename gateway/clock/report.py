@@ -3,6 +3,8 @@
 from msgspec import Struct
 
 from gateway.clock.gateway_clock import BootClock
+from gateway.host.terminal_text import bound, span
+from gateway.settings import GatewaySettings
 
 JITTER_US = 100_000
 """What two looks may differ by without a step: a machine that is busy."""
@@ -43,3 +45,17 @@ class ClockReport:
             steps, stepped_us, stepped_by_us = steps + 1, now_us, by_us
         since_us = view.since_us if before.synced is now.synced else now_us
         self._view = ClockView(now.synced, now.error_us(now_us), since_us, steps, stepped_us, stepped_by_us)
+
+
+def known_words(gateway: GatewaySettings, error_us: int | None, since: str = "") -> str:
+    """How a clock is known that is: `synced for 1 h, within ± 2.1 ms`."""
+    how = "taken as it is" if gateway.clock == "system" else "synced"
+    return f"{how}{since}" + ("" if error_us is None else f", within {bound(error_us)}")
+
+
+def hold_words(gateway: GatewaySettings, until_us: int | None, now_us: int) -> str:
+    """For how long readings still wait for one that is not: `for 7 min more at most (gateway.hold_unsynced_s)`."""
+    left = f"for {span(gateway.hold_unsynced_s)} at most"
+    if until_us is not None:
+        left = f"for {span(max(0.0, (until_us - now_us) / 1e6))} more at most"
+    return f"{left} (gateway.hold_unsynced_s)"

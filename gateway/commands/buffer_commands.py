@@ -18,7 +18,7 @@ from sqlite_utils import Database
 from gateway.buffer.lanes import read_counts
 from gateway.buffer.quarantine import TOPIC_FORBIDDEN
 from gateway.buffer.status import Moment, Now, is_running, require_file, this_moment, told
-from gateway.buffer.write_budget import (
+from gateway.buffer.wear import (
     CARD_ENDURANCE_TBW,
     SEEN_S_MIN,
     WRITE_AMPLIFICATION,

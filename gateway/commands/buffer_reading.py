@@ -17,7 +17,7 @@ from gateway.buffer.boots import clock_of
 from gateway.buffer.losses import OWN
 from gateway.buffer.rows import OWN_TYPES, Row, Series
 from gateway.buffer.status import Moment, moment
-from gateway.buffer.write_budget import UsageHour
+from gateway.buffer.wear import UsageHour
 from gateway.clock.gateway_clock import BootClock, BootTimes
 from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, TimeLimits, told_us

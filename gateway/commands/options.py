@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from gateway.config import config_file
-from gateway.host.journal import is_journal, prioritized
+from gateway.host.logs import is_journal, prioritized
 from gateway.host.terminal_text import hanging
 from gateway.settings import DEFAULT_CONFIG, Settings
 from gateway.toml_files.mistakes import ConfigError

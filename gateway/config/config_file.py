@@ -28,9 +28,8 @@ from gateway.settings import (
     RouteSettings,
     Settings,
 )
-from gateway.toml_files.config_words import Place
-from gateway.toml_files.config_words import show as _show
-from gateway.toml_files.mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_files.mistakes import show as _show
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

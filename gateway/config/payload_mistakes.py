@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from gateway.intake.payload_time import SENML_CBOR, SENML_JSON
 from gateway.settings import RouteSettings
-from gateway.toml_files.config_words import Place, show
+from gateway.toml_files.mistakes import Place, show
 
 _NO_TICK = (
     'is "tick", and without an identity nothing says which boot\'s tick it is; write identity = "json", "cbor" or '

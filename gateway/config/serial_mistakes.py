@@ -15,7 +15,7 @@ from gateway.settings import (
     SerialSettings,
     SerialTextSettings,
 )
-from gateway.toml_files.config_words import Place, show
+from gateway.toml_files.mistakes import Place, show
 
 SERIAL_EXAMPLES: Final = {
     ("serial", "text", "port"): '; write port = "/dev/ttyUSB0", or a name of /dev/serial/by-path that stays with the '

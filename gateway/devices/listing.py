@@ -4,7 +4,7 @@ import math
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -21,6 +21,13 @@ from gateway.settings import Settings
 
 NAMED_MAX = 5
 """Devices that are named of those that were not heard yet."""
+SILENT_S_MIN = 60.0
+SILENT_PAUSES = 3
+SILENT_INTERVALS = 5
+UNHEARD_S = 600.0
+"""So long after the start, a device that the buffer knows and that was not heard yet is silent."""
+FORGOTTEN_S = 604_800.0
+"""A device that was silent for a week is no news any more."""
 
 
 class Clock(Struct, frozen=True):
@@ -269,3 +276,45 @@ def _rounded(drift_ppm: tuple[float, float] | None) -> tuple[float, float] | Non
         return None
     least, most = drift_ppm
     return math.floor(least * 10) / 10, math.ceil(most * 10) / 10
+
+
+class Habit(Protocol):
+    """What is known of a device since the gateway was started. Times are CLOCK_BOOTTIME in microseconds."""
+
+    @property
+    def readings(self) -> int:
+        """Of its present boot, as are the next two."""
+
+    @property
+    def since_us(self) -> int:
+        """When the first came in."""
+
+    @property
+    def received_us(self) -> int:
+        """When the last came in."""
+
+    @property
+    def longest_pause_us(self) -> int:
+        """The longest pause between two of them, and of those of boots before."""
+
+
+def is_silent(heard_s: float | None, of: Habit | None, up_s: float | None) -> bool:
+    """Whether a device that was heard so long ago should have been heard since.
+
+    It should once it pauses for longer than `SILENT_S_MIN`, `SILENT_PAUSES` times its longest pause, and
+    `SILENT_INTERVALS` of its readings. `of` is None where it was not heard since the start, `up_s` ago (None where
+    nothing tells that).
+    """
+    if heard_s is None or heard_s > FORGOTTEN_S:
+        return False
+    if of is None:
+        return up_s is not None and up_s > UNHEARD_S < heard_s
+    mean_s = mean_interval_s(of)
+    if mean_s is None:
+        return False
+    return heard_s > max(SILENT_S_MIN, SILENT_PAUSES * of.longest_pause_us / 1e6, SILENT_INTERVALS * mean_s)
+
+
+def mean_interval_s(of: Habit) -> float | None:
+    """Between two readings of its boot; None before the second."""
+    return (of.received_us - of.since_us) / 1e6 / (of.readings - 1) if of.readings > 1 else None

@@ -1,13 +1,24 @@
 """What the daemon says of itself, on standard error: for people by default, as JSON lines by setting."""
 
 import logging
+import os
 import sys
+from typing import Final
 
 import structlog
 
-from gateway.host.journal import is_journal, prioritized
 from gateway.host.terminal_text import escaped
 from gateway.settings import LogSettings
+
+PRIORITIES: Final = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""syslog(3)'s, by the names that log lines have."""
+
+
+def prioritized(text: str, level: str) -> str:
+    """The text with its priority before each line: a stack trace is as grave as what it belongs to."""
+    priority = PRIORITIES.get(level, PRIORITIES["info"])
+    return "\n".join(f"<{priority}>{line}" for line in text.split("\n"))
+
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -69,3 +80,12 @@ def escape_values(
             parts = value.split("\n") if name in {"exception", "stack"} else [value]
             line[name] = "\n".join(map(escaped, parts))
     return line
+
+
+def is_journal() -> bool:
+    """Whether standard error goes to the journal (systemd.exec(5), JOURNAL_STREAM)."""
+    try:
+        stderr = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{stderr.st_dev}:{stderr.st_ino}"

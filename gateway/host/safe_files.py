@@ -1,5 +1,6 @@
-"""Reads a password from the first line of a file that its owner alone may read."""
+"""Reads a password from a file that its owner alone may read; syncs the names in a folder."""
 
+import os
 import stat
 from pathlib import Path
 from typing import Final
@@ -43,3 +44,12 @@ def read_password(path: Path) -> str:
             f"write the password, and nothing else, into {path}"
         )
     return password
+
+
+def sync_folder(folder: Path) -> None:
+    """Come back when the names in a folder are on the disk. Raises OSError."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

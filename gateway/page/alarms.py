@@ -9,9 +9,8 @@ from msgspec import Struct
 
 from gateway.buffer.losses import OWN
 from gateway.buffer.status import BufferStatus
-from gateway.buffer.write_budget import WriteBudget
-from gateway.clock.clock_text import hold_words
-from gateway.clock.report import ClockView
+from gateway.buffer.wear import WriteBudget
+from gateway.clock.report import ClockView, hold_words
 from gateway.config.running_settings import RESTART
 from gateway.host.disk_health import Trouble
 from gateway.host.terminal_text import YEAR_S, counted, shortened, size, span

@@ -18,13 +18,21 @@ from msgspec import Struct
 
 from gateway.buffer.losses import OWN
 from gateway.buffer.status import BufferStatus, read_status, reading, this_moment
-from gateway.buffer.write_budget import UsageHour, hours_until_full, last_day, room_bytes, write_budget
-from gateway.clock.clock_text import known_words
+from gateway.buffer.wear import UsageHour, hours_until_full, last_day, room_bytes, write_budget
 from gateway.clock.kernel_clock import boottime_us
+from gateway.clock.report import known_words
 from gateway.daemon.device_states import DevicesAsked, DeviceState, devices_page
 from gateway.devices import words as devices_text
-from gateway.devices.listing import Device, log_ins, may_log_in, merged, not_heard_words, places_on_ports
-from gateway.devices.silence import is_silent, mean_interval_s
+from gateway.devices.listing import (
+    Device,
+    is_silent,
+    log_ins,
+    may_log_in,
+    mean_interval_s,
+    merged,
+    not_heard_words,
+    places_on_ports,
+)
 from gateway.host import disk_health, terminal_text
 from gateway.host.disk_health import Trouble
 from gateway.host.terminal_text import size

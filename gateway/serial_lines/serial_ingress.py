@@ -12,7 +12,7 @@ import structlog
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import SerialIntake
 from gateway.serial_lines.frame_link import SerialLink
-from gateway.serial_lines.port_line import FrameLine, PortLine
+from gateway.serial_lines.port_line import FrameLine, PortLine, RingLosses
 from gateway.serial_lines.ports import (
     ALL,
     FRAMES,
@@ -27,7 +27,6 @@ from gateway.serial_lines.ports import (
     why_not_opened,
 )
 from gateway.serial_lines.rivals import brltty_words, rivals
-from gateway.serial_lines.serial_losses import RingLosses
 from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
 
 PORTS_MAX = 128

@@ -17,8 +17,17 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct, field
 
-from gateway.toml_files.config_words import Place, show
-from gateway.toml_files.mistakes import ConfigError, Mistake, line_of, lines_of, show_value, spell, syntax_mistake
+from gateway.toml_files.mistakes import (
+    ConfigError,
+    Mistake,
+    Place,
+    line_of,
+    lines_of,
+    show,
+    show_value,
+    spell,
+    syntax_mistake,
+)
 from spark.decode.codec_binary import SIZES
 from spark.decode.codec_declarations import (
     DAY_S,

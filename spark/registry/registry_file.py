@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gateway.record_contract import DEVICE_NAME, KAFKA_TOPIC
-from gateway.toml_files.config_words import show
-from gateway.toml_files.mistakes import line_of, lines_of, show_value, syntax_mistake, where
+from gateway.toml_files.mistakes import line_of, lines_of, show, show_value, syntax_mistake, where
 from spark.registry.registry import Calibration, Device, Gateway, Registry
 
 DIGITS_MAX = 6

@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gateway.host.folder_sync import sync_folder
+from gateway.host.safe_files import sync_folder
 
 _UNFINISHED = ".unfinished"
 _SALVAGED = ".salvaged"

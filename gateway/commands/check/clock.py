@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.clock.clock_text import hold_words
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.kernel_clock import boottime_us
-from gateway.clock.report import ClockView
+from gateway.clock.report import ClockView, hold_words
 from gateway.commands.check.finding import Finding, remark, well, wrong
 from gateway.commands.check.kafka import known_floor
 from gateway.daemon import control

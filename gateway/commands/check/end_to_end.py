@@ -11,8 +11,8 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from gateway.buffer.rows import OWN_TYPES
 from gateway.buffer.status import is_running
-from gateway.clock.clock_text import hold_words
 from gateway.clock.kernel_clock import boottime_us
+from gateway.clock.report import hold_words
 from gateway.commands.check.finding import Finding, remark, skipped, well, wrong
 from gateway.commands.check.front_door import START, CertificateWantedError, DoorError, ask, doors, entered, opened
 from gateway.commands.check.kafka import certificate_dates

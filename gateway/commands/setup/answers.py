@@ -14,8 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway.settings import Name
-from gateway.toml_files.config_words import Place, show
-from gateway.toml_files.mistakes import ConfigError, Mistake, line_of, lines_of, spell, syntax_mistake
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place, line_of, lines_of, show, spell, syntax_mistake
 from gateway.toml_files.writer import toml_text
 
 ANSWERS_BYTES_MAX: Final = 100_000

@@ -16,8 +16,7 @@ from gateway.commands.setup.write import SetupWriteError, make_folders, refuse_c
 from gateway.listener import credentials as device_credentials
 from gateway.page import password as page_password
 from gateway.settings import GatewaySettings
-from gateway.toml_files.config_words import Place
-from gateway.toml_files.mistakes import ConfigError, Mistake
+from gateway.toml_files.mistakes import ConfigError, Mistake, Place
 
 _ALPHABET: Final = "23456789abcdefghjkmnpqrstuvwxyz"
 """For a password that a person reads out and types: nothing that looks like something else."""

@@ -19,7 +19,7 @@ from gateway.commands.setup.new_settings import Existing, read_existing
 from gateway.commands.setup.plan import Plan, carry_out, plan
 from gateway.commands.setup.setup_command import typed, written_lines
 from gateway.commands.setup.write import SetupWriteError, wipe, writable_trouble
-from gateway.host.folder_sync import sync_folder
+from gateway.host.safe_files import sync_folder
 from gateway.listener.credentials import CredentialsError
 from gateway.toml_files.mistakes import ConfigError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gateway.host.folder_sync import sync_folder
+from gateway.host.safe_files import sync_folder
 from gateway.host.service_user import SERVICE_USER
 from gateway.settings import DEFAULT_CONFIG
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gateway.devices.listing import Clock, Device, Listing
-from gateway.devices.silence import is_silent
+from gateway.devices.listing import Clock, Device, Listing, is_silent
 from gateway.devices.words import drift
 from gateway.host.terminal_text import aligned, bound, counted, escaped, span
 

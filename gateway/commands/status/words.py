@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from gateway.buffer.status import told
-from gateway.buffer.write_budget import SEEN_S_MIN
-from gateway.clock.clock_text import hold_words, known_words
+from gateway.buffer.wear import SEEN_S_MIN
+from gateway.clock.report import hold_words, known_words
 from gateway.commands.status.device_table import heading, rate
 from gateway.config.running_settings import changed_words, digest, running_settings
 from gateway.devices.listing import not_heard_words

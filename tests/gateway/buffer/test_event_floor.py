@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer.event_floor import NOTHING_US, EventFloor
+from gateway.buffer.lanes import NOTHING_US, EventFloor
 
 
 @given(st.lists(st.one_of(st.integers(0, 100), st.floats(0, 1))))

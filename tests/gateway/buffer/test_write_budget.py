@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.buffer.write_budget import (
+from gateway.buffer.wear import (
     DAY_S,
     ROW_OVERHEAD_BYTES,
     UsageHour,

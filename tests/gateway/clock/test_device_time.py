@@ -13,7 +13,7 @@ from gateway.buffer.rows import Row
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.clock.sensor_dates import DEFAULT_LIMITS, LATEST_US, TimeLimits, implausible, told_us
-from gateway.intake.implausible_times import EVENT_DEVICES_MAX, EVENT_INTERVAL_US, LOG_INTERVAL_US, ImplausibleTimes
+from gateway.intake.reading_times import EVENT_DEVICES_MAX, EVENT_INTERVAL_US, LOG_INTERVAL_US, ImplausibleTimes
 
 NOON_US = 1_800_000_000_000_000
 CLOCK = WallClock(NOON_US, 2_000)

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from gateway.buffer.rows import Entry, Series
-from gateway.devices.silence import FORGOTTEN_S, UNHEARD_S, Habit, is_silent
+from gateway.devices.listing import FORGOTTEN_S, UNHEARD_S, Habit, is_silent
 from gateway.intake.devices_heard import DevicesHeard, Heard
 
 THERMO, DOOR = (

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.buffer.status import BufferStatus
-from gateway.buffer.write_budget import DAY_S, UsageHour, write_budget
+from gateway.buffer.wear import DAY_S, UsageHour, write_budget
 from gateway.clock.report import ClockView
 from gateway.host.disk_health import Trouble
 from gateway.page.alarms import Alarm, Facts, Silent, alarms, headline

@@ -1,7 +1,7 @@
 """What a ring dropped is counted once, whichever line finds it out."""
 
 from gateway.serial_lines.frame_link import Identified, Lost
-from gateway.serial_lines.serial_losses import RUNS_MAX, RingLosses
+from gateway.serial_lines.port_line import RUNS_MAX, RingLosses
 from tests.support.broker_intake import MemoryIntake
 
 BOOT = "7-1a2b3c4d"
