@@ -3,9 +3,8 @@
 Pure: wall times in microseconds since 1970, UTC.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
-from gateway.buffer.rows import Row
 from gateway.clock.floor import RELEASED_US
 from gateway.clock.gateway_clock import WallClock
 from gateway.settings import GatewaySettings
@@ -14,6 +13,26 @@ LATEST_US = 2**32 * 1_000_000
 """The year 2106, where the 32 bits of many a sensor's clock end."""
 
 Implausible = Literal["ahead", "behind"]
+
+
+class Dated(Protocol):
+    """A reading that its sensor may have dated. Times are microseconds; the receipt is CLOCK_BOOTTIME."""
+
+    @property
+    def device_time_us(self) -> int | None:
+        """The absolute time that the sensor sent."""
+
+    @property
+    def tick_ms(self) -> int | None:
+        """The sensor's own clock."""
+
+    @property
+    def event_error_us(self) -> int:
+        """The bound of the error of `device_time_us`."""
+
+    @property
+    def received_us(self) -> int:
+        """When the reading came in."""
 
 
 class TimeLimits(NamedTuple):
@@ -47,7 +66,7 @@ def implausible(
     return "behind" if device_time_us < earliest_us else None
 
 
-def told_us(row: Row, clock: WallClock, limits: TimeLimits) -> int | None:
+def told_us(row: Dated, clock: WallClock, limits: TimeLimits) -> int | None:
     """The time that a row's sensor sent, where it did and that can be right."""
     if row.device_time_us is None:
         return None
