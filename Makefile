@@ -2,7 +2,7 @@
 # make test   all tests but the long ones
 # make test-fast   those that are not slow, and need neither Kafka nor Spark nor simavr
 # make test-long   those that take minutes: the demo and the fast tests on other systems (as root)
-# make check  lint, format, types  make lock        constraints.txt anew from pyproject.toml
+# make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
 # make bench-uplink    how the way to Kafka drains, comes back and what it costs (as root; see tests/bench/uplink.py)
@@ -59,6 +59,7 @@ check: build/apt-demo install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 install: $(VENV)/installed
 
