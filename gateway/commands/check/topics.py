@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.commands.check.finding import Finding, remark, well
+from gateway.commands.check.finding import Finding, well
 from gateway.record_contract import USUAL_TOPICS
 from gateway.settings import Settings
 
@@ -22,7 +22,7 @@ def check_topics(settings: Settings) -> Finding:
             f"{goes}, so that `sluice-cloud ingest` reads them. Where it is given --topics, that must fit them, as "
             f"'{pattern}' does",
         )
-    return remark(
+    return well(
         subject,
         f"{goes}, where `sluice-cloud ingest` does not look unless it is told to: start it with --topics '{pattern}'",
     )
