@@ -42,7 +42,7 @@ from spark.ingest.record_faults import (
     reason_of,
 )
 from spark.ingest.retention import read_horizons, without_expired
-from spark.ingest.warehouse_copy import NOW_AND_THEN, STARTS, expect_one_moment, forget_broken, is_of_one_moment
+from spark.ingest.warehouse_copy import NOW_AND_THEN, STARTS, expect_one_moment, forget_broken, is_all_told
 from spark.log.amendments import (
     amend_set_aside,
     amendments_path,
@@ -89,6 +89,7 @@ from spark.windows.window_changes import (
     changes_schema,
     create_changes,
     differences,
+    is_replay_told,
 )
 from spark.windows.windows_table import (
     KEY,
@@ -424,8 +425,8 @@ class BatchJob:
     def _tell_of_replay(self, version: int, last: int) -> None:
         """Tell what a replay changed that died right after it had readers see it."""
         before = folder_of(self.warehouse, version - 1)
-        if folder_exists(self.spark, before):
-            is_told = is_of_one_moment(self.spark, self.warehouse, version - 1)
+        if not is_replay_told(self._changes, version) and folder_exists(self.spark, before):
+            is_told = is_all_told(self.spark, self.warehouse, version - 1)
             append_replayed(self._changes, before if is_told else None, self.tables, version, last)
 
     def _derive(self, rows: DataFrame, census: Census, copies: "Copies | None", windows: "WindowsAppend") -> None:

@@ -142,13 +142,15 @@ def run_ingest(spark: SparkSession, settings: IngestSettings, stop: threading.Ev
 
 def open_job(spark: SparkSession, warehouse: str, streams: Streams | None, warn: Callable[[str], None]) -> BatchJob:
     """Open the tables that nobody else writes. In a copy where they are of several moments, all are made anew first."""
-    try:
-        return BatchJob(spark, warehouse, streams, warn=warn)
-    except MomentsError as error:
-        warn(f"{error}, which may take a while")
+    # Twice: `window_changes` of a copy may tell of a later version than there is in it.
+    for _ in range(2):
+        try:
+            return BatchJob(spark, warehouse, streams, warn=warn)
+        except MomentsError as error:
+            warn(f"{error}, which may take a while")
         with only_replay(warehouse):
             replay(spark, warehouse, streams, None, lambda _: nullcontext(), lambda _: None)
-        return BatchJob(spark, warehouse, streams, warn=warn)
+    return BatchJob(spark, warehouse, streams, warn=warn)
 
 
 def _read(query: "_Query", settings: IngestSettings, listener: Listener, anew: str) -> None:

@@ -73,9 +73,9 @@ def was_copied(warehouse: str) -> bool:
     note = Path(warehouse) / PLACE
     if not note.exists() or note.read_text("utf-8") != _place(note):
         return True
-    newest = max(Path(warehouse).glob("v*/log/_delta_log/*.json"), key=lambda file: file.name, default=note)
-    put, made = newest.stat().st_ctime, newest.stat().st_mtime
-    return put - made > PUT_BACK_S and put > note.stat().st_mtime
+    notes = [file.stat() for file in Path(warehouse).glob("v*/log/_delta_log/*.json")]
+    newest = max(notes, key=lambda about: about.st_ctime, default=note.stat())
+    return newest.st_ctime - newest.st_mtime > PUT_BACK_S and newest.st_ctime > note.stat().st_mtime
 
 
 def note_place(warehouse: str) -> None:

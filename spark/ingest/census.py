@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode.correction_records import CORRECTION_TYPE
-from spark.decode.kafka_records import READING_TYPE
+from spark.decode.kafka_records import EVENT_TYPES, READING_TYPE
 from spark.decode.loss_bodies import LOSS_TYPE
 from spark.engine.built_once import recorded
 from spark.log.copies import may_be_copy
@@ -35,7 +35,7 @@ class Census:
     events: int = 0
     """What gateways say of themselves, corrections among it."""
     event_bytes: int = 0
-    """Of their values, all together."""
+    """Of the values of those that the driver reads, all together."""
     losses: int = 0
     """Losses that gateways told of, among the events."""
     topic_ids: dict[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ def _topics(rows: DataFrame) -> DataFrame:
         F.count_if(was_deleted()).alias("deleted"),
         F.count_if(good & (F.col("ce_type") == CORRECTION_TYPE)).alias("corrections"),
         F.count_if(good & (F.col("ce_type") != READING_TYPE)).alias("events"),
-        F.coalesce(F.sum(F.when(good & (F.col("ce_type") != READING_TYPE), F.octet_length("value"))), F.lit(0)).alias(
+        F.coalesce(F.sum(F.when(good & F.col("ce_type").isin(*EVENT_TYPES), F.octet_length("value"))), F.lit(0)).alias(
             "event_bytes"
         ),
         F.count_if(good & (F.col("ce_type") == LOSS_TYPE)).alias("losses"),

@@ -18,16 +18,18 @@ from spark.log.copies import Suspects
 from spark.log.log_table import Log
 from spark.source.topic_changes import TopicRead
 
-EVENTS_BYTES_MAX = 64 * 1_048_576
+EVENTS_BYTES_MAX = 256 * 1_048_576
 """All that gateways say of themselves in one batch comes into the driver's memory. Where it is more than this, events
 that are longer than a fair share of it are rejects."""
+FAIR_BYTES_MIN = 4_096
+"""However many there are, heartbeats of the usual size are no rejects."""
 
 
 def events_of(rows: DataFrame, census: Census) -> list[GatewayEvent]:
     """What gateways say of themselves in a batch, copies too: what came before changes nothing. `rows` are of `log`."""
     if not census.events:
         return []
-    fair = EVENTS_BYTES_MAX // census.events
+    fair = max(EVENTS_BYTES_MAX // census.events, FAIR_BYTES_MIN)
     return events_in(rows, None if census.event_bytes <= EVENTS_BYTES_MAX else fair)
 
 

@@ -208,9 +208,11 @@ def expect_one_moment(spark: SparkSession, warehouse: str, version: int) -> None
         )
 
 
-def is_of_one_moment(spark: SparkSession, warehouse: str, version: int) -> bool:
-    """Tell the same."""
-    return next(_of_other_moments(spark, warehouse, version), None) is None
+def is_all_told(spark: SparkSession, warehouse: str, version: int) -> bool:
+    """Tell whether `window_changes` tells of all that a version's windows hold: a job may have died in between."""
+    windows = commit_numbers(spark, windows_path(folder_of(warehouse, version))).get(ORDINAL, -1)
+    is_of_one_moment = next(_of_other_moments(spark, warehouse, version), None) is None
+    return is_of_one_moment and max(_told(spark, warehouse, version), default=-1) == windows
 
 
 def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iterator[str]:
@@ -221,11 +223,7 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     windows = commit_numbers(spark, windows_path(tables)).get(ORDINAL, -1)
     if not last - 1 <= windows <= last:
         yield windows_path(tables)
-    told = [
-        number
-        for name, number in commit_numbers(spark, changes_path(warehouse)).items()
-        if name.startswith(of_version(version))
-    ]
+    told = _told(spark, warehouse, version)
     # Of what a replay made it is told at once, after it: where it died in between, nothing is told yet.
     if told and not last - 1 <= max(told) <= last:
         yield changes_path(warehouse)
@@ -240,6 +238,12 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     settled = _numbers(spark, settled_path(tables)).get(SETTLED, -1)
     if 0 <= settled < states[runs_path(tables)].get(SETTLED, -1):
         yield settled_path(tables)
+
+
+def _told(spark: SparkSession, warehouse: str, version: int) -> list[int]:
+    """The batches of a version up to which `window_changes` tells, by cause."""
+    numbers = commit_numbers(spark, changes_path(warehouse))
+    return [number for name, number in numbers.items() if name.startswith(of_version(version))]
 
 
 def _numbers(spark: SparkSession, path: str) -> Mapping[str, int]:

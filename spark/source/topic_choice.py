@@ -82,7 +82,11 @@ class TopicChoice:
     def _ask(self, others: frozenset[str]) -> set[str]:
         """See which topics Kafka has, and which of them may be read; return those that are too many to ask of."""
         # A list of all topics lacks those that the user may not know of: each is asked for by its name.
-        unknown = sorted(others - {topic for topic, may in self._access.items() if may and topic in self._watch.names})
+        listed = self._watch.names
+        unknown = sorted(
+            others - {topic for topic, may in self._access.items() if may and topic in listed},
+            key=lambda topic: (topic not in listed, topic),
+        )
         asked, unasked = unknown[:ASKED_MAX], unknown[ASKED_MAX:]
         self._access = {topic: may for topic, may in self._access.items() if topic not in unknown}
         if asked:
@@ -92,8 +96,9 @@ class TopicChoice:
     def _sorted_out(self, others: frozenset[str], unasked: set[str]) -> tuple[dict[str, str], frozenset[str]]:
         forbidden = {topic for topic in others - unasked if not self._access[topic]}
         if self.source.named is None:
-            why = {topic: FORBIDDEN if self._fits(topic) else NOT_OF_PATTERN for topic in sorted(others)}
-            return why, frozenset()
+            why = dict.fromkeys(others, NOT_OF_PATTERN)
+            why |= {topic: TOO_MANY if topic in unasked else FORBIDDEN for topic in others if self._fits(topic)}
+            return dict(sorted(why.items())), frozenset()
         own = {topic for topic in others if topic.startswith(INTERNAL_PREFIX)}
         wanted = sorted(others - own - forbidden - unasked)
         room = max(0, NAMED_MAX - len(self.source.named))

@@ -9,7 +9,7 @@ After that commit `window_changes` is told what is different; of a replay that d
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from spark.engine.warehouse_folder import WarehouseInUseError, folder_exists, re
 from spark.finality.loss_table import take_over_losses
 from spark.ingest.reading_starts import append_start, read_starts
 from spark.ingest.retention import expire_log, read_horizons
-from spark.ingest.warehouse_copy import forget_broken, is_of_one_moment
+from spark.ingest.warehouse_copy import forget_broken, is_all_told
 from spark.log.deletions import read_deletions
 from spark.log.log_table import ORDINAL, BatchId, BatchIds, from_kafka, log_path, read_log, with_topic_ids
 from spark.log.warehouse_version import Version, change_version, folder_of, open_version, tables_of
@@ -91,7 +91,9 @@ def replay(  # noqa: PLR0913, PLR0917 - what is made of what, and for whom
     WindowLengthError where windows that `log` no longer has the readings of cannot become windows of the new length.
     """
     if was_copied(warehouse):
-        forget_broken(spark, warehouse)
+        # What is being written is no copy.
+        with suppress(WarehouseInUseError), only_writer(warehouse):
+            forget_broken(spark, warehouse)
     before = open_version(spark, warehouse)
     source = f"v{before.number}" if kafka is None else f"v{before.number} and kafka"
     after = replace(before, number=before.number + 1, streams=streams or before.streams, source=source)
@@ -199,7 +201,7 @@ class _Replay:
 
         after = change_version(self._spark, self._warehouse, published)
         changes = AppendTable(self._spark, changes_path(self._warehouse), changes_schema())
-        is_told = is_of_one_moment(self._spark, self._warehouse, self._after.number - 1)
+        is_told = is_all_told(self._spark, self._warehouse, self._after.number - 1)
         old = self._old if is_told else None
         append_replayed(changes, old, self._job.tables, after.number, self._job.next_ordinal - 1)
         return after

@@ -76,12 +76,17 @@ def of_version(version: int) -> str:
     return f"{ORDINAL}-v{version}-"
 
 
+def is_replay_told(table: AppendTable, version: int) -> bool:
+    """Tell whether it stands in the table what a version's replay changed."""
+    return table.last(f"{of_version(version)}{REPLAY}") >= 0
+
+
 def append_replayed(table: AppendTable, old_tables: str | None, new_tables: str, version: int, ordinal: int) -> None:
     """Tell what is different in the tables of a version that took another's place; nothing happens if that was told.
 
     `ordinal` is of its last batch. Without `old_tables` nothing is known of what was told before: each window is told.
     """
-    if table.last(f"{of_version(version)}{REPLAY}") >= 0:
+    if is_replay_told(table, version):
         return
     spark = table.spark
     new = folded(read_parts(spark, new_tables)).select(*KEY, *FIGURES)

@@ -36,7 +36,7 @@ from spark.source.kafka_source import KafkaSource
 from spark.views.windows_view import open_windows
 from spark.windows.windows_table import create_windows
 from tests.support import spark_oracle
-from tests.support.kafka_admin import administered
+from tests.support.kafka_admin import administered, create_topic
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
 
@@ -184,6 +184,7 @@ def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: 
             for number, value in enumerate(values):
                 await producer.send_and_wait(topic, value, key=b"42", headers=reading_headers(number), partition=0)
 
+    asyncio.run(create_topic(kafka.bootstrap, topic))
     asyncio.run(send())
     with ingest(kafka, tmp_path, "--once", topics=topic) as process:
         assert process.wait(300) == 0

@@ -276,7 +276,7 @@ def test_long_heartbeats_do_not_fill_the_memory_of_the_job(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat = json.dumps(hostile.HEARTBEAT).encode()
-    monkeypatch.setattr(job_state, "EVENTS_BYTES_MAX", 10 * len(beat))
+    monkeypatch.setattr(job_state, "EVENTS_BYTES_MAX", len(beat))
     records = [told_by_gateway(number, "heartbeat", beat) for number in range(4)]
     # As long as Kafka takes, and small in it: spaces compress well.
     records += [told_by_gateway(number, "heartbeat", beat + b" " * 1_000_000) for number in range(4, 6)]
