@@ -44,9 +44,9 @@ TEXT_BYTES_MAX = 66_000
 """The longest text that a gateway writes is an MQTT topic of 65,535 bytes; in a key a namespace may stand before it."""
 TEXTS = ("ce_type", "subject", "time_quality", "gateway_boot", "content_type", "device_boot", "device_counter")
 """Columns of texts that nothing else bounds."""
-VALUE_BYTES_MAX = 100_000_000
-"""The largest record that a gateway can be set to send. A larger value is a reject, of which the beginning is kept:
-compressed, such a value is small in Kafka, and some in one batch would fill the memory of whoever writes them."""
+VALUE_BYTES_MAX = 1_048_576
+"""Reading a value takes several times its size in memory: longer ones are not looked into. Of these the beginning is
+kept: compressed they are small in Kafka, and sixty of 8 MB in one batch filled the memory of whoever wrote them."""
 KEPT_BYTES = 65_536
 LANE_SEQUENCE_MAX = 2**53
 """A lane counts its rows from 0: at a million a second it has so many after 285 years. What is reckoned from numbers up

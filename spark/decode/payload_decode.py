@@ -15,7 +15,7 @@ from spark.decode.codec_json_strict import read_strictly, with_members
 from spark.decode.codec_json_usual import is_usual, read_usual
 from spark.decode.codec_numbers import NO_DECLARED, NO_METRIC, OUTSIDE, RANGE, TOO_MANY
 from spark.decode.codec_python import CODEC_OF_MEDIA_TYPE, PYTHON_CODECS, asked_of_python, python_decoder
-from spark.decode.kafka_records import EVENT_TYPES, GATEWAY_TYPES, READING_TYPE
+from spark.decode.kafka_records import EVENT_TYPES, GATEWAY_TYPES, READING_TYPE, VALUE_BYTES_MAX
 from spark.engine.built_once import recorded
 
 PLAIN_NUMBER = r"^[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?$"
@@ -29,9 +29,8 @@ SET_ASIDE = "set-aside: "
 """Of records that made their batch fail: see `record_faults`."""
 UNKNOWN_TYPE = "unknown-type: ce_type is neither sluice.reading nor sluice.gateway.*"
 UNDECLARED_STREAM = "undeclared-stream: no stream of this topic's name is declared"
-TEXT_BYTES_MAX = 1_048_576
-"""Longer JSON and texts are not looked into, whoever sent them: reading one takes several times its size in memory."""
-TOO_LONG = f"more than {TEXT_BYTES_MAX} bytes"
+TOO_LONG = f"more than {VALUE_BYTES_MAX} bytes"
+"""Of rows that an earlier program kept whole."""
 NO_VALUE = "undecodable: the record has no value"
 NOT_UTF8 = "undecodable: the payload is not UTF-8"
 NOT_JSON = "undecodable: the payload is not one JSON object"
@@ -89,7 +88,7 @@ def _routed(records: DataFrame, streams: Streams, readers: set[str]) -> DataFram
         F.when(is_sound, F.try_element_at(constant(_OF_GATEWAYS, "map<string,string>"), F.col("ce_type"))).alias(
             "told"
         ),
-        (F.octet_length("value") > TEXT_BYTES_MAX).alias("is_too_long"),
+        (F.octet_length("value") > VALUE_BYTES_MAX).alias("is_too_long"),
     ).select(
         *("record", "header_fault", "ce_type", "value", "stream_number", "is_reading", "is_too_long"),
         F.when(F.col("is_reading"), F.coalesce(F.get(codecs, F.col("stream_number")), undeclared))
