@@ -59,7 +59,7 @@ check: build/apt-demo install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --no-logo
 
 install: $(VENV)/installed
 
