@@ -218,7 +218,7 @@ def _too_long() -> Column:
 
 
 def _fault_of_event(times: Times) -> Column:
-    """What is wrong with what a gateway says of itself, as far as tables are computed by it in Spark."""
+    """Say what is wrong with a time correction or a loss record; null for all other records."""
     members = F.col("members")
     of_correction = F.coalesce(
         correction_records.fault(members), correction_records.untrue(members, F.col("record"), times)

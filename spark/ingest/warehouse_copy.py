@@ -1,7 +1,7 @@
 """A warehouse that was copied while `ingest` wrote it, or put back from such a copy.
 
-A copy takes its time, and each table in it is of another moment. `log` is the truth: what it lacks is read from Kafka
-again, and where another table is not of its moment, all of them are made anew from `log`, as by a replay.
+A copy takes its time, and each table in it is of another moment. `log` is the truth. What it lacks is read from Kafka
+again. Where another table is not of its moment, a replay makes all tables anew from `log`.
 
 In a copy on this machine, commits whose files are not there, or are there in part, are forgotten before that: their
 notes are removed from `_delta_log`, always the last ones, so that a table is as it was before them.
