@@ -94,8 +94,9 @@ class Link:
     """A TCP proxy: what goes through can be cut off, or swallowed without a word."""
 
     port: int
-    black_hole: bool = False
     connections: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = field(default_factory=list)
+    swallowed: set[asyncio.StreamWriter] = field(default_factory=set)
+    """What is to be written to these goes nowhere."""
     carried_bytes: int = 0
     """From the broker to the gateway."""
 
@@ -110,6 +111,10 @@ class Link:
                 writer.transport.abort()
         self.connections.clear()
 
+    def swallow(self) -> None:
+        """From now on nothing comes through the connections that there are; connections to come are whole."""
+        self.swallowed = {writer for pair in self.connections for writer in pair}
+
 
 @asynccontextmanager
 async def link_to(port: int) -> AsyncIterator[Link]:
@@ -119,7 +124,7 @@ async def link_to(port: int) -> AsyncIterator[Link]:
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65_536):
-                if link.black_hole:
+                if writer in link.swallowed:
                     continue
                 writer.write(data)
                 await writer.drain()
