@@ -42,7 +42,15 @@ from spark.ingest.record_faults import (
     reason_of,
 )
 from spark.ingest.retention import read_horizons, without_expired
-from spark.ingest.warehouse_copy import NOW_AND_THEN, STARTS, expect_one_moment, forget_broken, is_all_told
+from spark.ingest.warehouse_copy import (
+    ANEW,
+    NOW_AND_THEN,
+    RETOLD,
+    STARTS,
+    expect_one_moment,
+    forget_broken,
+    is_all_told,
+)
 from spark.log.amendments import (
     amend_set_aside,
     amendments_path,
@@ -90,6 +98,7 @@ from spark.windows.window_changes import (
     create_changes,
     differences,
     is_replay_told,
+    of_version,
 )
 from spark.windows.windows_table import (
     KEY,
@@ -381,14 +390,16 @@ class BatchJob:
         if self._in_batch or self._log.last == self.state.saved:
             return
         begun = time.monotonic()
-        self.state.save(self._log.last)
+        self.state.save(self._log.last, self._so_far())
         self._saved_s = time.monotonic()
         self._saving_s = self._saved_s - begun
 
     def _so_far(self) -> dict[str, int]:
-        """How far tables had come that few batches commit to: what shows in a copy that one is of another moment."""
-        tables = (self._amendments, self._told, self._losses)
-        numbers = {name: table.last(ORDINAL) for name, table in zip(NOW_AND_THEN, tables, strict=True)}
+        """How far tables had come with what few batches bring: what shows in a copy that one is of another moment."""
+        tables = zip(NOW_AND_THEN.items(), (self._amendments, self._told, self._losses, self._parts), strict=True)
+        numbers = {name: table.last(kept.application) for (name, kept), table in tables}
+        for name, cause in RETOLD.items():
+            numbers[name] = self._changes.last(f"{of_version(self._version)}{cause}")
         start = self.state.start
         return numbers if start is None else numbers | {STARTS: start.number}
 
@@ -459,6 +470,10 @@ class BatchJob:
                 counting = counting.unionByName(as_readings.where(is_reading()))
             earlier = readings_moved(counting, moved, self._times)
             self._compute_anew(windowed(metrics_of(earlier), self._window_s), ordinal, CORRECTION)
+        is_anew = amended is not None or (moved is not None and moved.brought_boots)
+        if is_anew and self._parts.last(ANEW) < ordinal:
+            # Of itself: what was computed anew was no append, and came after this batch's own.
+            self._parts.begin().commit({ANEW: ordinal})
 
     def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:
         """Compute windows from all of their readings: those of `touched`, and a few around them."""

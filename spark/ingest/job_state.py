@@ -102,12 +102,13 @@ class JobState:
             if start.ordinal == ordinal:
                 self._begin(start)
 
-    def save(self, ordinal: int) -> None:
-        """Write what has changed; `ordinal` is of the last batch that was noted."""
+    def save(self, ordinal: int, so_far: Mapping[str, int]) -> None:
+        """Write what has changed; `ordinal` is of the last batch that was noted, `so_far` how far tables had come."""
         # Side by side: they are small, and each waits for its commit more than it computes.
-        first = (self._seen, self._topics, self._heard)
-        with ThreadPoolExecutor(len(first)) as beside:
-            for saving in [beside.submit(table.save, ordinal) for table in first]:
+        with ThreadPoolExecutor(3) as beside:
+            savings = [beside.submit(table.save, ordinal) for table in (self._topics, self._heard)]
+            savings.append(beside.submit(self._seen.save, ordinal, so_far))
+            for saving in savings:
                 saving.result()
         # Last, as they are read first: who knows how far gateways have come must know all whom they serve.
         self._gateways.save(ordinal)

@@ -1,5 +1,6 @@
 """`seen`, `device_runs` and `settled_islands`: which numbers of each lane, and of each device's own, stand in `log`."""
 
+from collections.abc import Mapping
 from typing import cast
 
 from delta.tables import DeltaTable
@@ -134,11 +135,11 @@ class Seen:
         ]
         return Suspects(lanes, runs, joined(batches), repeated)
 
-    def save(self, ordinal: int) -> None:
-        """Write what has changed; `ordinal` is of the last batch that was noted."""
+    def save(self, ordinal: int, so_far: Mapping[str, int]) -> None:
+        """Write what has changed; `ordinal` is of the last batch that was noted, `so_far` how far tables had come."""
         self._lanes.save(ordinal)
         self._settle(ordinal)
-        self._runs.save(ordinal, {SETTLED: self._settled})
+        self._runs.save(ordinal, {SETTLED: self._settled, **so_far})
 
     def _begin(self, run: RunKey) -> None:
         """Note that a sensor has begun to count anew: of the boot before, little more will come."""

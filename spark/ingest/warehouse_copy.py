@@ -8,7 +8,7 @@ notes are removed from `_delta_log`, always the last ones, so that a table is as
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -30,8 +30,8 @@ from spark.ingest.topics_read import topics_path
 from spark.log.amendments import amendments_path
 from spark.log.log_table import ORDINAL, log_path
 from spark.log.time_corrections import corrections_path
-from spark.log.warehouse_version import current_version, folder_of, tables_of, versions_path
-from spark.windows.window_changes import changes_path, of_version
+from spark.log.warehouse_version import Published, current_version, folder_of, tables_of, versions_path
+from spark.windows.window_changes import COPY, CORRECTION, changes_path, of_version
 from spark.windows.windows_table import windows_path
 
 COPY_MS_MAX = 86_400_000
@@ -39,12 +39,28 @@ COPY_MS_MAX = 86_400_000
 forgotten for it."""
 STARTS = "sluice-after-starts"
 """The application under which a commit of `log` says of which start of reading it is."""
+ANEW = "sluice-anew"
+"""The application under which `windows` says up to which batch it holds all that batches had computed anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a table says how far it has come with something."""
+
+    path_in: Callable[[str], str]
+    application: str = ORDINAL
+
+
 NOW_AND_THEN = {
-    "sluice-after-amendments": amendments_path,
-    "sluice-after-corrections": corrections_path,
-    "sluice-after-losses": losses_path,
+    "sluice-after-amendments": Kept(amendments_path),
+    "sluice-after-corrections": Kept(corrections_path),
+    "sluice-after-losses": Kept(losses_path),
+    "sluice-after-anew": Kept(windows_path, ANEW),
 }
-"""Tables that few batches commit to, by the application under which `log` says how far they had come before it."""
+"""What few batches bring, by the application under which `log`, and what is saved of the job's state, say how far it
+had come before them."""
+RETOLD = {"sluice-after-copies-told": COPY, "sluice-after-corrections-told": CORRECTION}
+"""The same of `window_changes`, by cause."""
 STATES = (seen_path, runs_path, topics_path, heard_path, gateways_path)
 CHECKSUM_CHUNK, CHECKSUM_HEAD, CHECKSUM_BYTES = 512, 8, 4
 """How Hadoop's file of checksums is made: so many bytes for each chunk of a file, behind a head."""
@@ -103,17 +119,21 @@ def forget_broken_commits(table: Path) -> None:
 
 
 def _forget_absent_versions(warehouse: str) -> None:
-    """Have readers see no version whose folder was not there yet when the copy began."""
+    """Have readers see no version whose tables were not all as it was published with them when they were copied."""
     versions = Path(versions_path(warehouse))
-    absent = [
-        commit.version
-        for commit in _commits(versions)
-        if commit.noted.isdigit() and not _versions(Path(log_path(folder_of(warehouse, int(commit.noted)))) / NOTES)
-    ]
+    absent = [commit.version for commit in _commits(versions) if commit.noted and _is_absent(warehouse, commit.noted)]
     if absent and min(absent) > 0:
         _forget_after(versions, min(absent) - 1)
     elif absent:
         rmtree(versions)
+
+
+def _is_absent(warehouse: str, noted: str) -> bool:
+    published = Published.from_json(noted)
+    tables = Path(folder_of(warehouse, published.number))
+    return not _versions(Path(log_path(str(tables))) / NOTES) or any(
+        max(_versions(tables / name / NOTES), default=-1) < version for name, version in published.tables.items()
+    )
 
 
 def _forget_unstarted(spark: SparkSession, tables: str) -> None:
@@ -212,7 +232,8 @@ def is_all_told(spark: SparkSession, warehouse: str, version: int) -> bool:
     """Tell whether `window_changes` tells of all that a version's windows hold: a job may have died in between."""
     windows = commit_numbers(spark, windows_path(folder_of(warehouse, version))).get(ORDINAL, -1)
     is_of_one_moment = next(_of_other_moments(spark, warehouse, version), None) is None
-    return is_of_one_moment and max(_told(spark, warehouse, version), default=-1) == windows
+    told = _told(commit_numbers(spark, changes_path(warehouse)), version)
+    return is_of_one_moment and max(told, default=-1) == windows
 
 
 def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iterator[str]:
@@ -220,17 +241,25 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     tables = folder_of(warehouse, version)
     log = commit_numbers(spark, log_path(tables))
     last = log.get(ORDINAL, -1)
-    windows = commit_numbers(spark, windows_path(tables)).get(ORDINAL, -1)
-    if not last - 1 <= windows <= last:
-        yield windows_path(tables)
-    told = _told(spark, warehouse, version)
-    # Of what a replay made it is told at once, after it: where it died in between, nothing is told yet.
-    if told and not last - 1 <= max(told) <= last:
-        yield changes_path(warehouse)
-    for name, path_in in NOW_AND_THEN.items():
-        if not log.get(name, -1) <= commit_numbers(spark, path_in(tables)).get(ORDINAL, -1) <= last:
-            yield path_in(tables)
     states = {path_in(tables): _numbers(spark, path_in(tables)) for path_in in STATES}
+    # What is saved of a batch is saved when all tables hold it; of the last one of `log` some may have to be finished.
+    finished = max(last - 1, *(numbers.get(ORDINAL, -1) for numbers in states.values()))
+    windows = commit_numbers(spark, windows_path(tables)).get(ORDINAL, -1)
+    if not finished <= windows <= last:
+        yield windows_path(tables)
+    changes = commit_numbers(spark, changes_path(warehouse))
+    told = _told(changes, version)
+    # Of what a replay made it is told at once, after it: where it died in between, nothing is told yet.
+    if told and not finished <= max(told) <= last:
+        yield changes_path(warehouse)
+    saved = states[runs_path(tables)]
+    for name, kept in NOW_AND_THEN.items():
+        number = commit_numbers(spark, kept.path_in(tables)).get(kept.application, -1)
+        if not max(log.get(name, -1), saved.get(name, -1)) <= number <= last:
+            yield kept.path_in(tables)
+    for name, cause in RETOLD.items():
+        if max(log.get(name, -1), saved.get(name, -1)) > changes.get(f"{of_version(version)}{cause}", -1):
+            yield changes_path(warehouse)
     for path, numbers in states.items():
         if numbers.get(ORDINAL, -1) > last:
             yield path
@@ -240,10 +269,9 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
         yield settled_path(tables)
 
 
-def _told(spark: SparkSession, warehouse: str, version: int) -> list[int]:
+def _told(changes: Mapping[str, int], version: int) -> list[int]:
     """The batches of a version up to which `window_changes` tells, by cause."""
-    numbers = commit_numbers(spark, changes_path(warehouse))
-    return [number for name, number in numbers.items() if name.startswith(of_version(version))]
+    return [number for name, number in changes.items() if name.startswith(of_version(version))]
 
 
 def _numbers(spark: SparkSession, path: str) -> Mapping[str, int]:

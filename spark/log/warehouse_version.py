@@ -5,7 +5,8 @@ the last row of the greatest number, so that a version takes another's place in 
 other declarations or another registry, it stands there once more.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from importlib.metadata import version as package_version
@@ -16,7 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark.decode.codec_declarations import NO_STREAMS, NO_VERSION, Streams
-from spark.engine.warehouse_folder import VERSIONS, locked, no_tables
+from spark.engine.delta_staging import snapshot
+from spark.engine.warehouse_folder import VERSIONS, folders_in, locked, no_tables
 
 SCHEMA = """
     number int, at timestamp, code_version string, declarations string, streams string, registry string, source string
@@ -41,6 +43,22 @@ class Version:
     """The version of the devices' registry."""
     source: str = FROM_KAFKA
     """Where its `log` comes from: Kafka, or the version that it was made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a commit of `versions` notes beside it: a copy may hold less of the version's tables."""
+
+    number: int
+    tables: Mapping[str, int]
+    """Of a version that takes another's place, how often each of its tables was committed to before that."""
+
+    def to_json(self) -> str:
+        return json.dumps({"number": self.number, "tables": self.tables})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Published":
+        return cls(**json.loads(text))
 
 
 def versions_path(warehouse: str) -> str:
@@ -113,7 +131,10 @@ def change_version(spark: SparkSession, warehouse: str, change: Callable[[Versio
         if after is not None and after != before:
             # In their order, whatever became of this machine's clock.
             now = datetime.now(UTC)
-            _append(spark, warehouse, after, now if since is None else max(now, since + timedelta(microseconds=1)))
+            at = now if since is None else max(now, since + timedelta(microseconds=1))
+            is_another = before is None or after.number != before.number
+            tables = _commits_in(spark, tables_of(warehouse, after)) if is_another else {}
+            _append(spark, warehouse, after, at, Published(after.number, tables))
         return after
 
 
@@ -122,12 +143,18 @@ def note_registry(spark: SparkSession, warehouse: str, registry: str) -> None:
     change_version(spark, warehouse, lambda now: None if now is None else replace(now, registry=registry))
 
 
-def _append(spark: SparkSession, warehouse: str, version: Version, at: datetime) -> None:
+def _commits_in(spark: SparkSession, folder: str) -> dict[str, int]:
+    """The number of the last commit of each table in a folder."""
+    tables = [path for path in folders_in(spark, folder) if DeltaTable.isDeltaTable(spark, path)]
+    return {path.rpartition("/")[2]: int(snapshot(spark, path).version()) for path in tables}
+
+
+def _append(spark: SparkSession, warehouse: str, version: Version, at: datetime, published: Published) -> None:
     declared = version.streams
     row = (
         *(version.number, at, package_version("sluice"), declared.version, declared.to_json()),
         *(version.registry, version.source),
     )
     frame = spark.createDataFrame([row], SCHEMA)
-    writer = frame.coalesce(1).write.format("delta").mode("append").option("userMetadata", str(version.number))
+    writer = frame.coalesce(1).write.format("delta").mode("append").option("userMetadata", published.to_json())
     writer.save(versions_path(warehouse))

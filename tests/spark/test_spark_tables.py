@@ -38,6 +38,7 @@ from tests.support.spark_records import (
     drawn_records,
     reading,
     reading_headers,
+    through,
 )
 from tests.support.spark_warehouse import Warehouse
 
@@ -407,27 +408,6 @@ def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     counts = warehouse.take(2, later)
     assert (counts.duplicates, counts.rejected) == (0, 1)
     assert warehouse.tables() == spark_oracle.tables([*same_sequence, *copies, torn, torn_alone, *again, *later])
-
-
-def through(  # noqa: PLR0913 - one argument for each thing that varies
-    gateway: str,
-    sequence: int,
-    number: int,
-    *,
-    offset: int,
-    payload: str = '{"t": 1}',
-    error_us: int = 1_000,
-    time: datetime = NOON,
-    partition: int = 0,
-    arrived: timedelta = timedelta(seconds=5),
-) -> KafkaRecord:
-    """A numbered reading of device 42 by one of two gateways, which are told by their buffers."""
-    headers = reading_headers(
-        sequence, time=time, error_us=error_us, buffer=gateway * 16, lane=gateway * 12, device_boot="7-1a2b3c4d"
-    )
-    headers = changed(headers, "ce_devicesequence", str(number))
-    record = reading(payload.encode(), headers, offset=offset)
-    return replace(record, partition=partition, timestamp=NOON + arrived)
 
 
 def test_a_device_that_changes_over_to_another_gateway_counts_once(warehouse: Warehouse) -> None:

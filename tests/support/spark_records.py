@@ -80,6 +80,27 @@ def reading(
     return KafkaRecord("device-thermo", 0, offset, NOON + timedelta(hours=1), key, value, headers)
 
 
+def through(  # noqa: PLR0913 - one argument for each thing that varies
+    gateway: str,
+    sequence: int,
+    number: int,
+    *,
+    offset: int,
+    payload: str = '{"t": 1}',
+    error_us: int = 1_000,
+    time: datetime = NOON,
+    partition: int = 0,
+    arrived: timedelta = timedelta(seconds=5),
+) -> KafkaRecord:
+    """A numbered reading of device 42 by one of two gateways, which are told by their buffers."""
+    headers = reading_headers(
+        sequence, time=time, error_us=error_us, buffer=gateway * 16, lane=gateway * 12, device_boot="7-1a2b3c4d"
+    )
+    headers = changed(headers, "ce_devicesequence", str(number))
+    record = reading(payload.encode(), headers, offset=offset)
+    return replace(record, partition=partition, timestamp=NOON + arrived)
+
+
 def correction(
     sequence: int,
     members: Mapping[str, object],

@@ -9,15 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from demo.kafka_broker import Broker
+from spark import batch_job
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.engine.session import SHORT_LIVED
@@ -27,12 +31,14 @@ from spark.ingest_job import IngestSettings, Listener, open_job, run_ingest
 from spark.log.log_table import log_path, open_log
 from spark.log.warehouse_version import Version, change_version
 from spark.source.kafka_source import KafkaSource
+from spark.upkeep import replay_job
+from spark.upkeep.replay_job import replay
 from spark.windows.window_changes import read_changes
-from spark.windows.windows_table import fold_date
+from spark.windows.windows_table import Area, area_of, fold_date
 from tests.support import spark_oracle
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_oracle import KafkaRecord
-from tests.support.spark_records import NOON, drawn_records, reading, reading_headers
+from tests.support.spark_records import NOON, drawn_records, reading, reading_headers, through
 from tests.support.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
@@ -137,6 +143,31 @@ def test_a_version_whose_tables_the_copy_lacks_is_not_seen_in_it(spark: SparkSes
     assert Path(BatchJob(spark, new_warehouse).tables).name == "v1"
 
 
+def test_a_version_that_was_copied_while_it_was_made_is_not_seen(
+    spark: SparkSession, new_warehouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [reading(headers=reading_headers(number), offset=number) for number in range(3)]
+    original = Warehouse(spark, Path(new_warehouse))
+    for number, record in enumerate(records):
+        original.take(number, [record])
+    copy = tmp_path / "copy"
+
+    def copying(spark: SparkSession, warehouse: str, change: Callable[[Version | None], Version]) -> Version:
+        shutil.copytree(new_warehouse, copy)
+        return change_version(spark, warehouse, change)
+
+    monkeypatch.setattr(replay_job, "change_version", copying)
+    replay(spark, new_warehouse, None, None, lambda _: nullcontext(), lambda _: None)
+    # Its `log` was copied before the last batch came into it, and `versions` after the replay.
+    notes = sorted((copy / "v2" / "log" / "_delta_log").glob("*.json"))
+    notes[-1].unlink()
+    shutil.rmtree(copy / "versions")
+    shutil.copytree(Path(new_warehouse) / "versions", copy / "versions")
+    job = BatchJob(spark, str(copy))
+    assert Path(job.tables).name == "v1"
+    assert Warehouse(spark, copy).tables() == spark_oracle.tables(records)
+
+
 def test_tables_of_several_moments_are_told_and_made_anew(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +190,42 @@ def test_tables_of_several_moments_are_told_and_made_anew(
     again = Warehouse(spark, Path(new_warehouse))
     assert again.tables() == spark_oracle.tables(records[:2])
     assert told_in_changes(spark, Path(new_warehouse)) == counted(again)
+
+
+@pytest.mark.parametrize("case", ["v1/window_parts, state saved", "v1/window_parts", "window_changes"])
+def test_what_is_computed_anew_while_a_table_is_copied_is_not_missed(
+    spark: SparkSession, new_warehouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    table = case.partition(",")[0]
+    is_saved = "saved" in case
+    # It comes again, better timed, and belongs to the minute before.
+    minute = timedelta(minutes=1)
+    worse = through("a", 0, 0, offset=0, error_us=90_000_000)
+    better = through("a", 1, 0, offset=1, time=NOON - minute)
+    other = through("a", 2, 1, offset=2)
+    original = Warehouse(spark, Path(new_warehouse))
+    original.take(0, [worse])
+    copied = tmp_path / "copied-before"
+
+    def copying(touched: DataFrame, window_s: int) -> Area | None:
+        shutil.copytree(Path(new_warehouse) / table, copied)
+        return area_of(touched, window_s)
+
+    monkeypatch.setattr(batch_job, "area_of", copying)
+    original.take(1, [better])
+    if is_saved:
+        original.job.save()
+    else:
+        original.take(2, [other])
+    copy = Path(shutil.copytree(new_warehouse, tmp_path / "copy"))
+    shutil.rmtree(copy / table)
+    copied.rename(copy / table)
+    told: list[str] = []
+    open_job(spark, str(copy), None, told.append)
+    assert [words for words in told if table in words and "is of another moment than `log`" in words]
+    again = Warehouse(spark, copy)
+    assert again.tables() == spark_oracle.tables([worse, better] if is_saved else [worse, better, other])
+    assert told_in_changes(spark, copy) == counted(again)
 
 
 @pytest.mark.kafka
