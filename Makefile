@@ -1,7 +1,8 @@
 # make demo   the main job on a fresh machine: sensors → gateway → Kafka → Delta tables, with an outage and an audit
-# make test   all tests but the long ones
-# make test-fast   those that are not slow, and need neither Kafka nor Spark nor simavr
-# make test-long   those that take minutes: the demo and the fast tests on other systems (as root)
+# make test   every promise and every real part, in small sizes; what it draws is always the same
+# make test-fast   those of its tests that need no server, no Java, no box and no compiler, and are quick
+# make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems
+# make test-slice   a twelfth of what `make test` leaves out, another one at each commit (SLICE=0 to 11)
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
@@ -32,8 +33,12 @@ TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl ipro
 WITH_SERVERS := kafka or spark or avr
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
+SLICE ?= $(shell git rev-list --count HEAD)
+# Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
+unexport PYTHONDONTWRITEBYTECODE
+COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim tests
 
-.PHONY: always demo test test-fast test-long check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
+.PHONY: always demo test test-fast test-long test-slice check lock install jars deb clean bench-gateway bench-uplink bench-serial bench-clock bench-spark bench-install peers
 
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
@@ -41,7 +46,7 @@ demo: build/apt-demo install jars
 # Most tests wait more than they compute: those of Spark, in two sessions, run beside all others, which are the first to
 # get a core; of the others, those that share no server side by side. A failure does not stop the rest.
 test: build/apt-test install jars $(TEST_JARS)
-	@failed=0; \
+	@$(COMPILE); failed=0; \
 	nice $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15 -m "spark and not long" > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or long)" || failed=1; \
 	$(BIN)/pytest -m "($(WITH_SERVERS)) and not (spark or long)" || failed=1; \
@@ -50,10 +55,20 @@ test: build/apt-test install jars $(TEST_JARS)
 	exit $$failed
 
 test-fast: build/apt-test install
+	@$(COMPILE)
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long)"
 
-test-long: build/apt-test install
-	$(BIN)/pytest -m long
+test-long test-slice: export SLUICE_TEST_WHOLE := 1
+
+test-long: build/apt-test install jars $(TEST_JARS)
+	@$(COMPILE); failed=0; \
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone)" || failed=1; \
+	$(BIN)/pytest --durations 15 -m "$(WITH_SERVERS) or alone" || failed=1; \
+	exit $$failed
+
+test-slice: build/apt-test install jars $(TEST_JARS)
+	@$(COMPILE)
+	$(BIN)/pytest --durations 0 --slice $(SLICE)
 
 check: build/apt-demo install
 	$(BIN)/ruff check

@@ -5,10 +5,15 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.sizes import WHOLE, slice_of
+
 pytest_plugins = ["tests.support.fixtures_kafka", "tests.support.fixtures_spark"]
 
-# A slow machine is no finding: how long an example takes is measured in benches.
-settings.register_profile("sluice", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is no finding: how long an example takes is measured in benches. What `make test` draws is always the
+# same; `make test-long` draws anew, and prints what brings back a failure.
+settings.register_profile(
+    "sluice", deadline=None, derandomize=not WHOLE, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("sluice")
 # What commands print must not depend on whose terminal this is, or on whether tests run side by side.
 os.environ.pop("COLUMNS", None)
@@ -17,7 +22,18 @@ SPARK_TIMEOUT_S = 900
 """Of a test with Spark that hangs: on a busy machine its JVM alone takes a minute to start."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slice", type=int, metavar="N", help="run this part of the long tests alone: see `make test-slice`"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("spark") is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+    number = config.getoption("slice")
+    if number is not None:
+        chosen = slice_of(items, number)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen

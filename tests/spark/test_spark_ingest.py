@@ -170,7 +170,7 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
     assert len(shown.output.splitlines()) == 1 + len(expected.readings)
 
 
-@pytest.mark.long
+@pytest.mark.long(seconds=60)
 def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
     """Compressed, 8 MB take a kilobyte in Kafka, and 101 MB some twelve: in all it is more than Java is given."""
     topic = "device-inflated"

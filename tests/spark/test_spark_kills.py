@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import random
-import secrets
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from demo.kafka_broker import Broker
 from spark.engine.session import SHORT_LIVED
 from spark.log.log_table import open_log
 from tests.support import spark_oracle
+from tests.support.sizes import drawn_seed
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_records import drawn_records
 from tests.support.spark_warehouse import Warehouse
@@ -46,10 +46,7 @@ main()
 
 
 def test_ten_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
-    # Others each time; `SLUICE_TEST_SEED=…` brings back the records and the times of those that failed.
-    seed = int(os.environ.get("SLUICE_TEST_SEED") or secrets.randbits(32))
-    print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(drawn_seed())  # noqa: S311
     records = [replace(record, topic=f"{record.topic}-kills") for record in drawn_records(rng, RECORDS)]
     asyncio.run(send(kafka, records))
     warehouse = str(tmp_path / "warehouse")

@@ -1,8 +1,6 @@
 """The tables against the oracle: any split into batches, retries and crashes, the same rows."""
 
-import os
 import random
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +25,7 @@ from spark.log.quarantine_view import open_quarantine
 from spark.views.evidence import open_gaps
 from spark.windows.windows_table import TimeSpan, time_spans
 from tests.support import spark_oracle
+from tests.support.sizes import drawn_seed
 from tests.support.spark_oracle import KafkaRecord, WindowRow
 from tests.support.spark_records import (
     BUFFER,
@@ -101,10 +100,7 @@ def dying(warehouse: Warehouse, number: int, records: list[KafkaRecord], place: 
 
 
 def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehouse) -> None:
-    # Another site and another week each time; `SLUICE_TEST_SEED=…` brings back the one that failed.
-    seed = int(os.environ.get("SLUICE_TEST_SEED") or secrets.randbits(32))
-    print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(drawn_seed())  # noqa: S311
     records = drawn_records(rng, 250)
     batches = drawn_batches(rng, records)
     # A draw may put all into two batches.

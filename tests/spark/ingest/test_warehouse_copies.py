@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import secrets
 import shutil
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from spark.upkeep.replay_job import replay
 from spark.windows.window_changes import read_changes
 from spark.windows.windows_table import Area, area_of, fold_date
 from tests.support import spark_oracle
+from tests.support.sizes import drawn_seed
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, drawn_records, reading, reading_headers, through
@@ -50,10 +50,7 @@ PAUSE_S_MAX = 0.3
 
 
 def drawn() -> tuple[random.Random, list[KafkaRecord]]:
-    """Others each time; `SLUICE_TEST_SEED=…` brings back those that failed."""
-    seed = int(os.environ.get("SLUICE_TEST_SEED") or secrets.randbits(32))
-    print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(drawn_seed())  # noqa: S311
     return rng, drawn_records(rng, RECORDS)
 
 
@@ -229,7 +226,7 @@ def test_what_is_computed_anew_while_a_table_is_copied_is_not_missed(
 
 
 @pytest.mark.kafka
-@pytest.mark.long
+@pytest.mark.long(seconds=264)
 def test_a_copy_of_a_running_warehouse_opens_and_loses_nothing(
     kafka: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:

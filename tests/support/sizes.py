@@ -1,0 +1,51 @@
+"""How much a test does: a little in `make test`, all of it in `make test-long`; and what part of that runs beside it."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import pytest
+
+WHOLE: Final = os.environ.get("SLUICE_TEST_WHOLE") == "1"
+"""Whether all is done, as `make test-long` and `make test-slice` set it."""
+SLICES: Final = 12
+"""Parts of what `make test` leaves out. As many commits, one after the other, run all of it."""
+SLICE_S_MAX: Final = 300
+"""A test that takes longer is in no slice."""
+T = TypeVar("T")
+
+
+def size(small: T, whole: T) -> T:
+    """How much a test does. Those that ask have the mark `campaign`."""
+    return whole if WHOLE else small
+
+
+def drawn_seed() -> int:
+    """Give a seed, and print it: another each time where all is done. `SLUICE_TEST_SEED=…` brings back one that failed."""
+    seed = int(os.environ.get("SLUICE_TEST_SEED") or size(1, secrets.randbits(32)))
+    print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
+    return seed
+
+
+def seconds(item: pytest.Item) -> int | None:
+    """How long a test takes whole, on two idle cores; None where `make test` runs all of it.
+
+    Raises UsageError where the mark does not say.
+    """
+    mark = item.get_closest_marker("long") or item.get_closest_marker("campaign")
+    if mark is None:
+        return None
+    if set(mark.kwargs) != {"seconds"}:
+        raise pytest.UsageError(f"{item.nodeid}: say how long it takes, as in @pytest.mark.{mark.name}(seconds=60)")
+    return int(mark.kwargs["seconds"])
+
+
+def slice_of(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
+    """Give one of SLICES parts of the tests that `make test` leaves out or makes smaller: all take about as long."""
+    costs = {item: cost for item in items if (cost := seconds(item)) is not None and cost <= SLICE_S_MAX}
+    slices: list[list[pytest.Item]] = [[] for _ in range(SLICES)]
+    for item in sorted(costs, key=lambda each: (-costs[each], each.nodeid)):
+        min(slices, key=lambda each: sum(costs[one] for one in each)).append(item)
+    chosen = slices[number % SLICES]
+    return [item for item in items if item in chosen]
