@@ -1,4 +1,4 @@
-"""How much a test does: a little in `make test`, all of it in `make test-long`; and what part of that runs beside it."""
+"""How much a test does: a little in `make test`, all of it in `make test-long`; and which part of that is a slice."""
 
 import os
 import secrets
@@ -22,7 +22,7 @@ def size(small: T, whole: T) -> T:
 
 
 def drawn_seed() -> int:
-    """Give a seed, and print it: another each time where all is done. `SLUICE_TEST_SEED=…` brings back one that failed."""
+    """Give a seed, and print it: another each time where all is done. `SLUICE_TEST_SEED=…` brings one back."""
     seed = int(os.environ.get("SLUICE_TEST_SEED") or size(1, secrets.randbits(32)))
     print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
     return seed
