@@ -1,12 +1,11 @@
 """What the gateway promises, against real firmware with 2 KB of RAM on bad lines: the firmware's ledger against Kafka.
 
 In every scene: nothing acknowledged is missing, no value is another than the one that was measured, nothing stands
-under two ids, and what a ring dropped is a loss record. SLUICE_SEED chooses the random schedules.
+under two ids, and what a ring dropped is a loss record. SLUICE_TEST_SEED chooses the random schedules.
 """
 
 import asyncio
 import json
-import os
 import random
 import struct
 import zlib
@@ -23,12 +22,13 @@ from sluice_sim.avr_board import RefusedError
 from sluice_sim.avr_faults import Build, FaultRate, schedule
 from tests.support.board_scene import known, scene
 from tests.support.gateways import header
+from tests.support.sizes import drawn_seed
 
 pytestmark = [pytest.mark.avr, pytest.mark.kafka, pytest.mark.timeout(300)]
 
 RESETS = 50
 KILLS = 8
-SEED = os.environ.get("SLUICE_SEED", "sluice")
+SEED = str(drawn_seed())
 WRAP_MS = 2**32
 BOOT_SLOT_B = 16
 RESET_KINDS = ("reset", "power-cycle", "brown-out", "brown-out-in-write 20 2")
@@ -205,7 +205,7 @@ async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Br
         await bench.until_acknowledged(5)
         await run_schedule(boards, build)
         account = await bench.finish()
-        assert account.faults == (), f"SLUICE_SEED={SEED}: {account}"
+        assert account.faults == (), f"seed {SEED}: {account}"
 
 
 async def run_schedule(
