@@ -26,7 +26,8 @@ from sluice_sim.fleet import FleetOptions, Progress, run_fleet
 from sluice_sim.fleet_ledger import SequenceRanges
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor
 from tests.support.gateways import free_port
-from tests.support.mqtt_peers import RecordingIntake, listening, until
+from tests.support.mqtt_peers import RecordingIntake, listening
+from tests.support.waiting import until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -111,12 +111,6 @@ async def listening(
         assert not listener.connections
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 class Peer:
     """A client that sends exactly the bytes it is told to."""
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.broker_intake import MemoryIntake, numbered, published, reading_from, until
+from tests.support.broker_intake import MemoryIntake, numbered, published, reading_from
 from tests.support.broker_loss import readings_left_after_kill
 from tests.support.gateways import SLUICE
 from tests.support.mosquitto import Link, Mosquitto, link_to, mosquitto
+from tests.support.waiting import until
 
 # --- stopped, cut off --------------------------------------------------------------------------------------
 

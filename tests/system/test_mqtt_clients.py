@@ -26,7 +26,8 @@ from gateway.listener.tls_connection import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_
 from gateway.settings import TlsSettings
 from gateway.tls.client import client_context
 from tests.support.gateways import daemon, free_port, write_config
-from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening, until
+from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening
+from tests.support.waiting import until
 
 OPERATORS = {"ops": hashlib.sha256(CODEWORD.encode()).hexdigest()}
 COMMANDED: dict[str, Any] = {"anonymous": False, "users": USERS, "operators": OPERATORS}

@@ -21,8 +21,8 @@ from tests.support.mqtt_peers import (
     connect,
     connected,
     listening,
-    until,
 )
+from tests.support.waiting import until
 
 PER_MINUTE, DELAY_S, HELD = 10, 3.0, 256
 WRONG, NOT_AUTHORIZED = b"\x20\x02\x00\x04", b"\x20\x02\x00\x05"

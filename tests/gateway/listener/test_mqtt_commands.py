@@ -21,8 +21,8 @@ from tests.support.mqtt_peers import (
     publish,
     publish2,
     pubrec,
-    until,
 )
+from tests.support.waiting import until
 
 COMMANDED: dict[str, Any] = {
     "anonymous": False,

@@ -20,8 +20,8 @@ from tests.support.mqtt_peers import (
     puback,
     publish,
     publish2,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> None:

@@ -27,8 +27,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 LOGIN = ("m001", CODEWORD)

@@ -23,8 +23,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from tests.support.mqtt_peers import (
     publish2,
     pubrec,
     pubrel,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_pubrec_after_the_commit_of_the_reading_and_pubcomp_after_the_one_that_forgets_its_id() -> None:

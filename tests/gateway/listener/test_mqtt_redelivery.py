@@ -17,8 +17,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 COUNTED = b"".join(publish(str(number), number) for number in range(1, 71))
 """A client's packet identifiers have counted up to 70."""

@@ -13,8 +13,8 @@ from tests.support.mqtt_peers import (
     field,
     listening,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_a_device_appears_once_and_dies_with_its_will_but_not_by_disconnect() -> None:

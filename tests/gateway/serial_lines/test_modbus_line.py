@@ -35,6 +35,7 @@ from gateway.serial_lines.modbus_line import Answer, ModbusLine, find_answer
 from gateway.serial_lines.modbus_registers import REGISTERS_MAX, requests
 from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
+from tests.support.waiting import until
 from tests.test_imports import imported_by
 
 DEADLINE_S = 30.0
@@ -151,13 +152,6 @@ class Puppet:
 
 def sealed(frame: bytes) -> bytes:
     return frame + FramerRTU.compute_CRC(frame).to_bytes(2, "big")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it; a test that waits in vain fails here."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def now_us() -> int:

@@ -43,7 +43,8 @@ from gateway.uplink import rounds as forward_rounds
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
 from gateway.uplink.rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
-from tests.support.buffers import BOOT, CLOCK, confirm, opened, rows, store, until
+from tests.support.buffers import BOOT, CLOCK, confirm, opened, rows, store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from gateway.kafka.session import KafkaSession
