@@ -30,7 +30,7 @@ MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static chromium fonts-dejavu-core
-WITH_SERVERS := kafka or spark or avr
+WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 SLICE ?= $(shell git rev-list --count HEAD)
