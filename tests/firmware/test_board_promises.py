@@ -24,7 +24,7 @@ from tests.support.board_scene import known, scene
 from tests.support.gateways import header
 from tests.support.sizes import drawn_seed
 
-pytestmark = [pytest.mark.avr, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.avr, pytest.mark.kafka]
 
 RESETS = 50
 KILLS = 8

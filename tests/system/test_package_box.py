@@ -24,7 +24,7 @@ from tests.support.package_site import (
 )
 from tests.support.uplink_scene import scene_or_skip
 
-pytestmark = [pytest.mark.box, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.box, pytest.mark.kafka, pytest.mark.timeout(900)]
 
 EXPOSURE_MAX = 2.0
 
@@ -281,7 +281,6 @@ def test_removing_keeps_what_waits_and_purging_deletes_it(site: Site, packages: 
 
 
 @pytest.mark.long(seconds=200)
-@pytest.mark.timeout(600)
 def test_the_next_debian_takes_its_package_which_sets_itself_up_from_the_boot_partition(
     tmp_path: Path, packages: Packages
 ) -> None:

@@ -555,7 +555,6 @@ def schema_1(directory: Path) -> tuple[Path, Model]:
 
 @pytest.mark.slow
 @pytest.mark.campaign(seconds=120)
-@pytest.mark.timeout(600)
 def test_no_power_cut_costs_what_was_acknowledged(tmp_path: Path) -> None:
     counts = cut(CUTS, tmp_path, SEED)
     assert counts["acknowledged"] > 5 * CUTS

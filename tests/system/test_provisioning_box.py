@@ -15,7 +15,7 @@ from tests.support.box import Box, box_or_skip
 from tests.support.fixtures_boxes import Packages
 from tests.support.setup_dialogue import ENTER, questions_asked, set_up
 
-pytestmark = [pytest.mark.box, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.box, pytest.mark.timeout(900)]
 
 BOOT = "/boot/firmware"
 ANSWERS = """\

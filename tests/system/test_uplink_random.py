@@ -39,7 +39,6 @@ def test_the_same_seed_gives_the_same_schedule_and_every_fault_has_its_turn() ->
 
 
 @pytest.mark.campaign(seconds=240)
-@pytest.mark.timeout(120 + 30 * FAULTS_COUNT)
 def test_faults_at_random(scene: Scene) -> None:
     """With `pytest -s` the seed and each fault are shown as it runs; without, when it fails."""
     seed = drawn_seed()
