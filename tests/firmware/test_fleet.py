@@ -236,7 +236,7 @@ async def test_the_ledger_is_what_the_intake_took_although_the_listener_was_away
     await asyncio.sleep(0.3)
     intake.outcome = True
     async with listening(intake, port) as listener:
-        await until(lambda: len(listener.sessions) == 20)
+        await until(lambda: len(listener.shared.sessions) == 20)
         await until(lambda: len(intake.stored) > before + 300)
         stopping.set()
         last = await running

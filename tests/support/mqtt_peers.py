@@ -108,7 +108,7 @@ async def listening(
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        assert not listener.connections
+        assert not listener.shared.connections
 
 
 class Peer:

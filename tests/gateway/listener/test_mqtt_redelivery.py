@@ -30,7 +30,7 @@ async def cut_before_the_answer(listener: MqttListener, intake: RecordingIntake,
     peer.writer.write(data)
     await until(lambda: intake.batches)
     peer.vanish()
-    await until(lambda: not listener.connections)
+    await until(lambda: not listener.shared.connections)
     intake.decide(True)
     intake.outcome = True
 
