@@ -44,12 +44,12 @@ demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
 # Most tests wait more than they compute. Those of Spark, in one session, run beside all others, which are the first to
-# get a core; of the others, those that need no server run side by side. A failure does not stop the rest.
+# get a core. Tests of one file share servers, boards and boxes. A failure does not stop the rest.
 test: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE); failed=0; \
 	nice $(BIN)/pytest --durations 15 -m "spark and not long" > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or long)" || failed=1; \
-	$(BIN)/pytest -m "($(WITH_SERVERS)) and not (spark or long)" || failed=1; \
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not (spark or long)" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
 	exit $$failed
