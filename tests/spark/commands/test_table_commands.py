@@ -1,6 +1,7 @@
 """What `sluice-cloud` prints of the tables: all that was asked for, or a word of what is left out."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
+from spark.engine.interpreted_queries import interpreted_if
 from spark.log.log_table import BatchId
 from spark.views.windows_view import open_windows
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
@@ -21,25 +23,70 @@ from tests.support.spark_records import NOON, kafka_frame, reading, reading_head
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
-@pytest.fixture
-def filled(spark: SparkSession, new_warehouse: str) -> str:
-    """A warehouse with three readings, each in a window of its own."""
+COMMAND = """
+import click
+from spark.commands.command_session import session
+
+@click.command()
+def look():
+    spark = session("look")
+"""
+WAITING = f"""{COMMAND}
+    click.echo("at work")
+    spark.sql("SELECT java_method('java.lang.Thread', 'sleep', 600000L)").collect()
+
+look()
+"""
+QUIET = f"""{COMMAND}
+    context = spark.sparkContext
+    context._jvm.System.out.println("said by Java")
+    # Objects of Java's that are needed no more: more than it can be told of in that time.
+    client = context._gateway._gateway_client
+    client.finalizer_deque.extend([(client, "o0")] * 200_000)
+    click.echo("looked")
+
+# The second must not look for the Java of the first.
+for _ in range(2):
+    look(standalone_mode=False)
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A warehouse with three readings, each in a window of its own: to be read only."""
     records = [
         reading(headers=reading_headers(number, time=NOON + timedelta(minutes=number)), offset=number)
         for number in range(3)
     ]
-    BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
-    return new_warehouse
+    path = str(shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("filled") / "warehouse"))
+    with interpreted_if(spark, small=True):
+        BatchJob(spark, path).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    return path
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_rows_that_are_left_out_are_told_of(spark: SparkSession, filled: str, options: list[str]) -> None:
+@pytest.fixture
+def filled_copy(filled: str, tmp_path: Path) -> str:
+    """The same of the test's own."""
+    return str(shutil.copytree(filled, tmp_path / "warehouse"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "more"),
+    [
+        (2, [], True),
+        (3, ["--json"], False),
+        pytest.param(2, ["--json"], True, marks=pytest.mark.long(seconds=10)),
+        pytest.param(3, [], False, marks=pytest.mark.long(seconds=10)),
+    ],
+)
+def test_rows_that_are_left_out_are_told_of(
+    spark: SparkSession, filled: str, limit: int, options: list[str], *, more: bool
+) -> None:
     assert spark is not None
-    for limit, more in ((2, True), (3, False)):
-        shown = CliRunner().invoke(main, ["readings", "--warehouse", filled, "--limit", str(limit), *options])
-        assert shown.exit_code == 0, shown.output
-        assert len(shown.stdout.splitlines()) == limit + (not options)
-        assert ("there are more than these 2 rows: --limit N" in shown.stderr) == more
+    shown = CliRunner().invoke(main, ["readings", "--warehouse", filled, "--limit", str(limit), *options])
+    assert shown.exit_code == 0, shown.output
+    assert len(shown.stdout.splitlines()) == limit + (not options)
+    assert ("there are more than these 2 rows: --limit N" in shown.stderr) == more
 
 
 def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> None:
@@ -49,6 +96,7 @@ def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> 
     assert {"deviation", "p50", "p95", "p99", "why"} <= row.keys()
 
 
+@pytest.mark.long(seconds=15)
 def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
     spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +111,9 @@ def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
     assert told.endswith(" window_end, sum, first: --json shows all, and so does a wider terminal")
 
 
-@pytest.mark.parametrize(("width", "is_cut"), [("50", True), ("60", False)])
+@pytest.mark.parametrize(
+    ("width", "is_cut"), [("50", True), pytest.param("60", False, marks=pytest.mark.long(seconds=10))]
+)
 def test_times_that_there_is_no_room_for_are_cut_and_it_is_said(
     spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch, width: str, *, is_cut: bool
 ) -> None:
@@ -117,21 +167,30 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(*command: str) -> "subprocess.Popen[str]":
-    program = [sys.executable, "-u", "-m", "spark.cli", *command]
+    program = [sys.executable, "-u", *command]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def test_a_signal_ends_a_command_and_its_java_without_traces(scratch: Path) -> None:
+    with started("-c", WAITING) as process:
+        end_by(process, signal.SIGTERM, scratch, once="at work")
+
+
+@pytest.mark.long(seconds=50)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_command_and_its_java_without_traces(
-    filled: str, scratch: Path, number: signal.Signals
-) -> None:
-    with started("replay", "--warehouse", filled) as process:
-        assert process.stdout is not None
+def test_a_signal_ends_a_replay(filled_copy: str, scratch: Path, number: signal.Signals) -> None:
+    with started("-m", "spark.cli", "replay", "--warehouse", filled_copy) as process:
         # It has begun to make the tables: Java is at work.
-        assert any(line.startswith("v2: 0 of 3 records") for line in process.stdout)
-        process.send_signal(number)
-        # Whoever reads on waits for Java as well: it has the same output.
-        printed = process.communicate(timeout=120)[0]
+        end_by(process, number, scratch, once="v2: 0 of 3 records")
+
+
+def end_by(process: "subprocess.Popen[str]", number: signal.Signals, scratch: Path, once: str) -> None:
+    """Send a signal once a line that begins so was printed, and expect no word of it, and no file."""
+    assert process.stdout is not None
+    assert any(line.startswith(once) for line in process.stdout)
+    process.send_signal(number)
+    # Whoever reads on waits for Java as well: it has the same output.
+    printed = process.communicate(timeout=120)[0]
     assert process.returncode == -number
     assert "Traceback" not in printed, printed
     assert "ERROR" not in printed, printed
@@ -139,7 +198,7 @@ def test_a_signal_ends_a_command_and_its_java_without_traces(
 
 
 def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(filled: str, scratch: Path) -> None:
-    with started("replay", "--warehouse", filled) as process:
+    with started("-m", "spark.cli", "windows", "--warehouse", filled) as process:
         # The folder of Java's files is made right before Java is started.
         while not any(scratch.glob("sluice-*")):
             time.sleep(0.01)
@@ -147,7 +206,7 @@ def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(fil
         printed = process.communicate(timeout=120)[0]
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in printed, printed
-    assert "records" not in printed, printed
+    assert "window_start" not in printed, printed
     assert not any(scratch.iterdir())
 
 
@@ -155,7 +214,7 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
     filled: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/such/java")
-    with started("windows", "--warehouse", filled) as process:
+    with started("-m", "spark.cli", "windows", "--warehouse", filled) as process:
         printed = process.communicate(timeout=120)[0]
     assert process.returncode == 1
     assert "/no/such/java" in printed
@@ -164,6 +223,7 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
     assert not any(scratch.iterdir())
 
 
+@pytest.mark.long(seconds=60)
 def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch: Path) -> None:
     # Two of them in one process, where the second must not look for the Java of the first.
     command = f"main(['windows', '--warehouse', {filled!r}], standalone_mode=False)"
@@ -175,25 +235,10 @@ def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch
 
 
 def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_told_something(scratch: Path) -> None:
-    assert not any(scratch.iterdir())
-    program = """
-import click
-from spark.commands.command_session import session
-
-@click.command()
-def look():
-    context = session("look").sparkContext
-    context._jvm.System.out.println("said by Java")
-    # Objects of Java's that are needed no more: more than it can be told of in that time.
-    client = context._gateway._gateway_client
-    client.finalizer_deque.extend([(client, "o0")] * 200_000)
-    click.echo("looked")
-
-look()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stdout) == (0, "looked\n")
+    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (0, "looked\nlooked\n"), done.stderr
     assert "ERROR" not in done.stderr, done.stderr
+    assert not any(scratch.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from tests.support.spark_records import reading, reading_headers
 # The time that all its starts of Spark take on a busy machine.
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600)]
 
-TOPIC = "device-on-s3"
-COUNTED = "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings"
+BEGUN = datetime.now(UTC) - timedelta(hours=1)
+COUNT = ["sql", "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings", "--json"]
 # One Spark for several commands: starting it costs more than most of them.
 RUN = """\
 import json, sys
@@ -49,26 +49,39 @@ def run(store: ObjectStore, *commands: list[str]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_warehouse_on_an_object_store_is_filled_replayed_and_kept_in_order(kafka: Broker, tmp_path: Path) -> None:
-    noon = datetime.now(UTC) - timedelta(hours=1)
+def sent(topic: str, *sequences: int) -> list[KafkaRecord]:
+    return [
+        replace(
+            reading(f'{{"t": {each}}}'.encode(), reading_headers(each, time=BEGUN + timedelta(seconds=each))),
+            topic=topic,
+            partition=each % 2,
+        )
+        for each in sequences
+    ]
 
-    def sent(*sequences: int) -> list[KafkaRecord]:
-        return [
-            replace(
-                reading(f'{{"t": {each}}}'.encode(), reading_headers(each, time=noon + timedelta(seconds=each))),
-                topic=TOPIC,
-                partition=each % 2,
-            )
-            for each in sequences
-        ]
 
-    ingest = ["ingest", "--once", "--json", "--bootstrap", kafka.bootstrap, "--topics", TOPIC]
+def ingest(kafka: Broker, topic: str) -> list[str]:
+    return ["ingest", "--once", "--json", "--bootstrap", kafka.bootstrap, "--topics", topic]
+
+
+def test_a_warehouse_on_an_object_store_is_filled_and_read(kafka: Broker, tmp_path: Path) -> None:
+    topic = "device-on-s3-few"
+    asyncio.run(send(kafka, {topic}, sent(topic, *range(6), 4, 5)))
     with object_store(tmp_path) as store:
-        asyncio.run(send(kafka, {TOPIC}, sent(*range(60), *range(50, 60))))
-        assert '"duplicates": 10' in run(store, ingest)[-1]
+        lines = run(store, ingest(kafka, topic), COUNT)
+    assert any('"duplicates": 2' in line for line in lines)
+    assert json.loads(lines[-1]) == {"readings": 6, "values": 6}
 
-        asyncio.run(send(kafka, set(), sent(*range(55, 70))))
+
+@pytest.mark.long(seconds=200)
+def test_a_warehouse_on_an_object_store_is_filled_replayed_and_kept_in_order(kafka: Broker, tmp_path: Path) -> None:
+    topic = "device-on-s3"
+    with object_store(tmp_path) as store:
+        asyncio.run(send(kafka, {topic}, sent(topic, *range(60), *range(50, 60))))
+        assert '"duplicates": 10' in run(store, ingest(kafka, topic))[-1]
+
+        asyncio.run(send(kafka, set(), sent(topic, *range(55, 70))))
         upkeep = ["maintain", "--keep-days", "0", "--old-versions"]
-        lines = run(store, ingest, ["replay"], upkeep, ["sql", COUNTED, "--json"])
+        lines = run(store, ingest(kafka, topic), ["replay"], upkeep, COUNT)
         assert '"duplicates": 5' in lines[1]
         assert json.loads(lines[-1]) == {"readings": 70, "values": 70}
