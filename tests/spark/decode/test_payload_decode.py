@@ -23,6 +23,7 @@ from spark.decode.streams_file import NO_STREAMS, Streams, parse_streams
 from tests.spark.decode.test_codecs import SCHEMA, climate, registry
 from tests.support import oracle_payloads, spark_oracle
 from tests.support.oracle_payloads import Outcome, UnreadableError
+from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, changed, correction, kafka_frame, reading, reading_headers, rfc3339
 
@@ -180,10 +181,11 @@ def assert_as_expected(found: list[Outcome], records: list[KafkaRecord], streams
 PLAIN = reading_headers(content_type="text/plain; charset=us-ascii")
 
 
+@pytest.mark.campaign(seconds=15)
 def test_payloads_are_read_as_pythons_decimals_read_them(spark: SparkSession) -> None:
     rng = random.Random(3)  # noqa: S311 - the same draw every time
-    plain = [text.encode() for text in PLAIN_TEXTS] + [drawn_number(rng).encode() for _ in range(500)]
-    objects = [text.encode() for text in JSON_TEXTS] + [drawn_text(rng).encode() for _ in range(1500)]
+    plain = [text.encode() for text in PLAIN_TEXTS] + [drawn_number(rng).encode() for _ in range(size(100, 500))]
+    objects = [text.encode() for text in JSON_TEXTS] + [drawn_text(rng).encode() for _ in range(size(200, 1_500))]
     objects += [b"\xff", b'{"t\xc3": 1}', b'{"t\xed\xa0\x80": 1}', '{"t": 1}'.encode("utf-16")]
     records = [reading(value, PLAIN) for value in plain] + [reading(value) for value in objects]
 
@@ -289,7 +291,8 @@ def payloads(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=4, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@pytest.mark.campaign(seconds=20)
+@settings(max_examples=size(2, 4), suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(st.lists(st.tuples(st.sampled_from(TOPICS), st.booleans(), payloads()), min_size=60, max_size=120))
 def test_declared_streams_are_read_as_declared(spark: SparkSession, drawn: list[tuple[str, bool, str]]) -> None:
     records = [
@@ -300,9 +303,10 @@ def test_declared_streams_are_read_as_declared(spark: SparkSession, drawn: list[
     assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)
 
 
+@pytest.mark.campaign(seconds=9)
 def test_each_text_that_is_odd_is_read_as_declared(spark: SparkSession) -> None:
     rng = random.Random(4)  # noqa: S311 - the same draw every time
-    texts = JSON_TEXTS + PLAIN_TEXTS + [drawn_text(rng) for _ in range(1000)]
+    texts = JSON_TEXTS + PLAIN_TEXTS + [drawn_text(rng) for _ in range(size(100, 1_000))]
     records = [replace(reading(text.encode()), topic=topic) for text in texts for topic in ("device-thermo", "level")]
 
     assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)

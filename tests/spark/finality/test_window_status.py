@@ -27,13 +27,14 @@ from spark.log.edge_times import Correction, GatewayBoot
 from spark.log.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
 from tests.support import oracle_status
 from tests.support.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
+from tests.support.sizes import size
 from tests.support.spark_records import EPOCH, NOON
 from tests.support.spark_warehouse import expect_rows
 
 if TYPE_CHECKING:
     from spark.finality.gateway_rows import GatewayRow
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 SECOND = 1_000_000
 NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
@@ -636,11 +637,12 @@ def drawn_windows(rng: random.Random, namespace: str, site: Site) -> set[Window]
     return windows
 
 
-@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@pytest.mark.campaign(seconds=25)
+@settings(max_examples=size(1, 3), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_drawn_sites_are_judged_as_the_oracle_judges_them(spark: SparkSession, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311
-    sites = {f"site-{number}": drawn_site(rng) for number in range(60)}
+    sites = {f"site-{number}": drawn_site(rng) for number in range(size(20, 60))}
     windows = [window for name, site in sites.items() for window in drawn_windows(rng, name, site)]
     evidence = evidence_of(spark, sites, rng)
     assert gap_rows(evidence) == {name: gaps for name, site in sites.items() if (gaps := oracle_status.gaps(site))}

@@ -43,7 +43,7 @@ from tests.support.join_frames import (
 )
 from tests.support.oracle_joins import EXACT, UNKNOWN_ERROR_US, Figures, PartKey, Reading
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 def found_parts(frame: DataFrame) -> dict[PartKey, Row]:
@@ -126,7 +126,9 @@ def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> No
     assert {(row.site, row.labels["floor"]) for row in rows} == {("hall-1", "2")}
 
 
-@pytest.mark.parametrize(("base", "step"), [("0", "1"), ("1234567.8", "0.01")])
+@pytest.mark.parametrize(
+    ("base", "step"), [pytest.param("0", "1", marks=pytest.mark.long(seconds=8)), ("1234567.8", "0.01")]
+)
 def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentiles(
     spark: SparkSession, base: str, step: str
 ) -> None:
@@ -303,6 +305,7 @@ def many_scenarios(draw: st.DrawFn) -> Sites:
     return Sites(registry, [reading for _, readings in each for reading in readings])
 
 
+@pytest.mark.campaign(seconds=20)
 @packed
 @given(many_scenarios())
 def test_readings_are_calibrated_as_the_oracle_does(spark: SparkSession, drawn: Sites) -> None:
@@ -323,6 +326,7 @@ def test_readings_are_calibrated_as_the_oracle_does(spark: SparkSession, drawn: 
     }
 
 
+@pytest.mark.campaign(seconds=20)
 @packed
 @given(many_scenarios())
 def test_windows_calibrated_by_their_figures_are_those_of_calibrated_readings(
