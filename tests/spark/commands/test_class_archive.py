@@ -34,6 +34,7 @@ def test_most_classes_come_from_the_archive(tmp_path: Path) -> None:
     assert archived > len(told) / 2
 
 
+@pytest.mark.long(seconds=15)
 def test_an_archive_that_is_none_is_passed_over_without_a_word(tmp_path: Path) -> None:
     for jar in connector_jars():
         (tmp_path / jar.name).symlink_to(jar)

@@ -338,6 +338,7 @@ def test_what_is_declared_of_an_inner_object_is_not_read_from_the_top(spark: Spa
     assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_stream_that_nobody_declared_is_a_reject_unless_such_are_accepted(spark: SparkSession) -> None:
     declared = parse_streams('[streams."device-*"]\ncodec = "json"', Path("streams.toml"))
     records = [reading(), replace(reading(), topic="elsewhere")]
@@ -478,6 +479,7 @@ def python_payloads(registry: str) -> tuple[Streams, list[tuple[str, str, bytes]
     ]
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
     with registry({7: SCHEMA}) as (url, _):
         streams, payloads = python_payloads(url)
@@ -507,6 +509,7 @@ def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
     ]
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_registry_that_does_not_answer_fails_the_batch_in_words(spark: SparkSession) -> None:
     with registry({}) as (gone, _):
         streams, _ = python_payloads(gone)
