@@ -160,17 +160,17 @@ def test_numbers_heartbeats_and_what_was_lost_tell_what_is_final(spark: SparkSes
         "42": lost,
         "43": [("complete", "watermark"), ("complete", "watermark"), ("provisional", None)],
     }
-    (gap,) = open_gaps(spark, new_warehouse).collect()
-    assert (gap.first, gap.last, gap.explained, gap.reasons) == (71, 73, True, ["sensor-ring-overflow"])
+    gaps = open_gaps(spark, new_warehouse).orderBy("first").collect()
+    assert [(gap.first, gap.last, gap.explained, gap.reasons) for gap in gaps] == [
+        (30, 30, True, [REJECTED]),
+        (71, 73, True, ["sensor-ring-overflow"]),
+    ]
 
     # What Kafka lost unread may have been of any time before, and of any device.
     now = {"device-thermo": TopicNow("id-2", {0: 130, 1: 140}, {0: 130, 1: 150})}
     losses = (Loss("device-thermo", "id-1", 1, 131, 140),)
     going_on = GoingOn({"device-thermo": {0: 130, 1: 140}}, losses)
     append_start(spark, job.tables, start_after(start, job.next_ordinal, 1, going_on, now))
-    job = BatchJob(spark, new_warehouse)
-    take(job, 2, uncounted(140), "id-2")
-    job.save()
     assert told() == {
         "42": lost,
         "43": [("complete_with_loss", "watermark"), ("complete_with_loss", "watermark"), ("provisional", None)],
