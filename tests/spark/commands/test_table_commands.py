@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from spark.batch_job import BatchJob
 from spark.cli import main
 from spark.engine.interpreted_queries import interpreted_if
+from spark.engine.session import SHORT_LIVED
 from spark.log.log_table import BatchId
 from spark.views.windows_view import open_windows
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
@@ -23,31 +24,29 @@ from tests.support.spark_records import NOON, kafka_frame, reading, reading_head
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
-COMMAND = """
+LOOK = """
 import click
 from spark.commands.command_session import session
 
 @click.command()
 def look():
-    spark = session("look")
-"""
-WAITING = f"""{COMMAND}
-    click.echo("at work")
-    spark.sql("SELECT java_method('java.lang.Thread', 'sleep', 600000L)").collect()
-
-look()
-"""
-QUIET = f"""{COMMAND}
-    context = spark.sparkContext
+    context = session("look").sparkContext
     context._jvm.System.out.println("said by Java")
     # Objects of Java's that are needed no more: more than it can be told of in that time.
     client = context._gateway._gateway_client
     client.finalizer_deque.extend([(client, "o0")] * 200_000)
     click.echo("looked")
 
-# The second must not look for the Java of the first.
-for _ in range(2):
-    look(standalone_mode=False)
+look(standalone_mode=False)
+"""
+LOOK_AND_WAIT = f"""{LOOK}
+@click.command()
+def wait():
+    spark = session("wait")
+    click.echo("at work")
+    spark.sql("SELECT java_method('java.lang.Thread', 'sleep', 600000L)").collect()
+
+wait()
 """
 
 
@@ -167,30 +166,39 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(*command: str) -> "subprocess.Popen[str]":
-    program = [sys.executable, "-u", *command]
+    program = [sys.executable, "-u", "-m", "spark.cli", *command]
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_signal_ends_a_command_and_its_java_without_traces(scratch: Path) -> None:
-    with started("-c", WAITING) as process:
-        end_by(process, signal.SIGTERM, scratch, once="at work")
+def test_commands_end_quietly_and_by_a_signal_with_their_java_and_all_that_they_needed(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
+    # Two of them in one process, where the second must not look for the Java of the first.
+    program = [sys.executable, "-c", LOOK_AND_WAIT]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["looked\n", "at work\n"]
+        process.send_signal(signal.SIGTERM)
+        # Whoever reads on waits for Java as well: it has the same output.
+        printed, told = process.communicate(timeout=300)
+    assert (process.returncode, printed) == (-signal.SIGTERM, ""), told
+    assert "ERROR" not in told, told
+    assert "Traceback" not in told, told
+    assert not any(scratch.iterdir())
 
 
 @pytest.mark.long(seconds=50)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_replay(filled_copy: str, scratch: Path, number: signal.Signals) -> None:
-    with started("-m", "spark.cli", "replay", "--warehouse", filled_copy) as process:
+def test_a_signal_ends_a_replay_and_its_java_without_traces(
+    filled_copy: str, scratch: Path, number: signal.Signals
+) -> None:
+    with started("replay", "--warehouse", filled_copy) as process:
+        assert process.stdout is not None
         # It has begun to make the tables: Java is at work.
-        end_by(process, number, scratch, once="v2: 0 of 3 records")
-
-
-def end_by(process: "subprocess.Popen[str]", number: signal.Signals, scratch: Path, once: str) -> None:
-    """Send a signal once a line that begins so was printed, and expect no word of it, and no file."""
-    assert process.stdout is not None
-    assert any(line.startswith(once) for line in process.stdout)
-    process.send_signal(number)
-    # Whoever reads on waits for Java as well: it has the same output.
-    printed = process.communicate(timeout=120)[0]
+        assert any(line.startswith("v2: 0 of 3 records") for line in process.stdout)
+        process.send_signal(number)
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == -number
     assert "Traceback" not in printed, printed
     assert "ERROR" not in printed, printed
@@ -198,12 +206,12 @@ def end_by(process: "subprocess.Popen[str]", number: signal.Signals, scratch: Pa
 
 
 def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(filled: str, scratch: Path) -> None:
-    with started("-m", "spark.cli", "windows", "--warehouse", filled) as process:
+    with started("windows", "--warehouse", filled) as process:
         # The folder of Java's files is made right before Java is started.
         while not any(scratch.glob("sluice-*")):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        printed = process.communicate(timeout=120)[0]
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in printed, printed
     assert "window_start" not in printed, printed
@@ -214,8 +222,8 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
     filled: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/such/java")
-    with started("-m", "spark.cli", "windows", "--warehouse", filled) as process:
-        printed = process.communicate(timeout=120)[0]
+    with started("windows", "--warehouse", filled) as process:
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == 1
     assert "/no/such/java" in printed
     assert "Error: Java did not start" in printed
@@ -228,15 +236,16 @@ def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch
     # Two of them in one process, where the second must not look for the Java of the first.
     command = f"main(['windows', '--warehouse', {filled!r}], standalone_mode=False)"
     program = [sys.executable, "-c", f"from spark.cli import main; {command}; {command}"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "ERROR" not in done.stderr, done.stderr
     assert not any(scratch.iterdir())
 
 
+@pytest.mark.long(seconds=20)
 def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_told_something(scratch: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", QUIET], capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stdout) == (0, "looked\nlooked\n"), done.stderr
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "looked\n"), done.stderr
     assert "ERROR" not in done.stderr, done.stderr
     assert not any(scratch.iterdir())
 
