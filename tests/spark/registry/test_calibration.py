@@ -100,6 +100,7 @@ def test_a_calibration_is_not_certain_where_another_may_be_the_right_one(spark: 
     assert all(row.calibration_certain and row.calibrated_value == 2 for row in rows.collect())
 
 
+@pytest.mark.long(seconds=10)
 def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> None:
     readings = [reading(second, second, second) for second in (0, 10, 20, 30, 60)]
     registry = Registry(
@@ -154,6 +155,7 @@ def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentile
         assert row.deviation == pytest.approx(float(statistics.stdev(ranked)))
 
 
+@pytest.mark.long(seconds=5)
 def test_ends_of_the_calendar_may_stand_for_open_ends(spark: SparkSession) -> None:
     first, last = datetime(1, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
     registry = Registry(calibrations=(replace(calibration(None, None, "2"), valid_from=first, valid_to=last),))
