@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.engine.session import CLASSES, connector_jars, jars_folder
+from spark.engine.session import CLASSES, SHORT_LIVED, connector_jars, jars_folder
 
 pytestmark = pytest.mark.spark
 
@@ -20,7 +20,7 @@ def run(jars: Path, classes_told: Path) -> str:
     """Start Spark with these jars, and have Java tell where it had each class from; return what was printed."""
     environment = os.environ | {
         "SLUICE_SPARK_JARS": str(jars),
-        "SLUICE_SPARK_JAVA_OPTIONS": f"-Xlog:class+load:file={classes_told}",
+        "SLUICE_SPARK_JAVA_OPTIONS": f"{SHORT_LIVED} -Xlog:class+load:file={classes_told}",
     }
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)
     return done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.engine.session import CLASSES, connector_jars
+from spark.engine.session import CLASSES, SHORT_LIVED, connector_jars
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,7 +35,7 @@ def test_it_needs_no_host_name_that_resolves_no_python_on_the_path_and_no_class_
     left_out = {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME", "PYSPARK_PYTHON"}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
-    environment["SLUICE_SPARK_JARS"] = str(jars)
+    environment |= {"SLUICE_SPARK_JARS": str(jars), "SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
     renamed = ["unshare", "--uts", "sh", "-ec", 'hostname sluice.invalid; exec "$@"', "sh"]
 
     done = subprocess.run(
