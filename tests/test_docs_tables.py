@@ -54,6 +54,7 @@ def test_every_query_on_the_page_runs_and_every_table_has_one(spark: SparkSessio
     assert by_table["versions"][0].declarations == "none"
 
 
+@pytest.mark.long(seconds=10)
 def test_the_first_query_on_the_page_is_one_for_the_command(spark: SparkSession, new_warehouse: str) -> None:
     assert spark is not None
     shown = CliRunner().invoke(main, ["sql", "--warehouse", new_warehouse, QUERIES[0]])
