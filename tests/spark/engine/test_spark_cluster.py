@@ -43,12 +43,15 @@ sys.path.append(sys.argv[1])
 from spark.decode.kafka_records import typed_records
 from spark.decode.payload_decode import decoded
 from spark.decode.streams_file import parse_streams
+from spark.engine.interpreted_queries import interpreted_if
 from spark.engine.session import open_session
 from tests.spark.engine.test_spark_cluster import DECLARED, drawn
 from tests.support.spark_records import kafka_frame
 
 spark = open_session("decoding")
-rows = decoded(typed_records(kafka_frame(spark, drawn())), parse_streams(DECLARED, Path("streams.toml"))).collect()
+found = decoded(typed_records(kafka_frame(spark, drawn())), parse_streams(DECLARED, Path("streams.toml")))
+with interpreted_if(spark, small=True):
+    rows = found.collect()
 print(json.dumps(sorted(int(row.metrics[0].value) for row in rows)))
 """
 """What the job does in Python, without Kafka and tables. Only the driver has the project."""

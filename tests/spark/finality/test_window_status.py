@@ -357,6 +357,7 @@ def test_without_numbers_gateways_tell(spark: SparkSession) -> None:
     }
 
 
+@pytest.mark.long(seconds=6)
 def test_a_swapped_card_may_still_hold_what_was_not_sent(spark: SparkSession) -> None:
     site = unnumbered(Site(WHOLE))
     swapped = [beat(80), beat(100, buffer="2233"), beat(200, buffer="2233")]
@@ -372,6 +373,7 @@ def test_a_swapped_card_may_still_hold_what_was_not_sent(spark: SparkSession) ->
     assert said(spark, sites, 0, 60)["swapped"] == ("complete", "watermark", None)
 
 
+@pytest.mark.long(seconds=6)
 def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSession) -> None:
     """A door contact that opens once a day: the thermometer's numbers tell that nothing of it is missing."""
     door = Reading("42", "device-door", BOOT, 70, at(70), 1_000, "gw-1")
@@ -383,6 +385,7 @@ def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSe
     assert found == {"shared": ("complete", "sequence", None), "own": ("provisional", None, "no later reading of it")}
 
 
+@pytest.mark.long(seconds=6)
 def test_a_stream_of_two_counters_is_proven_by_both(spark: SparkSession) -> None:
     """Two topics of the sensor lead to one Kafka topic, and each counts its readings."""
 
