@@ -30,7 +30,7 @@ MAVEN := mvn --quiet --batch-mode
 # Maven resets the terminal's colours at its end, whatever it is told.
 PLAIN := 2>&1 | sed 's/\x1b\[[0-9;]*m//g'
 TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl iproute2 nftables mmdebstrap systemd-container qemu-user-static chromium fonts-dejavu-core
-WITH_SERVERS := kafka or spark or avr
+WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
 SLICE ?= $(shell git rev-list --count HEAD)
@@ -43,11 +43,11 @@ COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
-# Most tests wait more than they compute: those of Spark, in two sessions, run beside all others, which are the first to
-# get a core; of the others, those that share no server side by side. A failure does not stop the rest.
+# Most tests wait more than they compute. Those of Spark, in one session, run beside all others, which are the first to
+# get a core; of the others, those that need no server run side by side. A failure does not stop the rest.
 test: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE); failed=0; \
-	nice $(BIN)/pytest --numprocesses 2 --dist worksteal --durations 15 -m "spark and not long" > build/test-spark.log 2>&1 & spark=$$!; \
+	nice $(BIN)/pytest --durations 15 -m "spark and not long" > build/test-spark.log 2>&1 & spark=$$!; \
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or long)" || failed=1; \
 	$(BIN)/pytest -m "($(WITH_SERVERS)) and not (spark or long)" || failed=1; \
 	wait $$spark || failed=1; \
@@ -62,8 +62,8 @@ test-long test-slice: export SLUICE_TEST_WHOLE := 1
 
 test-long: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE); failed=0; \
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or alone)" || failed=1; \
-	$(BIN)/pytest --durations 15 -m "$(WITH_SERVERS) or alone" || failed=1; \
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
+	$(BIN)/pytest --durations 15 -m "$(WITH_SERVERS)" || failed=1; \
 	exit $$failed
 
 test-slice: build/apt-test install jars $(TEST_JARS)

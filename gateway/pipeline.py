@@ -35,7 +35,7 @@ from gateway.host.name_lookup import bound_look_ups
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import file_of
 from gateway.reading import BufferFileError
-from gateway.settings import NO_SOURCE, ListenerSettings, SerialSettings, Settings
+from gateway.settings import NO_SOURCE, Settings
 from gateway.site_broker.deliveries import MARKS, removed_sessions
 from gateway.tls.dates import CertificateDates
 from gateway.uplink.forwarder import Forwarder
@@ -81,37 +81,35 @@ async def run(settings: Settings, config: Path | None = None) -> None:
             tasks.create_task(forwarder.run(), name="forwarder")
             tasks.create_task(network_watch.watch(forwarder.network_changed), name="network")
             tasks.create_task(housekeeping.run(), name="housekeeping")
-            parts: control.Parts = {
-                "uplink": forwarder.report,
-                "clock": housekeeping.clock_report.view,
-                "settings": partial(settings_running.of, settings),
-            }
-            commands = control.handlers(front_door, buffer, parts)
-            tasks.create_task(control.serve(control.socket_path(settings.buffer.path), commands), name="control")
             # An ingress is imported where it is configured: a gateway without serial lines never loads pyserial.
-            if settings.mqtt_listener is not None:
-                listener = _mqtt_listener(settings.mqtt_listener, front_door, dates, file_of(settings))
-                tasks.create_task(listener.run(), name="mqtt-listener")
-                parts |= {
-                    "mqtt_listener": lambda: listener.counts,
-                    "logins": listener.logins.state,
-                    "log_ins_refused": listener.refusals.lately,
-                }
+            listener = _mqtt_listener(settings, front_door, dates)
+            brokers = _brokers(settings, front_door, dates)
+            serial = _serial(settings, front_door, clocks)
+            parts = control.Parts(
+                uplink=forwarder.report,
+                clock=housekeeping.clock_report.view,
+                settings=partial(settings_running.of, settings),
+                mqtt_listener=listener.counts.copy if listener else None,
+                logins=listener.logins.state if listener else None,
+                log_ins_refused=listener.refusals.lately if listener else None,
+                mqtt_brokers=(lambda: {broker.name: broker.state() for broker in brokers}) if brokers else None,
+                serial=serial.state if serial else None,
+            )
+            commands = control.handlers(front_door, buffer, parts)
+            if listener:
                 commands["devices-changed"] = listener.devices_changed
+            tasks.create_task(control.serve(control.socket_path(settings.buffer.path), commands), name="control")
+            if listener:
+                tasks.create_task(listener.run(), name="mqtt-listener")
             await _forget_removed_brokers(settings, front_door)
-            if settings.mqtt_brokers:
-                brokers = _brokers(settings, front_door, dates)
-                for broker in brokers:
-                    tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
-                parts["mqtt_brokers"] = lambda: {broker.name: broker.state() for broker in brokers}
-            if settings.serial is not None:
-                serial = _serial(settings.serial, front_door, clocks)
+            for broker in brokers:
+                tasks.create_task(broker.run(), name=f"mqtt-broker {broker.name}")
+            if serial:
                 tasks.create_task(serial.run(), name="serial")
-                parts["serial"] = serial.state
             if settings.status_page is not None:
-                page = partial(_status_page, settings, config, front_door, buffer, forwarder, housekeeping, parts)
+                page = partial(_status_page, settings, config, front_door, buffer, parts)
                 tasks.create_task(_keep_up(page), name="status-page")
-            ready = listener.listening if settings.mqtt_listener is not None else None
+            ready = listener.listening if listener else None
             tasks.create_task(
                 service_notify.watch(ready, buffer.answers, lambda: service_words(forwarder.report(), buffer.state)),
                 name="service",
@@ -132,15 +130,18 @@ async def _recall(buffer: Buffer, front_door: FrontDoor, dates: CertificateDates
     await front_door.recall_clocks()
 
 
-def _mqtt_listener(
-    settings: ListenerSettings, front_door: FrontDoor, dates: CertificateDates, devices_file: Path
-) -> "MqttListener":
+def _mqtt_listener(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "MqttListener | None":
+    if settings.mqtt_listener is None:
+        return None
     from gateway.listener.listener import MqttListener  # noqa: PLC0415
 
-    return MqttListener(settings, front_door, boottime_us, dates, front_door.checks, devices_file=devices_file)
+    checks, devices_file = front_door.checks, file_of(settings)
+    return MqttListener(settings.mqtt_listener, front_door, boottime_us, dates, checks, devices_file=devices_file)
 
 
 def _brokers(settings: Settings, front_door: FrontDoor, dates: CertificateDates) -> "list[BrokerIngress]":
+    if not settings.mqtt_brokers:
+        return []
     from gateway.site_broker.broker_ingress import BrokerIngress  # noqa: PLC0415
 
     return [
@@ -156,10 +157,12 @@ async def _forget_removed_brokers(settings: Settings, front_door: FrontDoor) -> 
         front_door.take((), lambda _: None, strays)
 
 
-def _serial(settings: SerialSettings, front_door: FrontDoor, clocks: DeviceClocks) -> "SerialIngress":
+def _serial(settings: Settings, front_door: FrontDoor, clocks: DeviceClocks) -> "SerialIngress | None":
+    if settings.serial is None:
+        return None
     from gateway.serial_lines.serial_ingress import SerialIngress  # noqa: PLC0415
 
-    return SerialIngress(settings, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
+    return SerialIngress(settings.serial, front_door, boottime_us, lambda: secrets.randbits(32), clocks)
 
 
 async def _keep_up(page: "Callable[[], StatusPage]") -> None:
@@ -176,19 +179,13 @@ async def _keep_up(page: "Callable[[], StatusPage]") -> None:
         await asyncio.sleep(PAGE_RETRY_S)
 
 
-def _status_page(  # noqa: PLR0913, PLR0917 - the parts that it shows
-    settings: Settings,
-    config: Path | None,
-    front_door: FrontDoor,
-    buffer: Buffer,
-    forwarder: Forwarder,
-    housekeeping: Housekeeping,
-    parts: control.Parts,
+def _status_page(
+    settings: Settings, config: Path | None, front_door: FrontDoor, buffer: Buffer, parts: control.Parts
 ) -> "StatusPage":
     from gateway.page.server import StatusPage  # noqa: PLC0415
     from gateway.page.view import StatusView  # noqa: PLC0415
 
     assert settings.status_page is not None  # noqa: S101 - it is called where that is
     file = None if config is None else settings_running.SettingsFile(config, settings)
-    view = StatusView(settings, front_door, buffer, forwarder.report, housekeeping.clock_report.view, parts, file)
+    view = StatusView(settings, front_door, buffer, parts, file)
     return StatusPage(settings.status_page, view)

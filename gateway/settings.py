@@ -297,6 +297,11 @@ class SerialSettings(Struct, frozen=True, forbid_unknown_fields=True):
     text: tuple[SerialTextSettings, ...] = ()
     modbus: tuple[SerialModbusSettings, ...] = ()
 
+    @property
+    def names_ports(self) -> bool:
+        """Whether any port is named, be it there or not."""
+        return bool(self.ports or self.text or self.modbus)
+
 
 PayloadIdentity = Literal["none", "json", "cbor", "binary"]
 TimeSource = Literal["auto", "receipt", "tick", "senml", "timestamp"]
@@ -453,6 +458,5 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def has_source(self) -> bool:
         """Whether anything says where readings come from, be it there or not."""
-        serial = self.serial
-        on_serial = serial is not None and bool(serial.ports or serial.text or serial.modbus)
+        on_serial = self.serial is not None and self.serial.names_ports
         return on_serial or self.mqtt_listener is not None or bool(self.mqtt_brokers)

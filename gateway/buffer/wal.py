@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.buffer.salvage.sqlite_pages import FRAME_HEADER_BYTES, PAGE_BYTES_DEFAULT, WAL_HEADER_BYTES, PageError, wal
+from gateway.buffer.sqlite_pages import FRAME_HEADER_BYTES, PAGE_BYTES_DEFAULT, WAL_HEADER_BYTES, PageError, wal
 
 _FRAME_BYTES = FRAME_HEADER_BYTES + PAGE_BYTES_DEFAULT
 _SALTS = slice(8, 16)

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import fields
 
 from gateway.config.payload_mistakes import payload_mistakes
-from gateway.config.serial_mistakes import SERIAL_EXAMPLES, modbus_section, serial_mistakes
+from gateway.config.serial_mistakes import SERIAL_EXAMPLES, serial_elsewhere, serial_mistakes
 from gateway.intake.routes import RouteError, RouteTable, compile_route, compile_routes
 from gateway.listener.access import CommandTopics
 from gateway.mqtt import topic_filters as mqtt_filters
@@ -212,11 +212,11 @@ def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: P
 
 
 def _elsewhere(place: Place, key: str) -> str:
-    """Where that stands which other clients of Kafka call so, or another section of Modbus; empty where nobody does."""
+    """Where that stands which other clients of Kafka call so, or a section of serial lines; empty where nobody does."""
     if not place:
         return _SECTIONS.get(key, "")
-    if place[:2] == ("serial", "modbus"):
-        return modbus_section(key)
+    if place[0] == "serial":
+        return serial_elsewhere(place, key)
     if place[0] != "mqtt_listener" and place[-1] == "tls" and _WITHOUT_VERIFYING.fullmatch(key):
         return _UNVERIFIED
     if place != ("kafka",):

@@ -11,6 +11,7 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,7 +23,10 @@ from gateway.clock.kernel_clock import boottime_us
 
 if TYPE_CHECKING:
     from gateway.buffer.buffer import Buffer
+    from gateway.clock.report import ClockView
+    from gateway.config.running_settings import RunningSettings
     from gateway.intake.front_door import FrontDoor
+    from gateway.uplink.memory import UplinkState
 
 CLIENTS_MAX = 8
 """Clients that are answered at a time; the next ones wait in the socket's queue, which is as long."""
@@ -79,8 +83,24 @@ def socket_path(buffer_path: Path) -> Path:
 # -- the daemon's side ----------------------------------------------------------------------------
 
 
-Parts = dict[str, Callable[[], object]]
-"""What else the daemon tells of itself, by name: each is called for each request, and gives what msgspec encodes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What else the daemon tells of itself: each is called for each request. None stands for what is not configured."""
+
+    uplink: "Callable[[], UplinkState]"
+    clock: "Callable[[], ClockView]"
+    settings: "Callable[[], RunningSettings]"
+    mqtt_listener: Callable[[], dict[str, int]] | None = None
+    """What the MQTT listener counts, by reason."""
+    logins: Callable[[], dict[str, Any]] | None = None
+    log_ins_refused: Callable[[], list[dict[str, Any]]] | None = None
+    mqtt_brokers: Callable[[], dict[str, Any]] | None = None
+    serial: Callable[[], dict[str, Any]] | None = None
+
+    def told(self) -> dict[str, object]:
+        """What each of them tells, by name."""
+        parts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: part() for name, part in parts.items() if part is not None}
 
 
 def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = None) -> dict[str, Handler]:
@@ -91,7 +111,7 @@ def handlers(front_door: "FrontDoor", buffer: "Buffer", parts: Parts | None = No
     began_us = boottime_us()
 
     async def state(_arguments: dict[str, Any]) -> object:
-        told = {name: part() for name, part in (parts or {}).items()}
+        told = {} if parts is None else parts.told()
         counts = {**buffer.counts, **front_door.counts}
         last = front_door.counted_last
         lost = front_door.lost_told.total()

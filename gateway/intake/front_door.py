@@ -322,7 +322,7 @@ class FrontDoor:
         if identify is not None and sequence is None:
             identity = identify(payload)
             if identity is None:
-                # Of lines of text and Modbus units nobody expects one.
+                # Of serial lines without our frames nobody expects one.
                 if not reading.is_serial:
                     self._count("identity-missing", series.device)
             else:

@@ -1,7 +1,5 @@
 """One MQTT client from its CONNECT to its end: what its packets ask for, and what it leaves behind."""
 
-from typing import TYPE_CHECKING
-
 from gateway.listener.access import Identity
 from gateway.listener.device_commands import FILTER_BYTES_MAX, REFUSED_FILTER, SUBSCRIPTIONS_MAX
 from gateway.listener.device_events import reported
@@ -9,6 +7,7 @@ from gateway.listener.redelivery import PacketIdRun, Unanswered
 from gateway.listener.refusals import TOO_MANY_UNFINISHED, RefusedError
 from gateway.listener.session import Batch, SessionKey, TooManyUnfinishedError, digest
 from gateway.listener.sessions import Opening
+from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import (
     PINGRESP,
     Connect,
@@ -24,9 +23,6 @@ from gateway.mqtt.protocol import (
 )
 from gateway.reading import Reading
 
-if TYPE_CHECKING:
-    from gateway.listener.listener import MqttListener
-
 
 class Client:
     """A client that was admitted, and its session."""
@@ -34,8 +30,8 @@ class Client:
     __slots__ = (
         "_client_id",
         "_ids",
-        "_listener",
         "_preceding",
+        "_shared",
         "_unanswered",
         "_will",
         "_will_reported",
@@ -51,13 +47,13 @@ class Client:
 
     def __init__(
         self,
-        listener: "MqttListener",
+        shared: Shared,
         connect: Connect,
         identity: Identity,
         opening: Opening,
         peer: str,
     ) -> None:
-        self._listener = listener
+        self._shared = shared
         self.session = opening.session
         self.key: SessionKey = opening.session.key
         self.peer = peer
@@ -78,7 +74,7 @@ class Client:
         self._will_reported = None if will is None or identity.operator else reported(will)
         """A device's."""
         self._ids = PacketIdRun()
-        self._preceding = listener.unanswered.take(self.key)
+        self._preceding = shared.unanswered.take(self.key)
         """What the session's preceding connection left stored and unanswered."""
         self._unanswered: Unanswered | None = None
         """What this connection leaves."""
@@ -96,12 +92,12 @@ class Client:
                 batch.at_once.append(PINGRESP)
             case PubAck():
                 if not self.session.acknowledged(batch, event.packet_id):
-                    self._listener.counts["puback-of-nothing"] += 1
+                    self._shared.counts["puback-of-nothing"] += 1
             case Subscribe():
                 self._subscribe(event, batch)
             case Unsubscribe():
                 for topic_filter in event.filters:
-                    batch.subscribed |= self._listener.kept.unsubscribe(self.session, topic_filter)
+                    batch.subscribed |= self._shared.kept.unsubscribe(self.session, topic_filter)
                 # Even where nothing was subscribed to [MQTT-3.10.4-5].
                 self._reply(unsuback(event.packet_id), batch)
 
@@ -111,7 +107,7 @@ class Client:
         """Take a reading of a device; its first try with QoS 1 goes a shorter way, in `Connection`."""
         redelivered = False
         if event.qos == 0:
-            if self._listener.intake.holding:
+            if self._shared.intake.holding:
                 self.lose_qos0(1)
                 return
             batch.answers.append(0)
@@ -142,12 +138,12 @@ class Client:
         if not preceding or preceding.get(event.packet_id) != digest(event.topic, event.payload):
             return False
         del preceding[event.packet_id]
-        self._listener.counts["redelivery-recognised"] += 1
+        self._shared.counts["redelivery-recognised"] += 1
         return True
 
     def _begin(self, event: Publish, message: bytes, batch: Batch) -> bool:
         """Take a PUBLISH with QoS 2 and the digest `message`; tell whether it is one that is not stored yet."""
-        session, most = self.session, self._listener.settings.qos2_unfinished_max
+        session, most = self.session, self._shared.settings.qos2_unfinished_max
         try:
             new = session.begin(batch, event.packet_id, message, most)
         except TooManyUnfinishedError as error:
@@ -158,7 +154,7 @@ class Client:
                 "see mqtt_listener.qos2_unfinished_max and mqtt_listener.qos2_unfinished_total_max",
             ) from error
         if not new:
-            self._listener.counts["redelivery-recognised"] += 1
+            self._shared.counts["redelivery-recognised"] += 1
         return new
 
     def _command(self, event: Publish, batch: Batch) -> None:
@@ -167,7 +163,7 @@ class Client:
         The command is decided before anything of its exchange is recorded: what is refused must not look known when
         it comes again.
         """
-        commands, topic = self._listener.commands, event.topic
+        commands, topic = self._shared.commands, event.topic
         message = digest(topic, event.payload) if event.qos == 2 else b""
         if event.qos == 2 and self.session.is_known(event.packet_id, message):
             self._begin(event, message, batch)
@@ -184,9 +180,9 @@ class Client:
     # --- what it subscribes to ----------------------------------------------------------------------------
 
     def _subscribe(self, subscribe: Subscribe, batch: Batch) -> None:
-        granted = self._listener.commands.grant(self.session, self.device, subscribe.filters, batch)
+        granted = self._shared.commands.grant(self.session, self.device, subscribe.filters, batch)
         if REFUSED_FILTER in granted:
-            self._listener.refusals.refused(
+            self._shared.refusals.refused(
                 "subscribe-refused",
                 "this is a gateway's front door, not a broker: a device may subscribe to its own command topics only "
                 f"(see mqtt_listener.command_topics), to {SUBSCRIPTIONS_MAX} filters of {FILTER_BYTES_MAX} bytes",
@@ -217,7 +213,7 @@ class Client:
         """Take note that a batch is stored."""
         self.session.committed(batch)
         if batch.commands:
-            self._listener.commands.send(batch)
+            self._shared.commands.send(batch)
 
     def not_stored(self, batch: Batch) -> bool:
         """Take note that nothing of a batch is stored; tell whether the client will send something of it again.
@@ -231,8 +227,8 @@ class Client:
     def lose_qos0(self, count: int) -> None:
         """Count readings with QoS 0 that were not taken."""
         if count:
-            self._listener.intake.lost(self.device, "refused-qos0", count)
-            self._listener.counts["refused-qos0"] += count
+            self._shared.intake.lost(self.device, "refused-qos0", count)
+            self._shared.counts["refused-qos0"] += count
 
     def leave_unanswered(self, batch: Batch) -> None:
         """Leave for the session's next connection what is stored and could not be answered on this one."""
@@ -244,31 +240,31 @@ class Client:
 
     def retire(self, *, under_way: bool) -> None:
         """Leave the session to the next connection; `under_way`: some of this one's batches are not decided yet."""
-        listener, session = self._listener, self.session
-        listener.leave(self.key)
-        session.idle_since_s = listener.now_us() / 1e6
+        shared, session = self._shared, self.session
+        shared.leave(self.key)
+        session.idle_since_s = shared.now_us() / 1e6
         if not session.kept:
-            listener.kept.close(session)
+            shared.kept.close(session)
         if (under_way or self._unanswered) and not self.operator and self._client_id:
             if self._unanswered is None:
                 self._unanswered = Unanswered()
-            listener.unanswered.leave(self.key, self._unanswered)
+            shared.unanswered.leave(self.key, self._unanswered)
 
     def publish_will(self, cause: str, now_s: float) -> Batch | None:
         """Publish the will [MQTT-3.1.2-8]: a device's as an event, an operator's as the command that it is.
 
         Gives a batch to store where the command has to wait for its device.
         """
-        listener, will = self._listener, self._will
+        shared, will = self._shared, self._will
         if not self.operator:
-            listener.devices.ended(self.device, cause, self.peer, self._will_reported, now_s)
+            shared.devices.ended(self.device, cause, self.peer, self._will_reported, now_s)
         elif will is not None:
             batch = Batch()
             try:
-                recipients = listener.commands.recipients(will.topic, will.payload, will.qos)
+                recipients = shared.commands.recipients(will.topic, will.payload, will.qos)
             except RefusedError:
-                listener.counts["command-not-delivered"] += 1
+                shared.counts["command-not-delivered"] += 1
                 return None
-            listener.commands.pass_on(recipients, will.topic, will.payload, batch)
+            shared.commands.pass_on(recipients, will.topic, will.payload, batch)
             return batch
         return None

@@ -6,7 +6,7 @@ What the packets ask for is `listener.client`'s; a PUBLISH with QoS 1, which nea
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.listener.access import Identity
 from gateway.listener.client import Client
@@ -14,9 +14,17 @@ from gateway.listener.inflight import Inflight
 from gateway.listener.link import Link
 from gateway.listener.login_limit import Attempt, TooManyError, Waiting
 from gateway.listener.opening import UNAVAILABLE, admit, make_room
-from gateway.listener.refusals import REVOKED, TAKEN_OVER, TOO_MANY_UNFINISHED, LoginRefusedError, RefusedError
+from gateway.listener.refusals import (
+    HELD_TOO_MUCH,
+    INTAKE_REFUSED,
+    REVOKED,
+    TAKEN_OVER,
+    LoginRefusedError,
+    RefusedError,
+)
 from gateway.listener.session import Batch, Session, SessionKey
 from gateway.listener.sessions import Opening
+from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import common_name
 from gateway.mqtt.protocol import (
     Connect,
@@ -32,10 +40,6 @@ from gateway.mqtt.protocol import (
 )
 from gateway.reading import Reading
 
-if TYPE_CHECKING:
-    from gateway.listener.listener import MqttListener
-    from gateway.listener.logins import Logins
-
 REFUSAL_HOLD_S: Final = 1.0
 """How long CONNACK 3 answers after the intake refused; then a client is let in, and shows if it still does."""
 SPARE_CONNECTIONS: Final = 64
@@ -43,11 +47,6 @@ SPARE_CONNECTIONS: Final = 64
 
 CLOSING_COMMITS_S: Final = 2.0
 """How long an end waits for commits under way, so that what they store is acknowledged and not sent again."""
-SHUTDOWN: Final = "shutdown"
-_INTAKE_REFUSED: Final = "intake-refused"
-_HELD_TOO_MUCH: Final = "held-too-much"
-OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, TOO_MANY_UNFINISHED, _INTAKE_REFUSED, _HELD_TOO_MUCH})
-"""Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
 _TOO_MANY: Final = "too-many-failed-logins"
 _NOT_JUDGED: Final = (
     "this name failed too often, and more log-ins of it wait already than may (mqtt_listener.failed_logins_held_max): "
@@ -64,21 +63,21 @@ class Connection(Link):
         "_client_id",
         "_hold_timer",
         "_inflight",
-        "_listener",
         "_opening",
         "_owes",
         "_plain",
         "_protocol",
+        "_shared",
         "_user",
         "_waiting",
         "_waits_for_commit",
         "_writer",
     )
 
-    def __init__(self, listener: "MqttListener", loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, listener.settings.connect_timeout_s)
-        self._listener = listener
-        self._protocol = ServerProtocol(listener.settings.packet_bytes_max)
+    def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop, shared.settings.connect_timeout_s)
+        self._shared = shared
+        self._protocol = ServerProtocol(shared.settings.packet_bytes_max)
         self._client: Client | None = None
         """Set once CONNECT was accepted, or waits for its commit."""
         self._user: str | None = None
@@ -93,7 +92,7 @@ class Connection(Link):
         """Why it waits to be judged, or to be told that it is refused."""
         self._hold_timer: asyncio.TimerHandle | None = None
         self._clean = False
-        self._inflight = Inflight(listener.settings, listener.inflight)
+        self._inflight = Inflight(shared.settings, shared.inflight)
         self._waits_for_commit = False
         self._owes = False
         """Whether it ends as soon as what is being stored is answered (`dismiss`)."""
@@ -107,16 +106,16 @@ class Connection(Link):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        listener = self._listener
-        if len(listener.connections) >= listener.settings.connections_max + SPARE_CONNECTIONS:
+        shared = self._shared
+        if len(shared.connections) >= shared.settings.connections_max + SPARE_CONNECTIONS:
             self._abort("too-many-connections", "no room even to answer; see mqtt_listener.connections_max")
             return
-        listener.connections.add(self)
+        shared.connections.add(self)
         self.pause_or_resume()
 
     def data_received(self, data: bytes) -> None:
         """Take all that one read brought: one `Intake.take`, one write of all the answers."""
-        if self._cause is not None or self._listener.stopping:
+        if self._cause is not None or self._shared.stopping:
             # Read all the same: closing while something is unread would destroy answers on their way.
             return
         self._heard = self._loop.time()
@@ -133,31 +132,31 @@ class Connection(Link):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._owes = False
-        listener, client = self._listener, self._client
-        listener.connections.discard(self)
-        listener.paused.discard(self)
+        shared, client = self._shared, self._client
+        shared.connections.discard(self)
+        shared.paused.discard(self)
         self._wait_no_more()
         if client is None:
             return
         if self._cause is None:
             self._cause = "connection-lost"  # without DISCONNECT
-            listener.counts[self._cause] += 1
+            shared.counts[self._cause] += 1
         self._retire()
         if self._clean:
-            listener.counts["disconnected"] += 1
+            shared.counts["disconnected"] += 1
         elif self._opening is None:
             command = client.publish_will(self._cause, self._loop.time())
             if command is not None:
                 self._take(client, command, 0)
         if self._opening is None and client.device is not None:
-            listener.devices.left(client.device)
+            shared.devices.left(client.device)
 
     # --- what one read brought ----------------------------------------------------------------------------
 
     def _act(self, events: list[Event], wire_bytes: int) -> None:
         batch = Batch()
         readings, answers = batch.readings, batch.answers
-        received_us = self._listener.now_us()
+        received_us = self._shared.now_us()
         writer, plain = self._writer, self._plain
         ending: Disconnect | Violation | RefusedError | None = None
         remaining = iter(events)
@@ -212,7 +211,7 @@ class Connection(Link):
         try:
             # Who gives no name guesses at no secret: it shows a certificate, or nothing.
             if connect.user_name is not None:
-                waiting = self._listener.login_limit.before(attempt, self._loop.time())
+                waiting = self._shared.login_limit.before(attempt, self._loop.time())
         except TooManyError:
             self._refuse_login(connect, _TOO_MANY, _NOT_JUDGED)
             return
@@ -225,11 +224,11 @@ class Connection(Link):
         """Let a client in, or refuse its log-in, in a while where too many of them failed. Raises RefusedError."""
         now_s = self._loop.time()
         try:
-            identity = admit(self._listener, connect, common_name(self._transport), attempt)
+            identity = admit(self._shared, connect, common_name(self._transport), attempt)
         except LoginRefusedError as refused:
             waiting, answer = None, refused.answer
             try:
-                waiting = self._listener.login_limit.failed(attempt, now_s, has_waited=is_late)
+                waiting = self._shared.login_limit.failed(attempt, now_s, has_waited=is_late)
             except TooManyError:
                 answer = b""
             self._refuse_login(connect, refused.reason, refused.message, answer, waiting)
@@ -237,8 +236,8 @@ class Connection(Link):
         # From here on it is known who this is, and the log may say so.
         self._user, self._client_id = identity.user, connect.client_id
         if not identity.is_check:
-            self._listener.refusals.let_in(identity.user, self.peer)
-        self._open(connect, identity, make_room(self._listener, connect, identity, now_s))
+            self._shared.refusals.let_in(identity.user, self.peer)
+        self._open(connect, identity, make_room(self._shared, connect, identity, now_s))
 
     def _judge_late(self, connect: Connect, attempt: Attempt) -> None:
         """Go on with a CONNECT that had to wait."""
@@ -264,7 +263,7 @@ class Connection(Link):
         self, connect: Connect, reason: str, message: str, answer: bytes = b"", waiting: Waiting | None = None
     ) -> None:
         """Log a refused log-in, and end the connection, now or in a while."""
-        self._listener.refusals.refused_login(reason, message, connect, self.peer)
+        self._shared.refusals.refused_login(reason, message, connect, self.peer)
         if waiting is None:
             self.end(reason, answer)
         else:
@@ -281,28 +280,28 @@ class Connection(Link):
             self._hold_timer.cancel()
             self._hold_timer = None
         if self._waiting is not None:
-            self._listener.login_limit.release(self._waiting)
+            self._shared.login_limit.release(self._waiting)
             self._waiting = None
 
     def _open(self, connect: Connect, identity: Identity, key: SessionKey) -> None:
         """Open the session of a client that was admitted."""
-        listener = self._listener
-        older = listener.sessions.get(key)
-        opening = listener.kept.open(key, clean=connect.clean_session)
+        shared = self._shared
+        older = shared.sessions.get(key)
+        opening = shared.kept.open(key, clean=connect.clean_session)
         if older is not None:
             older.refuse(TAKEN_OVER, "the same client identifier connected again")  # [MQTT-3.1.4-2]
-        listener.enter(key, self)
-        client = self._client = Client(listener, connect, identity, opening, self.peer)
+        shared.enter(key, self)
+        client = self._client = Client(shared, connect, identity, opening, self.peer)
         if not opening.marks:
             self._accept(client, connect.keep_alive_s)
             return
         self._opening = []
         self.pause_or_resume()
-        listener.take([], partial(self._opened, client, connect.keep_alive_s, opening), opening.marks)
+        shared.take([], partial(self._opened, client, connect.keep_alive_s, opening), opening.marks)
 
-    def end_where_revoked(self, logins: "Logins") -> None:
+    def end_where_revoked(self) -> None:
         """End the connection of a client whose secret is good no more."""
-        if self._client is not None and not logins.holds(self._client.identity):
+        if self._client is not None and not self._shared.logins.holds(self._client.identity):
             self.dismiss(REVOKED, "its secret was revoked, or replaced, or has had its time; see sluice devices list")
 
     def _opened(
@@ -313,7 +312,7 @@ class Connection(Link):
         stored: bool,  # noqa: FBT001 - as Intake has it
     ) -> None:
         """Go on with a CONNECT whose session's commit is done."""
-        kept = self._listener.kept
+        kept = self._shared.kept
         if stored:
             kept.opened(opening)
         else:
@@ -321,7 +320,7 @@ class Connection(Link):
         if self._cause is not None:
             return
         if not stored:
-            self.refuse(_INTAKE_REFUSED, "the session could not be stored", UNAVAILABLE)
+            self.refuse(INTAKE_REFUSED, "the session could not be stored", UNAVAILABLE)
             return
         events = self._opening or []
         self._opening = None
@@ -330,14 +329,14 @@ class Connection(Link):
         self._act(events, 0)
 
     def _accept(self, client: Client, keep_alive_s: int) -> None:
-        listener = self._listener
-        listener.counts["connected"] += 1
+        shared = self._shared
+        shared.counts["connected"] += 1
         self._plain, self._writer = not client.operator, client.writer
         self._be_patient(1.5 * keep_alive_s)  # [MQTT-3.1.2-24]; 0 means no keep-alive
         # Written before anything else can be: the first packet from a server is CONNACK [MQTT-3.2.0-1].
         self._transport.write(connack(ConnectReturnCode.ACCEPTED, session_present=client.present))
         if client.device is not None:
-            listener.devices.appeared(client.device, self.peer)
+            shared.devices.appeared(client.device, self.peer)
         client.session.resume()
         self.send_commands()
 
@@ -363,21 +362,21 @@ class Connection(Link):
 
     def _take(self, client: Client, batch: Batch, wire_bytes: int) -> None:
         """Hand over what one read brought; its answers come with `_decided`."""
-        listener, inflight = self._listener, self._inflight
+        shared, inflight = self._shared, self._inflight
         if not batch.waits and not inflight.batches:
             # Nothing to store, and nothing before it to wait for.
             client.stored(batch)
             if self._cause is None:
                 self._write_answers(batch)
             return
-        if batch.readings and listener.inflight.bytes > listener.inflight.bytes_max and listener.intake.holding:
+        if batch.readings and shared.inflight.bytes > shared.inflight.bytes_max and shared.intake.holding:
             client.not_stored(batch)
             self._hold_no_more()
             return
         client.complete(batch)
         weight_bytes = inflight.add(batch, wire_bytes)
         self.pause_or_resume()
-        listener.take(batch.readings, partial(self._decided, client, batch, weight_bytes), batch.marks)
+        shared.take(batch.readings, partial(self._decided, client, batch, weight_bytes), batch.marks)
 
     def _decided(
         self,
@@ -397,7 +396,7 @@ class Connection(Link):
             else:
                 client.leave_unanswered(batch)
             if batch.untrue:
-                self.dismiss(_INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
+                self.dismiss(INTAKE_REFUSED, "the first copy of a message that came again could not be stored")
         if self._owes and not self._inflight.batches:
             self._owe_nothing()
         self.pause_or_resume()
@@ -415,18 +414,18 @@ class Connection(Link):
             self._transport.write(packets)
 
     def _not_stored(self, client: Client, batch: Batch) -> None:
-        listener = self._listener
-        if listener.intake.holding:
-            listener.refusing_until = self._loop.time() + REFUSAL_HOLD_S
+        shared = self._shared
+        if shared.intake.holding:
+            shared.refusing_until = self._loop.time() + REFUSAL_HOLD_S
         if client.not_stored(batch):
             self.dismiss(
-                _INTAKE_REFUSED,
+                INTAKE_REFUSED,
                 "the buffer did not take the readings: they stay with the client, which sends them again",
             )
 
     def _hold_no_more(self) -> None:
         self.dismiss(
-            _HELD_TOO_MUCH,
+            HELD_TOO_MUCH,
             "the buffer takes no readings at present, and more wait in memory than mqtt_listener.inflight_bytes_max, "
             "inflight_messages_max or inflight_bytes_total_max: the client keeps the rest, and sends it again",
         )
@@ -435,15 +434,15 @@ class Connection(Link):
         """Read from the peer, or not: bounds what it has waiting for its commit and what waits for it."""
         if self._cause is not None:
             return
-        listener = self._listener
-        waits = self._inflight.too_much(listener.intake)
+        shared = self._shared
+        waits = self._inflight.too_much(shared.intake)
         if waits != self._waits_for_commit:
             self._waits_for_commit = waits
             if waits:
-                listener.paused.add(self)
+                shared.paused.add(self)
             else:
-                listener.paused.discard(self)
-        if waits and listener.intake.holding:
+                shared.paused.discard(self)
+        if waits and shared.intake.holding:
             # Waiting on would only let it believe that it is heard: connected, it never sends again by itself.
             self._hold_no_more()
             return
@@ -467,7 +466,7 @@ class Connection(Link):
             self._cause = reason
             self._retire()
             self._owes = True
-            if self._inflight.batches and not self._listener.intake.holding:
+            if self._inflight.batches and not self._shared.intake.holding:
                 self._end_within(CLOSING_COMMITS_S, self._owe_nothing)
             else:
                 self._owe_nothing()
@@ -484,10 +483,10 @@ class Connection(Link):
             super()._check_silence()
 
     def _log_refusal(self, reason: str, message: str) -> None:
-        self._listener.refusals.refused(reason, message, peer=self.peer, user=self._user, client_id=self._client_id)
+        self._shared.refusals.refused(reason, message, peer=self.peer, user=self._user, client_id=self._client_id)
 
     def _retire(self) -> None:
         """Stop being the session's connection, and leave to the next one what it is to know."""
         client = self._client
-        if client is not None and self._listener.sessions.get(client.key) is self:
+        if client is not None and self._shared.sessions.get(client.key) is self:
             client.retire(under_way=self._inflight.batches > 0)

@@ -1,16 +1,13 @@
 """Commands: what operators say to devices by the MQTT listener, and which sessions are to hear it."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from gateway.listener.access import CommandTopics, matches
 from gateway.listener.refusals import Refusals, RefusedError
 from gateway.listener.session import Batch, Session, TooManyCommandsError, check_room
 from gateway.listener.sessions import Sessions
 from gateway.settings import ListenerSettings
-
-if TYPE_CHECKING:
-    from gateway.listener.connection import Connection
 
 SUBSCRIPTIONS_MAX: Final = 32
 """Topic filters of one session."""
@@ -29,6 +26,14 @@ class Recipients(NamedTuple):
     """With QoS 0."""
 
 
+class Receiver(Protocol):
+    """A connection, as far as commands are sent on it."""
+
+    def send_commands(self) -> None: ...
+
+    def send_command_at_most_once(self, topic: str, payload: bytes) -> bool: ...
+
+
 class Commands:
     """Passes on what operators say, to all sessions that have subscribed to it."""
 
@@ -37,7 +42,7 @@ class Commands:
         settings: ListenerSettings,
         kept: Sessions,
         refusals: Refusals,
-        connection_of: "Callable[[Session], Connection | None]",
+        connection_of: Callable[[Session], Receiver | None],
     ) -> None:
         """`connection_of` gives the connection that a session has now."""
         self._commands_max = settings.commands_max

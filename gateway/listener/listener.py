@@ -1,17 +1,15 @@
 """The MQTT listener: sensors connect here; an acknowledgement goes out after the commit that it stands for.
 
 One connection is `listener.connection`'s, what its client asks for `listener.client`'s, what outlives it
-`listener.sessions`'; here are the ports, and what all connections share.
+`listener.sessions`', what all connections share `listener.shared`'s; here are the ports.
 """
 
 import asyncio
 import errno
 import resource
-import secrets
 import socket
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,18 +17,13 @@ from typing import Any, Final
 import structlog
 
 from gateway.intake.check_readings import CheckReadings
-from gateway.listener.connection import CLOSING_COMMITS_S, OUR_DOING, SHUTDOWN, SPARE_CONNECTIONS, Connection
-from gateway.listener.device_commands import Commands
-from gateway.listener.device_events import DeviceEvents
-from gateway.listener.inflight import InflightTotal
-from gateway.listener.login_limit import LoginLimit
+from gateway.listener.connection import CLOSING_COMMITS_S, SPARE_CONNECTIONS, Connection
 from gateway.listener.logins import NOBODY, Logins
-from gateway.listener.redelivery import RecentlyUnanswered
-from gateway.listener.refusals import REVOKED, Refusals
-from gateway.listener.session import MARKS, Room, Session, SessionKey
-from gateway.listener.sessions import Sessions
+from gateway.listener.refusals import REVOKED, SHUTDOWN
+from gateway.listener.session import MARKS
+from gateway.listener.shared import Shared
 from gateway.listener.tls_connection import TlsConnection, TlsFiles, TlsFilesError, handshake_failure
-from gateway.reading import Intake, Mark, Reading
+from gateway.reading import Intake
 from gateway.settings import ListenerSettings
 from gateway.tls.dates import Dates, by_system_clock
 
@@ -62,47 +55,19 @@ class MqttListener:
         *,
         devices_file: Path | None = None,
     ) -> None:
-        self.checks = CheckReadings(now_us) if checks is None else checks
-        """Who else is let in, for one test reading."""
         self.settings = settings
-        self.intake = intake
-        self.now_us = now_us
         self._dates = dates
         self.logins = Logins(settings, devices_file, partial(_passed_s, dates))
-        self.login_limit = LoginLimit(
-            settings.failed_logins_per_minute_max, settings.failed_login_delay_s, settings.failed_logins_held_max
-        )
-        self.refusals = Refusals(self.logins.met)
+        checks = CheckReadings(now_us) if checks is None else checks
+        self.shared = Shared(settings, intake, now_us, checks, self.logins)
+        self.refusals = self.shared.refusals
         self.counts = self.refusals.counts
         self.listening = asyncio.Event()
         self.port: int = settings.port
-        self.connections: set[Connection] = set()
-        self.sessions: dict[SessionKey, Connection] = {}
-        """Connections by session: nobody takes over another user's."""
-        self.users_connected: Counter[str] = Counter()
-        """How many of them each user has."""
-        self.paused: set[Connection] = set()
-        """Connections that are not read from, because too much of them waits for its commit."""
-        self.kept = Sessions(
-            settings.sessions_max,
-            settings.sessions_per_user_max,
-            settings.session_expiry_s,
-            Room(settings.commands_bytes_max, settings.qos2_unfinished_total_max),
-            lambda: secrets.token_hex(8),
-        )
-        self.unanswered = RecentlyUnanswered()
-        self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts, OUR_DOING)
-        self.commands = Commands(settings, self.kept, self.refusals, self._connection_of)
-        self.inflight = InflightTotal(settings.inflight_bytes_total_max, self._pause_or_resume)
-        self.stopping = False
-        """Nothing more is taken; what waits for its commit is still answered."""
-        self.refusing_until = 0.0
-        """Time of the event loop's clock until which the intake is held to refuse."""
         self._tls_files: TlsFiles | None = None
         self._tls_connections: set[TlsConnection] = set()
         self._judged = False
         """Whether some of them were let in although this box's clock could not say whether their certificates hold."""
-        self._generated_ids = 0
 
     async def run(self) -> None:
         """Serve until cancelled, then close all connections. Raises `ListenError` if it cannot begin."""
@@ -130,58 +95,18 @@ class MqttListener:
             await self._close_connections()
             self.refusals.finish()
 
-    def take(
-        self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Mapping[str, bytes | None]
-    ) -> None:
-        """`Intake.take`, whatever happens: what waits for a commit must not wait for ever."""
-        try:
-            self.intake.take(readings, done, [Mark(key, value) for key, value in marks.items()] if marks else ())
-        except Exception:  # noqa: BLE001 - whatever it is, it is not the client's fault
-            _log.exception("readings could not be taken in")
-            done(False)
-
-    def forget(self, sessions: Sequence[Session]) -> None:
-        """Have the marks of sessions that were taken out forgotten."""
-        self.take([], partial(self.kept.forgotten, sessions), self.kept.forget(sessions))
-
-    def enter(self, key: SessionKey, connection: Connection) -> None:
-        """Take note of the connection that a session has now."""
-        self.sessions[key] = connection
-        if key[0] is not None:
-            self.users_connected[key[0]] += 1
-
-    def leave(self, key: SessionKey) -> None:
-        """Take note that a session has no connection any more."""
-        del self.sessions[key]
-        user = key[0]
-        if user is not None:
-            self.users_connected[user] -= 1
-            if not self.users_connected[user]:
-                del self.users_connected[user]
-
-    def _connection_of(self, session: Session) -> Connection | None:
-        connection = self.sessions.get(session.key)
-        return connection if connection is not None and connection.session is session else None
-
-    def generated_client_id(self) -> str:
-        """Make an identifier for a client that sent none [MQTT-3.1.3-6].
-
-        U+0000 keeps it apart from all that clients may call themselves.
-        """
-        self._generated_ids += 1
-        return f"\0{self._generated_ids}"
-
     # --- beginning, housekeeping, end ---------------------------------------------------------------------
 
     async def _load_sessions(self) -> None:
-        strays = self.kept.load(await self.intake.marks(MARKS), self.now_us() / 1e6)
+        shared = self.shared
+        strays = shared.kept.load(await shared.intake.marks(MARKS), shared.now_us() / 1e6)
         if strays:
-            self.take([], lambda _: None, dict(strays))
+            shared.take([], lambda _: None, dict(strays))
 
     async def _listen(self, loop: asyncio.AbstractEventLoop, servers: list[asyncio.Server]) -> None:
         settings, tls = self.settings, self.settings.tls
         if settings.port:
-            servers.append(await self._bind(lambda: Connection(self, loop), settings.port, "mqtt_listener.port"))
+            servers.append(await self._bind(lambda: Connection(self.shared, loop), settings.port, "mqtt_listener.port"))
             _log.info("listening for MQTT", host=settings.host, port=settings.port)
         if tls is not None:
             factory = self._tls_factory(loop, tls.connections_max)
@@ -203,7 +128,7 @@ class MqttListener:
                 return _Refused()
             connection = TlsConnection(
                 loop,
-                Connection(self, loop),
+                Connection(self.shared, loop),
                 self._tls_files.context(),
                 self.settings.connect_timeout_s,
                 self._tls_ended,
@@ -222,14 +147,15 @@ class MqttListener:
 
     def _keep_house(self, now_s: float) -> None:
         """Once a second: what no packet brings about."""
-        if self.intake.holding or self.inflight.beyond:
-            self._pause_or_resume()
-        self.devices.flush(now_s)
+        shared = self.shared
+        if shared.intake.holding or shared.inflight.beyond:
+            shared.pause_or_resume()
+        shared.devices.flush(now_s)
         self.look_at_logins()
         if self._judged and self._tls_files is not None and not self._tls_files.judges:
             self._judged = False
             self._judge_again()
-        if not self.intake.holding:
+        if not shared.intake.holding:
             self._expire_sessions()
 
     def look_at_logins(self) -> int:
@@ -237,8 +163,8 @@ class MqttListener:
         if not self.logins.look():
             return 0
         before = self.counts[REVOKED]
-        for connection in tuple(self.sessions.values()):
-            connection.end_where_revoked(self.logins)
+        for connection in tuple(self.shared.sessions.values()):
+            connection.end_where_revoked()
         return self.counts[REVOKED] - before
 
     async def devices_changed(self, _arguments: dict[str, Any]) -> object:
@@ -255,37 +181,33 @@ class MqttListener:
                 self.refusals.refused("tls-certificate-date", why, peer=connection.peer)
                 connection.cut()
 
-    def _pause_or_resume(self) -> None:
-        """Judge anew who is read from: any connection may be beyond the total, and below it those that are paused."""
-        for connection in tuple(self.connections if self.inflight.beyond else self.paused):
-            connection.pause_or_resume()
-
     def _expire_sessions(self) -> None:
-        expired = self.kept.expired(self.now_us() / 1e6, self.sessions.__contains__)
+        shared = self.shared
+        expired = shared.kept.expired(shared.now_us() / 1e6, shared.sessions.__contains__)
         if expired:
             self.counts["session-expired"] += len(expired)
-            self.forget(expired)
+            shared.forget(expired)
 
     async def _close_connections(self) -> None:
         """End all connections, which publishes their wills, and say what of devices was put off."""
         await self._wait_for_commits()
-        for connection in tuple(self.connections):
+        for connection in tuple(self.shared.connections):
             connection.end(SHUTDOWN)
         # One turn for the transports to flush and close; whoever does not read is cut off.
         await asyncio.sleep(0)
-        for connection in tuple(self.connections):
+        for connection in tuple(self.shared.connections):
             connection.cut()
         for tls_connection in tuple(self._tls_connections):
             tls_connection.cut()
         for _ in range(CLOSING_TURNS):
             await asyncio.sleep(0)
-        self.devices.finish(asyncio.get_running_loop().time())
+        self.shared.devices.finish(asyncio.get_running_loop().time())
 
     async def _wait_for_commits(self) -> None:
         """Take nothing more, and let what is under way be stored and acknowledged."""
-        self.stopping = True
-        if not self.intake.holding:
-            await self.inflight.wait_until_empty(CLOSING_COMMITS_S)
+        self.shared.stopping = True
+        if not self.shared.intake.holding:
+            await self.shared.inflight.wait_until_empty(CLOSING_COMMITS_S)
 
     def _allow_open_files(self) -> None:
         """Raise the soft limit of open files, mostly 1024, to what `connections_max` needs."""

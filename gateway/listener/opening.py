@@ -1,28 +1,24 @@
 """CONNECT: who is let in, whether there is room for another connection and session, and how one makes room."""
 
-from typing import TYPE_CHECKING
-
 from gateway.listener.access import Identity, Refusal, identify
 from gateway.listener.login_limit import Attempt
 from gateway.listener.refusals import LoginRefusedError, RefusedError
 from gateway.listener.session import SessionKey
 from gateway.listener.sessions import SessionsFullError
+from gateway.listener.shared import Shared
 from gateway.mqtt.protocol import Connect, ConnectReturnCode, connack
-
-if TYPE_CHECKING:
-    from gateway.listener.listener import MqttListener
 
 UNAVAILABLE = connack(ConnectReturnCode.SERVER_UNAVAILABLE)
 
 
-def admit(listener: "MqttListener", connect: Connect, certificate_name: str | None, attempt: Attempt) -> Identity:
+def admit(shared: Shared, connect: Connect, certificate_name: str | None, attempt: Attempt) -> Identity:
     """Judge a CONNECT's credentials; give whom it names.
 
     `certificate_name` is the common name of a verified client certificate. Raises LoginRefusedError, with the CONNACK
     to answer.
     """
-    settings, logins = listener.settings, listener.logins
-    if listener.checks.lets_in(connect.user_name, connect.password):
+    settings, logins = shared.settings, shared.logins
+    if shared.checks.lets_in(connect.user_name, connect.password):
         identity: Identity | Refusal = Identity(connect.user_name, is_check=True)
     else:
         identity = identify(
@@ -36,45 +32,45 @@ def admit(listener: "MqttListener", connect: Connect, certificate_name: str | No
     if isinstance(identity, Refusal):
         raise LoginRefusedError(identity.reason, identity.message, connack(identity.code))
     if identity.user is not None and not identity.is_check:
-        listener.login_limit.succeeded(attempt)
+        shared.login_limit.succeeded(attempt)
     return identity
 
 
-def make_room(listener: "MqttListener", connect: Connect, identity: Identity, now_s: float) -> SessionKey:
+def make_room(shared: Shared, connect: Connect, identity: Identity, now_s: float) -> SessionKey:
     """Give the key of an admitted client's session, for which there is room.
 
     `now_s` is of the event loop's clock. Raises RefusedError, with the CONNACK to answer.
     """
-    key = (identity.user, connect.client_id or listener.generated_client_id())
-    if listener.intake.holding or now_s < listener.refusing_until:
+    key = (identity.user, connect.client_id or shared.generated_client_id())
+    if shared.intake.holding or now_s < shared.refusing_until:
         raise RefusedError(
             "connect-while-refusing",
             "the buffer takes no readings at present: it is full, or its disk fails",
             UNAVAILABLE,
         )
-    if key not in listener.sessions:
-        _check_connections(listener, identity.user)
+    if key not in shared.sessions:
+        _check_connections(shared, identity.user)
     will = connect.will
-    if identity.operator and will is not None and not listener.commands.speaks_to_a_device(will.topic):
+    if identity.operator and will is not None and not shared.commands.speaks_to_a_device(will.topic):
         raise RefusedError(
             "not-a-command-topic",
             f"an operator's will for {will.topic[:80]!r}; see mqtt_listener.command_topics",
             connack(ConnectReturnCode.NOT_AUTHORIZED),
         )
-    if not connect.clean_session and key not in listener.kept.kept:
-        _make_session_room(listener, identity.user)
+    if not connect.clean_session and key not in shared.kept.kept:
+        _make_session_room(shared, identity.user)
     return key
 
 
-def _check_connections(listener: "MqttListener", user: str | None) -> None:
-    settings = listener.settings
-    if len(listener.sessions) >= settings.connections_max:
+def _check_connections(shared: Shared, user: str | None) -> None:
+    settings = shared.settings
+    if len(shared.sessions) >= settings.connections_max:
         raise RefusedError(
             "too-many-connections",
             f"mqtt_listener.connections_max = {settings.connections_max} are connected",
             UNAVAILABLE,
         )
-    if user is not None and listener.users_connected[user] >= settings.connections_per_user_max:
+    if user is not None and shared.users_connected[user] >= settings.connections_per_user_max:
         raise RefusedError(
             "too-many-user-connections",
             f"{settings.connections_per_user_max} connections of user {user!r} are there; "
@@ -83,11 +79,11 @@ def _check_connections(listener: "MqttListener", user: str | None) -> None:
         )
 
 
-def _make_session_room(listener: "MqttListener", user: str | None) -> None:
+def _make_session_room(shared: Shared, user: str | None) -> None:
     """Give up idle sessions so that one more of this user can be kept."""
-    settings = listener.settings
+    settings = shared.settings
     try:
-        displaced = listener.kept.make_room(user, listener.sessions.__contains__)
+        displaced = shared.kept.make_room(user, shared.sessions.__contains__)
     except SessionsFullError as error:
         raise RefusedError(
             "too-many-sessions",
@@ -97,8 +93,8 @@ def _make_session_room(listener: "MqttListener", user: str | None) -> None:
             UNAVAILABLE,
         ) from error
     for session in displaced:
-        listener.forget([session])
-        listener.refusals.refused(
+        shared.forget([session])
+        shared.refusals.refused(
             "session-displaced",
             "an idle session was given up for a new one, and its client will have to subscribe again; see "
             "mqtt_listener.sessions_max and mqtt_listener.sessions_per_user_max",

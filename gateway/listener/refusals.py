@@ -24,6 +24,11 @@ REVOKED: Final = "credentials-ended"
 """Why one ends whose secret was good when it began, and is no more."""
 TOO_MANY_UNFINISHED: Final = "too-many-unfinished"
 """Why one ends whose client has more QoS 2 exchanges open than it may."""
+SHUTDOWN: Final = "shutdown"
+INTAKE_REFUSED: Final = "intake-refused"
+HELD_TOO_MUCH: Final = "held-too-much"
+OUR_DOING: Final = frozenset({SHUTDOWN, TAKEN_OVER, REVOKED, TOO_MANY_UNFINISHED, INTAKE_REFUSED, HELD_TOO_MUCH})
+"""Ends that say nothing of the device, which is alive. Its will is published all the same [MQTT-3.1.2-8]."""
 _ENDED: Final = "connection ended by the MQTT listener"
 ENDS: Final = {
     "keep-alive-timeout": f"{_ENDED}: nothing more was heard; check its power and radio",

@@ -42,7 +42,6 @@ from gateway.reading import BufferFileError
 
 if TYPE_CHECKING:
     from gateway.buffer.buffer import Buffer
-    from gateway.clock.report import ClockView
     from gateway.config.running_settings import SettingsFile
     from gateway.daemon.control import Parts
     from gateway.intake.devices_heard import Heard
@@ -131,13 +130,11 @@ class ShownDevice(Struct, frozen=True):
 class StatusView:
     """Gathers it. Belongs to the event loop."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the parts that it looks at
+    def __init__(
         self,
         settings: "Settings",
         front_door: "FrontDoor",
         buffer: "Buffer",
-        uplink: Callable[[], "UplinkState"],
-        clock: Callable[[], "ClockView"],
         parts: "Parts",
         file: "SettingsFile | None" = None,
     ) -> None:
@@ -145,8 +142,6 @@ class StatusView:
         self._settings = settings
         self._front_door = front_door
         self._buffer = buffer
-        self._uplink = uplink
-        self._clock = clock
         self._parts = parts
         self._file = file
         self._is_changed = False
@@ -185,7 +180,10 @@ class StatusView:
     def _sample(self) -> Sample:
         state = self._buffer.state
         return Sample(
-            state.rows, state.bytes_used, _uplink_state(self._uplink()), self._front_door.counts.get("readings", 0)
+            state.rows,
+            state.bytes_used,
+            _uplink_state(self._parts.uplink()),
+            self._front_door.counts.get("readings", 0),
         )
 
     async def refresh(self) -> None:
@@ -244,7 +242,7 @@ class StatusView:
             is_last = page.is_last or not page.devices
             after = page.devices[-1].device if page.devices else after
         found = self._on_disk.found
-        places = places_on_ports(self._part("serial"))
+        places = places_on_ports(_told(self._parts.serial))
         listed = merged(
             () if found is None else found.devices,
             states,
@@ -271,10 +269,6 @@ class StatusView:
             return None
         return Silent(device.device, device.heard_s, 0.0 if of is None else of.longest_pause_us / 1e6)
 
-    def _part(self, name: str) -> Any:
-        part = self._parts.get(name)
-        return {} if part is None else part()
-
     # -- what is asked --------------------------------------------------------------------------
 
     @property
@@ -284,7 +278,8 @@ class StatusView:
 
     def facts(self) -> Facts:
         """All that alarms are made of, as far as it is known at this moment."""
-        settings, on_disk, state = self._settings, self._on_disk, self._buffer.state
+        settings, parts = self._settings, self._parts
+        on_disk, state = self._on_disk, self._buffer.state
         now_us = boottime_us()
         usage = self._buffer.usage
         day = last_day([UsageHour(usage.seconds, usage.readings, usage.stored_bytes, usage.disk_bytes), *on_disk.hours])
@@ -307,8 +302,8 @@ class StatusView:
             bytes_used=state.bytes_used,
             full=state.full,
             failing=state.failing,
-            uplink=self._uplink(),
-            clock=self._clock(),
+            uplink=parts.uplink(),
+            clock=parts.clock(),
             found=on_disk.found,
             room_bytes=room,
             hours_until_full=None if room is None else hours_until_full(room, day),
@@ -317,12 +312,12 @@ class StatusView:
             disk_free_bytes=on_disk.disk_free_bytes,
             lost=self._lost_sum,
             lost_s=max(0.0, (now_us - lost_us) / 1e6) if lost_us else None,
-            logins=self._part("logins"),
+            logins=_told(parts.logins),
             settings_changed=self._is_changed,
-            refused=tuple(self._part("log_ins_refused")),
+            refused=() if parts.log_ins_refused is None else tuple(parts.log_ins_refused()),
             counts={**self._buffer.counts, **self._front_door.counts},
-            serial=self._part("serial"),
-            brokers=self._part("mqtt_brokers"),
+            serial=_told(parts.serial),
+            brokers=_told(parts.mqtt_brokers),
             devices=len(self._rows),
             heard=sum(
                 row.silent is None and self._front_door.heard.get(row.device.device) is not None for row in self._rows
@@ -471,7 +466,7 @@ class StatusView:
         return metrics.text(
             self.facts(),
             versions(),
-            self._part("mqtt_listener"),
+            _told(self._parts.mqtt_listener),
             [
                 metrics.DeviceFigures(row.device.device, of.readings, of.received_us, of.missing or 0)
                 for row in self._rows
@@ -480,6 +475,10 @@ class StatusView:
                 if of is not None
             ],
         )
+
+
+def _told(part: Callable[[], dict[str, Any]] | None) -> dict[str, Any]:
+    return {} if part is None else part()
 
 
 def versions() -> dict[str, str]:

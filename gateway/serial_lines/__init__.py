@@ -1,1 +1,1 @@
-"""Serial ports: our frames, lines of text, Modbus."""
+"""Serial ports: our frames, and the other kinds of lines (`kinds.py`)."""

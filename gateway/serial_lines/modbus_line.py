@@ -149,13 +149,20 @@ class _Unit:
         self.due_s = max(self.due_s, self.resting_until_s)
 
 
+async def open_line(
+    name: str, settings: SerialModbusSettings, topic: str, intake: Intake, now_us: Callable[[], int]
+) -> "ModbusLine":
+    """See `gateway.serial_lines.kinds.Open`."""
+    line = ModbusLine(name, settings, topic, intake, now_us)
+    await line.open()
+    return line
+
+
 class ModbusLine:
     """An open line, from `open` to `close`.
 
     `topic` is `serial.topic`, with `{device}` and `{stream}`; `now_us` gives CLOCK_BOOTTIME in microseconds.
     """
-
-    device: None = None
 
     def __init__(
         self, port: str, settings: SerialModbusSettings, topic: str, intake: Intake, now_us: Callable[[], int]
@@ -209,11 +216,25 @@ class ModbusLine:
             log.warning(
                 "serial port closed; it is opened again when it is back",
                 port=self.name,
-                devices=[unit.device for unit in self._units],
+                devices=self.devices,
                 reason=reason,
             )
 
+    @property
+    def devices(self) -> list[str]:
+        """As the settings name them."""
+        return [unit.device for unit in self._units]
+
+    @property
+    def heard(self) -> list[str]:
+        """The devices that answered at the last."""
+        return [unit.device for unit in self._units if unit.answers]
+
     def state(self) -> dict[str, object]:
+        """What `sluice status` tells of it."""
+        return {"units": self.units(), "acknowledges": False}
+
+    def units(self) -> dict[str, object]:
         """What `sluice status` tells of its units, by device.
 
         `since_us` is CLOCK_BOOTTIME since when one does not answer (None: it answers, or was not asked yet), `asked`

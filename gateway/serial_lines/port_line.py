@@ -121,9 +121,14 @@ class PortLine(ABC):
         """Who is at the other end, as far as it is known."""
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """`device`, where it is known."""
+        return () if self.device is None else (self.device,)
+
+    @property
     def heard(self) -> tuple[str, ...]:
         """The devices that something usable came from since the port was opened."""
-        return () if self.device is None or self._used_us is None else (self.device,)
+        return () if self._used_us is None else self.devices
 
     def state(self) -> dict[str, object]:
         """What `sluice status` tells of it; times are seconds ago, None: never since the port was opened."""

@@ -170,7 +170,7 @@ def why_closed(doing: str, error: OSError) -> str:
 def why_not_opened(error: BaseException, name: str, section: str = FRAMES) -> str:
     """What an error of `open_port` means, and what to do. Not for the event loop: it looks at the processes.
 
-    `section` is the setting that names the port: `FRAMES`, `[[serial.text]]` or `[[serial.modbus]]`.
+    `section` is the setting that names the port: `FRAMES`, or the header of its section.
     """
     number = _errno(error)
     cause = error.__context__

@@ -5,13 +5,14 @@ import fnmatch
 import termios
 from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.reading import SerialIntake
 from gateway.serial_lines.frame_link import SerialLink
+from gateway.serial_lines.kinds import Line, Section, sections
 from gateway.serial_lines.port_line import FrameLine, PortLine, RingLosses
 from gateway.serial_lines.ports import (
     ALL,
@@ -27,7 +28,7 @@ from gateway.serial_lines.ports import (
     why_not_opened,
 )
 from gateway.serial_lines.rivals import brltty_words, rivals
-from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
+from gateway.settings import SerialSettings
 
 PORTS_MAX = 128
 """Ports open at once: a glob that matches a whole directory must not take every descriptor."""
@@ -45,43 +46,20 @@ _ONE_NAME = f"one device name on several serial ports: {_OWN_NAMES}"
 
 log = structlog.get_logger()
 
-Purpose = SerialSettings | SerialTextSettings | SerialModbusSettings
-"""Whose sensors a port is for: the section that says it."""
-
-
-class Line(Protocol):
-    """One open port and what is at its other end."""
-
-    @property
-    def name(self) -> str:
-        """The port, as the settings found it."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has been given back."""
-
-    def state(self) -> Mapping[str, object]:
-        """What `sluice status` tells of it."""
-
-    def report_faults(self) -> None:
-        """Log what went wrong since the last report."""
-
-    def close(self, reason: str = "") -> None:
-        """Give the port back."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A port that is to be open, by the name that it was found by, and what for."""
+    """A port that is to be open, by the name that it was found by."""
 
     name: str
-    purpose: Purpose
+    section: Section | None
+    """Whose sensors it is for; None: those with our frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
     line: Line
-    purpose: Purpose
+    section: Section | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +134,7 @@ class SerialIngress:
         return {
             "ports": {
                 name: {
-                    **_state(self._open[path]),
+                    **self._open[path].line.state(),
                     "rivals": self._rivals.get(path),
                     "shared": self._shared_words(name),
                 }
@@ -209,7 +187,7 @@ class SerialIngress:
     def _forget_closed(self) -> None:
         now_us = self._now_us()
         for each in self._open.values():
-            if each.line.closed and (devices := _heard(each)):
+            if each.line.closed and (devices := each.line.heard):
                 self._gone.pop(each.line.name, None)
                 self._gone[each.line.name] = _Gone(tuple(devices), now_us)
         while len(self._gone) > GONE_MAX:
@@ -218,7 +196,7 @@ class SerialIngress:
 
     def _forget_gone(self, there: Container[str], now_us: int) -> None:
         """Miss no port any more that is there again, or whose sensor is heard on another one; nor any for ever."""
-        heard = {device for each in self._open.values() if not each.line.closed for device in _heard(each)}
+        heard = {device for each in self._open.values() if not each.line.closed for device in each.line.heard}
         self._gone = {
             name: gone
             for name, gone in self._gone.items()
@@ -255,11 +233,9 @@ class SerialIngress:
         for path, each in list(self._open.items()):
             now = wanted.get(path)
             if now is None:
-                moved = each.purpose is not self._settings and any(
-                    other.purpose is each.purpose for other in wanted.values()
-                )
+                moved = each.section is not None and any(other.section == each.section for other in wanted.values())
             else:
-                moved = now.purpose is not each.purpose
+                moved = now.section != each.section
             if moved:
                 log.info(
                     "serial port closed: its name leads to another port now, or it is named for another sensor",
@@ -271,55 +247,38 @@ class SerialIngress:
         self._forget_closed()
 
     async def _serve(self, path: str, wanted: _Wanted) -> bool:
-        """Open a port for its purpose; False where that failed, which is then told and shown."""
+        """Open a port; False where that failed, which is then told and shown."""
         try:
             line = await self._line(wanted)
         except (OSError, ValueError, termios.error) as error:
-            await self._cannot_open(path, wanted.name, wanted.purpose, error)
+            await self._cannot_open(path, wanted, error)
             return False
         self._unopened.pop(path, None)
-        self._open[path] = _Open(line, wanted.purpose)
+        self._open[path] = _Open(line, wanted.section)
         return True
 
     async def _line(self, wanted: _Wanted) -> Line:
         """Open a port. Raises OSError, ValueError or termios.error."""
         if len(self._open) >= PORTS_MAX:
             raise OSError(f"{PORTS_MAX} ports are open, which is the most that are served")
-        name, purpose, settings = wanted.name, wanted.purpose, self._settings
-        line: Line
-        match purpose:
-            case SerialModbusSettings():
-                from gateway.serial_lines.modbus_line import ModbusLine  # noqa: PLC0415 - only where it is configured
-
-                polled = ModbusLine(name, purpose, settings.topic, self._intake, self._now_us)
-                await polled.open()
-                line = polled
-            case SerialTextSettings():
-                from gateway.serial_lines.text_line import TextLine  # noqa: PLC0415 - only where it is configured
-
-                port = await asyncio.to_thread(
-                    open_port,
-                    name,
-                    purpose.baud,
-                    data_bits=purpose.data_bits,
-                    parity=purpose.parity,
-                    stop_bits=purpose.stop_bits,
-                )
-                line = TextLine(port, purpose, settings.topic, self._intake, self._now_us)
-            case SerialSettings():
-                # In a thread: a driver may wait for its adapter, and the other lines should not.
-                port = await asyncio.to_thread(open_port, name, purpose.baud)
-                link = SerialLink(name, settings, self._now_us(), self._clocks)
-                line = FrameLine(port, link, self._intake, self._losses, self._now_us, self._nonce)
-        log.info("serial port opened", port=name, baud=purpose.baud)
+        name, section, settings = wanted.name, wanted.section, self._settings
+        if section is None:
+            # In a thread: a driver may wait for its adapter, and the other lines should not.
+            port = await asyncio.to_thread(open_port, name, settings.baud)
+            link = SerialLink(name, settings, self._now_us(), self._clocks)
+            line: Line = FrameLine(port, link, self._intake, self._losses, self._now_us, self._nonce)
+        else:
+            open_line = section.kind.opener()
+            line = await open_line(name, section.settings, settings.topic, self._intake, self._now_us)
+        log.info("serial port opened", port=name, baud=(settings if section is None else section.settings).baud)
         return line
 
-    async def _cannot_open(self, path: str, name: str, purpose: Purpose, error: BaseException) -> None:
-        known, now_us = self._unopened.get(path), self._now_us()
+    async def _cannot_open(self, path: str, wanted: _Wanted, error: BaseException) -> None:
+        name, known, now_us = wanted.name, self._unopened.get(path), self._now_us()
         if known is None or known.error != str(error) or now_us - known.explained_us >= EXPLAINED_FOR_US:
             # In a thread, and not at every scan: it looks at the processes of this box.
-            section = _section(purpose)
-            reason, explained_us = await asyncio.to_thread(why_not_opened, error, name, section), now_us
+            header = _header(wanted.section)
+            reason, explained_us = await asyncio.to_thread(why_not_opened, error, name, header), now_us
         else:
             reason, explained_us = known.reason, known.explained_us
         told = known.told if known is not None else ""
@@ -331,7 +290,7 @@ class SerialIngress:
 
     async def _look_for_rivals(self) -> None:
         """Say who else has a port open. In a thread: it looks at the processes of this box."""
-        ports = {path: leave_out(_section(each.purpose)) for path, each in self._open.items() if not each.line.closed}
+        ports = {path: leave_out(_header(each.section)) for path, each in self._open.items() if not each.line.closed}
         found = await asyncio.to_thread(rivals, ports) if ports else {}
         for path, reason in found.items():
             if self._rivals.get(path) != reason:
@@ -346,7 +305,7 @@ class SerialIngress:
         """Two sensors with one name would mix their readings under one key: say so, once."""
         ports_of_device: dict[str, list[str]] = {}
         for path, name in self._names().items():
-            for device in _devices(self._open[path]):
+            for device in self._open[path].line.devices:
                 ports_of_device.setdefault(device, []).append(name)
         shared = {device: sorted(ports) for device, ports in ports_of_device.items() if len(ports) > 1}
         for device, ports in shared.items():
@@ -384,14 +343,14 @@ def _look(settings: SerialSettings) -> _Sight:
     """Find the ports of all sections: those of one sensor first, for what they name is not of `serial.ports`."""
     sight = _Sight({}, {}, {})
     named: set[str] = set()
-    sections: list[SerialTextSettings | SerialModbusSettings] = [*settings.text, *settings.modbus]
-    for section in sections:
-        ports = ports_of(section.port)
-        sight.by_pattern[section.port] = list(ports.values())
+    for section in sections(settings):
+        pattern = section.settings.port
+        ports = ports_of(pattern)
+        sight.by_pattern[pattern] = list(ports.values())
         named |= ports.keys()
         if len(ports) > 1:
             called = f"{len(ports)} ports are called so ({', '.join(sorted(ports.values()))})"
-            sight.conflicts[section.port] = f"{called}, and one sensor has one: write one; {LOOK_ALIKES}"
+            sight.conflicts[pattern] = f"{called}, and one sensor has one: write one; {LOOK_ALIKES}"
             continue
         for path, name in ports.items():
             if path in sight.wanted:
@@ -403,38 +362,10 @@ def _look(settings: SerialSettings) -> _Sight:
     sight.by_pattern.update(found.by_pattern)
     for path, name in found.names.items():
         if path not in named:
-            sight.wanted[path] = _Wanted(name, settings)
+            sight.wanted[path] = _Wanted(name, None)
     return sight
 
 
-def _state(each: _Open) -> Mapping[str, object]:
-    if isinstance(each.purpose, SerialModbusSettings):
-        return {"units": each.line.state(), "acknowledges": False}
-    return each.line.state()
-
-
-def _section(purpose: Purpose) -> str:
+def _header(section: Section | None) -> str:
     """Which setting names a port, as a person writes it."""
-    match purpose:
-        case SerialTextSettings():
-            return "[[serial.text]]"
-        case SerialModbusSettings():
-            return "[[serial.modbus]]"
-        case SerialSettings():
-            return FRAMES
-
-
-def _devices(each: _Open) -> Collection[str]:
-    """The devices whose readings come from a port, as far as they are known."""
-    if isinstance(each.purpose, SerialModbusSettings):
-        return [unit.device for unit in each.purpose.units]
-    device = each.line.device if isinstance(each.line, PortLine) else None
-    return () if device is None else (device,)
-
-
-def _heard(each: _Open) -> Collection[str]:
-    """The devices that were heard on a port since it was opened; of Modbus units, those that answered at the last."""
-    if isinstance(each.line, PortLine):
-        return each.line.heard
-    units: Mapping[str, Any] = each.line.state()
-    return [device for device, unit in units.items() if unit["answers"]]
+    return FRAMES if section is None else section.kind.header

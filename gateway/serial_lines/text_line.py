@@ -1,5 +1,6 @@
 """A serial port whose sensor writes lines of text: what finds no room is lost, for nobody can ask for it again."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ import structlog
 from gateway.host.terminal_text import escaped_bytes, shortened, span
 from gateway.reading import Reading, SerialIntake
 from gateway.serial_lines.port_line import PortLine
+from gateway.serial_lines.ports import open_port
 from gateway.serial_lines.text_link import TextLink, TextReadings, Uncollected, Unreadable
 from gateway.settings import SerialTextSettings
 
@@ -20,6 +22,21 @@ _SHOWN_MAX = 60
 """Characters of a line that could not be read, as `sluice status` shows it."""
 
 log = structlog.get_logger()
+
+
+async def open_line(
+    name: str, settings: SerialTextSettings, topic: str, intake: SerialIntake, now_us: Callable[[], int]
+) -> "TextLine":
+    """See `gateway.serial_lines.kinds.Open`."""
+    port = await asyncio.to_thread(
+        open_port,
+        name,
+        settings.baud,
+        data_bits=settings.data_bits,
+        parity=settings.parity,
+        stop_bits=settings.stop_bits,
+    )
+    return TextLine(port, settings, topic, intake, now_us)
 
 
 class TextLine(PortLine):

@@ -28,7 +28,7 @@ from gateway.uplink.heartbeat import Heartbeat
 from gateway.uplink.memory import MARKS, Memory, QuotaUsedUpError, UplinkState
 from gateway.uplink.redrive import LOOK_S as REDRIVE_S
 from gateway.uplink.redrive import Redrive
-from gateway.uplink.rounds import REFUSALS, RebuildError, RefusedError, Rounds
+from gateway.uplink.rounds import REFUSALS, NewSession, Rounds
 
 BACKOFF_S_MIN = 0.25
 LOOK_S = 1.0
@@ -36,16 +36,14 @@ LOOK_S = 1.0
 QUOTA_JITTER_S = 30.0
 STILL_DOWN_S = 600.0
 """While the uplink is down, another reason is told at once, and further ones no oftener."""
+FILES_CHANGED = "a certificate, key or password for Kafka has changed: connecting anew"
+DATES_CLOCK_CHANGED = "another clock judges the dates of Kafka's certificates now: connecting anew"
 
 log = structlog.get_logger()
 
 
 class _BarredError(ConnectionError):
     """Kafka is reached, and one of both sides refuses the other."""
-
-
-class _RenewedError(Exception):
-    """What the session was let in by is not what counts now; the message says that, and that it is begun anew."""
 
 
 class Forwarder:
@@ -145,11 +143,8 @@ class Forwarder:
     async def _until_trouble(self) -> bool:
         """Have one session, for as long as it lasts; whether the next may begin at once."""
         try:
-            await self._one_session()
-        except _RenewedError as error:
-            log.info(str(error))
-            return True
-        except (RebuildError, NetworkChangedError) as error:
+            new_session = await self._one_session()
+        except NetworkChangedError as error:
             log.debug("a new session", reason=str(error))
             return True
         except QuotaUsedUpError:
@@ -171,6 +166,9 @@ class Forwarder:
                 self._failed_with = repr(error)
                 log.exception("forwarding failed, and is begun anew")
             self._note_down(error)
+        else:
+            log.debug("a new session", reason=new_session.reason)
+            return True
         return False
 
     def network_changed(self) -> None:
@@ -190,7 +188,7 @@ class Forwarder:
             link.abort_stale(lambda address: any(_is_as_good(address, new) for new in own))
         self._changed.set()
 
-    async def _one_session(self) -> None:
+    async def _one_session(self) -> NewSession:
         if not self._remembers:
             self._memory.recall(await self._buffer.marks(MARKS))
             self._remembers = True
@@ -217,7 +215,7 @@ class Forwarder:
                     self._note_up,
                 )
                 self._remember_addresses(link)
-                await _first_to_end(rounds=rounds.run(), heartbeat=self._beat(session), look=self._look(session))
+                return await _first_to_end(rounds=rounds.run(), heartbeat=self._beat(session), look=self._look(session))
         except (KafkaError, OSError, TimeoutError) as error:
             if link.fault is not None:
                 raise _down(link) from error
@@ -243,8 +241,8 @@ class Forwarder:
 
     # -- beside the rounds ----------------------------------------------------------------------
 
-    async def _look(self, session: KafkaSession) -> None:
-        """See whether files have changed, and whether a topic was mended."""
+    async def _look(self, session: KafkaSession) -> NewSession:
+        """See whether a topic was mended, until files have changed, or what judges certificates."""
         redrive_due_s = 0.0
         is_cut_off = False
         while True:
@@ -252,10 +250,10 @@ class Forwarder:
             link = session.link
             self._memory.count(link)
             self._keep(self._memory.take_budget_mark())
-            if link.files_changed():
-                raise _RenewedError("a certificate, key or password for Kafka has changed: connecting anew")
-            if link.clock_changed():
-                raise _RenewedError("another clock judges the dates of Kafka's certificates now: connecting anew")
+            changed = FILES_CHANGED if link.files_changed() else DATES_CLOCK_CHANGED if link.clock_changed() else None
+            if changed is not None:
+                log.info(changed)
+                return NewSession(changed)
             was_cut_off, is_cut_off = is_cut_off, link.fault is not None and not link.peers()
             if was_cut_off and is_cut_off:
                 # The client would try on; with pauses of our own it is a state, and told.
@@ -264,7 +262,7 @@ class Forwarder:
                 await self._redrive.look(session.admin)
                 redrive_due_s = time.monotonic() + REDRIVE_S
 
-    async def _beat(self, session: KafkaSession) -> None:
+    async def _beat(self, session: KafkaSession) -> NewSession:
         """Say every `heartbeat_interval_s` how far this gateway has come; a missed one is never made up for."""
         topic = self._heartbeat.topic
         while True:
@@ -276,7 +274,9 @@ class Forwarder:
                     record = await self._heartbeat.record(boottime_us(), self._memory.offsets)
                     bytes_max = min(self._kafka.record_bytes_max, verdict.batch_bytes_max - HEADER_BYTES)
                     if len(record) <= bytes_max:
-                        await self._send_beat(session, partition, record)
+                        new_session = await self._send_beat(session, partition, record)
+                        if new_session is not None:
+                            return new_session
                     else:
                         log.error(
                             "a heartbeat is larger than its topic or kafka.record_bytes_max takes, and not sent",
@@ -285,7 +285,7 @@ class Forwarder:
                         )
             await asyncio.sleep(self._kafka.heartbeat_interval_s)
 
-    async def _send_beat(self, session: KafkaSession, partition: int, record: bytes) -> None:
+    async def _send_beat(self, session: KafkaSession, partition: int, record: bytes) -> NewSession | None:
         """Send one, and wait however long that takes: those that fall due meanwhile are left out."""
         topic = self._heartbeat.topic
         batch = EncodedBatch(self._kafka.compression)
@@ -296,11 +296,12 @@ class Forwarder:
             # Readings must not wait for it: the producer is rebuilt once, without heartbeats for a while.
             self._heartbeat_from_s = time.monotonic() + VERDICT_S
             log.error("heartbeats are refused", topic=topic, error=str(error))  # noqa: TRY400 - no fault of ours
-            raise RefusedError(str(error)) from error
+            return NewSession(str(error))
         except KafkaError as error:
             self._heartbeat_from_s = time.monotonic() + VERDICT_S
             self._memory.trouble((topic, partition), pauses=True)
-            raise RebuildError(str(error) or type(error).__name__) from error
+            return NewSession(str(error) or type(error).__name__)
+        return None
 
     # -- how it is ------------------------------------------------------------------------------
 
@@ -388,16 +389,16 @@ def _is_as_good(address: str, preferred: str | None) -> bool:
     return old == new or (old.version == new.version == 6 and old.packed[:8] == new.packed[:8])
 
 
-async def _first_to_end(**parts: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends, and end the others. Raises what that one did."""
+async def _first_to_end(**parts: Coroutine[Any, Any, NewSession]) -> NewSession:
+    """Run all until one ends, and end the others. Gives, or raises, what that one did."""
     tasks = [asyncio.create_task(part, name=name) for name, part in parts.items()]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if task.cancelled():
-                # Not by us: ending quietly would end the forwarder for good.
-                raise TimeoutError("the Kafka client gave up a request")
-            task.result()
+        ended = done.pop()
+        if ended.cancelled():
+            # Not by us: ending quietly would end the forwarder for good.
+            raise TimeoutError("the Kafka client gave up a request")
+        return ended.result()
     finally:
         for task in tasks:
             task.cancel()

@@ -72,12 +72,13 @@ REFUSED_REPORTS = "reports of what is quarantined cannot be sent, and are droppe
 log = structlog.get_logger()
 
 
-class RebuildError(Exception):
-    """The producer is of no more use for some partition; others were served, and a new one goes on at once."""
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """Why a session ends and the next begins at once: for one, because some partition needs a new producer."""
 
-
-class RefusedError(RebuildError):
-    """A broker took a request and refused a record of it."""
+    reason: str
+    is_refusal: bool = False
+    """Whether a broker took a request and refused a record of it."""
 
 
 class InvalidRecordError(BrokerResponseError):  # type: ignore[misc] # aiokafka has no types
@@ -148,14 +149,15 @@ class Rounds:
         self._linger_s = max(kafka.linger_ms / 1000, METERED_LINGER_S if memory.is_metered else 0.0)
         self._patience_s = kafka.request_timeout_s * PATIENCE_SHARE
 
-    async def run(self) -> None:
-        """Send until cancelled. Raises RefusedError, RebuildError, KafkaError, TimeoutError, BufferFileError."""
+    async def run(self) -> NewSession:
+        """Send until a new session is to go on. Raises KafkaError, TimeoutError, BufferFileError."""
         try:
             while True:
                 await self._memory.wait_for_allowance(self._session.link)
                 self._buffer.committed.clear()
                 self._batcher.follow()
-                await self._see_to_parked()
+                if (new_session := await self._see_to_parked()) is not None:
+                    return new_session
                 self._look_for_new_clocks()
                 is_held = self._holds()
                 live, behind = await self._supply.next(
@@ -163,7 +165,8 @@ class Rounds:
                 )
                 self._tell_live(live)
                 if live or behind:
-                    await self._send(live, behind)
+                    if (new_session := await self._send(live, behind)) is not None:
+                        return new_session
                 elif not self._parked:
                     self._memory.nothing_waits()
                     self._on_answer()
@@ -219,8 +222,11 @@ class Rounds:
 
     # -- a round --------------------------------------------------------------------------------
 
-    async def _send(self, live: Sequence[Row], behind: Sequence[Row]) -> None:
-        """Have all of them in Kafka or in the quarantine, but for those of partitions that do not answer."""
+    async def _send(self, live: Sequence[Row], behind: Sequence[Row]) -> NewSession | None:
+        """Have all of them in Kafka or in the quarantine, but for those of partitions that do not answer.
+
+        Raises what Kafka answers where all partitions fail, and none refuses.
+        """
         outgoing: dict[Partition, Outgoing] = {}
         aside: Aside = []
         for rows in (live, behind):
@@ -243,10 +249,12 @@ class Rounds:
             self._supply.come_again()
         troubles = [await self._bear(partition, outgoing[partition], error) for partition, error in errors.items()]
         if troubles:
-            refused = [trouble for trouble in troubles if isinstance(trouble, RefusedError)]
-            raise (refused or troubles)[0] if refused or len(errors) < len(outgoing) else next(iter(errors.values()))
+            if len(errors) == len(outgoing) and not any(trouble.is_refusal for trouble in troubles):
+                raise next(iter(errors.values()))
+            return troubles[0]
         # Last: what is sent again after an error is set aside once.
         await self._set_aside(aside)
+        return None
 
     def _cut(self, outgoing: dict[Partition, Outgoing]) -> bool:
         """Take out of a round what cannot go in it; whether some of that may go in the next."""
@@ -369,7 +377,7 @@ class Rounds:
         if out.acknowledged < len(out.batches):
             self._memory.sent_without_answer(partition, out.batches[out.acknowledged][1])
 
-    async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> BaseException:
+    async def _bear(self, partition: Partition, out: Outgoing, error: BaseException) -> NewSession:
         """Find what a partition refuses: halve what it is sent at a time until the record stands alone.
 
         Gives what ends the session: what the producer believes of the partition is void.
@@ -379,7 +387,7 @@ class Rounds:
             self._let_go(partition, out)
             self._memory.trouble(partition, pauses=True)
             self._memory.tell_parked(partition, f"answered with {_named(error)}")
-            return RebuildError(_named(error))
+            return NewSession(_named(error))
         _, rows = out.batches[out.acknowledged]
         if isinstance(error, TopicAuthorizationFailedError):
             self._memory.condemn(TopicVerdict(topic, TOPIC_FORBIDDEN, forbidden_hint(topic, self._kafka)))
@@ -393,7 +401,7 @@ class Rounds:
             if self._memory.count_lone_refusal(partition) >= LONE_REFUSALS_MAX:
                 self._memory.condemn(TopicVerdict(topic, TOPIC_REFUSING, _named(error)))
         log.debug("refused", topic=topic, error=_named(error), rows=len(rows))
-        return RefusedError(_named(error))
+        return NewSession(_named(error), is_refusal=True)
 
     async def _set_aside(self, rows: Sequence[tuple[Row, str]]) -> None:
         """Move rows into the quarantine, each with its reason, in one commit."""
@@ -430,11 +438,11 @@ class Rounds:
     def _may_go(self, row: Row) -> bool:
         return self._batcher.partition_of(row) not in self._parked
 
-    async def _see_to_parked(self) -> None:
-        """Let partitions go on that may be tried again. Raises what became of what was under way there."""
+    async def _see_to_parked(self) -> NewSession | None:
+        """Let partitions go on that may be tried again, unless what was under way there ends the session."""
         now_s = time.monotonic()
         self._look_for_leaders(now_s)
-        troubles: list[BaseException] = []
+        troubles: list[NewSession] = []
         ready = [partition for partition, parked in self._parked.items() if self._is_ready(partition, parked, now_s)]
         for partition in ready:
             parked = self._parked[partition]
@@ -454,11 +462,12 @@ class Rounds:
             for partition, parked in self._parked.items():
                 if parked.task is not None and partition not in ready:
                     self._memory.trouble(partition, pauses=False)
-            raise next((each for each in troubles if isinstance(each, RefusedError)), troubles[0])
+            return troubles[0]
         if ready:
             self._supply.come_again()
             if self._parked:
                 self._supply.pass_over()
+        return None
 
     def _is_ready(self, partition: Partition, parked: _Parked, now_s: float) -> bool:
         """Whether it is known what is to become of a parked partition."""
@@ -479,14 +488,14 @@ class Rounds:
             self._memory.tell_parked(partition, self._memory.why_parked(partition))
         return False
 
-    def _give_up(self, partition: Partition) -> RebuildError:
+    def _give_up(self, partition: Partition) -> NewSession:
         """What is under way to a partition will not be answered; the producer would retry it for ever."""
         topic, number = partition
         if partition in self._gone:
-            return RebuildError(f"{topic} is another topic now, or none")
+            return NewSession(f"{topic} is another topic now, or none")
         # Perhaps it is the producer's fault, whatever the broker says.
         self._memory.trouble(partition, pauses=True)
-        return RebuildError(f"{topic}/{number} does not answer")
+        return NewSession(f"{topic}/{number} does not answer")
 
     def _look_for_leaders(self, now_s: float) -> None:
         """Have the cluster asked, beside the rounds, who leads partitions without a leader."""

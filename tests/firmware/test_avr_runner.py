@@ -39,6 +39,7 @@ from sluice_sim.avr_faults import FaultRate, schedule
 from sluice_sim.provision import Network, provision
 from tests.support.board_scene import known
 from tests.support.mosquitto import Mosquitto, mosquitto
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.avr
 
@@ -194,14 +195,6 @@ def test_samples_bear_their_true_time_however_wrong_the_boards_clock_is(bench: B
 
 def faults(board: Board) -> list[str]:
     return [str(fault["fault"]) for fault in board.faults()]
-
-
-def until(condition: Callable[[], object], words: Callable[[], str]) -> None:
-    """Wait for a condition; what to say where it does not come."""
-    deadline = time.monotonic() + 2 * PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, words()
-        time.sleep(0.02)
 
 
 # --- Resets and power
@@ -369,7 +362,7 @@ def test_opening_the_port_resets_a_board_that_is_wired_like_an_arduino(bench: Be
         hello = line.until_hello()
         assert (hello.boot, hello.reset_cause) == (boot, EXTERNAL)
         line.port.close()
-        until(lambda: board._link_since(0)[-1] == "closed", lambda: "the board did not see that its port was closed")
+        wait_until(lambda: board._link_since(0)[-1] == "closed", words="the board did not see that its port was closed")
     board.do("auto-reset off")
     assert bench.listen(board).until_hello().boot == 3
     assert faults(board) == [*(2 * ["reset by the opening of the port"]), "auto-reset off"], "a switch, and what it did"
@@ -790,7 +783,10 @@ def published(heard: Path) -> set[tuple[str, str, int]]:
 
 def until_let_in(board: Board, since_us: int) -> None:
     """Wait until a broker has let the board in since then."""
-    until(lambda: board.why_not_let_in(since_us) is None, lambda: f"{board.device}: {board.why_not_let_in(since_us)}")
+    wait_until(
+        lambda: board.why_not_let_in(since_us) is None,
+        words=lambda: f"{board.device}: {board.why_not_let_in(since_us)}",
+    )
 
 
 def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path: Path) -> None:
@@ -798,7 +794,9 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
 
     def until_more(count: int) -> None:
         wanted = len(published(heard)) + count
-        until(lambda: len(published(heard)) >= wanted, lambda: f"{len(published(heard))} of {wanted} messages came")
+        wait_until(
+            lambda: len(published(heard)) >= wanted, words=lambda: f"{len(published(heard))} of {wanted} messages came"
+        )
 
     with mosquitto(tmp_path / "broker") as broker, subscribed(broker, heard), ExitStack() as ended:
         options = AvrOptions("mqtt", Network(port=broker.port))
@@ -825,7 +823,7 @@ def test_boards_with_a_modem_publish_through_radio_and_power_that_fail(tmp_path:
         stop_boards(boards)
         acknowledged = {sample for board in boards for sample in known(board).acknowledged}
         # Told to end, mosquitto_sub passes over what it has not read yet.
-        until(lambda: acknowledged <= published(heard), lambda: "what the firmware saw acknowledged had arrived")
+        wait_until(lambda: acknowledged <= published(heard), words="what the firmware saw acknowledged had arrived")
     assert {device for device, *_ in published(heard)} == {"w1", "w2"}, "not as boards of the other build"
     assert all(board.why_not_let_in(0) is None for board in boards)
     for board in boards:

@@ -1,12 +1,11 @@
 """What the gateway promises, against real firmware with 2 KB of RAM on bad lines: the firmware's ledger against Kafka.
 
 In every scene: nothing acknowledged is missing, no value is another than the one that was measured, nothing stands
-under two ids, and what a ring dropped is a loss record. SLUICE_SEED chooses the random schedules.
+under two ids, and what a ring dropped is a loss record. SLUICE_TEST_SEED chooses the random schedules.
 """
 
 import asyncio
 import json
-import os
 import random
 import struct
 import zlib
@@ -23,12 +22,13 @@ from sluice_sim.avr_board import RefusedError
 from sluice_sim.avr_faults import Build, FaultRate, schedule
 from tests.support.board_scene import known, scene
 from tests.support.gateways import header
+from tests.support.sizes import drawn_seed, size
 
-pytestmark = [pytest.mark.avr, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.avr, pytest.mark.kafka]
 
-RESETS = 50
-KILLS = 8
-SEED = os.environ.get("SLUICE_SEED", "sluice")
+RESETS = size(8, 50)
+KILLS = size(2, 8)
+SEED = str(drawn_seed())
 WRAP_MS = 2**32
 BOOT_SLOT_B = 16
 RESET_KINDS = ("reset", "power-cycle", "brown-out", "brown-out-in-write 20 2")
@@ -49,7 +49,8 @@ async def do(board: Board, command: str) -> None:
     await asyncio.to_thread(board.do, command)
 
 
-@pytest.mark.parametrize(("rate", "least"), [(1e-3, 200), (1e-2, 150)])
+@pytest.mark.campaign(seconds=20)
+@pytest.mark.parametrize(("rate", "least"), [(1e-3, size(40, 200)), (1e-2, size(40, 150))])
 async def test_byte_errors_on_the_line_lose_nothing_and_make_nothing_wrong(
     tmp_path: Path, kafka: Broker, rate: float, least: int
 ) -> None:
@@ -65,11 +66,12 @@ async def test_byte_errors_on_the_line_lose_nothing_and_make_nothing_wrong(
         assert all(not known(board).dropped for board in bench.boards), "the line is fast enough for its resends"
 
 
+@pytest.mark.campaign(seconds=25)
 async def test_unplugged_in_the_middle_of_frames_and_plugged_in_as_another_port(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "unplug") as bench:
         boards = await bench.switch_on(2, "s")
         await bench.until_acknowledged(10)
-        for number in range(10):
+        for number in range(size(4, 10)):
             board = boards[number % 2]
             await do(board, "unplug in-frame")
             await asyncio.sleep(0.2)
@@ -79,13 +81,14 @@ async def test_unplugged_in_the_middle_of_frames_and_plugged_in_as_another_port(
         await do(boards[0], "unplug")
         await asyncio.sleep(5)
         await do(boards[0], "plug")
-        await bench.until_acknowledged(200)
+        await bench.until_acknowledged(size(60, 200))
         account = await bench.finish()
         assert account.faults == (), str(account)
         assert known(boards[0]).dropped
 
 
-async def test_fifty_resets(tmp_path: Path, kafka: Broker) -> None:
+@pytest.mark.campaign(seconds=30)
+async def test_resets_one_after_the_other(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "resets") as bench:
         boards = [*await bench.switch_on(1, "s"), *await bench.switch_on(1, "w", options=bench.on_mqtt())]
         await bench.until_acknowledged(5)
@@ -104,6 +107,7 @@ async def test_fifty_resets(tmp_path: Path, kafka: Broker) -> None:
             assert len(set(boots(board))) > RESETS, "every reset is a boot of its own"
 
 
+@pytest.mark.campaign(seconds=40)
 async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "kills") as bench:
         await bench.switch_on(3, "s", options=AvrOptions(noise=1e-3))
@@ -119,6 +123,7 @@ async def test_the_gateway_is_killed_while_frames_are_in_flight(tmp_path: Path, 
         assert account.faults == (), str(account)
 
 
+@pytest.mark.long(seconds=25)
 async def test_what_rings_drop_while_the_gateway_is_away_is_told_when_it_is_back(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "away") as bench:
         await bench.switch_on(2, "s")
@@ -134,13 +139,14 @@ async def test_what_rings_drop_while_the_gateway_is_away_is_told_when_it_is_back
             assert len(known(board).dropped) > 10
 
 
+@pytest.mark.campaign(seconds=40)
 async def test_what_rings_drop_is_told_exactly_although_the_gateway_is_killed_on_a_noisy_line(
     tmp_path: Path, kafka: Broker
 ) -> None:
     async with scene(tmp_path, kafka, "away-noise") as bench:
         await bench.switch_on(4, "s", options=AvrOptions(noise=1e-2))
         await bench.until_acknowledged(20)
-        for _ in range(3):
+        for _ in range(size(1, 3)):
             bench.kill_gateway()
             await asyncio.sleep(5)
             await bench.start_gateway()
@@ -183,11 +189,12 @@ async def test_an_erased_eeprom_in_the_midst(tmp_path: Path, kafka: Broker) -> N
             assert len(set(boots(board))) == 3
 
 
+@pytest.mark.campaign(seconds=30)
 async def test_the_way_of_mqtt_breaks_again_and_again(tmp_path: Path, kafka: Broker) -> None:
     async with scene(tmp_path, kafka, "wifi") as bench:
         boards = await bench.switch_on(3, "w", options=bench.on_mqtt())
         await bench.until_acknowledged(10)
-        for number in range(6):
+        for number in range(size(2, 6)):
             board = boards[number % 3]
             await do(board, "wifi off")
             await asyncio.sleep(0.5 + number % 2 * 5)
@@ -198,6 +205,7 @@ async def test_the_way_of_mqtt_breaks_again_and_again(tmp_path: Path, kafka: Bro
         assert account.faults == (), str(account)
 
 
+@pytest.mark.campaign(seconds=35)
 @pytest.mark.parametrize("build", ["serial", "mqtt"])
 async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Broker, build: Build) -> None:
     async with scene(tmp_path, kafka, f"random-{build}") as bench:
@@ -205,11 +213,11 @@ async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Br
         await bench.until_acknowledged(5)
         await run_schedule(boards, build)
         account = await bench.finish()
-        assert account.faults == (), f"SLUICE_SEED={SEED}: {account}"
+        assert account.faults == (), f"seed {SEED}: {account}"
 
 
 async def run_schedule(
-    boards: list[Board], build: Build, *, seed: str = SEED, per_minute: float = 20, seconds: float = 25
+    boards: list[Board], build: Build, *, seed: str = SEED, per_minute: float = 20, seconds: float = size(10, 25)
 ) -> None:
     """Do to the boards what a schedule says, and what ends the faults that it has begun."""
     by_name = {board.device: board for board in boards}

@@ -34,7 +34,7 @@ from tests.support.buffers import opened, rows
 from tests.support.clock_world import Judged, share
 from tests.support.gateways import free_port
 
-pytestmark = [pytest.mark.avr, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.avr
 
 GATEWAY = GatewaySettings("gw1")
 KAFKA = KafkaSettings(("127.0.0.1:9092",))

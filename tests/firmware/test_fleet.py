@@ -26,7 +26,8 @@ from sluice_sim.fleet import FleetOptions, Progress, run_fleet
 from sluice_sim.fleet_ledger import SequenceRanges
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, LinkError, MqttSensor
 from tests.support.gateways import free_port
-from tests.support.mqtt_peers import RecordingIntake, listening, until
+from tests.support.mqtt_peers import RecordingIntake, listening
+from tests.support.waiting import until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 MOSQUITTO = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -235,7 +236,7 @@ async def test_the_ledger_is_what_the_intake_took_although_the_listener_was_away
     await asyncio.sleep(0.3)
     intake.outcome = True
     async with listening(intake, port) as listener:
-        await until(lambda: len(listener.sessions) == 20)
+        await until(lambda: len(listener.shared.sessions) == 20)
         await until(lambda: len(intake.stored) > before + 300)
         stopping.set()
         last = await running

@@ -47,7 +47,8 @@ from sluice_sim.fleet_faults import (
 from sluice_sim.fleet_ledger import value_of
 from sluice_sim.mqtt_sensor import RING_SAMPLES, WINDOW, MqttSensor
 from tests.support.gateways import daemon, free_port, write_config
-from tests.support.mqtt_peers import RecordingIntake, listening, until
+from tests.support.mqtt_peers import RecordingIntake, listening
+from tests.support.waiting import until
 
 ACCEPTED = b"\x20\x02\x00\x00"
 NAMES = [f"m{number:03d}" for number in range(1, 401)]

@@ -106,12 +106,6 @@ def delivery(packet_id: int, payload: bytes, *, duplicate: bool = False) -> byte
     return bytes((0x3A if duplicate else 0x32, len(body))) + body
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def published(
     port: int, payloads: list[str], *options: str, qos: int = 1, topic: str = "device/42/thermo"
 ) -> None:

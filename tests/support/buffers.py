@@ -95,13 +95,6 @@ async def confirm(buffer: Buffer, confirmed: Sequence[Row]) -> None:
     await buffer.marks("")  # comes behind the commit
 
 
-async def until(reached: Callable[[], bool]) -> None:
-    """Wait for a state by looking; ten seconds at the most."""
-    async with asyncio.timeout(10):
-        while not reached():
-            await asyncio.sleep(0.01)
-
-
 async def losses(buffer: Buffer) -> list[Loss]:
     """What is counted as lost, reported now."""
     found: list[Loss] = []

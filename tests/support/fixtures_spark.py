@@ -1,12 +1,13 @@
 """The one Spark session that all tests share: starting it costs more than most of them."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from spark.engine.delta_staging import jvm_of
 from spark.engine.session import SHORT_LIVED, open_session
 from tests.support.sizes import size
 
@@ -25,6 +26,20 @@ def spark() -> Iterator[SparkSession]:
         session = open_session("sluice-tests", master="local[2]")
     yield session
     session.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the run where Spark's Java has died: all tests after it would fail, and say nothing of why."""
+    result = yield
+    # To ask for the active one would ask Java.
+    session = SparkSession._instantiatedSession
+    if session is not None:
+        try:
+            jvm_of(session).java.lang.System.nanoTime()
+        except Exception:  # noqa: BLE001 - whichever way Py4J says that nobody answers
+            pytest.exit(f"Spark's Java has died in {item.nodeid}", returncode=1)
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -108,13 +108,7 @@ async def listening(
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        assert not listener.connections
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
+        assert not listener.shared.connections
 
 
 class Peer:

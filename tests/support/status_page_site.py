@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -137,14 +136,3 @@ def add_sensors(found: Site, count: int = 4, every_s: float = 0.5) -> None:
         stream, member, around = kinds[number % len(kinds)]
         topic = f"device/{stream}-{number + 1}/{stream}"
         found.sensors.append(Sensor(found.mqtt_port, topic, (member, around), every_s))
-
-
-def until(what: str, condition: Any, seconds: float = 30) -> Any:
-    """What a condition gives once it gives something."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.2)
-    raise AssertionError(f"not within {seconds} s: {what}")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support import dns_server, netns
 from tests.support.netns import Network, network_or_skip
+from tests.support.waiting import wait_until
 
 BROKER = "203.0.113.10"
 PORT = 9000
@@ -54,16 +55,6 @@ def echo(network: Network) -> Iterator[Callable[[], str | None]]:
     network.heal()
 
 
-def until(ask: Callable[[], Result | None]) -> Result:
-    """Its first answer. The kernel takes an interface's other end into use some time after it was set up, and drops
-    what is sent before.
-    """
-    given_up_s = time.monotonic() + 10
-    while (answer := ask()) is None:
-        assert time.monotonic() < given_up_s, "no answer"
-    return answer
-
-
 def resolve(network: Network, name: str) -> str:
     """What a program in the gateway's namespace is told; the resolver's own words where it is told nothing."""
     ask = "import socket, sys; print(socket.getaddrinfo(sys.argv[1], 1, type=socket.SOCK_STREAM)[0][4][0])"
@@ -80,28 +71,28 @@ def resolve(network: Network, name: str) -> str:
 
 
 def test_the_gateways_address_and_interface_change(network: Network, echo: Callable[[], str | None]) -> None:
-    first = until(echo)
+    first = wait_until(echo)
     network.change_address()
-    second = until(echo)
+    second = wait_until(echo)
     network.change_interface()
-    third = until(echo)
+    third = wait_until(echo)
     network.change_interface()
     assert first.startswith("192.0.2.")
     assert second.startswith("192.0.2.")
     assert first != second
     assert third.startswith("198.51.100.")
-    assert until(echo).startswith("192.0.2.")
+    assert wait_until(echo).startswith("192.0.2.")
 
 
 def test_a_link_and_a_path_fail_and_come_back(network: Network, echo: Callable[[], str | None]) -> None:
     network.link_down()
     assert echo() is None
     network.link_up()
-    assert until(echo)
+    assert wait_until(echo)
     network.blackhole()
     assert echo() is None
     network.heal()
-    assert until(echo)
+    assert wait_until(echo)
 
 
 def test_ipv6_goes_the_same_ways_and_can_vanish_alone(network: Network) -> None:
@@ -118,16 +109,16 @@ def test_ipv6_goes_the_same_ways_and_can_vanish_alone(network: Network) -> None:
     four, six = BROKER, "2001:db8:3::10"
     with network.brokers.inside(serve):
         network.change_address()
-        assert until(lambda: reach(four))
-        assert until(lambda: reach(six))
+        assert wait_until(lambda: reach(four))
+        assert wait_until(lambda: reach(six))
         network.blackhole_ipv6()
-        assert until(lambda: reach(four))
+        assert wait_until(lambda: reach(four))
         assert reach(six) is None
         network.heal()
         network.link_down()
         network.link_up()
         # A link that goes down takes IPv6 addresses with it.
-        assert until(lambda: reach(six))
+        assert wait_until(lambda: reach(six))
 
 
 def test_a_broker_that_moves_leaves_the_others_where_they_are(network: Network, echo: Callable[[], str | None]) -> None:
@@ -136,7 +127,7 @@ def test_a_broker_that_moves_leaves_the_others_where_they_are(network: Network, 
     assert echo() is None
     network.add_broker_address(10)
     network.remove_broker_address(11)
-    assert until(echo)
+    assert wait_until(echo)
     network.name("kafka.example", "203.0.113.10")
     assert resolve(network, "kafka.example") == "203.0.113.10", "the DNS server is where it was"
 

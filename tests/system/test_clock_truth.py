@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.clock.gateway_clock import BootClock, BootTimes, Look, bounded_between
 from gateway.clock.sensor_clock import TICK_US_MODULUS, DeviceClock, Kind
 from tests.support.clock_world import DAY_US, HOUR_US, SECOND_US, Network, Oscillator, SerialLine, oscillator, share
+from tests.support.sizes import size
 
 LEAP_US = int(datetime(2026, 7, 1, tzinfo=UTC).timestamp()) * SECOND_US
 """A second is put in before this midnight."""
@@ -237,18 +239,22 @@ def verdicts(seed: int, days: float = 1.6) -> list[Verdict]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.campaign(seconds=90)
 @given(st.integers(0, 2**32))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=size(2, 24), deadline=None)
 def test_true_time_lies_within_the_bound_whatever_happened_on_the_site(seed: int) -> None:
     found = verdicts(seed)
     outside = [each for each in found if each.off_us > each.error_us + 2]
     assert len(outside) <= len(found) / 1_000, outside[:5]
 
 
+@pytest.mark.slow
+@pytest.mark.campaign(seconds=30)
 def test_bounds_are_not_idle() -> None:
-    found = [each for seed in range(5) for each in verdicts(seed)]
+    found = [each for seed in range(size(2, 10)) for each in verdicts(seed)]
     assert sum(each.off_us > each.error_us + 2 for each in found) <= len(found) / 1_000
-    assert len([each for each in found if each.quality == "bounded"]) > 1_000
+    assert len([each for each in found if each.quality == "bounded"]) > size(400, 2_000)
     # Of sensors' clocks, which are learnt; how good the gateway's is, is NTP's to say.
     errors, bounds = sorted(each.sensor_off_us for each in found), sorted(each.told.error_us for each in found)
     assert share(bounds, 0.5) <= 3 * share(errors, 0.5)

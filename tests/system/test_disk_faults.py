@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import shutil
 import signal
@@ -29,6 +28,7 @@ from gateway.settings import BufferSettings
 from tests.support.buffers import CLOCK, entry, opened, store
 from tests.support.gateways import consume, daemon, free_port, header, write_config
 from tests.support.kill_loop import KINDS, UNREACHABLE
+from tests.support.sizes import drawn_seed
 from tests.support.syscall_replay import strace_refusal
 from tests.system.test_full_disk import Talk, acknowledged, answered, finished, log_of, sensors, talking
 
@@ -37,7 +37,7 @@ needs_strace = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
 WRITES = "pwrite64,ftruncate,fallocate"
 SYNCS = "fsync,fdatasync"
 PAGE_BYTES = 4096
-SEED = int(os.environ.get("SLUICE_SEED", "4"))
+SEED = drawn_seed()
 SMALL: dict[str, Any] = {"bytes_max": 4_000_000, "free_bytes_min": 0}
 Identity = tuple[str, str, int]
 """Buffer id, lane, sequence: a `ce_id`."""
@@ -316,7 +316,7 @@ async def test_whatever_page_is_damaged_the_buffer_goes_on_and_gives_no_identity
         new = {"noise": chance.randbytes(PAGE_BYTES), "zeros": bytes(PAGE_BYTES), "another page": chance.choice(others)}
         start = (page - 1) * PAGE_BYTES
         path.write_bytes(content[:start] + new[damaged_by] + content[start + PAGE_BYTES :])
-        what = f"page {page}, a {kind} of {table}, SLUICE_SEED={SEED}"
+        what = f"page {page}, a {kind} of {table}, seed {SEED}"
         async with opened(path, "boot-9", **SMALL) as buffer:
             await everything(buffer)
             assert await store(buffer, [entry(b"new-%d" % number, device="new") for number in range(10)]), what

@@ -26,7 +26,8 @@ from gateway.listener.tls_connection import TLS_BUFFER_BYTES, TLS_WAITING_BYTES_
 from gateway.settings import TlsSettings
 from gateway.tls.client import client_context
 from tests.support.gateways import daemon, free_port, write_config
-from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening, until
+from tests.support.mqtt_peers import CODEWORD, USERS, RecordingIntake, listening
+from tests.support.waiting import until
 
 OPERATORS = {"ops": hashlib.sha256(CODEWORD.encode()).hexdigest()}
 COMMANDED: dict[str, Any] = {"anonymous": False, "users": USERS, "operators": OPERATORS}
@@ -163,7 +164,7 @@ async def test_paho_publishes_with_every_qos(over: str, certificates: Certificat
         await until(lambda: all(message.is_published() for message in sent))
         await until(lambda: len(intake.stored) == 300)
         await paho.stop()
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
     # Each QoS in its order; paho lets QoS 0 overtake what waits for its window of 20.
     numbers = [int(reading.payload) for reading in intake.stored]
     for qos in range(3):
@@ -260,7 +261,7 @@ async def test_paho_gets_commands_live_and_those_that_came_while_it_was_away() -
             operator.client.publish("command/m001/set", str(number), qos=number)
         await until(lambda: len(sensor.messages) == 3)
         await sensor.stop()
-        await until(lambda: len(listener.connections) == 1)
+        await until(lambda: len(listener.shared.connections) == 1)
         late = [operator.client.publish("command/m001/set", f"late {number}", qos=1) for number in range(5)]
         await until(lambda: all(message.is_published() for message in late))
         back = Paho("sensor", clean=False)
@@ -388,7 +389,7 @@ async def test_mosquitto_sub_gets_a_command_and_nothing_of_others(qos: str) -> N
         waiting = asyncio.create_task(
             run("mosquitto_sub", listener.port, *ours, "-t", "command/m001/#", "-q", qos, "-C", "1", "-W", "9")
         )
-        await until(lambda: listener.kept.subscribed)
+        await until(lambda: listener.shared.kept.subscribed)
         operator = ("-u", "ops", "-P", CODEWORD, "-q", qos, "-V", "311")
         command = ("-t", "command/m001/set", "-m", "on")
         assert await run("mosquitto_pub", listener.port, *operator, *command) == (0, "", "")
@@ -509,7 +510,7 @@ async def test_tls_connections_have_a_bound_of_their_own(certificates: Certifica
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
 
 
 async def test_a_large_batch_comes_through_the_small_tls_buffer(certificates: Certificates) -> None:
@@ -592,7 +593,7 @@ async def test_the_bytes_that_wait_for_a_paused_tls_connection_are_bounded(certi
         assert await reader.readexactly(4) == ACCEPTED
         intake.outcome = None
         writer.write((b"\x32\x79\x00\x12device/m001/thermo\x00\x01" + b"x" * 99) * 20_000)
-        await until(lambda: listener.paused)
+        await until(lambda: listener.shared.paused)
         await asyncio.sleep(0.2)
         (connection,) = listener._tls_connections
         waiting = connection._get_read_buffer_size()  # type: ignore[attr-defined]
@@ -601,7 +602,7 @@ async def test_the_bytes_that_wait_for_a_paused_tls_connection_are_bounded(certi
         intake.outcome = True
         while intake.batches:
             intake.decide(True)
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
 
 
 @mosquitto

@@ -212,10 +212,10 @@ class OneClient(RuleBasedStateMachine):
             self.in_clean_session = False
 
     def begin_connection(self, first: bytes, *, eager: bool, clean: bool = False) -> None:
-        self.listener.refusing_until = 0.0
+        self.listener.shared.refusing_until = 0.0
         line = self.line = Line(self.written)
         line.clean = self.in_clean_session = clean
-        connection = self.connection = Connection(self.listener, self.loop)
+        connection = self.connection = Connection(self.listener.shared, self.loop)
         self.accepted = eager
         data = first + (self.resend() if eager else b"")
         resent = tuple(line.messages.values())
@@ -243,7 +243,7 @@ class OneClient(RuleBasedStateMachine):
         self.gave_up = True
 
     @rule(decided=st.lists(st.booleans(), max_size=3))
-    @precondition(lambda self: self.listener.kept.kept)
+    @precondition(lambda self: self.listener.shared.kept.kept)
     def connect_clean_and_come_back(self, decided: list[bool]) -> None:
         """Some commits succeed in between, some do not; once a clean CONNECT is accepted, nothing is left of before."""
         self.connect_clean()
@@ -256,16 +256,16 @@ class OneClient(RuleBasedStateMachine):
         was_accepted = bytes(line.unread[:4]) == b"\x20\x02\x00\x00"
         self.cut()
         if was_accepted:
-            assert not self.listener.kept.kept
+            assert not self.listener.shared.kept.kept
             assert not [key for key in self.intake.kept if "/session/" in key]
 
     @rule()
-    @precondition(lambda self: self.line is None and self.listener.kept.kept)
+    @precondition(lambda self: self.line is None and self.listener.shared.kept.kept)
     def expire(self) -> None:
         """The session's time is over, and what the client had not finished is given up with it."""
         self.give_up_messages()
         self.promised = False
-        for session in self.listener.kept.kept.values():
+        for session in self.listener.shared.kept.kept.values():
             session.idle_since_s = float("-inf")
         self.in_loop(self.listener._expire_sessions)
 

@@ -117,7 +117,7 @@ def test_a_backlog_of_ten_thousand_comes_through_on_one_connection(tmp_path: Pat
     "kills",
     [
         pytest.param(3, marks=pytest.mark.slow),
-        pytest.param(20, marks=[pytest.mark.long(seconds=80), pytest.mark.timeout(600)]),
+        pytest.param(20, marks=pytest.mark.long(seconds=80)),
     ],
 )
 def test_kills_lose_nothing_and_double_nothing_without_a_mark(kills: int, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory, built: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=60)
 def test_the_same_commit_gives_the_same_bytes_and_the_same_signature(tmp_path: Path, key: Path) -> None:
     command = [sys.executable, "-m", "systemd.build_deb", "--target", str(DEB12), "--signing-key", str(key)]
     found = []
@@ -168,7 +168,7 @@ def test_it_is_small_and_for_its_architecture(built: Path, tree: Path) -> None:
         assert struct.unpack_from("<H", head, 18) == (ELF_MACHINES["arm64"],), path
 
 
-@pytest.mark.slow
+@pytest.mark.long(seconds=60)
 def test_it_runs_on_the_other_architecture(tmp_path: Path, built: Path) -> None:
     qemu = shutil.which("qemu-aarch64-static")
     if qemu is None:

@@ -5,13 +5,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support import box as boxes
 from tests.support.box import Box, box_or_skip
+from tests.support.fixtures_boxes import NEW, OLD, Packages
 from tests.support.package_site import (
     SECRET,
     Site,
@@ -24,26 +24,9 @@ from tests.support.package_site import (
 )
 from tests.support.uplink_scene import scene_or_skip
 
-pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.box, pytest.mark.kafka, pytest.mark.timeout(900)]
 
-OLD, NEW = "1.0.0", "1.1.0"
 EXPOSURE_MAX = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Packages:
-    """Two versions, in the box's folder of root's too."""
-
-    old: Path
-    new: Path
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    directory = tmp_path_factory.mktemp("packages")
-    (old,) = boxes.build(directory, "amd64_deb12", version=OLD)
-    (new,) = boxes.build(directory, "amd64_deb12", version=NEW)
-    return Packages(old, new)
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +280,7 @@ def test_removing_keeps_what_waits_and_purging_deletes_it(site: Site, packages: 
     assert site.box.property("sluice.service", "LoadState") == "not-found"
 
 
+@pytest.mark.long(seconds=200)
 def test_the_next_debian_takes_its_package_which_sets_itself_up_from_the_boot_partition(
     tmp_path: Path, packages: Packages
 ) -> None:

@@ -1,9 +1,8 @@
 """Power cuts by the thousand: what was acknowledged is there after each, once, whatever the card had not written yet.
 
-`SLUICE_POWER_CUTS` sets how many; `SLUICE_SEED` repeats a run.
+`SLUICE_TEST_SEED` repeats a run.
 """
 
-import os
 import random
 import shutil
 import sqlite3
@@ -33,9 +32,10 @@ from tests.support.power_cut_vfs import (
     Synchronous,
     sqlite_over_cuttable_disks,
 )
+from tests.support.sizes import drawn_seed, size
 
-CUTS = int(os.environ.get("SLUICE_POWER_CUTS", "2000"))
-SEED = int(os.environ.get("SLUICE_SEED", "4"))
+CUTS = size(400, 4000)
+SEED = drawn_seed()
 CUTS_PER_CARD = 40
 DEVICES = ("7", "42", "43")
 CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)
@@ -525,7 +525,7 @@ def cut(
             # A damaged page may read as anything.
             except (PromiseBrokenError, sqlite3.Error, AttributeError, TypeError, UnicodeDecodeError) as error:
                 if synchronous == "FULL":
-                    raise PromiseBrokenError(f"SLUICE_SEED={seed}, card {counts['cards']}: {error}") from error
+                    raise PromiseBrokenError(f"seed {seed}, card {counts['cards']}: {error}") from error
                 counts["broken"] += 1
             counts["acknowledged"] += card.acknowledged
     return counts
@@ -554,6 +554,7 @@ def schema_1(directory: Path) -> tuple[Path, Model]:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign(seconds=120)
 def test_no_power_cut_costs_what_was_acknowledged(tmp_path: Path) -> None:
     counts = cut(CUTS, tmp_path, SEED)
     assert counts["acknowledged"] > 5 * CUTS
@@ -588,7 +589,7 @@ def cut_the_start_after_a_failed_sync(root: Path, vfs: CuttableVfs, operation: i
         disk.cut_at = None
     disk.image(root / "left", survival)
     with closing(start(CuttableDisk(root / "left", disk.chance))) as file:
-        assert _observe(file) in (before, after), f"SLUICE_SEED={SEED}, cut before operation {operation}"
+        assert _observe(file) in (before, after), f"seed {SEED}, cut before operation {operation}"
     return disk.is_cut
 
 

@@ -11,11 +11,11 @@ from gateway.commands.setup.dialogue import QUESTIONS_MAX
 from gateway.commands.setup.provision import DONE_NAME, REPORT_NAME
 from gateway.page import password as page_password
 from gateway.settings import DEFAULT_CONFIG
-from tests.support import box as boxes
 from tests.support.box import Box, box_or_skip
+from tests.support.fixtures_boxes import Packages
 from tests.support.setup_dialogue import ENTER, questions_asked, set_up
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.box, pytest.mark.timeout(900)]
 
 BOOT = "/boot/firmware"
 ANSWERS = """\
@@ -39,14 +39,12 @@ WORDS = ("kafka-9d2c1b77", "page-51ab03fe", "device-0123456789")
 
 
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+def box(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Iterator[Box]:
     """A box with the package installed, never set up."""
-    directory = tmp_path_factory.mktemp("provisioned")
-    with box_or_skip(directory) as box:
-        (package,) = boxes.build(directory / "deb", "amd64_deb12")
+    with box_or_skip(tmp_path_factory.mktemp("provisioned")) as box:
         box.boot()
-        box.take(package)
-        box.apt("install", f"/root/{package.name}")
+        box.take(packages.old)
+        box.apt("install", f"/root/{packages.old.name}")
         yield box
 
 

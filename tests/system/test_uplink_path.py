@@ -162,7 +162,6 @@ def test_a_router_that_forgot_the_connection(scene: Scene) -> None:
         scene.network.masquerade_no_more()
 
 
-@pytest.mark.timeout(300)
 def test_a_third_of_all_packets_is_lost(scene: Scene) -> None:
     with running_gateway(scene) as running:
         with outage(running, "loss-30-percent") as suffered:

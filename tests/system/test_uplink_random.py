@@ -1,16 +1,15 @@
 """A random schedule of faults of the path, one after another; what comes out of it is compared with what was told.
 
-SLUICE_SEED repeats a run, SLUICE_UPLINK_FAULTS makes it longer.
+SLUICE_TEST_SEED repeats a run.
 """
 
-import os
-import random
 import time
 from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 
+from tests.support.sizes import drawn_seed, size
 from tests.support.uplink_scene import (
     FAULTS,
     RECOVERY_S_MAX,
@@ -23,7 +22,7 @@ from tests.support.uplink_scene import (
 
 pytestmark = pytest.mark.kafka
 
-FAULTS_COUNT = int(os.environ.get("SLUICE_UPLINK_FAULTS", "5"))
+FAULTS_COUNT = size(3, 12)
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +38,10 @@ def test_the_same_seed_gives_the_same_schedule_and_every_fault_has_its_turn() ->
     assert {step.fault for step in steps[: len(FAULTS)]} == set(FAULTS)
 
 
-@pytest.mark.timeout(120 + 30 * FAULTS_COUNT)
+@pytest.mark.campaign(seconds=240)
 def test_faults_at_random(scene: Scene) -> None:
     """With `pytest -s` the seed and each fault are shown as it runs; without, when it fails."""
-    seed = int(os.environ.get("SLUICE_SEED", random.SystemRandom().randrange(2**32)))
-    print(f"SLUICE_SEED={seed} SLUICE_UPLINK_FAULTS={FAULTS_COUNT}")  # noqa: T201 - what repeats the run
+    seed = drawn_seed()
     # Before the first connection: the router cannot hide a gateway that others know already.
     scene.network.masquerade()
     with running_gateway(scene) as running:
@@ -55,5 +53,5 @@ def test_faults_at_random(scene: Scene) -> None:
         outcome = running.finish()
     recovery_s = outcome.recovery_s(back_s)
     print(f"a new reading was in Kafka {recovery_s:.1f} s after the last fault; {outcome.audit}")  # noqa: T201
-    assert not outcome.audit.faults, f"SLUICE_SEED={seed}: {outcome.audit}"
-    assert recovery_s <= RECOVERY_S_MAX, f"SLUICE_SEED={seed}: no new reading for {recovery_s:.1f} s"
+    assert not outcome.audit.faults, f"seed {seed}: {outcome.audit}"
+    assert recovery_s <= RECOVERY_S_MAX, f"seed {seed}: no new reading for {recovery_s:.1f} s"

@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.buffer import sqlite_pages
 from gateway.buffer.rows import Quarantined, Row, Span
-from gateway.buffer.salvage import sqlite_pages
-from gateway.buffer.salvage.sqlite_pages import (
+from gateway.buffer.schema import MIGRATIONS
+from gateway.buffer.sqlite_pages import (
     FILE_HEADER_BYTES,
     INTERIOR_INDEX,
     INTERIOR_TABLE,
@@ -33,7 +34,6 @@ from gateway.buffer.salvage.sqlite_pages import (
     PageError,
     Value,
 )
-from gateway.buffer.schema import MIGRATIONS
 
 INDEX_PAGES_MAX = 100_000
 """Pages whose places in the order are kept in memory; where there are more, the file is gone through several times."""

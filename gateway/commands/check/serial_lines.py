@@ -17,7 +17,7 @@ from gateway.commands.check.finding import Finding, remark, wrong
 from gateway.host.processes import has_open, running, this_user
 from gateway.intake.routes import NO_ROUTE, Refusal, RouteTable
 from gateway.record_contract import DEVICE_NAME
-from gateway.serial_lines.modbus_registers import requests
+from gateway.serial_lines.kinds import NAMES, devices, sections
 from gateway.serial_lines.ports import (
     ALL,
     FRAMES,
@@ -45,18 +45,13 @@ from gateway.serial_lines.rivals import (
     who_words,
 )
 from gateway.serial_lines.topic import topic_of
-from gateway.settings import ModbusRegister, SerialModbusSettings, SerialSettings
+from gateway.settings import SerialSettings
+from gateway.toml_files.mistakes import spell
 
 PORTS_TOLD_MAX: Final = 12
-ANSWER_S: Final = 0.01
-"""What a Modbus unit may take to begin its answer; many take less, some ten times as much."""
 _CANNOT_ACKNOWLEDGE = (
-    "readings of text and Modbus cannot be acknowledged: what comes while nothing can be stored is lost, and counted"
+    f"readings of {NAMES} cannot be acknowledged: what comes while nothing can be stored is lost, and counted"
 )
-_TEXT, _MODBUS = "[[serial.text]]", "[[serial.modbus]]"
-_MANUALS_FIRST = {"holding": 40_001, "input": 30_001, "discrete": 10_001}
-"""How manuals number the registers of a table, each table for itself: the first one is 0 in a request."""
-_MANUALS_COUNT = 9_999
 _UNROUTED = {
     NO_ROUTE: "which no route takes",
     "ambiguous-route": "which several routes take, each to another place",
@@ -67,11 +62,6 @@ _LINKS = ("/dev/serial/by-id", "/dev/serial/by-path")
 """Names that udev makes for USB adapters, the first by what they are, the second by where they are plugged in."""
 _DEVICES = Path("/sys/dev/char")
 """By major and minor number."""
-_REQUEST_CHARACTERS = 8
-_ANSWER_CHARACTERS = 5
-"""Beside its data (unit, function, byte count, CRC). A silence of 3.5 characters stands between two frames (MODBUS over
-Serial Line V1.02, section 2.5.1.1)."""
-_SILENCE_CHARACTERS = 3.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +75,8 @@ class _Box:
 
 def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | None = None) -> Iterator[Finding]:
     """Look at what the sections name; `buffer` tells the gateway that runs already. Each finding as it is made."""
-    sections = [(f"serial.text[{index}].port", text.port, _TEXT) for index, text in enumerate(settings.text)]
-    sections += [(f"serial.modbus[{index}].port", line.port, _MODBUS) for index, line in enumerate(settings.modbus)]
-    patterns = [*settings.ports, *(port for _, port, _ in sections)]
+    lines = sections(settings)
+    patterns = [*settings.ports, *(line.settings.port for line in lines)]
     if not patterns:
         yield remark(FRAMES, f"is empty, so that no sensor is read; write the ports; {_ports_here()}")
         return
@@ -100,18 +89,16 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
     }
     box = _Box(adapters(), held)
     named: dict[str, str] = {}
-    for subject, pattern, section in sections:
-        yield from _one_port(subject, pattern, section, named, box)
-    if sections:
+    for line in lines:
+        yield from _one_port(spell((*line.place, "port")), line.settings.port, line.kind.header, named, box)
+    if lines:
         yield Finding("serial", ok=True, words=_CANNOT_ACKNOWLEDGE)
     yield from _many_ports(settings.ports, named, box)
     yield from _rivals(patterns, ports, box)
     yield from _look_alikes(patterns, box)
-    for index, line in enumerate(settings.modbus):
-        yield from _poll_load(f"serial.modbus[{index}]", line)
-        for number, unit in enumerate(line.units):
-            for place, register in enumerate(unit.registers):
-                yield from _manuals_number(f"serial.modbus[{index}].units[{number}].registers[{place}]", register)
+    for line in lines:
+        for place, words in line.kind.remarks(line.settings, line.place):
+            yield remark(spell(place), words)
     if routes is not None:
         yield from _unrouted(settings, routes)
 
@@ -120,7 +107,7 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
 
 
 def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], box: _Box) -> Iterator[Finding]:
-    """The port of one sensor that is not ours, or of a Modbus line; `named` grows by it."""
+    """The port of a section of its own; `named` grows by it."""
     ports = ports_of(pattern)
     if not ports:
         yield _missing(subject, pattern)
@@ -285,41 +272,6 @@ def _ports_that_look_alike(box: _Box) -> list[str]:
     return [each.port for each in box.adapters if counts[each.vendor, each.product, each.serial_number] > 1]
 
 
-# -- Modbus ---------------------------------------------------------------------------------------
-
-
-def _poll_load(subject: str, line: SerialModbusSettings) -> Iterator[Finding]:
-    """Whether there is time enough on a line for what its units are to be asked."""
-    share = sum(
-        sum(_request_s(line, request.data_bytes) for request in requests(unit.registers)) / unit.interval_s
-        for unit in line.units
-    )
-    if share > 1:
-        yield remark(
-            subject,
-            f"asking its units as often as interval_s says takes some {share:.1f} s of each second, so that they are "
-            "asked less often: raise interval_s or baud, name registers that lie side by side, or give some units a "
-            "line of their own",
-        )
-
-
-def _request_s(line: SerialModbusSettings, data_bytes: int) -> float:
-    bits = 9 + (line.parity != "none") + line.stop_bits
-    characters = _REQUEST_CHARACTERS + _ANSWER_CHARACTERS + data_bytes + 2 * _SILENCE_CHARACTERS
-    return characters * bits / line.baud + ANSWER_S
-
-
-def _manuals_number(subject: str, register: ModbusRegister) -> Iterator[Finding]:
-    first = _MANUALS_FIRST.get(register.table)
-    if first is not None and first <= register.address < first + _MANUALS_COUNT:
-        yield remark(
-            f"{subject}.address",
-            f"{register.address} looks like a manual's number; in the request that is {register.address - first} "
-            f"(manuals count the {register.table} table from {first}): write that, unless the manual says that "
-            "addresses are as in the request",
-        )
-
-
 # -- routes ---------------------------------------------------------------------------------------
 
 
@@ -327,18 +279,12 @@ def _unrouted(settings: SerialSettings, routes: RouteTable) -> Iterator[Finding]
     """Sensors of which every reading would be set aside."""
     if settings.ports:
         yield from _unrouted_frames(settings.topic, routes)
-    named = [(f"serial.text[{index}]", text.device, text.stream) for index, text in enumerate(settings.text)]
-    named += [
-        (f"serial.modbus[{index}].units[{number}]", unit.device, unit.stream)
-        for index, line in enumerate(settings.modbus)
-        for number, unit in enumerate(line.units)
-    ]
-    for subject, device, stream in named:
+    for place, device, stream in devices(settings):
         topic = topic_of(settings.topic, device, stream)
         found = routes.resolve(topic, None)
         if isinstance(found, Refusal):
             yield wrong(
-                subject,
+                spell(place),
                 f"its readings get the topic {topic}, {_unrouted_words(found)}: they would all go to the quarantine; "
                 "add a route for them, or write another stream",
             )

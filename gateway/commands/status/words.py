@@ -18,6 +18,7 @@ from gateway.config.running_settings import changed_words, digest, running_setti
 from gateway.devices.listing import not_heard_words
 from gateway.host.disk_health import health_words, troubles
 from gateway.host.terminal_text import YEARS_FROM_S, counted, escaped, size, span, utc
+from gateway.serial_lines.kinds import NAMES
 from gateway.settings import NO_SOURCE
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _BEGUN_BEFORE_S = 60.0
 """Two readings of a clock that was not set in between agree within this."""
 _DAYS_FROM_S = 2 * 86_400.0
 _BESIDE = " " * INDENT
-_CANNOT_ACKNOWLEDGE = "text and Modbus cannot acknowledge: what comes while nothing can be stored is lost, and counted"
+_CANNOT_ACKNOWLEDGE = f"{NAMES} cannot acknowledge: what comes while nothing can be stored is lost, and counted"
 _WHEN_FULL = {
     "refuse": "readings are held unacknowledged until Kafka has taken some (buffer.when_full)",
     "drop-oldest": "the oldest readings are dropped to make room, and counted as lost (buffer.when_full)",
@@ -151,7 +152,7 @@ def status_lines(seen: Glance) -> Iterator[str]:
     devices = f"{len(found.devices):,}" if found.devices else "none yet"
     send = "sends a sequence of its own" if len(found.devices) == 1 else "send a sequence of their own"
     ports = (answer.get("serial") or {}).get("ports", {})
-    beside = " (text and Modbus stand under serial)" if any(map(_is_mute, ports.values())) else ""
+    beside = f" ({NAMES} stand under serial)" if any(map(_is_mute, ports.values())) else ""
     yield f"devices     {devices} that {send}{beside}"
     yield from _device_lines(seen)
 
@@ -497,7 +498,7 @@ def _gone_words(port: dict[str, Any]) -> str:
 
 
 def _is_mute(port: dict[str, Any]) -> bool:
-    """Whether its sensors cannot be told that something arrived: text, Modbus."""
+    """Whether its sensors cannot be told that something arrived."""
     return not port.get("acknowledges", True)
 
 

@@ -41,8 +41,8 @@ from tests.support.buffers import (
     opened,
     rows,
     store,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_what_was_acknowledged_is_in_the_file(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from gateway.clock.floor import FIRST_RELEASED_US, RELEASED_US
 from gateway.clock.gateway_clock import BootClock, Look
 from gateway.reading import BufferFileError
 from gateway.settings import BufferSettings
-from tests.support.buffers import entry, opened, rows, store, until
+from tests.support.buffers import entry, opened, rows, store
+from tests.support.waiting import until
 
 SECOND_US = 1_000_000
 HOUR_US = 3600 * SECOND_US

@@ -18,7 +18,8 @@ from gateway.buffer.room import Room
 from gateway.buffer.rows import Loss, Position, Quarantined, Row, Span, joined, spans_of, without
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import BufferFileError
-from tests.support.buffers import append, confirm, entry, is_held, losses, opened, rows, store, until
+from tests.support.buffers import append, confirm, entry, is_held, losses, opened, rows, store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from gateway.buffer.rows import spans_of
 from gateway.buffer.status import read_status
-from tests.support.buffers import BOOT, CLOCK, entry, opened, rows, store, until
+from tests.support.buffers import BOOT, CLOCK, entry, opened, rows, store
+from tests.support.waiting import until
 
 
 def last_of(path: Path) -> dict[str, tuple[str, int] | None]:

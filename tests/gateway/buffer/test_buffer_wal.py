@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.buffer.salvage.sqlite_pages import FRAME_HEADER_BYTES, WAL_HEADER_BYTES
+from gateway.buffer.sqlite_pages import FRAME_HEADER_BYTES, WAL_HEADER_BYTES
 from gateway.buffer.wal import lacks_commits
 from tests.support.buffers import entry, losses, opened, rows, store
 

@@ -7,7 +7,8 @@ import pytest
 
 from gateway.buffer.buffer import Buffer
 from tests.gateway.uplink.test_forward_rounds import drained, lane_report, reading, uplink
-from tests.support.buffers import losses, opened, store, until
+from tests.support.buffers import losses, opened, store
+from tests.support.waiting import until
 
 BYTES = bytes(500)
 

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from gateway.buffer.rows import Entry, Series
 from gateway.cli import main
 from gateway.clock.kernel_clock import boot_id, boottime_us
+from gateway.clock.report import ClockView
 from gateway.clock.sensor_clocks import DeviceClocks
 from gateway.config import config_file
+from gateway.config.running_settings import RunningSettings
 from gateway.daemon import control, device_states
 from gateway.daemon.device_states import DevicesAsked, devices_page
 from gateway.devices import listing as device_listing
@@ -40,6 +42,7 @@ from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import compile_routes
 from gateway.reading import Mark, Reading
 from gateway.settings import GatewaySettings, KafkaSettings, ListenerSettings, RouteSettings
+from gateway.uplink.memory import UplinkState
 from tests.support.buffers import CLOCK, entry, opened, store
 from tests.support.gateways import answering
 
@@ -72,7 +75,13 @@ async def gateway(
         clocks = DeviceClocks(boot_id())
         door = FrontDoor(buffer, compile_routes([route], None, frozenset()), settings, KAFKA, boottime_us, clocks)
         await door.recall_clocks()
-        answers = control.handlers(door, buffer, {"serial": lambda: serial})
+        parts = control.Parts(
+            uplink=UplinkState,
+            clock=lambda: ClockView(synced=True, error_us=None, since_us=0),
+            settings=lambda: RunningSettings("", "gw1", ""),
+            serial=None if serial is None else lambda: serial,
+        )
+        answers = control.handlers(door, buffer, parts)
         try:
             async with answering(directory / "buffer.db", answers):
                 yield door

@@ -11,7 +11,8 @@ from gateway.intake.front_door import FrontDoor
 from gateway.intake.routes import compile_routes
 from gateway.reading import Reading
 from gateway.settings import DEFAULT_ROUTE, GatewaySettings, KafkaSettings
-from tests.support.buffers import opened, until
+from tests.support.buffers import opened
+from tests.support.waiting import until
 
 LANE = Lane(1, "lane", "boot", "buffer")
 

@@ -39,6 +39,7 @@ from gateway.settings import KafkaSaslSettings, KafkaSettings, KafkaTlsSettings
 from gateway.tls.dates import Dates
 from tests.support.kafka_peers import API_VERSIONS, METADATA, Authority, FakeBroker, server_context
 from tests.support.stream_server import speaking
+from tests.support.waiting import until
 
 METADATA_REQUEST = MetadataRequest([])
 VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
@@ -76,12 +77,6 @@ def answered_from(link: KafkaLink) -> frozenset[str]:
 def dialled_from(link: KafkaLink) -> frozenset[str]:
     """The same in all connections, those that are still being made too."""
     return frozenset(own for each in link._sockets if (own := each.own_address()) is not None)
-
-
-async def until(reached: Any) -> None:
-    async with asyncio.timeout(10):
-        while not reached():
-            await asyncio.sleep(0.01)
 
 
 async def refused_in_words(link: KafkaLink) -> str:
@@ -689,12 +684,12 @@ async def test_a_connection_that_is_cancelled_leaves_no_socket(
             link = link_to("kafka.example:9092", connect_timeout_s=60)
             with link.entered():
                 attempt = asyncio.create_task(aiokafka.client.create_conn("kafka.example", 9092))
-            await until(lambda link=link: link._sockets)
+            await until(lambda link=link: link._sockets)  # type: ignore[misc]
             await asyncio.sleep(0.05)
             attempt.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await attempt
-            await until(lambda link=link: not link._sockets)
+            await until(lambda link=link: not link._sockets)  # type: ignore[misc]
             assert link.wire_bytes() >= 40
 
 

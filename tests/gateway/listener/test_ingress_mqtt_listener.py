@@ -19,8 +19,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_a_puback_comes_only_after_the_commit() -> None:

@@ -21,8 +21,8 @@ from tests.support.mqtt_peers import (
     connect,
     connected,
     listening,
-    until,
 )
+from tests.support.waiting import until
 
 PER_MINUTE, DELAY_S, HELD = 10, 3.0, 256
 WRONG, NOT_AUTHORIZED = b"\x20\x02\x00\x04", b"\x20\x02\x00\x05"
@@ -200,14 +200,14 @@ async def test_a_wrong_sensor_beside_right_ones_is_slowed_down_and_they_are_not(
             assert await late.silent(0.1)
             async with connected(listener, RIGHT + PINGREQ, ACCEPTED + PINGRESP):
                 assert time.monotonic() < begun + 0.45, "a neighbour waited"
-            assert listener.login_limit.waiting == 1
+            assert listener.shared.login_limit.waiting == 1
         async with connected(listener, connect("w", login=("m002", CODEWORD)) + PINGREQ) as mended:
             assert await mended.silent(0.1)
             assert await mended.read(6) == ACCEPTED + PINGRESP, "what came behind CONNECT is not lost"
             assert time.monotonic() > begun + 0.5
         async with connected(listener, connect("v", login=("m002", CODEWORD)), ACCEPTED):
             pass
-        await until(lambda: not listener.login_limit.waiting)
+        await until(lambda: not listener.shared.login_limit.waiting)
 
 
 async def test_whoever_shows_a_certificate_does_not_wait_because_others_show_nothing(
@@ -221,7 +221,7 @@ async def test_whoever_shows_a_certificate_does_not_wait_because_others_show_not
             assert await peer.read_to_end() == NOT_AUTHORIZED
         monkeypatch.setattr(mqtt_connection, "common_name", lambda _: "m001")
         async with asyncio.timeout(1), connected(listener, connect("certified"), ACCEPTED):
-            assert not listener.login_limit.waiting
+            assert not listener.shared.login_limit.waiting
 
 
 async def test_whoever_does_not_wait_for_an_answer_learns_nothing_sooner() -> None:
@@ -237,9 +237,9 @@ async def test_whoever_does_not_wait_for_an_answer_learns_nothing_sooner() -> No
         assert listener.counts["bad-credentials"] == 1, "none was even judged by then"
         async with connected(listener, connect(login=("m001", "d"))) as peer:
             assert await peer.read_to_end() == b"", "those that went keep their places, or guesses would come faster"
-        await until(lambda: not listener.login_limit.waiting)
-        await until(lambda: not listener.connections)
-        assert not listener.sessions
+        await until(lambda: not listener.shared.login_limit.waiting)
+        await until(lambda: not listener.shared.connections)
+        assert not listener.shared.sessions
 
 
 async def test_beyond_those_that_may_wait_a_log_in_ends_unjudged_and_is_told() -> None:
@@ -255,7 +255,7 @@ async def test_beyond_those_that_may_wait_a_log_in_ends_unjudged_and_is_told() -
             async with connected(listener, connect(login=("m001", "wrong"))) as peer:
                 assert await peer.read_to_end() == WRONG
             async with connected(listener, connect(login=("m001", "wrong"))) as held:
-                await until(lambda: listener.login_limit.waiting)
+                await until(lambda: listener.shared.login_limit.waiting)
                 async with connected(listener, RIGHT) as beyond:
                     assert await beyond.read_to_end() == b""
                 assert await held.read_to_end() == WRONG
@@ -276,10 +276,10 @@ async def test_a_listener_that_ends_does_not_wait_for_those_that_wait() -> None:
             await peer.read_to_end()
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(RIGHT)
-        await until(lambda: listener.login_limit.waiting)
+        await until(lambda: listener.shared.login_limit.waiting)
     assert await reader.read() == b""
     writer.close()
-    await until(lambda: not listener.login_limit.waiting)
+    await until(lambda: not listener.shared.login_limit.waiting)
     assert time.monotonic() < begun + 5
 
 

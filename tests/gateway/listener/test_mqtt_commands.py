@@ -21,8 +21,8 @@ from tests.support.mqtt_peers import (
     publish,
     publish2,
     pubrec,
-    until,
 )
+from tests.support.waiting import until
 
 COMMANDED: dict[str, Any] = {
     "anonymous": False,
@@ -127,7 +127,7 @@ async def test_a_command_waits_on_disk_for_a_device_that_is_away_and_is_sent_unt
     async with listening(intake, **COMMANDED) as listener:
         async with connected(listener, device(clean=False) + subscribe("command/m001/#")) as peer:
             assert await peer.read(9) == ACCEPTED + granted(1)
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
         async with connected(listener, OPERATOR, ACCEPTED) as operator:
             intake.outcome = None
             operator.writer.write(command("one", 5) + command("two", 6))
@@ -148,7 +148,7 @@ async def test_a_command_waits_on_disk_for_a_device_that_is_away_and_is_sent_unt
             peer.writer.write(puback(2) + puback(2))
             await until(lambda: not [key for key in intake.kept if "/command/" in key])
             await until(lambda: listener.counts["puback-of-nothing"] == 1)
-        assert listener.kept.room.commands_bytes == 0
+        assert listener.shared.kept.room.commands_bytes == 0
 
 
 async def test_a_command_that_nobody_subscribed_to_is_acknowledged_and_counted() -> None:

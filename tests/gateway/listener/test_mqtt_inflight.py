@@ -20,8 +20,8 @@ from tests.support.mqtt_peers import (
     puback,
     publish,
     publish2,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> None:
@@ -37,7 +37,7 @@ async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> Non
         await until(lambda: intake.batches)
         # Longer than 1.5 times the keep-alive: silence of our own making is not held against the client.
         await asyncio.sleep(1.8)
-        assert listener.inflight.bytes < 100_000 + 262_144 * (1 + 200 / len(one))
+        assert listener.shared.inflight.bytes < 100_000 + 262_144 * (1 + 200 / len(one))
         assert sum(len(readings) for readings, _ in intake.batches) < 10_000
         intake.outcome = True
         intake.decide(True)
@@ -46,7 +46,7 @@ async def test_a_flood_waits_in_the_network_while_its_commit_takes_long() -> Non
                 while intake.batches:
                     intake.decide(True)
                 await asyncio.sleep(0.005)
-        assert listener.inflight.bytes == 0
+        assert listener.shared.inflight.bytes == 0
 
 
 async def test_while_the_buffer_holds_readings_wait_and_pings_are_answered() -> None:
@@ -81,7 +81,7 @@ async def test_beyond_a_cap_while_the_buffer_holds_the_connection_is_closed(cap:
         assert await peer.read_to_end() == b""
         assert listener.counts["held-too-much"] == 1
         intake.decide_all()
-        assert listener.inflight.bytes == 0
+        assert listener.shared.inflight.bytes == 0
 
 
 async def test_a_paused_connection_is_closed_when_the_buffer_begins_to_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ async def test_a_paused_connection_is_closed_when_the_buffer_begins_to_hold(monk
     intake.outcome = None
     async with listening(intake, inflight_messages_max=1) as listener, connected(listener) as peer:
         peer.writer.write(publish("a", 1) + publish("b", 2))
-        await until(lambda: listener.paused)
+        await until(lambda: listener.shared.paused)
         assert await peer.silent()
         intake.holding = True
         assert await peer.read_to_end() == b""
@@ -127,14 +127,14 @@ async def test_what_all_connections_have_waiting_is_bounded_by_the_total_and_one
         intake.outcome = None
         for peer in peers:
             peer.writer.write(flood)
-        await until(lambda: len(listener.paused) == len(peers))
-        assert 3_000_000 < listener.inflight.bytes <= 3_000_000 + one_read
+        await until(lambda: len(listener.shared.paused) == len(peers))
+        assert 3_000_000 < listener.shared.inflight.bytes <= 3_000_000 + one_read
         intake.outcome = True
         intake.decide_all()
         for peer in peers:
             assert await peer.read(4 * (len(flood) // len(tiny))) == puback(1) * (len(flood) // len(tiny))
-        assert listener.inflight.bytes == 0
-        assert not listener.paused
+        assert listener.shared.inflight.bytes == 0
+        assert not listener.shared.paused
 
 
 async def test_marks_weigh_with_what_waits_for_its_commit() -> None:
@@ -144,5 +144,5 @@ async def test_marks_weigh_with_what_waits_for_its_commit() -> None:
         data = b"".join(publish2("a", number) for number in range(1, 11))
         peer.writer.write(data)
         await until(lambda: intake.batches)
-        assert listener.inflight.bytes == len(data) + 10 * (200 + 100 + 8)
+        assert listener.shared.inflight.bytes == len(data) + 10 * (200 + 100 + 8)
         intake.decide(True)

@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.listener import link as mqtt_link
-from tests.support.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening, until
+from tests.support.mqtt_peers import ACCEPTED, PINGREQ, PINGRESP, RecordingIntake, connect, connected, listening
+from tests.support.waiting import until
 
 
 async def test_a_connection_that_says_nothing_is_closed() -> None:

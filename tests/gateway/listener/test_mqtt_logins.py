@@ -27,8 +27,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 NOW = datetime(2026, 11, 27, 12, tzinfo=UTC)
 LOGIN = ("m001", CODEWORD)
@@ -259,7 +259,7 @@ async def test_real_clients_are_in_as_long_as_their_secret_is_good(seed: int, tm
             else:
                 continue
             await listener.devices_changed({})
-            connected_now = {key[0] for key in listener.sessions}
+            connected_now = {key[0] for key in listener.shared.sessions}
             assert connected_now <= {"m001", *good}
             if name in sensors:
                 kept = hours > 0 and name in good

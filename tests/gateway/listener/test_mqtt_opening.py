@@ -23,8 +23,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_clients_without_an_identifier_do_not_disturb_each_other() -> None
     ):
         assert await one.read(4) == ACCEPTED
         assert await other.read(4) == ACCEPTED
-        assert len(listener.sessions) == 2
+        assert len(listener.shared.sessions) == 2
 
 
 async def test_beyond_connections_max_connack_3_but_a_known_client_may_come_again() -> None:
@@ -180,7 +180,7 @@ async def test_a_session_that_cannot_be_stored_is_refused_and_nothing_behind_its
     async with listening(intake) as listener:
         async with connected(listener, keeping() + publish("a", 1)) as peer:
             assert await peer.read_to_end() == UNAVAILABLE
-        assert not listener.kept.kept
+        assert not listener.shared.kept.kept
     assert not intake.stored
 
 
@@ -200,7 +200,7 @@ async def test_a_users_sessions_and_connections_are_capped_and_cost_nobody_else_
         for number in range(5):
             async with connected(listener, keeping(f"c{number}", login=one)) as peer:
                 assert await peer.read(4) == ACCEPTED
-            await until(lambda: not listener.connections)
+            await until(lambda: not listener.shared.connections)
         assert listener.counts["session-displaced"] == 3
         assert len(intake.kept) == 2, "their marks go too"
         async with (
@@ -215,7 +215,7 @@ async def test_a_users_sessions_and_connections_are_capped_and_cost_nobody_else_
                 assert await peer.read(4) == ACCEPTED
             async with connected(listener, keeping("c4", login=one)) as peer:
                 assert await peer.read(4) == PRESENT, "a take-over is no further connection"
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
         async with connected(listener, connect("more", login=one)) as peer:
             assert await peer.read(4) == ACCEPTED
 
@@ -231,13 +231,13 @@ async def test_sessions_are_capped_and_expire(monkeypatch: pytest.MonkeyPatch) -
                 assert await other.read_to_end() == UNAVAILABLE
             assert listener.counts["too-many-sessions"] == 1
             await asyncio.sleep(0.1)
-            assert listener.kept.kept, "a session does not expire while it is connected"
-        await until(lambda: not listener.connections)
+            assert listener.shared.kept.kept, "a session does not expire while it is connected"
+        await until(lambda: not listener.shared.connections)
         now_us += 3_599_000_000
         await asyncio.sleep(0.1)
-        assert listener.kept.kept
+        assert listener.shared.kept.kept
         now_us += 1_000_000
-        await until(lambda: not listener.kept.kept)
+        await until(lambda: not listener.shared.kept.kept)
         await until(lambda: not intake.kept)
         async with connected(listener, keeping("m002")) as peer:
             assert await peer.read(4) == ACCEPTED

@@ -24,8 +24,8 @@ from tests.support.mqtt_peers import (
     publish2,
     pubrec,
     pubrel,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_pubrec_after_the_commit_of_the_reading_and_pubcomp_after_the_one_that_forgets_its_id() -> None:
@@ -258,7 +258,7 @@ async def test_an_exchange_in_one_read_is_answered_and_leaves_nothing() -> None:
         peer.writer.write((publish2("a", 1) + pubrel(1)) * 3)
         assert await peer.read(24) == (pubrec(1) + pubcomp(1)) * 3
         assert not [key for key in intake.kept if key.endswith("/1")]
-        assert listener.kept.room.unfinished == 0
+        assert listener.shared.kept.room.unfinished == 0
     assert len(intake.stored) == 3
 
 
@@ -270,7 +270,7 @@ async def test_where_the_commit_of_a_pubrel_fails_its_exchange_is_open_again() -
             intake.outcome = False
             peer.writer.write(pubrel(1) + publish2("b", 1))
             assert await peer.read_to_end() == b""
-        intake.outcome, listener.refusing_until = True, 0.0
+        intake.outcome, listener.shared.refusing_until = True, 0.0
         async with connected(listener, keeping() + publish2("a", 1) + pubrel(1) + publish2("b", 1)) as peer:
             assert await peer.read(16) == PRESENT + pubrec(1) + pubcomp(1) + pubrec(1)
     assert [reading.payload for reading in intake.stored] == [b"a", b"b"]
@@ -340,7 +340,7 @@ async def test_a_commit_that_takes_too_long_holds_no_connection_open(monkeypatch
         peer.writer.write(publish2("a", 1) + b"\xff\x00")
         assert await peer.read_to_end() == b""
         peer.writer.close()
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
         intake.decide_all()
 
 
@@ -348,7 +348,7 @@ async def test_a_client_that_reads_nothing_holds_no_connection_open(monkeypatch:
     monkeypatch.setattr(mqtt_link, "LINGER_S", 0.1)
     async with listening(RecordingIntake()) as listener, connected(listener) as peer:
         peer.writer.write(publish2("a", 1) + b"\xff\x00")
-        await until(lambda: not listener.connections)
+        await until(lambda: not listener.shared.connections)
 
 
 async def test_what_one_session_leaves_unfinished_leaves_room_for_others() -> None:

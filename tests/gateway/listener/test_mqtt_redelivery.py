@@ -17,8 +17,8 @@ from tests.support.mqtt_peers import (
     listening,
     puback,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 COUNTED = b"".join(publish(str(number), number) for number in range(1, 71))
 """A client's packet identifiers have counted up to 70."""
@@ -30,7 +30,7 @@ async def cut_before_the_answer(listener: MqttListener, intake: RecordingIntake,
     peer.writer.write(data)
     await until(lambda: intake.batches)
     peer.vanish()
-    await until(lambda: not listener.connections)
+    await until(lambda: not listener.shared.connections)
     intake.decide(True)
     intake.outcome = True
 

@@ -13,8 +13,8 @@ from tests.support.mqtt_peers import (
     field,
     listening,
     publish,
-    until,
 )
+from tests.support.waiting import until
 
 
 async def test_a_device_appears_once_and_dies_with_its_will_but_not_by_disconnect() -> None:
@@ -23,7 +23,7 @@ async def test_a_device_appears_once_and_dies_with_its_will_but_not_by_disconnec
         for number, last in enumerate((DISCONNECT, b"", b"", b"", DISCONNECT)):
             async with connected(listener, connect(will=f"gone {number}") + last) as peer:
                 assert await peer.read(4) == ACCEPTED
-            await until(lambda: not listener.connections)
+            await until(lambda: not listener.shared.connections)
         assert len(intake.events) == 2
     # The deaths within a minute after one that was reported are one report: here at the end of the listener.
     assert [event[:2] for event in intake.events] == [("device-appeared", "m001"), *[("device-died", "m001")] * 2]

@@ -28,7 +28,8 @@ from gateway.page.answers import Answers
 from gateway.page.server import PER_ADDRESS_MAX, StatusPage
 from gateway.settings import StatusPageSettings
 from tests.support.gateways import free_port
-from tests.support.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config, until
+from tests.support.status_page_site import HASHED, PASSWORD, UNREACHABLE, Site, page_config
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from gateway.page.view import StatusView
@@ -224,7 +225,9 @@ def test_a_disk_that_hangs_takes_one_thread_and_lets_in_whom_it_did_before(
         served.password_file.unlink()
     finally:
         hangs.set()
-    assert until("the file is read once its disk answers", lambda: served.ask("/api/state")[0].status == 401, 5)
+    assert wait_until(
+        lambda: served.ask("/api/state")[0].status == 401, 5, words="the file is read once its disk answers"
+    )
 
 
 def test_a_form_of_another_sites_page_is_refused(served: Served) -> None:
@@ -410,7 +413,10 @@ def test_one_address_does_not_get_all_connections(served: Served, monkeypatch: p
         for _ in range(CONNECTIONS_MAX):
             held.enter_context(socket.create_connection(("127.0.0.1", served.port), timeout=5))
         until_there(served, PER_ADDRESS_MAX)
-        until("the others are turned away", lambda: served.page.turned_away == CONNECTIONS_MAX - PER_ADDRESS_MAX)
+        wait_until(
+            lambda: served.page.turned_away == CONNECTIONS_MAX - PER_ADDRESS_MAX,
+            words="the others are turned away",
+        )
         monkeypatch.setattr(status_page, "_peer", lambda _: "192.168.1.9")
         assert served.ask("/health")[0].status == 200
     until_there(served, 0)

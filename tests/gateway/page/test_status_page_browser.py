@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from demo.kafka_broker import Broker
 from gateway.listener.credentials import add
 from tests.support.page_weight import CHROMIUM, browser, log_in, page_weight
-from tests.support.status_page_site import PASSWORD, Site, add_sensors, site, until
+from tests.support.status_page_site import PASSWORD, Site, add_sensors, site
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -92,7 +93,7 @@ def test_all_is_well_and_stays_up_to_date(page: Page, kafka: Broker, tmp_path: P
         row = page.locator("tbody[data-device='thermo-1']")
         expect(row.locator(".reading")).to_contain_text(re.compile(r"celsius\s*\d+"), timeout=15_000)
         before = row.locator(".reading").inner_text()
-        until("another value", lambda: row.locator(".reading").inner_text() != before)
+        wait_until(lambda: row.locator(".reading").inner_text() != before, words="another value")
         page.fill("#search", "HYGRO")
         expect(page.locator("#table tbody")).to_have_count(1)
         page.fill("#search", "")
@@ -128,7 +129,7 @@ def test_alarms_in_words_and_a_gateway_that_does_not_answer(page: Page, tmp_path
 
 def lose_some(gateway: Site) -> None:
     """Some readings are lost on their way, once the device is known."""
-    until("the device", lambda: gateway.log_in() and "thermo-1" in str(gateway.state()["devices"]))
+    wait_until(lambda: gateway.log_in() and "thermo-1" in str(gateway.state()["devices"]), words="the device")
     time.sleep(5)
     gateway.sensors[0].skip(20)
 

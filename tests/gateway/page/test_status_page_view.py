@@ -18,7 +18,9 @@ from gateway.buffer.rows import Entry, Loss
 from gateway.clock.gateway_clock import BootClock
 from gateway.clock.kernel_clock import boot_id, boottime_us
 from gateway.clock.report import ClockView
+from gateway.config import running_settings
 from gateway.config.config_file import route_table
+from gateway.daemon.control import Parts
 from gateway.intake.front_door import FrontDoor
 from gateway.listener.credentials import add
 from gateway.page import view as status_page_view
@@ -57,13 +59,14 @@ class Box:
             self.settings,
             self.front_door,
             self.buffer,
-            lambda: self.uplink,
-            lambda: ClockView(synced=True, error_us=1_000, since_us=0),
-            {
-                "serial": lambda: self.serial,
-                "mqtt_listener": lambda: {"connected": 1},
-                "log_ins_refused": lambda: self.refused,
-            },
+            Parts(
+                uplink=lambda: self.uplink,
+                clock=lambda: ClockView(synced=True, error_us=1_000, since_us=0),
+                settings=lambda: running_settings.of(self.settings),
+                mqtt_listener=lambda: {"connected": 1},
+                log_ins_refused=lambda: self.refused,
+                serial=lambda: self.serial,
+            ),
         )
         self.buffer.open()
 

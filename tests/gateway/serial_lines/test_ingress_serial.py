@@ -38,6 +38,7 @@ from gateway.settings import (
     SerialTextSettings,
 )
 from sluice_sim.avr import Board, inhibit_sampling, start_boards, stop_boards
+from tests.support.waiting import until
 
 INCARNATION = 0x1A2B3C4D
 DEADLINE_S = 20.0
@@ -227,13 +228,6 @@ async def listed(ingress: SerialIngress, sensor: PtySensor) -> None:
 
 def open_descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it; a test that waits in vain fails here."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_a_reading_is_acknowledged_after_its_commit_and_not_before(bench: Bench) -> None:

@@ -35,6 +35,7 @@ from gateway.serial_lines.modbus_line import Answer, ModbusLine, find_answer
 from gateway.serial_lines.modbus_registers import REGISTERS_MAX, requests
 from gateway.settings import Baud, ModbusRegister, ModbusUnit, SerialModbusSettings
 from tests.support.gateways import SLUICE, daemon, free_port, write_config
+from tests.support.waiting import until
 from tests.test_imports import imported_by
 
 DEADLINE_S = 30.0
@@ -151,13 +152,6 @@ class Puppet:
 
 def sealed(frame: bytes) -> bytes:
     return frame + FramerRTU.compute_CRC(frame).to_bytes(2, "big")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for it; a test that waits in vain fails here."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def now_us() -> int:
@@ -309,7 +303,7 @@ async def test_an_energy_meter_and_a_thermometer_on_one_line(bench: Bench) -> No
         ):
             await bench.intake.next_of("meter")
             await bench.intake.next_of("climate")
-            state = line.state()
+            state = line.units()
     assert bench.intake.of("meter")[0] == {"volts": 230.2, "amps": 0.35}
     (first, *_) = (each for each in bench.intake.readings if each.topic == "device/climate/modbus")
     assert first.payload == b'{"celsius":-5.7,"humidity":48.1}'
@@ -383,7 +377,7 @@ async def test_a_unit_that_is_not_there_costs_the_others_nothing_but_its_timeout
             await until(lambda: any(entry.get("device") == "absent" for entry in logs))
             await bench.intake.next_of("here", 3)
             line.report_faults()
-            assert brief(line.state(), "absent") == {"unit": 9, "answers": False, "fault": "holding 0: no answer"}
+            assert brief(line.units(), "absent") == {"unit": 9, "answers": False, "fault": "holding 0: no answer"}
     assert bench.intake.of("here")[-1] == {"at-0": 11}
     assert bench.intake.events == [("device-appeared", "here")]
     (told,) = (entry for entry in logs if entry.get("unit") == 9)
@@ -398,7 +392,7 @@ async def test_a_register_that_is_refused_does_not_cost_its_neighbours(bench: Be
         async with server(bench, device), bench.polling(unit(1, "meter", *registers(20, 21, 22))) as line:
             said = await bench.intake.next_of("meter", 3)
             line.report_faults()
-            state = line.state()
+            state = line.units()
     assert said == [{"at-20": 5, "at-22": 7}] * 3
     (faults,) = (entry["faults"]["meter"] for entry in logs if "faults" in entry)
     words = "illegal data address: it has no such register (exception 2)"
@@ -420,11 +414,11 @@ async def test_refused_registers_are_named_at_once_and_until_they_are_given(benc
     words = "device failure (exception 4)"
     with capture_logs() as logs:
         async with bench.polling(unit(1, "meter", *registers(0, 5, 9)), timeout_s=0.5) as line:
-            assert line.state()["meter"] == {
+            assert line.units()["meter"] == {
                 "unit": 1, "answers": False, "since_us": None, "fault": None, "asked": 3, "refused": {},
             }  # fmt: skip
             await bench.intake.next_of("meter", 4)
-            state: Any = line.state()
+            state: Any = line.units()
             assert state["meter"]["refused"] == {"at-0": f"holding 0: {words}", "at-5": f"holding 5: {words}"}
             assert (state["meter"]["answers"], state["meter"]["asked"]) == (True, 3)
             (told,) = (entry for entry in logs if "refused" in entry)
@@ -432,7 +426,7 @@ async def test_refused_registers_are_named_at_once_and_until_they_are_given(benc
             assert (told["device"], told["unit"], told["port"]) == ("meter", 1, str(bench.wire.port))
             refusing.clear()
             await until(lambda: bench.intake.of("meter")[-1] == {"at-0": 0, "at-5": 5, "at-9": 9})
-            state = line.state()
+            state = line.units()
             assert state["meter"]["refused"] == {}
             refusing.add(0)
             await until(lambda: "at-0" not in bench.intake.of("meter")[-1])
@@ -446,7 +440,7 @@ async def test_a_unit_that_is_busy_refuses_no_register(bench: Bench, puppet: Pup
         async with bench.polling(unit(1, "meter", *registers(0, 1))) as line:
 
             def state() -> dict[str, Any]:
-                return dict[str, Any](line.state())["meter"]  # type: ignore[no-any-return]
+                return dict[str, Any](line.units())["meter"]  # type: ignore[no-any-return]
 
             await until(lambda: state()["fault"] is not None)
             assert (state()["fault"], state()["refused"]) == ("holding 0 to 1: busy (exception 6)", {})
@@ -461,7 +455,7 @@ async def test_a_unit_that_does_not_answer_is_told_with_since_when(bench: Bench,
     async with bench.polling(unit(1, "meter"), timeout_s=0.05, retries=0) as line:
 
         def state() -> dict[str, Any]:
-            return dict[str, Any](line.state())["meter"]  # type: ignore[no-any-return]
+            return dict[str, Any](line.units())["meter"]  # type: ignore[no-any-return]
 
         await until(lambda: state()["since_us"] is not None)
         since_us = state()["since_us"]
@@ -526,7 +520,7 @@ async def test_a_refusal_is_told_in_words_and_the_unit_is_there(bench: Bench, co
         bench.polling(unit(1, "meter")) as line,
     ):
         await until(
-            lambda: brief(line.state(), "meter") == {"unit": 1, "answers": True, "fault": f"holding 0: {words}"}
+            lambda: brief(line.units(), "meter") == {"unit": 1, "answers": True, "fault": f"holding 0: {words}"}
         )
     assert bench.intake.readings == []
 
@@ -732,7 +726,7 @@ async def test_an_adapter_that_hears_itself(bench: Bench, puppet: Puppet) -> Non
     async with bench.polling(unit(1, "meter", *registers(0, 1)), unit(2, "silent"), timeout_s=0.1) as line:
         assert await bench.intake.next_of("meter", 3) == [{"at-0": 0, "at-1": 1}] * 3
         await until(
-            lambda: brief(line.state(), "silent") == {"unit": 2, "answers": False, "fault": "holding 0: no answer"}
+            lambda: brief(line.units(), "silent") == {"unit": 2, "answers": False, "fault": "holding 0: no answer"}
         )
 
 
@@ -790,7 +784,7 @@ async def test_a_unit_that_goes_and_comes_back(bench: Bench, puppet: Puppet) -> 
         await bench.intake.next_of("meter")
         puppet.silent.add((1, 0))
         await until(lambda: ("device-died", "meter") in bench.intake.events)
-        assert brief(line.state(), "meter") == {"unit": 1, "answers": False, "fault": "holding 0: no answer"}
+        assert brief(line.units(), "meter") == {"unit": 1, "answers": False, "fault": "holding 0: no answer"}
         readings = len(bench.intake.readings)
         puppet.silent.clear()
         await until(lambda: len(bench.intake.events) == 3)
@@ -852,7 +846,7 @@ async def test_a_request_that_is_ignored_does_not_cost_the_others(
     puppet.silent.add((1, 0))
     async with bench.polling(unit(1, "meter", *registers(0, 100, 200)), timeout_s=0.05) as line:
         said = await bench.intake.next_of("meter", 3)
-        assert brief(line.state(), "meter") == {"unit": 1, "answers": True, "fault": "holding 0: no answer"}
+        assert brief(line.units(), "meter") == {"unit": 1, "answers": True, "fault": "holding 0: no answer"}
     assert said == [{"at-100": 100, "at-200": 200}] * 3
     assert bench.intake.events == [("device-appeared", "meter")]
 
@@ -903,7 +897,7 @@ async def test_a_line_that_is_never_silent_is_not_spoken_on(bench: Bench, puppet
     async with bench.polling(unit(1, "meter"), timeout_s=0.1, baud=300) as line:
         fault = "the line is never silent: something else sends on it"
         try:
-            await until(lambda: brief(line.state(), "meter") == {"unit": 1, "answers": False, "fault": fault})
+            await until(lambda: brief(line.units(), "meter") == {"unit": 1, "answers": False, "fault": fault})
             # Three and a half characters. Where the thread had no turn for so long, the line was silent.
             assert puppet.asked == [] or max(pauses_s) > 0.1
         finally:
@@ -1013,9 +1007,12 @@ async def test_through_a_real_gateway_into_its_buffer(bench: Bench, tmp_path: Pa
     assert {row["payload"] for row in found["climate"]} == {'{"celsius":-5.7,"humidity":48.1}'}
     assert {row["subject"] for rows in found.values() for row in rows} == {str(port)}
     (told,) = status["daemon"]["serial"]["ports"].values()
+    for unit in told["units"].values():
+        # A busy machine asks late.
+        assert (unit.pop("fault") or "asked late").startswith("asked late")
     assert told["units"] == {
-        "meter": {"unit": 1, "answers": True, "since_us": None, "fault": None, "asked": 2, "refused": {}},
-        "climate": {"unit": 2, "answers": True, "since_us": None, "fault": None, "asked": 2, "refused": {}},
+        "meter": {"unit": 1, "answers": True, "since_us": None, "asked": 2, "refused": {}},
+        "climate": {"unit": 2, "answers": True, "since_us": None, "asked": 2, "refused": {}},
     }
     assert told["acknowledges"] is False
 

@@ -6,10 +6,9 @@ import os
 import random
 import subprocess
 import termios
-import time
 import tty
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from gateway.serial_lines.text_formats import nmea_checksum
 from tests.support.gateways import SLUICE, daemon, free_port
+from tests.support.waiting import wait_until
 
 DEADLINE_S = 30.0
 
@@ -130,7 +130,7 @@ class Instrument:
 
     def wait_until_opened(self) -> None:
         """Until the gateway has opened the port, of which clearing HUPCL is the last step."""
-        until(lambda: not termios.tcgetattr(self._slave)[2] & termios.HUPCL)
+        wait_until(lambda: not termios.tcgetattr(self._slave)[2] & termios.HUPCL)
 
     def write(self, stream: bytes) -> None:
         """In pieces of any length: no reading comes in one."""
@@ -223,13 +223,6 @@ kafka = "device-{{stream}}"
     return made
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """All instruments at once, each having written its recording."""
@@ -240,7 +233,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             instruments[device].wait_until_opened()
             instruments[device].write(recording.stream)
         lines = sum(len(each.payloads) + sum(each.unreadable.values()) for each in RECORDINGS.values())
-        until(lambda: count(made.payloads()) + unreadable(made.status()).total() >= lines)
+        wait_until(lambda: count(made.payloads()) + unreadable(made.status()).total() >= lines)
         yield made
     for instrument in instruments.values():
         instrument.unplug()
@@ -306,20 +299,20 @@ def test_unplugged_in_the_middle_of_a_line_and_a_gateway_killed(tmp_path: Path) 
         sensor = Instrument(made.port("attic"))
         sensor.wait_until_opened()
         sensor.write(b"\nt=1 h=40\nt=2")
-        until(lambda: made.payloads() == {"attic": ['{"t":1,"h":40}']})
+        wait_until(lambda: made.payloads() == {"attic": ['{"t":1,"h":40}']})
         sensor.unplug()
         sensor = Instrument(made.port("attic"))
         sensor.wait_until_opened()
         # The line that was cut off, and the one that is joined in its middle, do not become one.
         sensor.write(b"9 h=40\nt=3 h=40\n")
-        until(lambda: len(made.payloads()["attic"]) == 2)
+        wait_until(lambda: len(made.payloads()["attic"]) == 2)
         process.kill()
         process.wait()
     sensor.write(b"t=4 h=40\nt=5")
     with made.running():
-        until(lambda: str(made.port("attic")) in made.status()["daemon"]["serial"]["ports"])
+        wait_until(lambda: str(made.port("attic")) in made.status()["daemon"]["serial"]["ports"])
         sensor.write(b" h=40\nt=6 h=40\n")
-        until(lambda: made.payloads()["attic"][-1] == '{"t":6,"h":40}')
+        wait_until(lambda: made.payloads()["attic"][-1] == '{"t":6,"h":40}')
         assert made.payloads()["attic"][:2] == ['{"t":1,"h":40}', '{"t":3,"h":40}']
         assert not unreadable(made.status())
     sensor.unplug()

@@ -19,10 +19,11 @@ from gateway.settings import BrokerTlsSettings
 from gateway.site_broker import broker_ingress as ingress_mqtt_broker
 from gateway.site_broker import client as broker_client
 from gateway.site_broker.client import BrokerClient
-from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from, until
+from tests.support.broker_intake import MemoryIntake, broker_telling, delivery, numbered, published, reading_from
 from tests.support.gateways import free_port
 from tests.support.mosquitto import Mosquitto, mosquitto, self_signed
 from tests.support.stream_server import speaking
+from tests.support.waiting import until
 from tests.test_imports import imported_by
 
 

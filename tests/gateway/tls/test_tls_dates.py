@@ -33,7 +33,8 @@ from tests.support.broker_intake import MemoryIntake, reading_from
 from tests.support.certificates import Authority, Identity, make_authority
 from tests.support.gateways import free_port
 from tests.support.mosquitto import mosquitto
-from tests.support.mqtt_peers import RecordingIntake, listening, until
+from tests.support.mqtt_peers import RecordingIntake, listening
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 DAY_US = 86_400_000_000

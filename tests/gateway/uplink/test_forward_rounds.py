@@ -42,8 +42,9 @@ from gateway.settings import GatewaySettings, KafkaSettings, Settings
 from gateway.uplink import rounds as forward_rounds
 from gateway.uplink.memory import Memory
 from gateway.uplink.redrive import Redrive
-from gateway.uplink.rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, RebuildError, RefusedError, Rounds
-from tests.support.buffers import BOOT, CLOCK, confirm, opened, rows, store, until
+from gateway.uplink.rounds import REFUSED_EVENTS, REFUSED_READINGS, REFUSED_REPORTS, NewSession, Rounds
+from tests.support.buffers import BOOT, CLOCK, confirm, opened, rows, store
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from gateway.kafka.session import KafkaSession
@@ -191,7 +192,7 @@ class Uplink:
         self.memory = Memory(kafka, lambda: CLOCK)
         self.verdicts = FakeVerdicts()
         self.memory.verdicts = self.verdicts  # type: ignore[assignment]
-        self.ended: list[BaseException] = []
+        self.ended: list[NewSession | KafkaError | TimeoutError] = []
         self.holds = False
 
     async def run(self) -> None:
@@ -207,10 +208,10 @@ class Uplink:
                 lambda: None,
             )
             try:
-                await rounds.run()
-            except (RebuildError, KafkaError, TimeoutError) as error:
+                self.ended.append(await rounds.run())
+            except (KafkaError, TimeoutError) as error:
                 self.ended.append(error)
-                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -420,7 +421,7 @@ async def test_refused_records_are_found_by_halving_and_nobody_else_waits(
     assert values == [n for n in range(200) if n not in {77, 78}]
     assert {input_.reason for input_ in refused.values()} == {f"broker-refused: {refusal.__name__}"}
     assert len(refused) == 2
-    assert all(isinstance(error, RefusedError) for error in line.ended)
+    assert all(isinstance(end, NewSession) and end.is_refusal for end in line.ended)
 
 
 async def test_a_topic_that_is_forbidden_goes_aside_whole(tmp_path: Path) -> None:

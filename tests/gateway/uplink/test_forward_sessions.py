@@ -25,10 +25,11 @@ from gateway.uplink.forwarder import Forwarder, _is_as_good
 from gateway.uplink.lane_policy import LanePolicy
 from gateway.uplink.memory import UplinkState
 from tests.gateway.uplink.test_forward_rounds import FakeBroker, FakeVerdicts, kafka_settings, reading
-from tests.support.buffers import CLOCK, opened, store, until
+from tests.support.buffers import CLOCK, opened, store
 from tests.support.kafka_peers import API_VERSIONS
 from tests.support.kafka_peers import FakeBroker as SilentBroker
 from tests.support.stream_server import speaking
+from tests.support.waiting import until
 
 GATEWAY = GatewaySettings("gw1", hold_unsynced_s=1.0)
 

@@ -19,7 +19,8 @@ from gateway.uplink import rounds as forward_rounds
 from gateway.uplink.link_rate import FIRST_BYTES, SHARE, Passage
 from gateway.uplink.memory import Memory
 from tests.gateway.uplink.test_forward_rounds import FakeBroker, Uplink, drained, kafka_settings, reading, uplink
-from tests.support.buffers import CLOCK, opened, store, until
+from tests.support.buffers import CLOCK, opened, store
+from tests.support.waiting import until
 
 TIMEOUT_S = 0.6
 """Of a request in these tests, as in those of rounds."""

@@ -28,7 +28,8 @@ from tests.gateway.uplink.test_forward_rounds import (
     reading,
     uplink,
 )
-from tests.support.buffers import CLOCK, opened, store, until
+from tests.support.buffers import CLOCK, opened, store
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)

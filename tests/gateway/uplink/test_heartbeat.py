@@ -16,7 +16,8 @@ from gateway.clock.rfc3339 import rfc3339
 from gateway.clock.sensor_clock import DeviceClock
 from gateway.uplink.heartbeat import Heartbeat
 from tests.gateway.uplink.test_forward_rounds import GATEWAY, Uplink, kafka_settings
-from tests.support.buffers import CLOCK, confirm, entry, opened, rows, store, until
+from tests.support.buffers import CLOCK, confirm, entry, opened, rows, store
+from tests.support.waiting import until
 
 NOW_US = 5_000_000
 

@@ -18,8 +18,8 @@ from gateway.buffer.file import BufferFile
 from gateway.buffer.rows import START, Entry, Loss, Position, Quarantined, Row, Span, spans_of
 from gateway.buffer.salvage import page_scan as buffer_scan
 from gateway.buffer.salvage import salvage as buffer_salvage
-from gateway.buffer.salvage.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
 from gateway.buffer.schema import corruption
+from gateway.buffer.sqlite_pages import INTERIOR_INDEX, PageError, btree_page
 from gateway.reading import BufferFileError, Mark
 from tests.support.buffers import BOOT, append, confirm, entry, failure, losses, opened, rows, store
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.buffer import schema as buffer_schema
+from gateway.buffer import sqlite_pages
 from gateway.buffer.rows import Entry, Lane, Quarantined, Row, Span
 from gateway.buffer.salvage import page_scan as buffer_scan
 from gateway.buffer.salvage import salvage as buffer_salvage
-from gateway.buffer.salvage import sqlite_pages
 from gateway.buffer.salvage.page_scan import DamagedPages
 from gateway.buffer.salvage.salvage import Progress, Salvage, SalvagedBatch
-from gateway.buffer.salvage.sqlite_pages import Cell, PageError, payload, record
+from gateway.buffer.sqlite_pages import Cell, PageError, payload, record
 from tests.gateway.buffer.salvage.test_buffer_salvage import fold
 from tests.support.buffers import append, confirm, entry, opened, rows, store
 

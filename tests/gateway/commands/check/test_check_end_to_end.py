@@ -145,7 +145,7 @@ async def test_a_listener_that_does_not_acknowledge_is_told(tmp_path: Path, monk
     intake = RecordingIntake()
     intake.outcome = None
     async with listening(intake) as listener:
-        listener.checks = checks
+        listener.shared.checks = checks
 
         async def check_open(_arguments: dict[str, Any]) -> object:
             await asyncio.sleep(0)

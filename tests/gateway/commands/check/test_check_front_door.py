@@ -47,7 +47,7 @@ async def served(folder: Path, listener: MqttListener) -> AsyncIterator[Settings
 
     async def check_open(_arguments: dict[str, object]) -> object:
         await asyncio.sleep(0)
-        return listener.checks.open()
+        return listener.shared.checks.open()
 
     async with opened(folder / "buffer.db"), answering(folder / "buffer.db", {"check-open": check_open}):
         yield settings_of(folder, listener.settings)
@@ -65,7 +65,7 @@ async def test_a_sensor_is_let_in_where_only_devices_with_a_secret_are(tmp_path:
             (found,) = await looked(settings)
             assert found.result == "pass"
             assert found.words.startswith("a sensor is let in: CONNACK after ")
-        intake = listener.intake
+        intake = listener.shared.intake
         assert isinstance(intake, RecordingIntake)
         assert intake.events == [], "it is no device"
         assert not listener.counts["bad-credentials"]
@@ -122,7 +122,7 @@ def test_a_listener_for_all_is_met_on_this_box(host: str, met: str) -> None:
 
 async def test_what_is_no_listener_is_told(tmp_path: Path) -> None:
     async with listening(RecordingIntake()) as listener, served(tmp_path, listener):
-        credential = listener.checks.open()
+        credential = listener.shared.checks.open()
 
         async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -177,7 +177,7 @@ async def test_a_broker_lets_the_gateway_in_and_its_session_stays(tmp_path: Path
         found = await broker_told(tmp_path, broker)
         assert (found.subject, found.result) == (f"broker 127.0.0.1:{site.port}", "pass")
         assert found.words.startswith("lets this gateway in: CONNACK after ")
-        assert not site.kept.kept, "no session is left behind"
+        assert not site.shared.kept.kept, "no session is left behind"
         password.chmod(0o600)
         password.write_text("wrong")
         password.chmod(0o400)

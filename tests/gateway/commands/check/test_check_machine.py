@@ -38,10 +38,11 @@ from gateway.settings import NO_SOURCE
 from gateway.tls.certificates import read_certificates
 from gateway.uplink.memory import BUDGET_MARK
 from gateway.uplink.quota import UplinkBudget
-from tests.support.buffers import append, opened, until
+from tests.support.buffers import append, opened
 from tests.support.deadline import deadline
 from tests.support.gateways import SLUICE, answering, free_port
 from tests.support.mosquitto import self_signed
+from tests.support.waiting import until
 
 CONFIG = """\
 [gateway]

@@ -8,9 +8,9 @@ import pytest
 
 from gateway.commands.check import serial_lines as check_serial
 from gateway.commands.check.finding import Finding, Remark
-from gateway.commands.check.serial_lines import ANSWER_S
 from gateway.intake.routes import compile_routes
 from gateway.serial_lines import rivals as serial_rivals
+from gateway.serial_lines.modbus_mistakes import ANSWER_S
 from gateway.serial_lines.rivals import Adapter, Holder
 from gateway.settings import (
     ModbusRegister,

@@ -10,7 +10,7 @@ from gateway.cli import main
 from gateway.clock.kernel_clock import boottime_us
 from gateway.reading import Reading
 from tests.gateway.devices.test_device_listing import gateway, take, told, write
-from tests.support.buffers import until
+from tests.support.waiting import until
 
 
 async def status(folder: Path, *options: str, columns: int = 80) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.buffer.salvage.sqlite_pages import (
+from gateway.buffer.sqlite_pages import (
     FILE_HEADER_BYTES,
     INTERIOR_INDEX,
     INTERIOR_TABLE,

@@ -1,0 +1,134 @@
+"""What all connections of one MQTT listener share: its parts, who is connected, and the way into the buffer."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from secrets import token_hex
+from typing import Protocol
+
+import structlog
+
+from gateway.intake.check_readings import CheckReadings
+from gateway.listener.device_commands import Commands, Receiver
+from gateway.listener.device_events import DeviceEvents
+from gateway.listener.inflight import InflightTotal
+from gateway.listener.login_limit import LoginLimit
+from gateway.listener.logins import Logins
+from gateway.listener.redelivery import RecentlyUnanswered
+from gateway.listener.refusals import OUR_DOING, Refusals
+from gateway.listener.session import Room, Session, SessionKey
+from gateway.listener.sessions import Sessions
+from gateway.reading import Intake, Mark, Reading
+from gateway.settings import ListenerSettings
+
+_log = structlog.get_logger("sluice.mqtt_listener")
+
+
+class Connected(Receiver, Protocol):
+    """A connection, as far as others act on it."""
+
+    @property
+    def session(self) -> Session | None: ...
+
+    def pause_or_resume(self) -> None: ...
+
+    def refuse(self, reason: str, message: str) -> None: ...
+
+    def end(self, cause: str) -> None: ...
+
+    def end_where_revoked(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+
+class Shared:
+    """What a connection and its client know of their listener. `now_us` is CLOCK_BOOTTIME in microseconds."""
+
+    def __init__(
+        self,
+        settings: ListenerSettings,
+        intake: Intake,
+        now_us: Callable[[], int],
+        checks: CheckReadings,
+        logins: Logins,
+    ) -> None:
+        self.settings = settings
+        self.intake = intake
+        self.now_us = now_us
+        self.checks = checks
+        """Who else is let in, for one test reading."""
+        self.logins = logins
+        self.login_limit = LoginLimit(
+            settings.failed_logins_per_minute_max, settings.failed_login_delay_s, settings.failed_logins_held_max
+        )
+        self.refusals = Refusals(logins.met)
+        self.counts = self.refusals.counts
+        self.connections: set[Connected] = set()
+        self.sessions: dict[SessionKey, Connected] = {}
+        """Connections by session: nobody takes over another user's."""
+        self.users_connected: Counter[str] = Counter()
+        """How many of them each user has."""
+        self.paused: set[Connected] = set()
+        """Connections that are not read from, because too much of them waits for its commit."""
+        self.kept = Sessions(
+            settings.sessions_max,
+            settings.sessions_per_user_max,
+            settings.session_expiry_s,
+            Room(settings.commands_bytes_max, settings.qos2_unfinished_total_max),
+            lambda: token_hex(8),
+        )
+        self.unanswered = RecentlyUnanswered()
+        self.devices = DeviceEvents(intake, 2 * settings.connections_max, self.counts, OUR_DOING)
+        self.commands = Commands(settings, self.kept, self.refusals, self._connection_of)
+        self.inflight = InflightTotal(settings.inflight_bytes_total_max, self.pause_or_resume)
+        self.stopping = False
+        """Nothing more is taken; what waits for its commit is still answered."""
+        self.refusing_until = 0.0
+        """Time of the event loop's clock until which the intake is held to refuse."""
+        self._generated_ids = 0
+
+    def take(
+        self, readings: Sequence[Reading], done: Callable[[bool], None], marks: Mapping[str, bytes | None]
+    ) -> None:
+        """`Intake.take`, whatever happens: what waits for a commit must not wait for ever."""
+        try:
+            self.intake.take(readings, done, [Mark(key, value) for key, value in marks.items()] if marks else ())
+        except Exception:  # noqa: BLE001 - whatever it is, it is not the client's fault
+            _log.exception("readings could not be taken in")
+            done(False)
+
+    def forget(self, sessions: Sequence[Session]) -> None:
+        """Have the marks of sessions that were taken out forgotten."""
+        self.take([], partial(self.kept.forgotten, sessions), self.kept.forget(sessions))
+
+    def enter(self, key: SessionKey, connection: Connected) -> None:
+        """Take note of the connection that a session has now."""
+        self.sessions[key] = connection
+        if key[0] is not None:
+            self.users_connected[key[0]] += 1
+
+    def leave(self, key: SessionKey) -> None:
+        """Take note that a session has no connection any more."""
+        del self.sessions[key]
+        user = key[0]
+        if user is not None:
+            self.users_connected[user] -= 1
+            if not self.users_connected[user]:
+                del self.users_connected[user]
+
+    def _connection_of(self, session: Session) -> Connected | None:
+        connection = self.sessions.get(session.key)
+        return connection if connection is not None and connection.session is session else None
+
+    def pause_or_resume(self) -> None:
+        """Judge anew who is read from: any connection may be beyond the total, and below it those that are paused."""
+        for connection in tuple(self.connections if self.inflight.beyond else self.paused):
+            connection.pause_or_resume()
+
+    def generated_client_id(self) -> str:
+        """Make an identifier for a client that sent none [MQTT-3.1.3-6].
+
+        U+0000 keeps it apart from all that clients may call themselves.
+        """
+        self._generated_ids += 1
+        return f"\0{self._generated_ids}"

@@ -1,0 +1,146 @@
+"""The kinds of serial lines, one record each: what the settings, `sluice check` and the ingress must know of a kind.
+
+A new kind needs its settings class, a field in `SerialSettings`, modules of its own, and a record in `KINDS`.
+
+Sensors with our frames have no record, for `[serial]` itself is about them. It may name many ports, and each of these
+sensors says its own name. They alone can be told that a reading arrived.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+from gateway.reading import SerialIntake
+from gateway.serial_lines import modbus_mistakes, text_mistakes
+from gateway.settings import SerialModbusSettings, SerialSettings, SerialTextSettings
+from gateway.toml_files.mistakes import Place
+
+S = TypeVar("S")
+"""A kind's settings class. It has `port` and `baud`."""
+
+
+class Line(Protocol):
+    """One open port and what is at its other end."""
+
+    @property
+    def name(self) -> str:
+        """The port, as the settings found it."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has been given back."""
+
+    @property
+    def devices(self) -> Collection[str]:
+        """The devices whose readings come from it, as far as they are known."""
+
+    @property
+    def heard(self) -> Collection[str]:
+        """The devices that were heard since it was opened; of those that are polled, who answered at the last."""
+
+    def state(self) -> Mapping[str, object]:
+        """What `sluice status` tells of it."""
+
+    def report_faults(self) -> None:
+        """Log what went wrong since the last report."""
+
+    def close(self, reason: str = "") -> None:
+        """Give the port back."""
+
+
+Open = Callable[[str, S, str, SerialIntake, Callable[[], int]], Awaitable[Line]]
+"""Opens a port. Takes its name, its section's settings, `serial.topic`, the intake, and the microseconds of
+CLOCK_BOOTTIME. Raises OSError, ValueError or termios.error."""
+Remarks = Callable[[S, Place], Iterable[tuple[Place, str]]]
+"""Takes a section's settings and its place; gives settings' places, and what is to be said of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[S]):
+    """One kind of line, each line with a section of its own."""
+
+    name: str
+    """The field of `SerialSettings`, and so of the file: `text` for `[[serial.text]]`."""
+    words: str
+    """Its name within a sentence."""
+    devices: Callable[[S, Place], Iterable[tuple[Place, str, str]]]
+    """The places of all devices that a section names, their names and streams."""
+    opener: Callable[[], Open[S]]
+    """Loads the module that opens the port; only a gateway that has such lines does."""
+    mistakes: Remarks[S]
+    """Settings that are wrong together."""
+    examples: Mapping[tuple[str, ...], str]
+    """By a setting that is missing, seen from the section: what to write. `port` is the same for all kinds."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """By a setting that stands in the wrong section of this kind: where it belongs."""
+    remarks: Remarks[S] = lambda _settings, _place: ()
+    """What is likely not meant: `sluice check` tells it."""
+    same_port: str = "write another"
+    """What to do where two sections of this kind name one port."""
+
+    @property
+    def header(self) -> str:
+        """The header of its sections, as a person writes it."""
+        return f"[[serial.{self.name}]]"
+
+
+class Section(NamedTuple):
+    """One section of the file: one line."""
+
+    kind: Kind[Any]
+    place: Place
+    settings: Any
+    """Of the kind's settings class."""
+
+
+def sections(serial: SerialSettings) -> list[Section]:
+    """All sections of all kinds."""
+    return [
+        Section(kind, ("serial", kind.name, index), settings)
+        for kind in KINDS
+        for index, settings in enumerate(getattr(serial, kind.name))
+    ]
+
+
+def devices(serial: SerialSettings) -> Iterator[tuple[Place, str, str]]:
+    """See `Kind.devices`: those of all sections."""
+    for section in sections(serial):
+        yield from section.kind.devices(section.settings, section.place)
+
+
+def _open_text() -> Open[SerialTextSettings]:
+    from gateway.serial_lines.text_line import open_line  # noqa: PLC0415 - only where it is configured
+
+    return open_line
+
+
+def _open_modbus() -> Open[SerialModbusSettings]:
+    from gateway.serial_lines.modbus_line import open_line  # noqa: PLC0415 - only where it is configured
+
+    return open_line
+
+
+TEXT: Final[Kind[SerialTextSettings]] = Kind(
+    name="text",
+    words="text",
+    devices=lambda text, place: [(place, text.device, text.stream)],
+    opener=_open_text,
+    mistakes=text_mistakes.mistakes,
+    examples=text_mistakes.EXAMPLES,
+)
+MODBUS: Final[Kind[SerialModbusSettings]] = Kind(
+    name="modbus",
+    words="Modbus",
+    devices=lambda line, place: [
+        ((*place, "units", number), unit.device, unit.stream) for number, unit in enumerate(line.units)
+    ],
+    opener=_open_modbus,
+    mistakes=modbus_mistakes.mistakes,
+    examples=modbus_mistakes.EXAMPLES,
+    elsewhere=modbus_mistakes.ELSEWHERE,
+    remarks=modbus_mistakes.remarks,
+    same_port="write all units of the line into one section",
+)
+KINDS: Final[tuple[Kind[Any], ...]] = (TEXT, MODBUS)
+NAMES: Final = " and ".join(kind.words for kind in KINDS)
+"""All kinds in a sentence."""

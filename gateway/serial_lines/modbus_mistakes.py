@@ -1,0 +1,137 @@
+"""Mistakes in `[[serial.modbus]]`: settings that are right one by one, and wrong together, or likely wrong."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from gateway.serial_lines.modbus_registers import requests, width
+from gateway.settings import ModbusRegister, ModbusUnit, SerialModbusSettings
+from gateway.toml_files.mistakes import Place, show, spell
+
+EXAMPLES: Final[dict[tuple[str, ...], str]] = {
+    ("units",): "; write [[serial.modbus.units]] below it, with unit, device and registers",
+    ("units", "unit"): "; write unit = 1, or the address that is set on the device",
+    ("units", "device"): '; write device = "the name that its readings come under"',
+    ("units", "registers"): '; write registers = [{name = "volts", address = 0}], or '
+    "[[serial.modbus.units.registers]] below it",
+    ("units", "registers", "name"): '; write name = "volts", or what else it holds',
+    ("units", "registers", "address"): "; write its address as it stands in the request, from 0: "
+    "40001 or 30001 in a manual is 0",
+}
+"""By the setting that is missing: what to write."""
+ELSEWHERE: Final = {
+    name: f"it belongs under [[{section}]]"
+    for section, struct in (
+        ("serial.modbus", SerialModbusSettings),
+        ("serial.modbus.units", ModbusUnit),
+        ("serial.modbus.units.registers", ModbusRegister),
+    )
+    for name in struct.__struct_fields__
+    # Most likely a slip of `unit`, not the section.
+    if name != "units"
+}
+"""By a setting that stands under another of these sections: where it belongs."""
+ANSWER_S: Final = 0.01
+"""What a Modbus unit may take to begin its answer; many take less, some ten times as much."""
+_MANUALS_FIRST = {"holding": 40_001, "input": 30_001, "discrete": 10_001}
+"""How manuals number the registers of a table, each table for itself: the first one is 0 in a request."""
+_MANUALS_COUNT = 9_999
+_REQUEST_CHARACTERS = 8
+_ANSWER_CHARACTERS = 5
+"""Beside its data (unit, function, byte count, CRC). A silence of 3.5 characters stands between two frames (MODBUS over
+Serial Line V1.02, section 2.5.1.1)."""
+_SILENCE_CHARACTERS = 3.5
+_ADDRESS_MAX = 65_535
+_BIT_TABLES = frozenset({"coil", "discrete"})
+
+
+def mistakes(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
+    """Every mistake in one section, with its place in the file."""
+    if not line.units:
+        yield (*section, "units"), "is empty, so that nobody would be asked; write [[serial.modbus.units]] below it"
+    first: dict[int, int] = {}
+    for number, unit in enumerate(line.units):
+        place = (*section, "units", number)
+        other = first.setdefault(unit.unit, number)
+        if other != number:
+            both = (
+                "and both would answer at once; set another address on one of the devices, or write all registers of "
+                "one device into one section"
+            )
+            yield (*place, "unit"), f"{unit.unit} is {spell((*section, 'units', other))}.unit too, {both}"
+        yield from _unit_mistakes(unit, place)
+
+
+def _unit_mistakes(unit: ModbusUnit, section: Place) -> Iterator[tuple[Place, str]]:
+    if not unit.registers:
+        wanted = 'write registers = [{name = "volts", address = 0}]'
+        yield (*section, "registers"), f"is empty, so that nothing would be read; {wanted}"
+    names: set[str] = set()
+    for number, register in enumerate(unit.registers):
+        place = (*section, "registers", number)
+        if register.name in names:
+            yield (*place, "name"), f"{show(register.name)} is another register of this unit too; write another name"
+        names.add(register.name)
+        yield from _register_mistakes(register, place)
+
+
+def _register_mistakes(register: ModbusRegister, place: Place) -> Iterator[tuple[Place, str]]:
+    if not register.name:
+        yield (*place, "name"), 'is empty; write what the register holds, such as "volts"'
+    last = register.address + width(register) - 1
+    if last > _ADDRESS_MAX:
+        told = f"{show(register.type)} from {register.address} would end at {last}, and the last register is"
+        yield (*place, "address"), f"{told} {_ADDRESS_MAX}; write a smaller address"
+    if (register.type == "bit") != (register.table in _BIT_TABLES):
+        yield (*place, "type"), _bit_words(register)
+    elif register.type == "bit" and (register.scale != 1 or register.offset != 0):
+        setting = "scale" if register.scale != 1 else "offset"
+        yield (*place, setting), "is for numbers, and this is a bit, which is 0 or 1; remove it"
+    if not math.isfinite(register.offset):
+        yield (*place, "offset"), f"{register.offset} is no number that can be added; write one, or leave it out"
+
+
+def _bit_words(register: ModbusRegister) -> str:
+    if register.type == "bit":
+        return f'is "bit", and table {show(register.table)} holds numbers; write table = "coil" or "discrete"'
+    return f'is {show(register.type)}, and table {show(register.table)} holds bits; write type = "bit"'
+
+
+def remarks(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
+    """What can be so in one section, and is likely not meant, with its place in the file."""
+    yield from _poll_load(line, section)
+    for number, unit in enumerate(line.units):
+        for index, register in enumerate(unit.registers):
+            yield from _manuals_number(register, (*section, "units", number, "registers", index))
+
+
+def _poll_load(line: SerialModbusSettings, section: Place) -> Iterator[tuple[Place, str]]:
+    """Whether there is time enough on a line for what its units are to be asked."""
+    share = sum(
+        sum(_request_s(line, request.data_bytes) for request in requests(unit.registers)) / unit.interval_s
+        for unit in line.units
+    )
+    if share > 1:
+        words = (
+            f"asking its units as often as interval_s says takes some {share:.1f} s of each second, so that they are "
+            "asked less often: raise interval_s or baud, name registers that lie side by side, or give some units a "
+            "line of their own"
+        )
+        yield section, words
+
+
+def _request_s(line: SerialModbusSettings, data_bytes: int) -> float:
+    bits = 9 + (line.parity != "none") + line.stop_bits
+    characters = _REQUEST_CHARACTERS + _ANSWER_CHARACTERS + data_bytes + 2 * _SILENCE_CHARACTERS
+    return characters * bits / line.baud + ANSWER_S
+
+
+def _manuals_number(register: ModbusRegister, place: Place) -> Iterator[tuple[Place, str]]:
+    first = _MANUALS_FIRST.get(register.table)
+    if first is not None and first <= register.address < first + _MANUALS_COUNT:
+        words = (
+            f"{register.address} looks like a manual's number; in the request that is {register.address - first} "
+            f"(manuals count the {register.table} table from {first}): write that, unless the manual says that "
+            "addresses are as in the request"
+        )
+        yield (*place, "address"), words

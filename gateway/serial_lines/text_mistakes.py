@@ -1,0 +1,65 @@
+"""Mistakes in `[[serial.text]]`: settings that are right one by one, and wrong together."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from gateway.serial_lines.text_formats import SENTENCE_MEMBER
+from gateway.settings import SerialTextSettings
+from gateway.toml_files.mistakes import Place, show
+
+EXAMPLES: Final[dict[tuple[str, ...], str]] = {
+    ("device",): '; write device = "the name that its readings come under"',
+    ("format",): '; write format = "key=value", "key:value", "csv", "json" or "nmea", as its lines look',
+}
+"""By the setting that is missing: what to write."""
+_SENTENCE = re.compile(r"[A-Z][A-Z0-9]{2,9}")
+_CSV_EXAMPLE = 'columns = ["celsius", "", "humidity"], where an empty one leaves that value out'
+
+
+def mistakes(text: SerialTextSettings, section: Place) -> Iterator[tuple[Place, str]]:
+    """Every mistake in one section, with its place in the file."""
+    if text.format == "csv":
+        yield from _column_mistakes(text.columns, (*section, "columns"))
+    else:
+        if text.columns:
+            yield (
+                (*section, "columns"),
+                f'is for format = "csv", and this is {show(text.format)}; remove one of the two',
+            )
+        if text.delimiter != ",":
+            told = f'is for format = "csv", and this is {show(text.format)}; remove it'
+            yield (*section, "delimiter"), told
+    if text.format == "nmea":
+        for kind, names in text.sentences.items():
+            yield from _sentence_mistakes(kind, names, (*section, "sentences", kind))
+    elif text.sentences:
+        told = f'is for format = "nmea", and this is {show(text.format)}; remove one of the two'
+        yield (*section, "sentences"), told
+
+
+def _column_mistakes(columns: Sequence[str], place: Place) -> Iterator[tuple[Place, str]]:
+    if not columns:
+        yield place[:-1], f'has format = "csv" and no columns, so that its values have no names; write {_CSV_EXAMPLE}'
+    elif not any(columns):
+        yield place, f"names none of the values, so that nothing would be read; write {_CSV_EXAMPLE}"
+    for name in _repeated(columns):
+        yield place, f"{show(name)} stands here twice, and a reading has one value of a name; write another"
+
+
+def _sentence_mistakes(kind: str, names: Sequence[str], place: Place) -> Iterator[tuple[Place, str]]:
+    if SENTENCE_MEMBER in names:
+        yield place, f"{show(SENTENCE_MEMBER)} is the member that says which sentence it was; write another name"
+    if _SENTENCE.fullmatch(kind) is None:
+        wanted = "write the type as it stands behind the $: MTW, or WIMTW of one talker alone"
+        yield place, f"{show(kind)} is no type of a sentence; {wanted}"
+    if names and not any(names):
+        yield place, "names none of its fields, so that nothing would be read; name one, or write [] to number them all"
+    for name in _repeated(names):
+        yield place, f"{show(name)} stands here twice, and a reading has one value of a name; write another"
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    """Names that stand there more than once; an empty one may."""
+    return [name for name, count in Counter(names).items() if name and count > 1]
