@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 60
+from spark.engine.session import SHORT_LIVED
+
+PATIENCE_S = 120
 MARK = "SLUICE_TEST_MARK"
 PROGRAMS = ("kafka.Kafka", "sluice run", "sluice_sim fleet", "avr-runner", "sluice-cloud ingest")
 
@@ -49,6 +51,7 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         "DEMO_SECONDS": "600",
         "DEMO_SENSORS": "3",
         "DEMO_SERIAL_SENSORS": "1",
+        "SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED,
     }
     with subprocess.Popen(
         [sys.executable, "-m", "demo"],
@@ -78,7 +81,7 @@ def measuring_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def until_all_run(mark: str) -> dict[int, str]:
     """The demo's programs once each has taken its name: a process just forked still has its parent's."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + PATIENCE_S
     while True:
         running = processes(mark)
         commands = " ".join(running.values())
@@ -92,37 +95,12 @@ def until_all_run(mark: str) -> dict[int, str]:
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.avr]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_stops_every_program_that_was_started(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long(seconds=20))])
+def test_ctrl_c_stops_every_program_that_was_started_and_a_second_demo_starts_none(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     with measuring_demo(tmp_path) as (demo, mark):
         until_all_run(mark)
-        demo.send_signal(number)
-        output, _ = demo.communicate(timeout=PATIENCE_S)
-        assert demo.returncode == 130
-        assert "nothing is left running" in output
-        assert processes(mark) == {}
-
-
-def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
-    with measuring_demo(tmp_path) as (demo, mark):
-        until_all_run(mark)
-        demo.kill()
-        demo.wait(PATIENCE_S)
-        assert nothing_left(mark) == {}
-
-
-def test_a_program_that_ends_by_itself_fails_the_demo_and_is_named(tmp_path: Path) -> None:
-    with measuring_demo(tmp_path) as (demo, mark):
-        (fleet,) = [pid for pid, command in until_all_run(mark).items() if "sluice_sim fleet" in command]
-        os.kill(fleet, signal.SIGKILL)
-        output, _ = demo.communicate(timeout=PATIENCE_S)
-        assert demo.returncode == 1
-        assert "The demo failed: fleet was ended by signal 9" in output
-        assert nothing_left(mark) == {}
-
-
-def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
-    with measuring_demo(tmp_path):
         second = subprocess.run(
             [sys.executable, "-m", "demo"],
             cwd=tmp_path,
@@ -133,3 +111,28 @@ def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
         )
         assert second.returncode == 1
         assert "Another demo is running" in second.stderr
+        demo.send_signal(number)
+        output, _ = demo.communicate(timeout=PATIENCE_S)
+        assert demo.returncode == 130
+        assert "nothing is left running" in output
+        assert processes(mark) == {}
+
+
+@pytest.mark.long(seconds=20)
+def test_nothing_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+    with measuring_demo(tmp_path) as (demo, mark):
+        until_all_run(mark)
+        demo.kill()
+        demo.wait(PATIENCE_S)
+        assert nothing_left(mark) == {}
+
+
+@pytest.mark.long(seconds=20)
+def test_a_program_that_ends_by_itself_fails_the_demo_and_is_named(tmp_path: Path) -> None:
+    with measuring_demo(tmp_path) as (demo, mark):
+        (fleet,) = [pid for pid, command in until_all_run(mark).items() if "sluice_sim fleet" in command]
+        os.kill(fleet, signal.SIGKILL)
+        output, _ = demo.communicate(timeout=PATIENCE_S)
+        assert demo.returncode == 1
+        assert "The demo failed: fleet was ended by signal 9" in output
+        assert nothing_left(mark) == {}

@@ -8,18 +8,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.engine.delta_staging import jvm_of
-from spark.engine.session import open_session
+from spark.engine.session import SHORT_LIVED, open_session
+from tests.support.sizes import size
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=512m"
-"""All tests in one session run for half an hour: what compiles them well is worth its time, a fifth of theirs, and
-leaves more code than Java keeps by default."""
+"""All tests in one session run for an hour: what compiles them well is worth its time, a fifth of theirs, and leaves
+more code than Java keeps by default. Of the few minutes of `make test` it would take a third."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A local session, as the jobs build it."""
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", CODE_CACHE)
+        environment.setenv("SLUICE_SPARK_JAVA_OPTIONS", size(SHORT_LIVED, CODE_CACHE))
         # All tests in one: what Spark keeps of plans adds up, to half a gigabyte after a third of them.
         environment.setenv("SPARK_DRIVER_MEMORY", "4g")
         session = open_session("sluice-tests", master="local[2]")

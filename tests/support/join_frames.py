@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import oracle_joins
 from tests.support.oracle_joins import EPOCH, Metric, Reading, us
+from tests.support.sizes import size
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 NOON_US = us(NOON)
@@ -60,8 +61,10 @@ def reading(second: float, value: str | int, sequence: int = 0, *, error_us: int
     return Reading(THERMO, NOON_US + round(second * SECOND_US), sequence, Decimal(value), error_us)
 
 
+# Tests of these have the mark `campaign`.
 packed = settings(
-    max_examples=5,
+    # The first of them is the simplest that there is.
+    max_examples=size(2, 5),
     # Each example is a run of Spark: to shrink one takes longer than to read it.
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.engine.session import CLASSES, connector_jars, jars_folder
+from spark.engine.session import CLASSES, SHORT_LIVED, connector_jars, jars_folder
 
 pytestmark = pytest.mark.spark
 
@@ -20,7 +20,7 @@ def run(jars: Path, classes_told: Path) -> str:
     """Start Spark with these jars, and have Java tell where it had each class from; return what was printed."""
     environment = os.environ | {
         "SLUICE_SPARK_JARS": str(jars),
-        "SLUICE_SPARK_JAVA_OPTIONS": f"-Xlog:class+load:file={classes_told}",
+        "SLUICE_SPARK_JAVA_OPTIONS": f"{SHORT_LIVED} -Xlog:class+load:file={classes_told}",
     }
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=environment)
     return done.stdout
@@ -34,6 +34,7 @@ def test_most_classes_come_from_the_archive(tmp_path: Path) -> None:
     assert archived > len(told) / 2
 
 
+@pytest.mark.long(seconds=15)
 def test_an_archive_that_is_none_is_passed_over_without_a_word(tmp_path: Path) -> None:
     for jar in connector_jars():
         (tmp_path / jar.name).symlink_to(jar)

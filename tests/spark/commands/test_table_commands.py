@@ -1,6 +1,7 @@
 """What `sluice-cloud` prints of the tables: all that was asked for, or a word of what is left out."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pyspark.sql import SparkSession
 
 from spark.batch_job import BatchJob
 from spark.cli import main
+from spark.engine.interpreted_queries import interpreted_if
+from spark.engine.session import SHORT_LIVED
 from spark.log.log_table import BatchId
 from spark.views.windows_view import open_windows
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
@@ -21,25 +24,68 @@ from tests.support.spark_records import NOON, kafka_frame, reading, reading_head
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
-@pytest.fixture
-def filled(spark: SparkSession, new_warehouse: str) -> str:
-    """A warehouse with three readings, each in a window of its own."""
+LOOK = """
+import click
+from spark.commands.command_session import session
+
+@click.command()
+def look():
+    context = session("look").sparkContext
+    context._jvm.System.out.println("said by Java")
+    # Objects of Java's that are needed no more: more than it can be told of in that time.
+    client = context._gateway._gateway_client
+    client.finalizer_deque.extend([(client, "o0")] * 200_000)
+    click.echo("looked")
+
+look(standalone_mode=False)
+"""
+LOOK_AND_WAIT = f"""{LOOK}
+@click.command()
+def wait():
+    spark = session("wait")
+    click.echo("at work")
+    spark.sql("SELECT java_method('java.lang.Thread', 'sleep', 600000L)").collect()
+
+wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def filled(spark: SparkSession, empty_warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A warehouse with three readings, each in a window of its own: to be read only."""
     records = [
         reading(headers=reading_headers(number, time=NOON + timedelta(minutes=number)), offset=number)
         for number in range(3)
     ]
-    BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})
-    return new_warehouse
+    path = str(shutil.copytree(empty_warehouse, tmp_path_factory.mktemp("filled") / "warehouse"))
+    with interpreted_if(spark, small=True):
+        BatchJob(spark, path).take(kafka_frame(spark, records), BatchId("query", 0), {})
+    return path
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_rows_that_are_left_out_are_told_of(spark: SparkSession, filled: str, options: list[str]) -> None:
+@pytest.fixture
+def filled_copy(filled: str, tmp_path: Path) -> str:
+    """The same of the test's own."""
+    return str(shutil.copytree(filled, tmp_path / "warehouse"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "options", "more"),
+    [
+        (2, [], True),
+        (3, ["--json"], False),
+        pytest.param(2, ["--json"], True, marks=pytest.mark.long(seconds=10)),
+        pytest.param(3, [], False, marks=pytest.mark.long(seconds=10)),
+    ],
+)
+def test_rows_that_are_left_out_are_told_of(
+    spark: SparkSession, filled: str, limit: int, options: list[str], *, more: bool
+) -> None:
     assert spark is not None
-    for limit, more in ((2, True), (3, False)):
-        shown = CliRunner().invoke(main, ["readings", "--warehouse", filled, "--limit", str(limit), *options])
-        assert shown.exit_code == 0, shown.output
-        assert len(shown.stdout.splitlines()) == limit + (not options)
-        assert ("there are more than these 2 rows: --limit N" in shown.stderr) == more
+    shown = CliRunner().invoke(main, ["readings", "--warehouse", filled, "--limit", str(limit), *options])
+    assert shown.exit_code == 0, shown.output
+    assert len(shown.stdout.splitlines()) == limit + (not options)
+    assert ("there are more than these 2 rows: --limit N" in shown.stderr) == more
 
 
 def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> None:
@@ -49,6 +95,7 @@ def test_json_has_every_column_of_a_window(spark: SparkSession, filled: str) -> 
     assert {"deviation", "p50", "p95", "p99", "why"} <= row.keys()
 
 
+@pytest.mark.long(seconds=15)
 def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
     spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +110,9 @@ def test_of_a_narrow_terminal_the_reasons_of_a_status_are_the_last_to_go(
     assert told.endswith(" window_end, sum, first: --json shows all, and so does a wider terminal")
 
 
-@pytest.mark.parametrize(("width", "is_cut"), [("50", True), ("60", False)])
+@pytest.mark.parametrize(
+    ("width", "is_cut"), [("50", True), pytest.param("60", False, marks=pytest.mark.long(seconds=10))]
+)
 def test_times_that_there_is_no_room_for_are_cut_and_it_is_said(
     spark: SparkSession, filled: str, monkeypatch: pytest.MonkeyPatch, width: str, *, is_cut: bool
 ) -> None:
@@ -121,17 +170,35 @@ def started(*command: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_command_and_its_java_without_traces(
-    filled: str, scratch: Path, number: signal.Signals
+def test_commands_end_quietly_and_by_a_signal_with_their_java_and_all_that_they_needed(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with started("replay", "--warehouse", filled) as process:
+    monkeypatch.setenv("SLUICE_SPARK_JAVA_OPTIONS", SHORT_LIVED)
+    # Two of them in one process, where the second must not look for the Java of the first.
+    program = [sys.executable, "-c", LOOK_AND_WAIT]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["looked\n", "at work\n"]
+        process.send_signal(signal.SIGTERM)
+        # Whoever reads on waits for Java as well: it has the same output.
+        printed, told = process.communicate(timeout=300)
+    assert (process.returncode, printed) == (-signal.SIGTERM, ""), told
+    assert "ERROR" not in told, told
+    assert "Traceback" not in told, told
+    assert not any(scratch.iterdir())
+
+
+@pytest.mark.long(seconds=50)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_replay_and_its_java_without_traces(
+    filled_copy: str, scratch: Path, number: signal.Signals
+) -> None:
+    with started("replay", "--warehouse", filled_copy) as process:
         assert process.stdout is not None
         # It has begun to make the tables: Java is at work.
         assert any(line.startswith("v2: 0 of 3 records") for line in process.stdout)
         process.send_signal(number)
-        # Whoever reads on waits for Java as well: it has the same output.
-        printed = process.communicate(timeout=120)[0]
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == -number
     assert "Traceback" not in printed, printed
     assert "ERROR" not in printed, printed
@@ -139,15 +206,15 @@ def test_a_signal_ends_a_command_and_its_java_without_traces(
 
 
 def test_a_signal_that_comes_while_java_starts_waits_until_that_can_be_ended(filled: str, scratch: Path) -> None:
-    with started("replay", "--warehouse", filled) as process:
+    with started("windows", "--warehouse", filled) as process:
         # The folder of Java's files is made right before Java is started.
         while not any(scratch.glob("sluice-*")):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        printed = process.communicate(timeout=120)[0]
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in printed, printed
-    assert "records" not in printed, printed
+    assert "window_start" not in printed, printed
     assert not any(scratch.iterdir())
 
 
@@ -156,7 +223,7 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/such/java")
     with started("windows", "--warehouse", filled) as process:
-        printed = process.communicate(timeout=120)[0]
+        printed = process.communicate(timeout=300)[0]
     assert process.returncode == 1
     assert "/no/such/java" in printed
     assert "Error: Java did not start" in printed
@@ -164,36 +231,23 @@ def test_a_java_that_does_not_start_is_told_in_a_line(
     assert not any(scratch.iterdir())
 
 
+@pytest.mark.long(seconds=60)
 def test_what_a_command_needs_while_it_runs_is_gone_with_it(filled: str, scratch: Path) -> None:
     # Two of them in one process, where the second must not look for the Java of the first.
     command = f"main(['windows', '--warehouse', {filled!r}], standalone_mode=False)"
     program = [sys.executable, "-c", f"from spark.cli import main; {command}; {command}"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "ERROR" not in done.stderr, done.stderr
     assert not any(scratch.iterdir())
 
 
+@pytest.mark.long(seconds=20)
 def test_a_command_prints_nothing_that_java_says_and_ends_quietly_while_that_is_told_something(scratch: Path) -> None:
-    assert not any(scratch.iterdir())
-    program = """
-import click
-from spark.commands.command_session import session
-
-@click.command()
-def look():
-    context = session("look").sparkContext
-    context._jvm.System.out.println("said by Java")
-    # Objects of Java's that are needed no more: more than it can be told of in that time.
-    client = context._gateway._gateway_client
-    client.finalizer_deque.extend([(client, "o0")] * 200_000)
-    click.echo("looked")
-
-look()
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
-    assert (done.returncode, done.stdout) == (0, "looked\n")
+    done = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, "looked\n"), done.stderr
     assert "ERROR" not in done.stderr, done.stderr
+    assert not any(scratch.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from spark.decode.streams_file import NO_STREAMS, Streams, parse_streams
 from tests.spark.decode.test_codecs import SCHEMA, climate, registry
 from tests.support import oracle_payloads, spark_oracle
 from tests.support.oracle_payloads import Outcome, UnreadableError
+from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, changed, correction, kafka_frame, reading, reading_headers, rfc3339
 
@@ -180,10 +181,11 @@ def assert_as_expected(found: list[Outcome], records: list[KafkaRecord], streams
 PLAIN = reading_headers(content_type="text/plain; charset=us-ascii")
 
 
+@pytest.mark.campaign(seconds=15)
 def test_payloads_are_read_as_pythons_decimals_read_them(spark: SparkSession) -> None:
     rng = random.Random(3)  # noqa: S311 - the same draw every time
-    plain = [text.encode() for text in PLAIN_TEXTS] + [drawn_number(rng).encode() for _ in range(500)]
-    objects = [text.encode() for text in JSON_TEXTS] + [drawn_text(rng).encode() for _ in range(1500)]
+    plain = [text.encode() for text in PLAIN_TEXTS] + [drawn_number(rng).encode() for _ in range(size(100, 500))]
+    objects = [text.encode() for text in JSON_TEXTS] + [drawn_text(rng).encode() for _ in range(size(200, 1_500))]
     objects += [b"\xff", b'{"t\xc3": 1}', b'{"t\xed\xa0\x80": 1}', '{"t": 1}'.encode("utf-16")]
     records = [reading(value, PLAIN) for value in plain] + [reading(value) for value in objects]
 
@@ -289,7 +291,8 @@ def payloads(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=4, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
+@pytest.mark.campaign(seconds=20)
+@settings(max_examples=size(2, 4), suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 @given(st.lists(st.tuples(st.sampled_from(TOPICS), st.booleans(), payloads()), min_size=60, max_size=120))
 def test_declared_streams_are_read_as_declared(spark: SparkSession, drawn: list[tuple[str, bool, str]]) -> None:
     records = [
@@ -300,6 +303,7 @@ def test_declared_streams_are_read_as_declared(spark: SparkSession, drawn: list[
     assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)
 
 
+@pytest.mark.long(seconds=9)
 def test_each_text_that_is_odd_is_read_as_declared(spark: SparkSession) -> None:
     rng = random.Random(4)  # noqa: S311 - the same draw every time
     texts = JSON_TEXTS + PLAIN_TEXTS + [drawn_text(rng) for _ in range(1000)]
@@ -334,6 +338,7 @@ def test_what_is_declared_of_an_inner_object_is_not_read_from_the_top(spark: Spa
     assert_as_expected(found_in(spark, records, DECLARED), records, DECLARED)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_stream_that_nobody_declared_is_a_reject_unless_such_are_accepted(spark: SparkSession) -> None:
     declared = parse_streams('[streams."device-*"]\ncodec = "json"', Path("streams.toml"))
     records = [reading(), replace(reading(), topic="elsewhere")]
@@ -474,6 +479,7 @@ def python_payloads(registry: str) -> tuple[Streams, list[tuple[str, str, bytes]
     ]
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
     with registry({7: SCHEMA}) as (url, _):
         streams, payloads = python_payloads(url)
@@ -503,6 +509,7 @@ def test_other_codecs_are_read_beside_json(spark: SparkSession) -> None:
     ]
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_registry_that_does_not_answer_fails_the_batch_in_words(spark: SparkSession) -> None:
     with registry({}) as (gone, _):
         streams, _ = python_payloads(gone)

@@ -1,10 +1,12 @@
 """The job under `spark-submit`, with executors that are processes of their own and have nothing but Spark."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -21,9 +23,10 @@ from spark.engine.session import SHORT_LIVED, connector_jars
 from spark.log.readings_view import open_readings
 from spark.views.windows_view import open_windows
 from tests.spark.test_spark_ingest import send
+from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PROJECT = Path(__file__).parents[3]
 DECLARED = """
@@ -33,23 +36,53 @@ codec = "cbor"
 from = "t"
 decimals = 1
 """
+DECODING = """\
+import json, sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from spark.decode.kafka_records import typed_records
+from spark.decode.payload_decode import decoded
+from spark.decode.streams_file import parse_streams
+from spark.engine.interpreted_queries import interpreted_if
+from spark.engine.session import open_session
+from tests.spark.engine.test_spark_cluster import DECLARED, drawn
+from tests.support.spark_records import kafka_frame
+
+spark = open_session("decoding")
+found = decoded(typed_records(kafka_frame(spark, drawn())), parse_streams(DECLARED, Path("streams.toml")))
+with interpreted_if(spark, small=True):
+    rows = found.collect()
+print(json.dumps(sorted(int(row.metrics[0].value) for row in rows)))
+"""
+"""What the job does in Python, without Kafka and tables. Only the driver has the project."""
+RECORDS = 40
 
 
-def test_executors_of_their_own_read_what_python_decodes(
-    kafka: Broker, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def drawn() -> list[KafkaRecord]:
+    """Records of two partitions."""
     now = datetime.now(UTC)
-    records = [
+    return [
         replace(
             reading(cbor2.dumps({"t": sequence}), reading_headers(sequence, time=now, content_type="application/cbor")),
             topic="device-cluster",
             partition=sequence % 2,
         )
-        for sequence in range(40)
+        for sequence in range(RECORDS)
     ]
-    asyncio.run(send(kafka, {"device-cluster"}, records))
-    package, streams, warehouse = tmp_path / "sluice.zip", tmp_path / "streams.toml", tmp_path / "warehouse"
-    streams.write_text(DECLARED)
+
+
+@pytest.fixture
+def ran() -> Iterator[Path]:
+    """Where Spark's workers leave what they ran, a folder for each executor: it is not to be had elsewhere."""
+    apps = Path(pyspark.__file__).parent / "work"
+    rmtree(apps, ignore_errors=True)
+    yield apps
+    rmtree(apps, ignore_errors=True)
+
+
+def submit(folder: Path, *program: str) -> str:
+    """Run a program with two executors; return what it printed."""
+    package = folder / "sluice.zip"
     with zipfile.ZipFile(package, "w") as archive:
         for file in sorted((PROJECT / "spark").rglob("*.py")):
             archive.write(file, file.relative_to(PROJECT))
@@ -57,31 +90,49 @@ def test_executors_of_their_own_read_what_python_decodes(
         # The interpreter that this environment was made of: neither the project nor what it needs is installed in it.
         "spark.pyspark.python": str(Path(sys.base_prefix) / "bin" / f"python3.{sys.version_info.minor}"),
         "spark.pyspark.driver.python": sys.executable,
+        "spark.driver.defaultJavaOptions": SHORT_LIVED,
         "spark.executor.memory": "700m",
         "spark.executor.extraJavaOptions": SHORT_LIVED,
         "spark.sql.shuffle.partitions": "3",
+        # Else the first executor does all there is before the second has started.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
     }
     command = [str(Path(sys.executable).parent / "spark-submit"), "--master", "local-cluster[2,1,800]"]
     command += ["--jars", ",".join(map(str, connector_jars())), "--py-files", str(package)]
     command += [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    command += [str(PROJECT / "spark" / "cli.py"), "ingest", "--once", "--json", "--bootstrap", kafka.bootstrap]
-    command += ["--warehouse", str(warehouse), "--topics", "device-cluster", "--streams", str(streams)]
     home = Path(pyspark.__file__).parent
     environment = os.environ | {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    # Spark's workers leave there what they ran, and it is not to be had elsewhere.
-    apps = home / "work"
-    rmtree(apps, ignore_errors=True)
-    request.addfinalizer(lambda: rmtree(apps, ignore_errors=True))
-
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=400, check=False
+        [*command, *program], capture_output=True, text=True, env=environment, cwd=folder, timeout=500, check=False
     )
-
     assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
-    assert '"rows": 40' in done.stdout
+    return done.stdout
+
+
+def test_executors_of_their_own_read_what_python_decodes(tmp_path: Path, ran: Path) -> None:
+    program = tmp_path / "decoding.py"
+    program.write_text(DECODING)
+    assert json.loads(submit(tmp_path, str(program), str(PROJECT))) == list(range(RECORDS))
+    # Each of the two had some of it to do: it fetched what decodes.
+    assert len(list(ran.glob("*/*/sluice.zip"))) == 2
+
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=80)
+def test_the_job_fills_its_tables_with_executors_of_their_own(
+    kafka: Broker, spark: SparkSession, tmp_path: Path, ran: Path
+) -> None:
+    asyncio.run(send(kafka, {"device-cluster"}, drawn()))
+    streams, warehouse = tmp_path / "streams.toml", tmp_path / "warehouse"
+    streams.write_text(DECLARED)
+    job = [str(PROJECT / "spark" / "cli.py"), "ingest", "--once", "--json", "--bootstrap", kafka.bootstrap]
+    job += ["--warehouse", str(warehouse), "--topics", "device-cluster", "--streams", str(streams)]
+
+    assert f'"rows": {RECORDS}' in submit(tmp_path, *job)
+
     path = str(warehouse)
     found = sorted(row.value for row in open_readings(spark, path).select("value").collect())
-    assert found == [Decimal(number) for number in range(40)]
-    assert open_windows(spark, path).agg({"n": "sum"}).collect()[0][0] == 40
-    # Each of the two had some of it to do: it fetched what decodes.
-    assert len(list(apps.glob("*/*/sluice.zip"))) == 2
+    assert found == [Decimal(number) for number in range(RECORDS)]
+    assert open_windows(spark, path).agg({"n": "sum"}).collect()[0][0] == RECORDS
+    assert len(list(ran.glob("*/*/sluice.zip"))) == 2

@@ -19,10 +19,10 @@ from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
 
 # The time that all its starts of Spark take on a busy machine.
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-TOPIC = "device-on-s3"
-COUNTED = "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings"
+BEGUN = datetime.now(UTC) - timedelta(hours=1)
+COUNT = ["sql", "SELECT count(*) AS readings, count(DISTINCT value) AS values FROM readings", "--json"]
 # One Spark for several commands: starting it costs more than most of them.
 RUN = """\
 import json, sys
@@ -34,41 +34,75 @@ for command in json.loads(sys.argv[1]):
 """
 
 
-def run(store: ObjectStore, *commands: list[str]) -> list[str]:
-    """Run commands of `sluice-cloud` on the store's warehouse. Returns their lines."""
-    given = [[*command, "--warehouse", f"{store.url}/warehouse"] for command in commands]
+APPEND = """\
+import sys
+from spark.engine.delta_staging import AppendTable
+from spark.engine.interpreted_queries import interpreted_if
+from spark.engine.session import open_session
+
+spark = open_session("append")
+path = sys.argv[1]
+with interpreted_if(spark, small=True):
+    rows = spark.createDataFrame([(1,), (2,)], "n long")
+    rows.limit(0).write.format("delta").save(path)
+    # The second time by one who has to look who came before.
+    for _ in range(2):
+        AppendTable(spark, path, rows.schema).append(rows, {"batch": 0})
+    print(sorted(row.n for row in spark.read.format("delta").load(path).collect()))
+"""
+"""A table as the job appends to all of its own."""
+
+
+def run_program(store: ObjectStore, *program: str) -> str:
+    """Run a program that has Spark and the way to the store; return what it printed."""
     environment = os.environ | {
         "SPARK_CONF_DIR": str(store.spark_conf),
         "SLUICE_SPARK_JARS": str(store.jars),
         "SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED,
     }
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(given)], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, "-c", *program], capture_output=True, text=True, env=environment, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr[-4_000:]
-    return done.stdout.splitlines()
+    return done.stdout
 
 
-def test_a_warehouse_on_an_object_store_is_filled_replayed_and_kept_in_order(kafka: Broker, tmp_path: Path) -> None:
-    noon = datetime.now(UTC) - timedelta(hours=1)
+def run(store: ObjectStore, *commands: list[str]) -> list[str]:
+    """Run commands of `sluice-cloud` on the store's warehouse. Returns their lines."""
+    given = [[*command, "--warehouse", f"{store.url}/warehouse"] for command in commands]
+    return run_program(store, RUN, json.dumps(given)).splitlines()
 
-    def sent(*sequences: int) -> list[KafkaRecord]:
-        return [
-            replace(
-                reading(f'{{"t": {each}}}'.encode(), reading_headers(each, time=noon + timedelta(seconds=each))),
-                topic=TOPIC,
-                partition=each % 2,
-            )
-            for each in sequences
-        ]
 
-    ingest = ["ingest", "--once", "--json", "--bootstrap", kafka.bootstrap, "--topics", TOPIC]
+def sent(topic: str, *sequences: int) -> list[KafkaRecord]:
+    return [
+        replace(
+            reading(f'{{"t": {each}}}'.encode(), reading_headers(each, time=BEGUN + timedelta(seconds=each))),
+            topic=topic,
+            partition=each % 2,
+        )
+        for each in sequences
+    ]
+
+
+def ingest(kafka: Broker, topic: str) -> list[str]:
+    return ["ingest", "--once", "--json", "--bootstrap", kafka.bootstrap, "--topics", topic]
+
+
+def test_a_table_on_an_object_store_is_appended_to_once(tmp_path: Path) -> None:
     with object_store(tmp_path) as store:
-        asyncio.run(send(kafka, {TOPIC}, sent(*range(60), *range(50, 60))))
-        assert '"duplicates": 10' in run(store, ingest)[-1]
+        assert run_program(store, APPEND, f"{store.url}/table") == "[1, 2]\n"
 
-        asyncio.run(send(kafka, set(), sent(*range(55, 70))))
+
+@pytest.mark.kafka
+@pytest.mark.long(seconds=200)
+def test_a_warehouse_on_an_object_store_is_filled_replayed_and_kept_in_order(kafka: Broker, tmp_path: Path) -> None:
+    topic = "device-on-s3"
+    with object_store(tmp_path) as store:
+        asyncio.run(send(kafka, {topic}, sent(topic, *range(60), *range(50, 60))))
+        assert '"duplicates": 10' in run(store, ingest(kafka, topic))[-1]
+
+        asyncio.run(send(kafka, set(), sent(topic, *range(55, 70))))
         upkeep = ["maintain", "--keep-days", "0", "--old-versions"]
-        lines = run(store, ingest, ["replay"], upkeep, ["sql", COUNTED, "--json"])
+        lines = run(store, ingest(kafka, topic), ["replay"], upkeep, COUNT)
         assert '"duplicates": 5' in lines[1]
         assert json.loads(lines[-1]) == {"readings": 70, "values": 70}

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from spark.engine.session import CLASSES, SHORT_LIVED, connector_jars
+
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process another host name: run as root"),
@@ -21,13 +23,19 @@ print(spark.range(40, 41).select(udf(lambda number: number + 2, "long")("id")).f
 """
 
 
-def test_it_needs_neither_a_host_name_that_resolves_nor_the_python_on_the_path(tmp_path: Path) -> None:
+def test_it_needs_no_host_name_that_resolves_no_python_on_the_path_and_no_class_archive(tmp_path: Path) -> None:
+    jars = tmp_path / "jars"
+    jars.mkdir()
+    for jar in connector_jars():
+        (jars / jar.name).symlink_to(jar)
+    (jars / CLASSES).write_bytes(b"of another Java" * 1_000)
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\necho this is another Python >&2\nexit 1\n")
     other.chmod(0o755)
     left_out = {"SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME", "PYSPARK_PYTHON"}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    environment |= {"SLUICE_SPARK_JARS": str(jars), "SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
     renamed = ["unshare", "--uts", "sh", "-ec", 'hostname sluice.invalid; exec "$@"', "sh"]
 
     done = subprocess.run(

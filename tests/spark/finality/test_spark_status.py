@@ -122,6 +122,62 @@ def said(spark: SparkSession, warehouse: str, size_s: int | None = None) -> list
     ]
 
 
+def test_numbers_heartbeats_and_what_was_lost_tell_what_is_final(spark: SparkSession, new_warehouse: str) -> None:
+    def told() -> dict[str, list[tuple[str, str | None]]]:
+        """What is said of the windows of each device, in their order."""
+        found: dict[str, list[tuple[str, str | None]]] = {"42": [], "43": []}
+        for row in open_windows(spark, new_warehouse).orderBy("window_start").collect():
+            found[row.device].append((row.status, row.basis))
+        return found
+
+    def uncounted(*numbers: int) -> list[KafkaRecord]:
+        """Of another device, in another partition."""
+        return [replace(each, key=b"43", partition=1) for each in counted(*numbers, boot=None, lane="c" * 12)]
+
+    job = BatchJob(spark, new_warehouse)
+    start = first_start(1)
+    append_start(spark, job.tables, start)
+    job.state.begin(start)
+    # One of the first minute cannot be read. The heartbeat speaks of more than was read.
+    numbered = [
+        replace(each, value=b"{") if each.offset == 30 else each for each in counted(*range(70), *range(75, 130))
+    ]
+    offsets = {"device-thermo": {"0": 130, "1": 131}}
+    take(job, 0, [*numbered, *uncounted(*range(121)), heartbeat(140, 0, 0, offsets=offsets)])
+    job.save()
+    # Before the first nothing was counted: numbers do not tell whether something was.
+    assert told() == {
+        "42": [("provisional", "watermark"), ("provisional", "sequence"), ("provisional", None)],
+        "43": [("provisional", "watermark"), ("provisional", "watermark"), ("provisional", None)],
+    }
+
+    # A process that begins anew reads that, and of what was missing some; the rest its sensor had lost.
+    job = BatchJob(spark, new_warehouse)
+    take(job, 1, [*uncounted(*range(121, 131)), *counted(70, 74), loss(80, 71, 73, 1)])
+    job.save()
+    lost = [("complete_with_loss", "watermark"), ("complete_with_loss", "sequence"), ("provisional", None)]
+    assert told() == {
+        "42": lost,
+        "43": [("complete", "watermark"), ("complete", "watermark"), ("provisional", None)],
+    }
+    gaps = open_gaps(spark, new_warehouse).orderBy("first").collect()
+    assert [(gap.first, gap.last, gap.explained, gap.reasons) for gap in gaps] == [
+        (30, 30, True, [REJECTED]),
+        (71, 73, True, ["sensor-ring-overflow"]),
+    ]
+
+    # What Kafka lost unread may have been of any time before, and of any device.
+    now = {"device-thermo": TopicNow("id-2", {0: 130, 1: 140}, {0: 130, 1: 150})}
+    losses = (Loss("device-thermo", "id-1", 1, 131, 140),)
+    going_on = GoingOn({"device-thermo": {0: 130, 1: 140}}, losses)
+    append_start(spark, job.tables, start_after(start, job.next_ordinal, 1, going_on, now))
+    assert told() == {
+        "42": lost,
+        "43": [("complete_with_loss", "watermark"), ("complete_with_loss", "watermark"), ("provisional", None)],
+    }
+
+
+@pytest.mark.long(seconds=35)
 def test_a_devices_numbers_tell_what_is_final_and_a_loss_record_explains_a_hole(
     spark: SparkSession, new_warehouse: str
 ) -> None:
@@ -151,6 +207,7 @@ def test_a_devices_numbers_tell_what_is_final_and_a_loss_record_explains_a_hole(
     assert (told["first"], told["last"], told["explained"], told["reasons"]) == (71, 73, True, ["sensor-ring-overflow"])
 
 
+@pytest.mark.long(seconds=70)
 def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
     spark: SparkSession, new_warehouse: str
 ) -> None:
@@ -192,6 +249,7 @@ def test_a_device_that_often_loses_a_reading_costs_no_more_memory_for_it(
     assert spark.read.format("delta").load(settled_path(job.tables)).count() == 0
 
 
+@pytest.mark.long(seconds=30)
 def test_a_warehouse_of_a_program_that_kept_all_islands_in_one_table_is_gone_on_with(
     spark: SparkSession, new_warehouse: str
 ) -> None:
@@ -210,6 +268,7 @@ def test_a_warehouse_of_a_program_that_kept_all_islands_in_one_table_is_gone_on_
     assert open_readings(spark, new_warehouse).count() == 30
 
 
+@pytest.mark.long(seconds=35)
 def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
@@ -238,6 +297,7 @@ def test_a_heartbeat_counts_once_all_that_it_speaks_of_was_read(spark: SparkSess
     assert "2026-03-14T12:02:20Z" in shown.output
 
 
+@pytest.mark.long(seconds=35)
 def test_a_reject_is_a_loss_until_it_could_be_read(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     declared = '[streams."device-thermo"]\ncodec = "json"\nmetrics.t = {{ max = {} }}\n'
@@ -255,6 +315,7 @@ def test_a_reject_is_a_loss_until_it_could_be_read(spark: SparkSession, new_ware
     assert said(spark, warehouse)[0] == (0, "complete", "watermark")
 
 
+@pytest.mark.long(seconds=30)
 def test_what_kafka_lost_before_it_was_read_is_a_loss_of_each_gateway(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
@@ -280,6 +341,7 @@ def test_what_kafka_lost_before_it_was_read_is_a_loss_of_each_gateway(spark: Spa
     assert BatchJob(spark, warehouse).state.topics()["device-thermo"].next_offsets == {0: 131}
 
 
+@pytest.mark.long(seconds=100)
 def test_what_was_said_of_windows_stays_when_log_keeps_nothing_of_them(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse, parse_streams('unknown = "accept"\n[retention]\nlog_days = 30\n', Path("s.toml")))

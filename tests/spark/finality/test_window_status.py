@@ -27,13 +27,14 @@ from spark.log.edge_times import Correction, GatewayBoot
 from spark.log.sequence_runs import Edge, Island, RunKey, islands_as_rows, merge
 from tests.support import oracle_status
 from tests.support.oracle_status import QUARANTINE, UNKNOWN_US, Beat, GapRow, Loss, Reading, Site, Waiting
+from tests.support.sizes import size
 from tests.support.spark_records import EPOCH, NOON
 from tests.support.spark_warehouse import expect_rows
 
 if TYPE_CHECKING:
     from spark.finality.gateway_rows import GatewayRow
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 SECOND = 1_000_000
 NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
@@ -356,6 +357,7 @@ def test_without_numbers_gateways_tell(spark: SparkSession) -> None:
     }
 
 
+@pytest.mark.long(seconds=6)
 def test_a_swapped_card_may_still_hold_what_was_not_sent(spark: SparkSession) -> None:
     site = unnumbered(Site(WHOLE))
     swapped = [beat(80), beat(100, buffer="2233"), beat(200, buffer="2233")]
@@ -371,6 +373,7 @@ def test_a_swapped_card_may_still_hold_what_was_not_sent(spark: SparkSession) ->
     assert said(spark, sites, 0, 60)["swapped"] == ("complete", "watermark", None)
 
 
+@pytest.mark.long(seconds=6)
 def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSession) -> None:
     """A door contact that opens once a day: the thermometer's numbers tell that nothing of it is missing."""
     door = Reading("42", "device-door", BOOT, 70, at(70), 1_000, "gw-1")
@@ -382,6 +385,7 @@ def test_a_stream_that_shares_its_devices_counter_is_proven_by_it(spark: SparkSe
     assert found == {"shared": ("complete", "sequence", None), "own": ("provisional", None, "no later reading of it")}
 
 
+@pytest.mark.long(seconds=6)
 def test_a_stream_of_two_counters_is_proven_by_both(spark: SparkSession) -> None:
     """Two topics of the sensor lead to one Kafka topic, and each counts its readings."""
 
@@ -636,11 +640,12 @@ def drawn_windows(rng: random.Random, namespace: str, site: Site) -> set[Window]
     return windows
 
 
-@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@pytest.mark.campaign(seconds=25)
+@settings(max_examples=size(1, 3), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_drawn_sites_are_judged_as_the_oracle_judges_them(spark: SparkSession, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311
-    sites = {f"site-{number}": drawn_site(rng) for number in range(60)}
+    sites = {f"site-{number}": drawn_site(rng) for number in range(size(20, 60))}
     windows = [window for name, site in sites.items() for window in drawn_windows(rng, name, site)]
     evidence = evidence_of(spark, sites, rng)
     assert gap_rows(evidence) == {name: gaps for name, site in sites.items() if (gaps := oracle_status.gaps(site))}

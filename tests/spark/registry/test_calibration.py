@@ -43,7 +43,7 @@ from tests.support.join_frames import (
 )
 from tests.support.oracle_joins import EXACT, UNKNOWN_ERROR_US, Figures, PartKey, Reading
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 
 def found_parts(frame: DataFrame) -> dict[PartKey, Row]:
@@ -100,6 +100,7 @@ def test_a_calibration_is_not_certain_where_another_may_be_the_right_one(spark: 
     assert all(row.calibration_certain and row.calibrated_value == 2 for row in rows.collect())
 
 
+@pytest.mark.long(seconds=10)
 def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> None:
     readings = [reading(second, second, second) for second in (0, 10, 20, 30, 60)]
     registry = Registry(
@@ -126,7 +127,9 @@ def test_a_window_that_a_calibration_cuts_is_two_rows(spark: SparkSession) -> No
     assert {(row.site, row.labels["floor"]) for row in rows} == {("hall-1", "2")}
 
 
-@pytest.mark.parametrize(("base", "step"), [("0", "1"), ("1234567.8", "0.01")])
+@pytest.mark.parametrize(
+    ("base", "step"), [pytest.param("0", "1", marks=pytest.mark.long(seconds=8)), ("1234567.8", "0.01")]
+)
 def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentiles(
     spark: SparkSession, base: str, step: str
 ) -> None:
@@ -152,6 +155,7 @@ def test_the_jobs_own_windows_are_calibrated_with_their_deviation_and_percentile
         assert row.deviation == pytest.approx(float(statistics.stdev(ranked)))
 
 
+@pytest.mark.long(seconds=5)
 def test_ends_of_the_calendar_may_stand_for_open_ends(spark: SparkSession) -> None:
     first, last = datetime(1, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
     registry = Registry(calibrations=(replace(calibration(None, None, "2"), valid_from=first, valid_to=last),))
@@ -303,6 +307,7 @@ def many_scenarios(draw: st.DrawFn) -> Sites:
     return Sites(registry, [reading for _, readings in each for reading in readings])
 
 
+@pytest.mark.campaign(seconds=20)
 @packed
 @given(many_scenarios())
 def test_readings_are_calibrated_as_the_oracle_does(spark: SparkSession, drawn: Sites) -> None:
@@ -323,6 +328,7 @@ def test_readings_are_calibrated_as_the_oracle_does(spark: SparkSession, drawn: 
     }
 
 
+@pytest.mark.campaign(seconds=20)
 @packed
 @given(many_scenarios())
 def test_windows_calibrated_by_their_figures_are_those_of_calibrated_readings(

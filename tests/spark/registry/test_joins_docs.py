@@ -12,7 +12,7 @@ from spark.registry.registry_table import open_calibrations, open_devices
 from tests.support.join_frames import NOON_US, SECOND_US, decimal, readings_frame, windows_frame
 from tests.support.oracle_joins import Metric, Reading
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 PAGE = Path(__file__).parents[3] / "docs" / "joins.md"
 THERMO: Metric = ("plant", "42", "device-thermo", "temperature")

@@ -27,7 +27,7 @@ from tests.support.join_frames import (
 )
 from tests.support.oracle_joins import DAY_US, UNKNOWN_ERROR_US, Direction, Match, Metric, Past, Reading, WindowKey
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 DAY_S = 86_400
 PAIRS_SCHEMA = """
@@ -121,6 +121,7 @@ def past_readings(draw: st.DrawFn) -> list[Reading]:
     ]
 
 
+@pytest.mark.campaign(seconds=20)
 @packed
 @given(readings=past_readings(), days=st.integers(1, 9), share=st.floats(0.1, 0.9))
 def test_history_is_what_the_oracle_says_and_what_is_late_touches_what_is_told(
@@ -256,6 +257,7 @@ def several_devices(draw: st.DrawFn) -> tuple[list[Reading], list[tuple[Metric, 
     return readings, pairs
 
 
+@pytest.mark.campaign(seconds=20)
 @packed
 @given(
     drawn=several_devices(),

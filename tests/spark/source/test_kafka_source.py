@@ -161,7 +161,7 @@ def ran(frame: DataFrame, checkpoint: Path) -> tuple[list[str], list[StreamingQu
     query = frame.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
     started = query.trigger(availableNow=True).start()
     try:
-        started.awaitTermination(60)
+        assert started.awaitTermination(300)
         return read, [batch for batch in started.recentProgress if batch.numInputRows]
     finally:
         started.stop()

@@ -33,6 +33,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.usefixtures("int
 
 BEGUN = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
 
+ENDING_S_MAX = 120
+"""A job that was told to end finishes its batch."""
+
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Broker]:
@@ -94,31 +97,62 @@ def values(spark: SparkSession, warehouse: Path) -> list[int]:
     return sorted(int(row.value) for row in open_readings(spark, str(warehouse)).select("value").collect())
 
 
+NAMED = {
+    "ex-temp": 20,
+    "gateway-events": 0,
+    "site-quarantine": 1,
+    "gateway-quarantine": 1,
+    "__hidden": 1,
+    # One that was deleted since, and one that cannot be.
+    "deleted-since": 7,
+    "a|.*": 1,
+}
+HIDDEN = ("site-quarantine", "gateway-quarantine", "__hidden")
+
+
+def send_named(broker: Broker, named: Mapping[str, int]) -> None:
+    """Readings in one topic, something in others that are not for reading, and a heartbeat that names topics."""
+    records = [sent(90 + place, topic) for place, topic in enumerate(HIDDEN)]
+    records += [sent(sequence, "ex-temp") for sequence in range(20)]
+    beat = heartbeat(1, named, quarantine_topic="site-quarantine")
+    asyncio.run(send(broker, {"ex-temp", "gateway-events", "nobodys", *HIDDEN}, [*records, beat]))
+
+
+def topics_read(spark: SparkSession, warehouse: Path) -> set[str]:
+    return {row.topic for row in open_log(spark, str(warehouse)).select("topic").distinct().collect()}
+
+
 def test_what_heartbeats_name_is_read_wherever_routes_lead(broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
     warehouse = tmp_path / "warehouse"
-    named = {"ex-temp": 20, "gateway-events": 0, "site-quarantine": 1, "gateway-quarantine": 1}
-    # One that was deleted since, and one that cannot be.
-    named |= {"deleted-since": 7, "a|.*": 1}
-    beat = heartbeat(1, named, quarantine_topic="site-quarantine")
-    hidden = ("site-quarantine", "gateway-quarantine", "__hidden")
-    others = [sent(90 + place, topic) for place, topic in enumerate(hidden)]
-    readings = [sent(sequence, "ex-temp") for sequence in range(20)]
-    asyncio.run(send(broker, {"ex-temp", "gateway-events", "nobodys", *hidden}, [*others, *readings, beat]))
+    send_named(broker, NAMED)
     # The beginning of a topic may be gone before anybody read it.
     asyncio.run(delete_before(broker.bootstrap, "ex-temp", {0: 3}))
 
-    said = once(broker, warehouse).splitlines()
+    told = once(broker, warehouse)
+    said = told.splitlines()
     assert said[0].startswith("reading gateway-events from ")
     assert any(line.startswith("reading ex-temp, gateway-events from ") for line in said)
     assert "topic ex-temp is new to the tables; Kafka has deleted its first 3 records" in said
+    assert "__hidden (names that begin with __ are Kafka's own)" in told
     assert values(spark, warehouse) == list(range(3, 20))
-    topics = {row.topic for row in open_log(spark, str(warehouse)).select("topic").distinct().collect()}
-    assert topics == {"ex-temp", "gateway-events"}
+    assert topics_read(spark, warehouse) == {"ex-temp", "gateway-events"}
+    (gateway,) = open_gateways(spark, str(warehouse)).collect()
+    assert gateway.unread_topics == ["__hidden"]
+
+
+@pytest.mark.long(seconds=110)
+def test_topics_that_heartbeats_name_while_it_runs_are_taken_up(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    warehouse = tmp_path / "warehouse"
+    named = {topic: end for topic, end in NAMED.items() if topic != "__hidden"}
+    send_named(broker, named)
+    once(broker, warehouse)
     (gateway,) = open_gateways(spark, str(warehouse)).collect()
     assert (gateway.waiting, gateway.unread_topics) == (0, [])
     assert gateway.complete_to_time is not None
 
-    # Topics that heartbeats name while it runs are taken up by and by, and by the next run alike.
+    # They are taken up by and by, and by the next run alike.
     with ingesting(broker, warehouse) as process:
         told = lines(process)
         ready = next(told)
@@ -128,10 +162,10 @@ def test_what_heartbeats_name_is_read_wherever_routes_lead(broker: Broker, spark
         asyncio.run(send(broker, {"ex-later"}, [*later, more]))
         read_until((line for line in told if "end_offsets" in line), {"ex-later": {"0": 5, "1": 0}})
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(ENDING_S_MAX) == 0
     asyncio.run(send(broker, set(), [sent(25, "ex-temp"), sent(26, "ex-later")]))
     assert "__hidden (names that begin with __ are Kafka's own)" in once(broker, warehouse)
-    assert values(spark, warehouse) == list(range(3, 27))
+    assert values(spark, warehouse) == list(range(27))
     places = open_log(spark, str(warehouse)).select("topic", "partition", "offset").collect()
     assert len(places) == len(set(places))
     assert {place.topic for place in places} == {"ex-temp", "ex-later", "gateway-events"}
@@ -139,6 +173,7 @@ def test_what_heartbeats_name_is_read_wherever_routes_lead(broker: Broker, spark
     assert gateway.unread_topics == ["__hidden"]
 
 
+@pytest.mark.long(seconds=60)
 def test_what_a_pattern_leaves_out_is_told_and_keeps_windows_provisional(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
