@@ -81,6 +81,7 @@ async def test_leaders_that_move_are_followed(cluster: Cluster, tmp_path: Path) 
         await grown(site.plain, site.topic(), PARTITIONS)
 
 
+@pytest.mark.long(seconds=48)
 async def test_a_cluster_that_is_rolled_node_by_node(cluster: Cluster, tmp_path: Path) -> None:
     site = Site(tmp_path, "rolled", cluster.addresses())
     await make_topics(site)
@@ -104,6 +105,7 @@ async def test_a_node_that_is_gone_for_good(cluster: Cluster, tmp_path: Path) ->
         await grown(site.plain, site.topic(), PARTITIONS)
 
 
+@pytest.mark.long(seconds=40)
 async def test_all_nodes_go_and_come_back(cluster: Cluster, tmp_path: Path) -> None:
     site = Site(tmp_path, "outage", cluster.addresses())
     await make_topics(site)
@@ -118,6 +120,7 @@ async def test_all_nodes_go_and_come_back(cluster: Cluster, tmp_path: Path) -> N
         await grown(site.plain, site.topic(), PARTITIONS)
 
 
+@pytest.mark.long(seconds=35)
 async def test_a_cluster_that_is_replaced_by_an_empty_one_of_the_same_name(cluster: Cluster, tmp_path: Path) -> None:
     """Its topics are made anew, and what the former cluster had not acknowledged goes to the new one."""
     site = Site(tmp_path, "replaced", cluster.addresses())
@@ -170,6 +173,7 @@ async def test_a_partition_without_a_leader_keeps_nobody_waiting_but_its_own(clu
 # -- topics that refuse -------------------------------------------------------------------------------
 
 
+@pytest.mark.long(seconds=50)
 async def test_topics_that_refuse_do_not_stop_the_others_and_are_sent_to_once_mended(
     cluster: Cluster, tmp_path: Path
 ) -> None:
