@@ -92,6 +92,7 @@ def told_on_disk(spark: SparkSession, warehouse: str) -> set[str]:
     return {row.device for row in rows.distinct().collect()}
 
 
+@pytest.mark.long(seconds=90)
 def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
@@ -143,8 +144,9 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     assert seen(spark, warehouse) == {"43": other}
 
 
-def test_the_command_asks_first_and_says_what_it_did(spark: SparkSession, new_warehouse: str) -> None:
-    take(BatchJob(spark, new_warehouse), 0, FIRST[:2])
+def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_warehouse: str) -> None:
+    records = [*FIRST[:2], FIRST[-1]]
+    take(BatchJob(spark, new_warehouse), 0, records)
     command = ["devices", "delete", "42", "--namespace", "plant", "--warehouse", new_warehouse]
 
     asked = CliRunner().invoke(main, command, input="n\n")
@@ -157,9 +159,17 @@ def test_the_command_asks_first_and_says_what_it_did(spark: SparkSession, new_wa
     done = CliRunner().invoke(main, [*command, "--yes"])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].startswith("2 records of 42 in namespace plant are deleted; what it measured")
-    assert seen(spark, new_warehouse) == {}
+    assert seen(spark, new_warehouse).keys() == {"43"}
+
+    # Kafka is read once more, and files that nothing needs are removed.
+    job = BatchJob(spark, new_warehouse)
+    counts = job.take(kafka_frame(spark, records), BatchId("another", 0), {"device-thermo": "id-1"})
+    assert (counts.deleted, counts.duplicates) == (2, 1)
+    assert maintain(job, NOON.date(), keep_days=0) == []
+    assert told_on_disk(spark, new_warehouse) == {"43"}
 
 
+@pytest.mark.long(seconds=25)
 def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSession, new_warehouse: str) -> None:
     BatchJob(spark, new_warehouse)
     command = ["devices", "delete", "4Z", "--namespace", "plant", "--warehouse", new_warehouse, "--yes"]
@@ -182,6 +192,7 @@ def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSes
     assert read_deletions(spark, new_warehouse).keys() == {("plant", "4Z")}
 
 
+@pytest.mark.long(seconds=20)
 def test_a_subscriber_to_changes_is_not_stopped_by_a_deletion(
     spark: SparkSession, new_warehouse: str, tmp_path: Path
 ) -> None:
