@@ -217,7 +217,7 @@ def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: 
 def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_there_is(
     kafka: Broker, spark: SparkSession, command: Command, new_warehouse: str
 ) -> None:
-    anew, overtaken, kept = "device-anew", "device-overtaken", "device-kept"
+    anew, overtaken, kept = "device-lost-anew", "device-lost-some", "device-lost-none"
 
     def sent(topic: str, *sequences: int, partition: int = 0) -> list[KafkaRecord]:
         return [
