@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -122,6 +123,7 @@ def test_from_kafka_to_tables_across_a_restart(
     second = [sent(sequence, "device-ingest-b") for sequence in range(20, 24)]
     # Names that contain one that matches: none of them is read.
     others = {"x-device-ingest-a", "x-gateway-events-ingest", "gateway-events-ingest-x"}
+    last = [sent(26, "device-ingest-a")]
     resent = [first[4], sent(24, "device-ingest-a", "{"), sent(2, "device-ingest-a"), sent(25, "device-ingest-a")]
 
     begin_checkpoint(warehouse)
@@ -159,19 +161,18 @@ def test_from_kafka_to_tables_across_a_restart(
     _ready, *batches = run()
     assert [(b["rows"], b["lag"]) for b in batches] in ([(4, None)], [(4, 0)])
 
-    all_sent = first + second + resent
+    # A checkpoint that was damaged: a new one begins where the tables end.
+    rmtree(warehouse / "_checkpoint" / "0" / "offsets")
+    asyncio.run(send(kafka, set(), last))
+    ready, *batches = run()
+    assert "new_checkpoint" in ready
+    assert [(b["rows"], b["duplicates"]) for b in batches] == [(1, 0)]
+
+    all_sent = first + second + resent + last
     expected = spark_oracle.tables(replace(record, offset=offset) for offset, record in enumerate(all_sent))
     expect_tables(spark, str(warehouse), expected)
     assert open_log(spark, str(warehouse)).count() == len(all_sent)
-
-    shown = command("windows", "--warehouse", warehouse, "--device", "42", "--limit", "3", "--json")
-    assert shown.exit_code == 0, shown.output
-    rows = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert len(rows) == 3
-    assert shown.stderr == "there are more than these 3 rows: --limit N shows N of them\n"
-    assert rows[0]["window_start"].endswith("00.000000Z")
-    shown = command("readings", "--warehouse", warehouse, "--limit", "100")
-    assert len(shown.output.splitlines()) == 1 + len(expected.readings)
+    expect_shown(command, warehouse, len(expected.readings))
 
 
 def expect_tables(spark: SparkSession, warehouse: str, expected: spark_oracle.Tables) -> None:
@@ -183,6 +184,18 @@ def expect_tables(spark: SparkSession, warehouse: str, expected: spark_oracle.Ta
     windows = open_windows(spark, warehouse)
     assert windows.count() == len(expected.windows)
     assert windows.agg(F.sum("sum")).collect()[0][0] == sum(row.sum for row in expected.windows.values())
+
+
+def expect_shown(command: Command, warehouse: Path, readings: int) -> None:
+    """Make sure that commands show so many readings, and of windows as many as they are told to."""
+    shown = command("windows", "--warehouse", warehouse, "--device", "42", "--limit", "3", "--json")
+    assert shown.exit_code == 0, shown.output
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert len(rows) == 3
+    assert shown.stderr == "there are more than these 3 rows: --limit N shows N of them\n"
+    assert rows[0]["window_start"].endswith("00.000000Z")
+    shown = command("readings", "--warehouse", warehouse, "--limit", "100")
+    assert len(shown.output.splitlines()) == 1 + readings
 
 
 @pytest.mark.long(seconds=60)

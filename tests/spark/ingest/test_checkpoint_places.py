@@ -107,6 +107,7 @@ def test_reading_goes_on_where_the_tables_end_whatever_the_checkpoint_says(
     assert site.run() == ""
 
 
+@pytest.mark.long(seconds=25)
 def test_the_command_says_that_a_new_checkpoint_begins(
     kafka: Broker, spark: SparkSession, new_warehouse: str, empty_warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
