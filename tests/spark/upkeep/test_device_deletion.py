@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from functools import reduce
 from operator import and_
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,7 @@ from spark.log.log_table import BatchId, log_path, open_log, read_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import folder_of, seen_tables
+from spark.upkeep import table_upkeep
 from spark.upkeep.device_deletion import delete_device, is_known
 from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import delta_tables, maintain, remove_old_versions
@@ -78,10 +80,10 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def told_on_disk(spark: SparkSession, warehouse: str) -> set[str]:
-    """The devices of which some file of some table, current or not, tells more than the place of their records."""
+def told_on_disk(spark: SparkSession, warehouse: str, tables: list[str] | None = None) -> set[str]:
+    """The devices of which some file of a table, current or not, tells more than the place of their records."""
     found = [spark.createDataFrame([], "device string")]
-    for path in delta_tables(spark, warehouse):
+    for path in tables or delta_tables(spark, warehouse):
         if path == deletions_path(warehouse) or not list(Path(path).rglob("*.parquet")):
             continue
         rows = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", "*.parquet").parquet(path)
@@ -165,8 +167,12 @@ def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_wa
     job = BatchJob(spark, new_warehouse)
     counts = job.take(kafka_frame(spark, records), BatchId("another", 0), {"device-thermo": "id-1"})
     assert (counts.deleted, counts.duplicates) == (2, 1)
-    assert maintain(job, NOON.date(), keep_days=0) == []
-    assert told_on_disk(spark, new_warehouse) == {"43"}
+    log = [log_path(job.tables)]
+    assert told_on_disk(spark, new_warehouse, log) == {"42", "43"}
+    # Seconds for each table: the long test of what a device sent looks at all of them.
+    with patch.object(table_upkeep, "delta_tables", return_value=log):
+        assert maintain(job, NOON.date(), keep_days=0) == []
+    assert told_on_disk(spark, new_warehouse, log) == {"43"}
 
 
 @pytest.mark.long(seconds=25)
