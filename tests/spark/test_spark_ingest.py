@@ -7,18 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from shutil import rmtree
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewPartitions, NewTopic, RecordsToDelete
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -27,12 +27,11 @@ from spark.batch_job import BatchCounts
 from spark.cli import main
 from spark.commands.ingest_command import batch_line
 from spark.engine.session import SHORT_LIVED
-from spark.ingest_job import BatchReport, Begun, IngestSettings, Listener, TopicTroubleError, run_ingest
+from spark.ingest_job import BatchReport
 from spark.log.log_table import open_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import folder_of
-from spark.source.kafka_source import KafkaSource
 from spark.views.windows_view import open_windows
 from spark.windows.windows_table import create_windows
 from tests.support import spark_oracle
@@ -40,18 +39,26 @@ from tests.support.kafka_admin import administered, create_topic
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import reading, reading_headers
 
-if TYPE_CHECKING:
-    from spark.source.topic_changes import Loss
-
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 Line = dict[str, Any]
+TOPICS = "device-ingest-.*|gateway-events-ingest"
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`sluice-cloud` in this process: the tests' session outlives it, and so do their signal handlers."""
+    assert spark is not None
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return lambda *arguments: CliRunner().invoke(main, list(map(str, arguments)))
 
 
 @contextmanager
-def ingest(
-    broker: Broker, warehouse: Path, *options: str, topics: str = "device-ingest-.*|gateway-events-ingest"
-) -> Iterator[subprocess.Popen[str]]:
+def ingest(broker: Broker, warehouse: Path, *options: str, topics: str = TOPICS) -> Iterator[subprocess.Popen[str]]:
     """`sluice-cloud ingest --json` for the length of a `with`."""
     command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
     command += ["--warehouse", str(warehouse), "--topics", topics]
@@ -78,7 +85,8 @@ def begin_checkpoint(warehouse: Path) -> None:
 
 def forget_last_commit(warehouse: Path) -> None:
     """Leave what a job leaves that is killed right after its batch."""
-    newest = max((warehouse / "_checkpoint" / "0" / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
+    checkpoint = max((warehouse / "_checkpoint").iterdir(), key=lambda folder: int(folder.name))
+    newest = max((checkpoint / "commits").glob("[0-9]*"), key=lambda file: int(file.name))
     newest.unlink()
     newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
 
@@ -96,7 +104,11 @@ async def send(broker: Broker, topics: set[str], records: list[KafkaRecord]) -> 
             )
 
 
-def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("interpreted")
+def test_from_kafka_to_tables_across_a_restart(
+    kafka: Broker, spark: SparkSession, command: Command, tmp_path: Path
+) -> None:
+    """In a process that is told to end; what follows needs none of its own."""
     warehouse = tmp_path / "warehouse"
     now = datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=10)
 
@@ -131,43 +143,55 @@ def test_from_kafka_to_tables_across_a_restart(kafka: Broker, spark: SparkSessio
         }
         assert not others & set(batch["end_offsets"])
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
+
+    def run() -> list[Line]:
+        options = ["--bootstrap", kafka.bootstrap, "--warehouse", warehouse, "--topics", TOPICS, "--json", "--once"]
+        ran = command("ingest", *options)
+        assert ran.exit_code == 0, ran.output
+        return list(map(json.loads, ran.stdout.splitlines()))
 
     asyncio.run(send(kafka, set(), resent))
-    with ingest(kafka, warehouse, "--once") as process:
-        ready, *batches = lines(process)
-        assert ready == {"state": "ready", "topics": ["device-ingest-a", "device-ingest-b", "gateway-events-ingest"]}
-        assert process.wait(60) == 0
+    # The checkpoint was damaged meanwhile: a new one begins where the tables end.
+    rmtree(warehouse / "_checkpoint" / "0" / "offsets")
+    ready, *batches = run()
+    assert str(warehouse / "_checkpoint" / "0") in ready.pop("new_checkpoint")
+    assert ready == {"state": "ready", "topics": ["device-ingest-a", "device-ingest-b", "gateway-events-ingest"]}
     assert [(b["rows"], b["duplicates"], b["rejected"], b["late"], b["lag"]) for b in batches] == [(4, 2, 1, 2, 0)]
 
     # A crash before the checkpoint noted the batch: it is done again, changes nothing, and ends well.
     forget_last_commit(warehouse)
-    with ingest(kafka, warehouse, "--once") as process:
-        _ready, *batches = lines(process)
-        assert process.wait(60) == 0
+    _ready, *batches = run()
     assert [(b["rows"], b["lag"]) for b in batches] in ([(4, None)], [(4, 0)])
 
-    path = str(warehouse)
-    expected = spark_oracle.tables(
-        replace(record, offset=offset) for offset, record in enumerate(first + second + resent)
-    )
-    found = open_readings(spark, path).select("device", "stream", "metric", "value", "ce_id").collect()
+    all_sent = first + second + resent
+    expected = spark_oracle.tables(replace(record, offset=offset) for offset, record in enumerate(all_sent))
+    expect_tables(spark, str(warehouse), expected)
+    assert open_log(spark, str(warehouse)).count() == len(all_sent)
+    expect_shown(command, warehouse, len(expected.readings))
+
+
+def expect_tables(spark: SparkSession, warehouse: str, expected: spark_oracle.Tables) -> None:
+    """Make sure that readings and windows are the expected ones, whenever they were measured."""
+    found = open_readings(spark, warehouse).select("device", "stream", "metric", "value", "ce_id").collect()
     assert sorted((r.device, r.stream, r.metric, r.value, r.ce_id) for r in found) == sorted(
         (device, stream, metric, value, ce_id) for _, device, stream, metric, _, value, ce_id, *_ in expected.readings
     )
-    windows = open_windows(spark, path)
+    windows = open_windows(spark, warehouse)
     assert windows.count() == len(expected.windows)
     assert windows.agg(F.sum("sum")).collect()[0][0] == sum(row.sum for row in expected.windows.values())
-    assert open_log(spark, path).count() == len(first + second + resent)
 
-    shown = CliRunner().invoke(main, ["windows", "--warehouse", path, "--device", "42", "--limit", "3", "--json"])
+
+def expect_shown(command: Command, warehouse: Path, readings: int) -> None:
+    """Make sure that commands show so many readings, and of windows as many as they are told to."""
+    shown = command("windows", "--warehouse", warehouse, "--device", "42", "--limit", "3", "--json")
     assert shown.exit_code == 0, shown.output
     rows = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(rows) == 3
     assert shown.stderr == "there are more than these 3 rows: --limit N shows N of them\n"
     assert rows[0]["window_start"].endswith("00.000000Z")
-    shown = CliRunner().invoke(main, ["readings", "--warehouse", path, "--limit", "100"])
-    assert len(shown.output.splitlines()) == 1 + len(expected.readings)
+    shown = command("readings", "--warehouse", warehouse, "--limit", "100")
+    assert len(shown.output.splitlines()) == 1 + readings
 
 
 @pytest.mark.long(seconds=60)
@@ -198,81 +222,60 @@ def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: 
     ]
 
 
-def test_a_topic_made_anew_stops_the_job_with_words_and_go_on_reads_the_new_one(
-    kafka: Broker, spark: SparkSession, tmp_path: Path
+@pytest.mark.usefixtures("interpreted")
+def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_there_is(
+    kafka: Broker, spark: SparkSession, command: Command, new_warehouse: str
 ) -> None:
-    topic, kept = "device-ingest-anew", "device-ingest-kept"
+    anew, overtaken, kept = "device-lost-anew", "device-lost-some", "device-lost-none"
 
-    def sent(sequence: int, topic: str = topic) -> KafkaRecord:
-        headers = reading_headers(sequence, time=datetime.now(UTC))
-        return replace(reading(f'{{"t": {sequence}}}'.encode(), headers), topic=topic, partition=0)
+    def sent(topic: str, *sequences: int, partition: int = 0) -> list[KafkaRecord]:
+        return [
+            replace(
+                reading(f'{{"t": {sequence}}}'.encode(), reading_headers(sequence, time=datetime.now(UTC))),
+                topic=topic,
+                partition=partition,
+            )
+            for sequence in sequences
+        ]
 
-    def run(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "spark.cli", "ingest", "--bootstrap", kafka.bootstrap, "--once", *options]
-        command += ["--warehouse", str(tmp_path), "--topics", f"{topic}|{kept}"]
-        environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200, check=False)
-
-    asyncio.run(send(kafka, {topic, kept}, [sent(1), sent(2), sent(3, kept)]))
-    assert run().returncode == 0
-    asyncio.run(delete(kafka, topic))
-    # More than the old one had: by offsets alone nobody would notice.
-    asyncio.run(send(kafka, {topic}, [sent(sequence) for sequence in (11, 12, 13)] + [sent(4, kept)]))
-
-    stopped = run()
-    assert stopped.returncode == 1
-    assert f"topic {topic} has been deleted and made anew" in stopped.stderr
-    assert "--go-on" in stopped.stderr
-    assert "Traceback" not in stopped.stderr
-    gone_on = run("--go-on")
-    assert gone_on.returncode == 0, gone_on.stderr
-    assert f"lost in Kafka before it was read: topic {topic}: nobody knows how many records" in gone_on.stdout
-    # From then on it is as it was: nothing to be told, and nothing new.
-    assert run().stdout.count("\n") == 1
-    values = open_readings(spark, str(tmp_path)).select("value").collect()
-    assert sorted(int(row.value) for row in values) == [1, 2, 3, 4, 11, 12, 13]
-
-
-def test_what_kafka_deleted_unread_stops_the_job_and_a_partition_that_is_added_is_read(
-    kafka: Broker, spark: SparkSession, new_warehouse: str, tmp_path: Path
-) -> None:
-    topic = "device-ingest-overtaken"
-
-    def sent(sequence: int, partition: int = 0) -> KafkaRecord:
-        headers = reading_headers(sequence, time=datetime.now(UTC))
-        return replace(reading(f'{{"t": {sequence}}}'.encode(), headers), topic=topic, partition=partition)
-
-    lost: list[Loss] = []
-
-    def note(begun: Begun) -> None:
-        lost.extend(begun.losses)
-
-    def run(*, go_on: bool = False) -> None:
-        settings = IngestSettings(
-            KafkaSource(kafka.bootstrap, topic), new_warehouse, str(tmp_path / "checkpoint"), once=True, go_on=go_on
-        )
-        run_ingest(spark, settings, threading.Event(), Listener(ready=note, warn=pytest.fail))
+    def run(*options: str) -> Result:
+        topics = f"{anew}|{overtaken}|{kept}"
+        source = ["--bootstrap", kafka.bootstrap, "--topics", topics]
+        return command("ingest", *source, "--warehouse", new_warehouse, "--once", *options)
 
     def values() -> list[int]:
         return sorted(int(row.value) for row in open_readings(spark, new_warehouse).select("value").collect())
 
-    asyncio.run(send(kafka, {topic}, [sent(1), sent(2)]))
-    run()
-    unread = [sent(sequence) for sequence in (3, 4, 5)]
-    asyncio.run(send(kafka, set(), unread))
-    asyncio.run(delete_before(kafka, topic, 4))
-    with pytest.raises(TopicTroubleError, match=rf"(?s){topic}.*--go-on"):
-        run()
-    assert (values(), lost) == ([1, 2], [])
-    run(go_on=True)
-    assert values() == [1, 2, 5]
-    assert [(loss.topic, loss.partition, loss.first, loss.end) for loss in lost] == [(topic, 0, 2, 4)]
+    asyncio.run(send(kafka, {anew, overtaken, kept}, sent(anew, 1, 2) + sent(kept, 3) + sent(overtaken, 21, 22)))
+    assert run().exit_code == 0
+    asyncio.run(delete(kafka, anew))
+    # More than the old one had: by offsets alone nobody would notice.
+    unread = sent(overtaken, 23, 24, 25)
+    asyncio.run(send(kafka, {anew}, sent(anew, 11, 12, 13) + sent(kept, 4) + unread))
+    asyncio.run(delete_before(kafka, overtaken, 4))
 
-    # With more partitions a key is in another one: what is sent again comes there, and counts once.
-    asyncio.run(add_partition(kafka, topic))
-    asyncio.run(send(kafka, set(), [sent(6, 2), replace(unread[-1], partition=2), sent(7)]))
-    run()
-    assert values() == [1, 2, 5, 6, 7]
+    stopped = run()
+    assert stopped.exit_code == 1
+    assert f"topic {anew} has been deleted and made anew" in stopped.stderr
+    deleted = "Kafka has deleted the 2 records from offset 2 to 3 before they were read"
+    assert f"partition 0 of topic {overtaken}: {deleted}" in stopped.stderr
+    assert "--go-on" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert values() == [1, 2, 3, 21, 22]
+    gone_on = run("--go-on")
+    assert gone_on.exit_code == 0, gone_on.output
+    assert f"lost in Kafka before it was read: topic {anew}: nobody knows how many records" in gone_on.stdout
+    assert f"lost in Kafka before it was read: topic {overtaken}: 2 records" in gone_on.stdout
+    assert values() == [1, 2, 3, 4, 11, 12, 13, 21, 22, 25]
+
+    # From then on it is as it was. With more partitions a key is in another one: what is sent again counts once.
+    asyncio.run(add_partition(kafka, overtaken))
+    again = replace(unread[-1], partition=2)
+    asyncio.run(send(kafka, set(), [*sent(overtaken, 26, partition=2), again, *sent(overtaken, 27)]))
+    as_before = run()
+    assert as_before.exit_code == 0, as_before.output
+    assert {line.partition(" ")[0] for line in as_before.stdout.splitlines()} == {"reading", "batch"}
+    assert values() == [1, 2, 3, 4, 11, 12, 13, 21, 22, 25, 26, 27]
 
 
 async def delete_before(broker: Broker, topic: str, offset: int) -> None:
@@ -334,18 +337,13 @@ def test_a_batch_says_what_became_of_its_records() -> None:
     ]
 
 
-def test_one_warehouse_has_windows_of_one_length(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The command runs in this process: the tests' session outlives it, and so do their signal handlers.
-    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+def test_one_warehouse_has_windows_of_one_length(spark: SparkSession, command: Command, tmp_path: Path) -> None:
     create_windows(spark, folder_of(str(tmp_path), 1), 30)
 
     # Something that takes connections is enough: the windows are looked at before Kafka is read.
     with socket.create_server(("127.0.0.1", 0)) as broker:
         bootstrap = f"127.0.0.1:{broker.getsockname()[1]}"
-        shown = CliRunner().invoke(main, ["ingest", "--bootstrap", bootstrap, "--warehouse", str(tmp_path)])
+        shown = command("ingest", "--bootstrap", bootstrap, "--warehouse", tmp_path)
     assert shown.exit_code == 2, shown.output
     assert "Go on with windows of 30 s" in shown.output
     assert not (tmp_path / "v1" / "log").exists()

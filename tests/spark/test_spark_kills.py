@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,19 +19,22 @@ from pyspark.sql import SparkSession
 
 from demo.kafka_broker import Broker
 from spark.engine.session import SHORT_LIVED
+from spark.ingest_job import IngestSettings, Listener, run_ingest
 from spark.log.log_table import open_log
+from spark.source.kafka_source import KafkaSource
 from tests.support import spark_oracle
-from tests.support.sizes import drawn_seed
+from tests.support.sizes import drawn_seed, size
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_records import drawn_records
 from tests.support.spark_warehouse import Warehouse
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1_500)]
 
-KILLS = 10
-RECORDS = 400
+TOPICS = "(device|gateway)-.*-kills"
+KILLS = size(1, 10)
+RECORDS = size(100, 400)
 BATCH_RECORDS = 40
-WORK_S_MAX = 12.0
+WORK_S_MAX = size(4.0, 12.0)
 """The job dies so long at most after it began to read: a few batches of what there is."""
 START_S_MAX = 20.0
 """Every other time it dies so long at most after its start: while it finishes what another life left, too."""
@@ -45,7 +49,8 @@ main()
 """`sluice-cloud` with tables that are put in order every few batches, so that kills meet that too."""
 
 
-def test_ten_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.campaign(seconds=240)
+def test_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(drawn_seed())  # noqa: S311
     records = [replace(record, topic=f"{record.topic}-kills") for record in drawn_records(rng, RECORDS)]
     asyncio.run(send(kafka, records))
@@ -60,8 +65,9 @@ def test_ten_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSe
                 time.sleep(rng.uniform(0, START_S_MAX))
             # Python and its JVM alike.
             os.killpg(process.pid, signal.SIGKILL)
-    with ingest(kafka, warehouse, "--once") as process:
-        assert process.wait(300) == 0
+    source = KafkaSource(kafka.bootstrap, TOPICS)
+    settings = IngestSettings(source, warehouse, f"{warehouse}/_checkpoint", once=True)
+    run_ingest(spark, settings, threading.Event(), Listener())
 
     # Each record was read, and none twice.
     places = [(r.topic, r.partition, r.offset) for r in open_log(spark, warehouse).collect()]
@@ -73,7 +79,7 @@ def test_ten_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSe
 def ingest(broker: Broker, warehouse: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     """`sluice-cloud ingest` in a group of its own, for the length of a `with`."""
     command = [sys.executable, "-c", EAGER, "ingest", "--bootstrap", broker.bootstrap, "--json", *options]
-    command += ["--warehouse", warehouse, "--topics", "(device|gateway)-.*-kills"]
+    command += ["--warehouse", warehouse, "--topics", TOPICS]
     environment = os.environ | {"SLUICE_SPARK_JAVA_OPTIONS": SHORT_LIVED}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True

@@ -25,7 +25,7 @@ from spark.log.quarantine_view import open_quarantine
 from spark.views.evidence import open_gaps
 from spark.windows.windows_table import TimeSpan, time_spans
 from tests.support import spark_oracle
-from tests.support.sizes import drawn_seed
+from tests.support.sizes import drawn_seed, size
 from tests.support.spark_oracle import KafkaRecord, WindowRow
 from tests.support.spark_records import (
     BUFFER,
@@ -41,7 +41,7 @@ from tests.support.spark_records import (
 )
 from tests.support.spark_warehouse import Warehouse
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
 YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -57,23 +57,17 @@ def test_a_warehouse_may_be_copied_to_another_place(empty_warehouse: Path) -> No
     assert [file for file in files if str(empty_warehouse).encode() in file.read_bytes()] == []
 
 
-def test_a_reject_leaves_no_hole_in_its_lane(warehouse: Warehouse) -> None:
-    payloads = [b'{"t": 1}', b"{", b'{"t": 3}']
-    warehouse.take(0, [reading(payload, reading_headers(n), offset=n) for n, payload in enumerate(payloads)])
-    (lane,) = warehouse.job.state._seen._lanes.states.values()
-    assert (lane.below, lane.above) == (3, 0)
-
-
-def test_a_test_reading_of_the_gateway_is_in_no_table_and_leaves_no_hole(warehouse: Warehouse) -> None:
-    """What `sluice check` sends has its number in its lane, and is told apart by its type alone."""
+def test_neither_a_reject_nor_a_test_reading_of_the_gateway_leaves_a_hole_in_its_lane(warehouse: Warehouse) -> None:
+    """What `sluice check` sends has its number in its lane, is in no table, and is told apart by its type alone."""
     asked = reading(b'{"check": "00ff"}', reading_headers(1, event_type="sluice.gateway.check"), offset=1)
-    others = [reading(b'{"t": 1}', reading_headers(number), offset=number) for number in (0, 2)]
-    warehouse.take(0, [others[0], asked, others[1]])
+    payloads = {0: b'{"t": 1}', 2: b'{"t": 3}', 3: b"{", 4: b'{"t": 5}'}
+    others = [reading(payload, reading_headers(n), offset=n) for n, payload in payloads.items()]
+    warehouse.take(0, [others[0], asked, *others[1:]])
     tables = warehouse.tables()
-    assert [each[6] for each in tables.readings] == [f"{BUFFER}-{LANE}-{number}" for number in (0, 2)]
-    assert not tables.rejected
+    assert [each[6] for each in tables.readings] == [f"{BUFFER}-{LANE}-{number}" for number in (0, 2, 4)]
+    assert tables.rejected == {others[2].place}
     (lane,) = warehouse.job.state._seen._lanes.states.values()
-    assert (lane.below, lane.above) == (3, 0)
+    assert (lane.below, lane.above) == (5, 0)
 
 
 class CrashError(Exception):
@@ -99,12 +93,13 @@ def dying(warehouse: Warehouse, number: int, records: list[KafkaRecord], place: 
     warehouse.job = BatchJob(warehouse.spark, warehouse.path)
 
 
+@pytest.mark.campaign(seconds=60)
 def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehouse) -> None:
     rng = random.Random(drawn_seed())  # noqa: S311
     records = drawn_records(rng, 250)
     batches = drawn_batches(rng, records)
     # A draw may put all into two batches.
-    dying_in = rng.sample(range(len(batches)), min(3, len(batches)))
+    dying_in = rng.sample(range(len(batches)), min(size(1, 3), len(batches)))
     crashes = dict(zip(dying_in, rng.sample(list(PLACES), len(dying_in)), strict=True))
     repeated = rng.randrange(len(batches))
 
@@ -121,6 +116,7 @@ def test_the_tables_do_not_depend_on_batches_order_or_crashes(warehouse: Warehou
     assert warehouse.tables() == spark_oracle.tables(records)
 
 
+@pytest.mark.long(seconds=15)
 def test_a_batch_that_comes_again_with_other_records_is_refused(warehouse: Warehouse) -> None:
     records = readings_at(NOON, NOON, NOON)
     warehouse.take(0, records[:2])
@@ -162,24 +158,21 @@ def test_a_late_reading_corrects_its_window(warehouse: Warehouse) -> None:
 
     days_late = readings_at(NOON, first=3, after=timedelta(days=3))
     batch = days_late + readings_at(NOON + timedelta(seconds=90), first=4, after=soon)
+    # Ties are broken by lane sequence as a number: as text, "10" comes before "9".
+    tied = NOON + timedelta(seconds=120)
+    batch += readings_at(tied, tied, first=9, after=soon)[::-1]
     second = warehouse.take(1, batch)
     assert (second.late, second.revised) == (1, 1)
     windows = warehouse.windows()
     assert windows[key] == (WindowRow(3, six[1], six[3], six[6], six[3], six[2]), 1)
     assert windows[(*key[:4], NOON + timedelta(seconds=60))] == (WindowRow(1, *[six[4]] * 5), 0)
+    row, _ = windows[(*key[:4], tied)]
+    assert (row.first, row.last) == (Decimal(9), Decimal(10))
 
     # A retry reports the same, and corrects nothing twice.
     retried = warehouse.take(1, batch)
     assert (retried.late, retried.revised) == (1, 1)
     assert warehouse.windows() == windows
-
-
-def test_ties_are_broken_by_lane_sequence_as_a_number(warehouse: Warehouse) -> None:
-    # As text, "10" comes before "9".
-    warehouse.take(0, readings_at(NOON, NOON, first=9)[::-1])
-
-    ((row, _),) = warehouse.windows().values()
-    assert (row.first, row.last) == (Decimal(9), Decimal(10))
 
 
 def test_a_batch_that_died_between_log_and_windows_is_finished_by_the_next_start(warehouse: Warehouse) -> None:
@@ -192,8 +185,16 @@ def test_a_batch_that_died_between_log_and_windows_is_finished_by_the_next_start
 
     assert (counts.rows, counts.duplicates) == (3, 0)
     assert warehouse.tables() == spark_oracle.tables(batch)
+    # With other records it would not be the same batch.
+    with pytest.raises(CheckpointError, match="batch 0 comes again with other records"):
+        warehouse.take(0, batch[:2])
+    # A new checkpoint reads everything again and changes nothing.
+    again = Warehouse(warehouse.spark, Path(warehouse.path), ingest="second-query")
+    assert again.take(0, batch).duplicates == 3
+    assert again.tables() == replace(spark_oracle.tables(batch), duplicates=3)
 
 
+@pytest.mark.long(seconds=20)
 def test_a_new_checkpoint_reads_everything_again_and_changes_nothing(warehouse: Warehouse, spark: SparkSession) -> None:
     batch = readings_at(NOON, NOON + timedelta(seconds=61))
     warehouse.take(0, batch[:1])
@@ -208,6 +209,7 @@ def test_a_new_checkpoint_reads_everything_again_and_changes_nothing(warehouse: 
     assert {key: row for key, (row, _) in again.windows().items()} == spark_oracle.tables(batch).windows
 
 
+@pytest.mark.long(seconds=15)
 def test_times_that_cannot_be_are_rejects_and_unknown_ones_readings_without_windows(
     warehouse: Warehouse, spark: SparkSession
 ) -> None:
@@ -295,6 +297,7 @@ def unsynced(  # noqa: PLR0913 - one argument for each thing that varies
     return reading(f'{{"t": {sequence}}}'.encode(), headers, offset=sequence)
 
 
+@pytest.mark.long(seconds=35)
 def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt(warehouse: Warehouse) -> None:
     early = [unsynced(1, 10), unsynced(2, 70, quality="bounded"), unsynced(3, 80, boot_error_us=2**63 - 1)]
     assert warehouse.take(0, early).unwindowed == 3
@@ -320,6 +323,7 @@ def test_a_reading_of_unknown_time_gets_into_its_window_once_the_clock_is_learnt
     )
 
 
+@pytest.mark.long(seconds=12)
 def test_what_a_batch_puts_right_itself_is_counted_the_same_when_it_comes_again(warehouse: Warehouse) -> None:
     batch = [unsynced(1, 10), unsynced(2, 20), correction(100, {}, offset=0)]
     counts = warehouse.take(0, batch)
@@ -327,6 +331,7 @@ def test_what_a_batch_puts_right_itself_is_counted_the_same_when_it_comes_again(
     assert replace(warehouse.take(0, batch), seconds=0) == replace(counts, seconds=0)
 
 
+@pytest.mark.long(seconds=35)
 def test_a_window_that_loses_its_readings_goes_and_a_retry_changes_nothing(warehouse: Warehouse) -> None:
     # A boot without NTP: the gateway knew its time to two hours, and guessed one hour wrong.
     hour_before = NOON - timedelta(hours=1)
@@ -348,6 +353,7 @@ def test_a_window_that_loses_its_readings_goes_and_a_retry_changes_nothing(wareh
 
 
 @pytest.mark.parametrize("place", ["before corrections", "before areas"])
+@pytest.mark.long(seconds=40)
 def test_a_correction_that_a_dying_run_read_is_found_by_one_that_begins_anew(
     warehouse: Warehouse, spark: SparkSession, place: str
 ) -> None:
@@ -363,6 +369,7 @@ def test_a_correction_that_a_dying_run_read_is_found_by_one_that_begins_anew(
     assert again.tables() == spark_oracle.tables([*early, told, *copies])
 
 
+@pytest.mark.long(seconds=25)
 def test_what_was_told_wrong_is_taken_back_and_what_was_told_since_stays(warehouse: Warehouse) -> None:
     wrong_by = timedelta(days=2)
     boot_us = [10_000_000, 20_000_000, 900_000_000]
@@ -388,6 +395,7 @@ def test_what_was_told_wrong_is_taken_back_and_what_was_told_since_stays(warehou
     assert warehouse.tables() == spark_oracle.tables([*before, after, taken_back, better_yet])
 
 
+@pytest.mark.long(seconds=20)
 def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     same_sequence = [
         reading(headers=reading_headers(5, buffer=buffer, lane=lane), offset=offset)
@@ -406,14 +414,35 @@ def test_identity_is_the_whole_ce_id(warehouse: Warehouse) -> None:
     assert warehouse.tables() == spark_oracle.tables([*same_sequence, *copies, torn, torn_alone, *again, *later])
 
 
-def test_a_device_that_changes_over_to_another_gateway_counts_once(warehouse: Warehouse) -> None:
+def test_a_number_of_a_device_counts_once_and_another_payload_under_it_is_a_conflict(warehouse: Warehouse) -> None:
+    # A device changes over to another gateway: the acknowledgement of number 8 was lost with the first one's link.
     first = [through("a", 0, 7, offset=0), through("a", 1, 8, offset=1)]
-    # The acknowledgement of number 8 was lost with the first gateway's link.
     second = [through("b", 0, 8, offset=2), through("b", 1, 9, offset=3), through("b", 2, 9, offset=4)]
-    warehouse.take(0, first)
-    counts = warehouse.take(1, second)
-    assert (counts.duplicates, counts.rejected) == (2, 0)
-    assert warehouse.tables() == spark_oracle.tables([*first, *second])
+    # A damaged copy of a duplicate does not make it count.
+    duplicate = through("b", 3, 7, offset=5)
+    damaged = replace(duplicate, offset=6, value=b"{")
+    # The topic was given a second partition, and the job reads the newer one first. Its other payload is the conflict.
+    early, late = timedelta(seconds=1), timedelta(seconds=9)
+    newer = [
+        through("b", 4, 5, offset=0, partition=1, payload='{"t": 2}', arrived=late),
+        through("b", 5, 6, offset=1, partition=1, payload='{"t": 6}', arrived=late),
+    ]
+    older = through("a", 2, 5, offset=7, arrived=early)
+    # Of copies the one with the best known time counts.
+    minute = timedelta(minutes=1)
+    vague = through("a", 3, 3, offset=8, error_us=90_000_000)
+    better = through("a", 3, 3, offset=9, time=NOON - minute)
+
+    counts = warehouse.take(0, [*first, duplicate, *newer, vague])
+    assert (counts.duplicates, counts.rejected) == (1, 0)
+    counts = warehouse.take(1, [*second, damaged, older, better])
+    assert (counts.duplicates, counts.rejected) == (3, 1)
+
+    found = warehouse.tables()
+    assert found.rejected == {damaged.place, newer[0].place}
+    assert sorted(row[5] for row in found.readings) == [*[Decimal(1)] * 5, Decimal(6)]
+    assert {key[4]: row.n for key, row in found.windows.items()} == {NOON: 5, NOON - minute: 1}
+    assert found == spark_oracle.tables([*first, duplicate, *newer, vague, *second, damaged, older, better])
 
 
 def of_an_earlier_program(spark: SparkSession, path: str) -> None:
@@ -426,6 +455,7 @@ def of_an_earlier_program(spark: SparkSession, path: str) -> None:
     old.partitionBy(*partitions).save(path)
 
 
+@pytest.mark.long(seconds=50)
 def test_a_warehouse_of_an_earlier_program_goes_on(warehouse: Warehouse) -> None:
     spark, tables = warehouse.spark, warehouse.job.tables
     # The second comes again, better timed: it is amended.
@@ -448,15 +478,7 @@ def test_a_warehouse_of_an_earlier_program_goes_on(warehouse: Warehouse) -> None
     assert warehouse.tables() == spark_oracle.tables([*first, again[0], copy, named])
 
 
-def test_a_damaged_copy_of_a_duplicate_does_not_make_it_count(warehouse: Warehouse) -> None:
-    both = [through("a", 0, 7, offset=0), through("b", 0, 7, offset=1)]
-    damaged = replace(both[1], offset=2, value=b"{")
-    other = through("b", 1, 8, offset=3)
-    warehouse.take(0, both)
-    warehouse.take(1, [damaged, other])
-    assert warehouse.tables() == spark_oracle.tables([*both, damaged, other])
-
-
+@pytest.mark.long(seconds=25)
 def test_of_copies_the_one_with_the_best_known_time_counts(warehouse: Warehouse) -> None:
     minute = timedelta(minutes=1)
     vague = [through("a", n, n, offset=n, error_us=90_000_000, payload=f'{{"t": {n}}}') for n in range(3)]
@@ -471,6 +493,7 @@ def test_of_copies_the_one_with_the_best_known_time_counts(warehouse: Warehouse)
     assert warehouse.tables() == spark_oracle.tables([*vague, better, worse])
 
 
+@pytest.mark.long(seconds=50)
 def test_what_counts_is_found_among_all_copies_whatever_a_batch_is_searched_for(warehouse: Warehouse) -> None:
     def of(device: str, record: KafkaRecord) -> KafkaRecord:
         return replace(record, key=device.encode())
@@ -497,23 +520,6 @@ def test_what_counts_is_found_among_all_copies_whatever_a_batch_is_searched_for(
     dying(warehouse, len(batches), finished[1], "before windows")
 
     assert warehouse.tables() == spark_oracle.tables([record for batch in [*batches, finished[1]] for record in batch])
-
-
-def test_another_payload_under_the_same_number_is_a_conflict_whichever_batch_it_comes_in(warehouse: Warehouse) -> None:
-    early, late = timedelta(seconds=1), timedelta(seconds=9)
-    # The topic was given a second partition, and the job reads the newer one first.
-    newer = [
-        through("b", 0, 5, offset=0, partition=1, payload='{"t": 2}', arrived=late),
-        through("b", 1, 6, offset=1, partition=1, payload='{"t": 6}', arrived=late),
-    ]
-    older = [through("a", 0, 5, offset=0, payload='{"t": 1}', arrived=early)]
-    assert warehouse.take(0, newer).rejected == 0
-    assert warehouse.take(1, older).rejected == 0
-
-    found = warehouse.tables()
-    assert found.rejected == {("device-thermo", 1, 0)}
-    assert sorted(row[5] for row in found.readings) == [Decimal(1), Decimal(6)]
-    assert found == spark_oracle.tables([*newer, *older])
 
 
 def test_a_batch_of_an_unnamed_query_is_refused(spark: SparkSession) -> None:

@@ -37,6 +37,7 @@ from gateway.reading import Reading, name_of_boot
 from gateway.settings import GatewaySettings, KafkaSettings, PayloadIdentity, RouteSettings
 from tests.support import spark_oracle
 from tests.support.buffers import CLOCK, confirm, opened, rows
+from tests.support.sizes import size
 from tests.support.spark_oracle import Event, KafkaRecord, told_apart
 from tests.support.spark_records import NOON
 from tests.support.spark_warehouse import Warehouse
@@ -252,7 +253,8 @@ def readings_among(records: Sequence[KafkaRecord]) -> list[Event]:
     return [event for event in events if event.type == "sluice.reading"]
 
 
-@settings(max_examples=2_000)
+@pytest.mark.campaign(seconds=20)
+@settings(max_examples=size(200, 2_000))
 @given(site=sites(list(TYPES), [None, "others"]))
 def test_what_is_acknowledged_counts_once_by_the_rules_of_the_tables(world: World, site: Site) -> None:
     acknowledged, records = sent(world, site)
@@ -263,10 +265,12 @@ def test_what_is_acknowledged_counts_once_by_the_rules_of_the_tables(world: Worl
 
 
 @pytest.mark.spark
+@pytest.mark.campaign(seconds=40)
+@pytest.mark.usefixtures("interpreted")
 def test_what_is_acknowledged_is_in_the_tables(spark: SparkSession, new_warehouse: str, world: World) -> None:
     examples: list[tuple[Site, list[Taken], list[KafkaRecord]]] = []
 
-    @settings(max_examples=300, phases=[Phase.generate])
+    @settings(max_examples=size(100, 300), phases=[Phase.generate])
     # What else there is has to be declared: it would be in the quarantine.
     @given(site=sites(["json", "json", "none"], [None]))
     def draw(site: Site) -> None:
@@ -274,13 +278,14 @@ def test_what_is_acknowledged_is_in_the_tables(spark: SparkSession, new_warehous
 
     draw()
     warehouse = Warehouse(spark, Path(new_warehouse))
-    # In three batches, none of which ends with an example.
+    # In some batches, none of which ends with an example.
     records = [record for _, _, of_site in examples for record in of_site]
-    ends = [len(records) // 3 + 1, 2 * len(records) // 3, len(records)]
+    ends = [*size([len(records) // 2 + 1], [len(records) // 3 + 1, 2 * len(records) // 3]), len(records)]
     for number, (begin, end) in enumerate(pairwise([0, *ends])):
         warehouse.take(number, records[begin:end])
-    in_readings = {reading[6] for reading in warehouse.readings()}
-    rejected = warehouse.tables().rejected
+    tables = warehouse.tables()
+    in_readings = {reading[6] for reading in tables.readings}
+    rejected = tables.rejected
     for site, acknowledged, of_site in examples:
         readings = readings_among(of_site)
         counting = Counter(taken_of(event) for event in readings if event.ce_id in in_readings)

@@ -76,6 +76,7 @@ def cut_offsets(folder: Path) -> None:
     newest.with_name(f".{newest.name}.crc").unlink()
 
 
+@pytest.mark.long(seconds=60)
 def test_reading_goes_on_where_the_tables_end_whatever_the_checkpoint_says(
     kafka: Broker, spark: SparkSession, new_warehouse: str, empty_warehouse: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_reading_goes_on_where_the_tables_end_whatever_the_checkpoint_says(
     assert site.run() == ""
 
 
+@pytest.mark.long(seconds=25)
 def test_the_command_says_that_a_new_checkpoint_begins(
     kafka: Broker, spark: SparkSession, new_warehouse: str, empty_warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -21,7 +22,6 @@ from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import seen_tables
 from spark.upkeep import table_upkeep
 from spark.upkeep.replay_job import replay
-from spark.upkeep.table_upkeep import maintain
 from spark.windows.window_changes import read_changes
 from spark.windows.windows_table import WindowLengthError, read_parts
 from tests.support.spark_oracle import KafkaRecord
@@ -33,6 +33,8 @@ DECLARED = """
 unknown = "accept"
 [retention]
 log_days = 30
+windows_days = 80
+window_changes_days = 7
 """
 TODAY = NOON + timedelta(days=100)
 
@@ -63,28 +65,43 @@ def sequences(spark: SparkSession, warehouse: str) -> list[int]:
     return sorted(row.lane_sequence for row in open_readings(spark, warehouse).select("lane_sequence").collect())
 
 
+def filled(spark: SparkSession, warehouse: str) -> dict[date, int]:
+    """Make tables whose `log` no longer has what a window was made of; by date, how many values windows have."""
+    days = {1: 10, 2: 60, 3: 100, 4: 71}
+    records = [sent(sequence, days=day, late_days=28 if sequence == 4 else 0) for sequence, day in days.items()]
+    take(BatchJob(spark, warehouse, declared()), 0, records)
+    assert windows(spark, warehouse) == {(NOON + timedelta(days=day)).date(): 1 for day in days.values()}
+
+    # Removing files takes seconds for each table, and has nothing to do with what is looked at here.
+    with patch.object(table_upkeep, "vacuum"):
+        shown = CliRunner().invoke(main, ["maintain", "--warehouse", warehouse])
+
+    assert shown.exit_code == 0, shown.output
+    assert shown.output.splitlines() == [
+        f"log: nothing from before {(TODAY - timedelta(days=30)).date()} is left",
+        f"windows: nothing from before {(TODAY - timedelta(days=80)).date()} is left",
+        f"window_changes: nothing from before {(TODAY - timedelta(days=7)).date()} is left",
+        "files that nothing has needed for 7 days are removed",
+    ]
+    return {(NOON + timedelta(days=day)).date(): 1 for day in (60, 71, 100)}
+
+
 def test_windows_outlive_log_and_count_nothing_twice(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
-    job = BatchJob(spark, warehouse, declared())
-    take(job, 0, [sent(1), sent(2, days=60), sent(3, days=99), sent(4, days=71, late_days=28)])
-    day = {sequence: (NOON + timedelta(days=days)).date() for sequence, days in ((1, 0), (2, 60), (3, 99), (4, 71))}
-    before = dict.fromkeys(day.values(), 1)
-    assert windows(spark, warehouse) == before
-
-    # 30 days before the 100th: the windows of the first two are closed.
-    maintain(job, TODAY.date())
-
+    before = filled(spark, warehouse)
     assert {row.lane_sequence for row in open_log(spark, warehouse).collect()} == {3, 4}
     assert sequences(spark, warehouse) == [3, 4]
     assert windows(spark, warehouse) == before
     assert {row.what: row.before for row in open_upkeep(spark, warehouse).collect()} == {
         "log": (TODAY - timedelta(days=30)).date(),
+        "windows": (TODAY - timedelta(days=80)).date(),
+        "window_changes": (TODAY - timedelta(days=7)).date(),
         "files": (TODAY - timedelta(days=7)).date(),
     }
 
     # A copy of what is gone; a reading that waited for longer than log keeps any; one that came in time.
     take(
-        job,
+        BatchJob(spark, warehouse),
         1,
         [
             replace(sent(2, days=60, late_days=40.1), offset=12),
@@ -98,24 +115,32 @@ def test_windows_outlive_log_and_count_nothing_twice(spark: SparkSession, new_wa
     expired = open_quarantine(spark, warehouse).where("kind = 'expired'").collect()
     assert sorted(row.offset for row in expired) == [5, 12]
 
-    # The gateway knows better when this boot was: 30 s before. Of what is closed nothing changes.
+
+@pytest.mark.long(seconds=60)
+def test_of_closed_windows_nothing_changes_by_corrections_or_replays(spark: SparkSession, new_warehouse: str) -> None:
+    warehouse = new_warehouse
+    before = filled(spark, warehouse)
+    job = BatchJob(spark, warehouse)
+    take(job, 1, [replace(sent(2, days=60, late_days=40.1), offset=12), sent(5, days=60, late_days=40.2)])
+    # The gateway knows better when this boot was: 30 s before.
     told = correction(7, {"boottime_us": 123_456_789, "error_us": 1, "supersedes": True}, told=TODAY, offset=7)
     take(job, 2, [replace(told, timestamp=TODAY)])
     job.save()
-    assert windows(spark, warehouse)[day[1]] == windows(spark, warehouse)[day[2]] == 1
+    assert windows(spark, warehouse) == before
 
     # A replay knows nothing of closed windows but what they hold.
     shown = windows(spark, warehouse)
     changes = read_changes(spark, warehouse).count()
     replay(spark, warehouse, None, None, only_writer, lambda _: None)
     assert (windows(spark, warehouse), read_changes(spark, warehouse).count()) == (shown, changes)
-    assert sequences(spark, warehouse) == [3, 4, 6]
+    assert sequences(spark, warehouse) == [3, 4]
     assert open_quarantine(spark, warehouse).where("kind = 'expired'").count() == 2
 
     with pytest.raises(WindowLengthError, match="of 60 s none of 30 s can be made"):
         replay(spark, warehouse, declared(DECLARED + "[windows]\nsizes = [30]"), None, only_writer, lambda _: None)
 
 
+@pytest.mark.long(seconds=35)
 def test_windows_and_their_history_go_when_they_are_old(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     streams = declared('unknown = "accept"\n[retention]\nwindows_days = 20\nwindow_changes_days = 7')

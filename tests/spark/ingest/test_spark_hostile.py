@@ -35,6 +35,7 @@ from spark.views.evidence import open_gaps
 from spark.views.gateways_view import open_gateways
 from spark.views.windows_view import open_windows
 from tests.support import hostile
+from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 
@@ -97,6 +98,10 @@ RIGHTLY_TAKEN = (
 )
 
 
+PART = 10
+"""Of so many records of the hostile set, `make test` takes one."""
+
+
 def good(sequence: int) -> KafkaRecord:
     """A good reading of a device that counts."""
     headers = reading_headers(
@@ -105,8 +110,9 @@ def good(sequence: int) -> KafkaRecord:
     return replace(reading(b'{"t": 21.5}', headers, offset=100_000 + sequence, key=b"good"), topic="device-good")
 
 
+@pytest.mark.campaign(seconds=150)
 def test_each_hostile_record_is_set_aside_and_nothing_else_is(spark: SparkSession, new_warehouse: str) -> None:
-    cases = list(hostile.records())
+    cases = list(hostile.records())[:: size(PART, 1)]
     mixed = [record for _, record in cases]
     for sequence in range(40):
         mixed.insert(sequence * len(cases) // 40, good(sequence))

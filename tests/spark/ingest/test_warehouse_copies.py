@@ -35,7 +35,7 @@ from spark.upkeep.replay_job import replay
 from spark.windows.window_changes import read_changes
 from spark.windows.windows_table import Area, area_of, fold_date
 from tests.support import spark_oracle
-from tests.support.sizes import drawn_seed
+from tests.support.sizes import drawn_seed, size
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, drawn_records, reading, reading_headers, through
@@ -43,8 +43,8 @@ from tests.support.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
 
-BATCHES = 4
-RECORDS = 150
+BATCHES = size(2, 4)
+RECORDS = size(60, 150)
 PAUSE_S_MAX = 0.3
 """Between two folders of a copy."""
 
@@ -80,6 +80,7 @@ def _copy_files(source: Path, target: Path, *, in_part: bool = False) -> None:
                 os.truncate(target / file.name, file.stat().st_size // 2)
 
 
+@pytest.mark.campaign(seconds=60)
 def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_warehouse: str, tmp_path: Path) -> None:
     rng, records = drawn()
     original = Warehouse(spark, Path(new_warehouse))
@@ -140,6 +141,7 @@ def test_a_version_whose_tables_the_copy_lacks_is_not_seen_in_it(spark: SparkSes
     assert Path(BatchJob(spark, new_warehouse).tables).name == "v1"
 
 
+@pytest.mark.long(seconds=35)
 def test_a_version_that_was_copied_while_it_was_made_is_not_seen(
     spark: SparkSession, new_warehouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_version_that_was_copied_while_it_was_made_is_not_seen(
     assert Warehouse(spark, copy).tables() == spark_oracle.tables(records)
 
 
+@pytest.mark.long(seconds=40)
 def test_tables_of_several_moments_are_told_and_made_anew(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +193,7 @@ def test_tables_of_several_moments_are_told_and_made_anew(
 
 
 @pytest.mark.parametrize("case", ["v1/window_parts, state saved", "v1/window_parts", "window_changes"])
+@pytest.mark.long(seconds=35)
 def test_what_is_computed_anew_while_a_table_is_copied_is_not_missed(
     spark: SparkSession, new_warehouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

@@ -14,6 +14,7 @@ from spark.log import time_corrections
 from spark.log.edge_times import Clocks, Correction, Moment, clocks
 from spark.log.sequence_runs import Edge
 from spark.log.time_corrections import current, retimed
+from tests.support.sizes import size
 from tests.support.spark_records import EPOCH, NOON
 
 NOON_US = (NOON - EPOCH) // timedelta(microseconds=1)
@@ -61,7 +62,8 @@ def drawn_edge(rng: random.Random) -> Edge:
 
 
 @pytest.mark.spark
-@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@pytest.mark.campaign(seconds=15)
+@settings(max_examples=size(1, 3), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.integers(0, 2**32))
 def test_times_are_what_spark_makes_them(spark: SparkSession, seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311

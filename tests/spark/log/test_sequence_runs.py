@@ -199,6 +199,7 @@ def log_rows(spark: SparkSession, readings: list[tuple[str, int, int]]) -> DataF
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) -> None:
     dense = [("a", number, 5) for number in (3, 1, 2)]
     # A copy with a surer time, and a number as great as any.
@@ -209,6 +210,7 @@ def test_a_batch_gives_its_runs_with_the_times_of_all_ends(spark: SparkSession) 
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
     islands = [island(1, 3), island(5, 2**30)]
     table = spark.createDataFrame(islands_as_rows(KEY, islands), SCHEMA)
@@ -216,6 +218,7 @@ def test_islands_go_into_a_table_and_come_back(spark: SparkSession) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("ends", [(-(2**63), 2**63 - 1)])
 def test_numbers_at_the_ends_of_their_range_are_like_others(spark: SparkSession, ends: tuple[int, int]) -> None:
     rows = log_rows(spark, [("a", 1, 5)]).drop("device_sequence")

@@ -129,6 +129,7 @@ def test_a_reject_that_a_mended_declaration_can_read_becomes_a_reading(spark: Sp
     assert (version.number, version.streams) == (1, mended)
 
 
+@pytest.mark.long(seconds=40)
 def test_a_retry_counts_nothing_twice_that_came_again_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path)
     job = BatchJob(spark, warehouse, declared(STRICT))

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from functools import reduce
 from operator import and_
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
@@ -23,6 +24,7 @@ from spark.log.log_table import BatchId, log_path, open_log, read_log
 from spark.log.quarantine_view import open_quarantine
 from spark.log.readings_view import open_readings
 from spark.log.warehouse_version import folder_of, seen_tables
+from spark.upkeep import table_upkeep
 from spark.upkeep.device_deletion import delete_device, is_known
 from spark.upkeep.replay_job import replay
 from spark.upkeep.table_upkeep import delta_tables, maintain, remove_old_versions
@@ -78,10 +80,10 @@ def seen(spark: SparkSession, warehouse: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def told_on_disk(spark: SparkSession, warehouse: str) -> set[str]:
-    """The devices of which some file of some table, current or not, tells more than the place of their records."""
+def told_on_disk(spark: SparkSession, warehouse: str, tables: list[str] | None = None) -> set[str]:
+    """The devices of which some file of a table, current or not, tells more than the place of their records."""
     found = [spark.createDataFrame([], "device string")]
-    for path in delta_tables(spark, warehouse):
+    for path in tables or delta_tables(spark, warehouse):
         if path == deletions_path(warehouse) or not list(Path(path).rglob("*.parquet")):
             continue
         rows = spark.read.option("recursiveFileLookup", "true").option("pathGlobFilter", "*.parquet").parquet(path)
@@ -92,6 +94,7 @@ def told_on_disk(spark: SparkSession, warehouse: str) -> set[str]:
     return {row.device for row in rows.distinct().collect()}
 
 
+@pytest.mark.long(seconds=90)
 def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     job = BatchJob(spark, warehouse)
@@ -143,8 +146,9 @@ def test_what_a_device_sent_is_deleted_and_stays_so(spark: SparkSession, new_war
     assert seen(spark, warehouse) == {"43": other}
 
 
-def test_the_command_asks_first_and_says_what_it_did(spark: SparkSession, new_warehouse: str) -> None:
-    take(BatchJob(spark, new_warehouse), 0, FIRST[:2])
+def test_the_command_asks_first_and_deletes_for_good(spark: SparkSession, new_warehouse: str) -> None:
+    records = [*FIRST[:2], FIRST[-1]]
+    take(BatchJob(spark, new_warehouse), 0, records)
     command = ["devices", "delete", "42", "--namespace", "plant", "--warehouse", new_warehouse]
 
     asked = CliRunner().invoke(main, command, input="n\n")
@@ -157,9 +161,21 @@ def test_the_command_asks_first_and_says_what_it_did(spark: SparkSession, new_wa
     done = CliRunner().invoke(main, [*command, "--yes"])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1].startswith("2 records of 42 in namespace plant are deleted; what it measured")
-    assert seen(spark, new_warehouse) == {}
+    assert seen(spark, new_warehouse).keys() == {"43"}
+
+    # Kafka is read once more, and files that nothing needs are removed.
+    job = BatchJob(spark, new_warehouse)
+    counts = job.take(kafka_frame(spark, records), BatchId("another", 0), {"device-thermo": "id-1"})
+    assert (counts.deleted, counts.duplicates) == (2, 1)
+    log = [log_path(job.tables)]
+    assert told_on_disk(spark, new_warehouse, log) == {"42", "43"}
+    # Seconds for each table: the long test of what a device sent looks at all of them.
+    with patch.object(table_upkeep, "delta_tables", return_value=log):
+        assert maintain(job, NOON.date(), keep_days=0) == []
+    assert told_on_disk(spark, new_warehouse, log) == {"43"}
 
 
+@pytest.mark.long(seconds=25)
 def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSession, new_warehouse: str) -> None:
     BatchJob(spark, new_warehouse)
     command = ["devices", "delete", "4Z", "--namespace", "plant", "--warehouse", new_warehouse, "--yes"]
@@ -182,6 +198,7 @@ def test_a_device_that_nobody_heard_of_is_not_refused_by_mistake(spark: SparkSes
     assert read_deletions(spark, new_warehouse).keys() == {("plant", "4Z")}
 
 
+@pytest.mark.long(seconds=20)
 def test_a_subscriber_to_changes_is_not_stopped_by_a_deletion(
     spark: SparkSession, new_warehouse: str, tmp_path: Path
 ) -> None:

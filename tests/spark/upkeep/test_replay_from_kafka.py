@@ -20,6 +20,7 @@ from spark.log.warehouse_version import current_version
 from spark.source.kafka_source import KafkaSource
 from tests.support import spark_oracle
 from tests.support.spark_kafka_feed import send
+from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import drawn_records
 from tests.support.spark_warehouse import Warehouse
 
@@ -31,24 +32,49 @@ pytestmark = [
 ]
 
 
-def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: SparkSession, new_warehouse: str) -> None:
-    warehouse = new_warehouse
-    drawn = drawn_records(random.Random(11), 200)  # noqa: S311 - the same draw every time
-    records = [
-        replace(record, topic=f"{record.topic}-again", timestamp=record.timestamp + timedelta(seconds=place))
-        for place, record in enumerate(drawn)
-    ]
-    first = records[:150]
-    asyncio.run(send(kafka, first))
-    ingest(spark, kafka, warehouse)
-    before = spark_oracle.tables(first)
-    assert tables(spark, warehouse) == before
+class Site:
+    """The same records every time, in topics of their own. Kafka took them in one second after the other."""
+
+    def __init__(self, kafka: Broker, spark: SparkSession, warehouse: str, topics: str) -> None:
+        self.kafka, self.spark, self.warehouse = kafka, spark, warehouse
+        self.source = KafkaSource(kafka.bootstrap, f"(device|gateway)-.*-{topics}")
+        self.records = [
+            replace(record, topic=f"{record.topic}-{topics}", timestamp=record.timestamp + timedelta(seconds=place))
+            for place, record in enumerate(drawn_records(random.Random(11), 200))  # noqa: S311 - it is no secret
+        ]
+
+    def ingest(self, records: list[KafkaRecord]) -> None:
+        asyncio.run(send(self.kafka, records))
+        settings = IngestSettings(self.source, self.warehouse, f"{self.warehouse}/_checkpoint", once=True)
+        run_ingest(self.spark, settings, threading.Event(), Listener(warn=pytest.fail))
+
+    def replay(self, since: str) -> Result:
+        command = ["replay", "--warehouse", self.warehouse, "--bootstrap", self.kafka.bootstrap, "--since", since]
+        return CliRunner().invoke(main, command)
+
+    def read_again(self) -> list[tuple[str, int, int]]:
+        """The places of what the last replay read from Kafka. Whatever was read how, it stands there once."""
+        log = open_log(self.spark, self.warehouse).select("topic", "partition", "offset", "ingest", "ordinal").collect()
+        places = [(row.topic, row.partition, row.offset) for row in log]
+        assert len(places) == len(set(places))
+        last = max(log, key=lambda row: row.ordinal).ingest
+        assert last.startswith("replay-")
+        return sorted((row.topic, row.partition, row.offset) for row in log if row.ingest == last)
+
+    def tables(self) -> spark_oracle.Tables:
+        return Warehouse(self.spark, Path(self.warehouse)).tables()
+
+
+def test_kafka_is_read_once_more_from_offsets_on(kafka: Broker, spark: SparkSession, new_warehouse: str) -> None:
+    site = Site(kafka, spark, new_warehouse, "again")
+    first = site.records[:150]
+    site.ingest(first)
 
     # Of one topic, from the middle of each partition on; all else comes from `log`.
     ends = {record.partition: record.offset + 1 for record in first if record.topic == "device-thermo-again"}
     middles = {"device-thermo-again": {partition: end // 2 for partition, end in ends.items()}}
     assert any(offset > 0 for offset in middles["device-thermo-again"].values())
-    shown = replayed(kafka, warehouse, json.dumps(middles))
+    shown = site.replay(json.dumps(middles))
     assert shown.exit_code == 0, shown.output
     assert "readers see v2 now" in shown.output
     again = [
@@ -56,24 +82,10 @@ def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: Spark
         for record in first
         if record.topic in middles and record.offset >= middles[record.topic][record.partition]
     ]
-    assert read_again(spark, warehouse) == sorted((r.topic, r.partition, r.offset) for r in again)
-    assert tables(spark, warehouse) == before
-
-    # Of all topics, from a time on by Kafka's clock.
-    since = sorted(record.timestamp for record in first)[len(first) // 3]
-    shown = replayed(kafka, warehouse, since.isoformat())
-    assert shown.exit_code == 0, shown.output
-    later = {(r.topic, r.partition, r.offset) for r in first if r.timestamp >= since}
-    assert 0 < len(later) < len(first)
-    assert set(read_again(spark, warehouse)) == later
-    assert tables(spark, warehouse) == before
-    version = current_version(spark, warehouse)
+    assert site.read_again() == sorted((r.topic, r.partition, r.offset) for r in again)
+    assert site.tables() == spark_oracle.tables(first)
+    version = current_version(spark, new_warehouse)
     assert version is not None
-    assert (version.number, version.source) == (3, "v2 and kafka")
-
-    asyncio.run(send(kafka, records[150:]))
-    ingest(spark, kafka, warehouse)
-    assert tables(spark, warehouse) == spark_oracle.tables(records)
 
     # What cannot be read is told, and leaves the tables as they are.
     for wrong, words in (
@@ -83,33 +95,35 @@ def test_kafka_is_read_once_more_and_the_job_goes_on(kafka: Broker, spark: Spark
         ("yesterday", "is neither a time"),
         ("{}", "names no topic"),
     ):
-        shown = replayed(kafka, warehouse, wrong)
+        shown = site.replay(wrong)
         assert shown.exit_code != 0
         assert words in " ".join(shown.output.split()), shown.output
-    assert current_version(spark, warehouse) == version
+    assert current_version(spark, new_warehouse) == version
 
 
-def ingest(spark: SparkSession, kafka: Broker, warehouse: str) -> None:
-    """Take all that is in Kafka now."""
-    source = KafkaSource(kafka.bootstrap, "(device|gateway)-.*-again")
-    settings = IngestSettings(source, warehouse, f"{warehouse}/_checkpoint", once=True)
-    run_ingest(spark, settings, threading.Event(), Listener(warn=pytest.fail))
+@pytest.mark.long(seconds=60)
+def test_kafka_is_read_once_more_from_a_time_on_and_the_job_goes_on(
+    kafka: Broker, spark: SparkSession, new_warehouse: str
+) -> None:
+    site = Site(kafka, spark, new_warehouse, "since")
+    first = site.records[:150]
+    site.ingest(first)
+    before = spark_oracle.tables(first)
+    assert site.tables() == before
+    # `log` has what a replay read from Kafka before.
+    assert site.replay('{"device-thermo-since": {"0": 0, "1": 0}}').exit_code == 0
 
+    # Of all topics, by Kafka's clock.
+    since = sorted(record.timestamp for record in first)[len(first) // 3]
+    shown = site.replay(since.isoformat())
+    assert shown.exit_code == 0, shown.output
+    later = {(r.topic, r.partition, r.offset) for r in first if r.timestamp >= since}
+    assert 0 < len(later) < len(first)
+    assert set(site.read_again()) == later
+    assert site.tables() == before
+    version = current_version(spark, new_warehouse)
+    assert version is not None
+    assert (version.number, version.source) == (3, "v2 and kafka")
 
-def replayed(kafka: Broker, warehouse: str, since: str) -> Result:
-    command = ["replay", "--warehouse", warehouse, "--bootstrap", kafka.bootstrap, "--since", since]
-    return CliRunner().invoke(main, command)
-
-
-def read_again(spark: SparkSession, warehouse: str) -> list[tuple[str, int, int]]:
-    """The places of what the last replay read from Kafka. Whatever was read how, it stands there once."""
-    log = open_log(spark, warehouse).select("topic", "partition", "offset", "ingest", "ordinal").collect()
-    places = [(row.topic, row.partition, row.offset) for row in log]
-    assert len(places) == len(set(places))
-    last = max(log, key=lambda row: row.ordinal).ingest
-    assert last.startswith("replay-")
-    return sorted((row.topic, row.partition, row.offset) for row in log if row.ingest == last)
-
-
-def tables(spark: SparkSession, warehouse: str) -> spark_oracle.Tables:
-    return Warehouse(spark, Path(warehouse)).tables()
+    site.ingest(site.records[150:])
+    assert site.tables() == spark_oracle.tables(site.records)

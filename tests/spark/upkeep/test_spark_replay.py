@@ -39,6 +39,7 @@ from spark.views.evidence import open_gaps
 from spark.views.windows_view import open_windows
 from spark.windows.window_changes import read_changes
 from tests.support import spark_oracle
+from tests.support.sizes import size
 from tests.support.spark_records import drawn_batches, drawn_records, kafka_frame, reading, reading_headers
 from tests.support.spark_warehouse import expect_rows
 
@@ -66,11 +67,12 @@ def no_report(_: ReplayProgress) -> None:
     return None
 
 
+@pytest.mark.campaign(seconds=50)
 def test_a_replay_makes_the_same_tables_and_the_job_goes_on_with_them(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     rng = random.Random(5)  # noqa: S311 - the same draw every time
-    records = drawn_records(rng, 200)
-    *batches, last = drawn_batches(rng, records)
+    records = drawn_records(rng, size(60, 200))
+    *batches, last = size([records[:40], records[40:]], drawn_batches(rng, records))
     job = BatchJob(spark, warehouse)
     start = first_start(1)
     append_start(spark, job.tables, start)
@@ -109,6 +111,7 @@ def test_a_replay_makes_the_same_tables_and_the_job_goes_on_with_them(spark: Spa
     assert open_windows(spark, warehouse).count() == len(expected.windows)
 
 
+@pytest.mark.long(seconds=40)
 def test_a_replay_by_other_declarations_waits_for_ingest_and_tells_what_changed(
     spark: SparkSession, new_warehouse: str
 ) -> None:
@@ -172,6 +175,7 @@ def test_a_replay_says_what_its_declarations_reject(spark: SparkSession, new_war
     assert open_readings(spark, new_warehouse).count() == len(values) - 1
 
 
+@pytest.mark.long(seconds=30)
 def test_what_another_replay_left_unfinished_is_begun_anew(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     records = drawn_records(random.Random(7), 30)  # noqa: S311
@@ -198,6 +202,7 @@ def test_what_another_replay_left_unfinished_is_begun_anew(spark: SparkSession, 
     assert replace(version, number=1, source="kafka").streams.unknown == "accept"
 
 
+@pytest.mark.long(seconds=30)
 def test_what_a_replay_changed_is_told_though_it_died_before_it_could(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     records = drawn_records(random.Random(8), 40)  # noqa: S311
@@ -217,6 +222,7 @@ def test_what_a_replay_changed_is_told_though_it_died_before_it_could(spark: Spa
         )
 
 
+@pytest.mark.long(seconds=35)
 def test_declarations_and_a_registry_that_change_meanwhile_count(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     records = drawn_records(random.Random(9), 40)  # noqa: S311
@@ -257,6 +263,7 @@ def test_the_version_that_readers_see_does_not_depend_on_clocks(spark: SparkSess
     assert open_version(spark, new_warehouse).number == 3
 
 
+@pytest.mark.long(seconds=30)
 def test_a_reader_sees_all_tables_of_one_version(spark: SparkSession, new_warehouse: str) -> None:
     records = drawn_records(random.Random(10), 40)  # noqa: S311
     BatchJob(spark, new_warehouse).take(kafka_frame(spark, records), BatchId("query", 0), {})

@@ -26,13 +26,14 @@ from spark.views.windows_view import open_windows
 from spark.windows import windows_table
 from spark.windows.window_changes import changes_path, read_changes
 from spark.windows.windows_table import fold_date, folded, read_parts, replace_area, windows_path
+from tests.support.sizes import size
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, kafka_frame, reading, reading_headers
 from tests.support.spark_warehouse import expect_rows
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("interpreted")]
 
-BATCHES = 4
+BATCHES = size(3, 4)
 
 
 def sent(sequence: int) -> KafkaRecord:
@@ -62,6 +63,7 @@ def expect_contents(spark: SparkSession, warehouse: str, before: list[list[Row]]
         expect_rows(view, rows)
 
 
+@pytest.mark.campaign(seconds=35)
 def test_files_become_few_and_rows_stay(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,10 +86,13 @@ def test_files_become_few_and_rows_stay(
 
     assert [file_count(spark, path) for path in paths] == [2] * len(paths)
     # A job that goes on knows what came.
-    counts = BatchJob(spark, warehouse).take(kafka_frame(spark, [sent(3), sent(99)]), BatchId("query", 99), {})
+    counts = BatchJob(spark, warehouse).take(
+        kafka_frame(spark, [sent(BATCHES - 1), sent(99)]), BatchId("query", 99), {}
+    )
     assert (counts.rows, counts.duplicates) == (2, 1)
 
 
+@pytest.mark.long(seconds=40)
 def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +136,7 @@ def test_tables_are_put_in_order_while_a_batch_is_on_its_way_into_them(
     assert read_parts(spark, job.tables).count() == 2
 
 
+@pytest.mark.long(seconds=30)
 def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +154,7 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
     def compact_slowly(_: SparkSession, path: str, *__: Any) -> None:
         if threading.current_thread().name.startswith("upkeep"):
             begun.set()
-            assert go_on.wait(60)
+            assert go_on.wait(300)
             done.append(Path(path).name)
 
     def maintained(*_: Any, **__: Any) -> list[str]:
@@ -170,13 +176,20 @@ def test_upkeep_beside_the_batches_is_alone_where_it_must_be_and_ends_when_asked
     ending = Upkeep(job, pytest.fail)
     monkeypatch.setattr(table_upkeep, "first_made", lambda *_: datetime.now(UTC).date())
     ending.after_batch(newest_us)
-    assert begun.wait(60)
-    threading.Timer(1.0, go_on.set).start()
+    assert begun.wait(300)
+
+    def wait() -> None:
+        # The end was asked for.
+        go_on.set()
+        Upkeep.wait(ending)
+
+    monkeypatch.setattr(ending, "wait", wait)
     ending.end()
     # What was being written is; the others are left for the next run.
     assert done == ["log"]
 
 
+@pytest.mark.long(seconds=25)
 def test_a_fold_keeps_what_is_appended_meanwhile(spark: SparkSession, new_warehouse: str) -> None:
     job = BatchJob(spark, new_warehouse)
     for number in range(2):
@@ -194,6 +207,7 @@ def test_a_fold_keeps_what_is_appended_meanwhile(spark: SparkSession, new_wareho
     assert (window.n, window["sum"]) == (3, 3)
 
 
+@pytest.mark.long(seconds=20)
 def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_warehouse: str) -> None:
     job = BatchJob(spark, new_warehouse)
     upkeep = Upkeep(job, pytest.fail)
@@ -211,6 +225,7 @@ def test_a_day_later_what_is_old_is_removed_once(spark: SparkSession, new_wareho
     assert maintaining.call_count == 1
 
 
+@pytest.mark.long(seconds=35)
 def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +259,7 @@ def test_a_table_that_cannot_be_kept_in_order_holds_up_no_reading(
     assert last_day(spark, new_warehouse) is not None
 
 
+@pytest.mark.long(seconds=30)
 def test_tables_of_old_versions_are_removed_when_asked(spark: SparkSession, new_warehouse: str) -> None:
     job = BatchJob(spark, new_warehouse)
     job.take(kafka_frame(spark, [sent(1)]), BatchId("query", 0), {"device-thermo": "id-1"})
