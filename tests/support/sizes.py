@@ -9,7 +9,7 @@ import pytest
 
 WHOLE: Final = os.environ.get("SLUICE_TEST_WHOLE") == "1"
 """Whether all is done, as `make test-long` and `make test-slice` set it."""
-SLICES: Final = 12
+SLICES: Final = 20
 """Parts of what `make test` leaves out. As many commits, one after the other, run all of it."""
 SLICE_S_MAX: Final = 300
 """A test that takes longer is in no slice."""

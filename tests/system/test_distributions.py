@@ -38,6 +38,7 @@ def test_the_demo_and_the_fast_tests_run_with_the_systems_own_python_and_java(
         assert int(passed[1]) > 2_000, tested[-2_000:]
 
 
+@pytest.mark.long(seconds=120)
 def test_a_system_whose_python_is_too_old_is_told_so_before_anything_is_installed(tmp_path: Path) -> None:
     with entered_or_skip(fresh_system(tmp_path, 11)) as system:
         before = installed(system)
