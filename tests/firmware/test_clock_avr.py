@@ -33,8 +33,9 @@ from tests.support.board_scene import is_settled
 from tests.support.buffers import opened, rows
 from tests.support.clock_world import Judged, share
 from tests.support.gateways import free_port
+from tests.support.sizes import size
 
-pytestmark = pytest.mark.avr
+pytestmark = [pytest.mark.avr, pytest.mark.campaign(seconds=10)]
 
 GATEWAY = GatewaySettings("gw1")
 KAFKA = KafkaSettings(("127.0.0.1:9092",))
@@ -43,7 +44,7 @@ ROUTES = (
     RouteSettings(SERIAL_TOPIC, "device-{stream}"),
     RouteSettings("device/{device}/{stream}", "device-{stream}", identity="json"),
 )
-PPMS = (-8000, -2000, 0, 50, 8000)
+PPMS = size((-8000, 50, 8000), (-8000, -2000, 0, 50, 8000))
 INTERVAL_MS = 50
 RING_SAMPLES = 64
 RUNS_S = 68.0

@@ -2,8 +2,8 @@
 
 import os
 import secrets
-from collections.abc import Sequence
-from typing import Final, TypeVar
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 import pytest
 
@@ -19,6 +19,12 @@ T = TypeVar("T")
 def size(small: T, whole: T) -> T:
     """How much a test does. Those that ask have the mark `campaign`."""
     return whole if WHOLE else small
+
+
+def left_to_long(cases: Iterable[str], kept: Container[str], seconds: int) -> list[Any]:
+    """The cases of a test that `make test` leaves out; each takes so many seconds."""
+    mark = pytest.mark.long(seconds=seconds)
+    return [pytest.param(case, marks=mark) for case in cases if case not in kept]
 
 
 def drawn_seed() -> int:

@@ -195,6 +195,7 @@ def test_a_waiting_buffer_is_there_after_an_upgrade_and_a_downgrade(site: Site, 
     site.check("upgrade")
 
 
+@pytest.mark.long(seconds=120)
 def test_a_full_buffer_is_there_after_an_upgrade(site: Site, packages: Packages) -> None:
     settings = (site.box.root / "etc/sluice/gateway.toml").read_text()
     site.box.run("tee", "/etc/sluice/gateway.toml", text=f"{settings}\n[buffer]\nbytes_max = 1_000_000\n")

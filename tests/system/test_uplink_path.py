@@ -92,9 +92,9 @@ def judge(running: RunningGateway, back_s: float) -> Outcome:
     ("fault", "seconds"),
     [
         ("address-changed", 0.5),
-        ("interface-changed", 0.5),
+        pytest.param("interface-changed", 0.5, marks=pytest.mark.long(seconds=10)),
         ("link-down", 6),
-        ("broker-moved", 5),
+        pytest.param("broker-moved", 5, marks=pytest.mark.long(seconds=15)),
         ("dns-dead", 8),
     ],
 )
@@ -125,7 +125,13 @@ def test_an_outage_that_lasts_is_told_in_words(scene: Scene, fault: str, seconds
 
 
 @pytest.mark.parametrize(
-    ("fault", "seconds"), [("address-changed", 0.5), ("interface-changed", 0.5), ("link-down", 6), ("broker-moved", 5)]
+    ("fault", "seconds"),
+    [
+        pytest.param("address-changed", 0.5, marks=pytest.mark.long(seconds=10)),
+        pytest.param("interface-changed", 0.5, marks=pytest.mark.long(seconds=10)),
+        pytest.param("link-down", 6, marks=pytest.mark.long(seconds=15)),
+        ("broker-moved", 5),
+    ],
 )
 def test_after_an_outage_of_ipv6(scene: Scene, fault: str, seconds: float) -> None:
     """Many a cellular network has nothing else."""
@@ -175,6 +181,7 @@ def test_a_third_of_all_packets_is_lost(scene: Scene) -> None:
         judge(running, suffered.back_s)
 
 
+@pytest.mark.long(seconds=40)
 def test_a_link_slower_than_the_intake_makes_progress(scene: Scene) -> None:
     """A backlog of 300 kB, which 128 kbit/s carry in 19 s, and 70 kB more each second: with 10 s for a request.
 

@@ -23,6 +23,7 @@ from gateway.tls.client import client_context
 from tests.support import kafka_admin
 from tests.support.certificates import Authority, Identity, make_authority
 from tests.support.kafka_cluster import Cluster, Listener, kafka_cluster
+from tests.support.sizes import left_to_long
 from tests.support.uplink_site import BACK_S_MAX, Site, records_of, records_until
 
 pytestmark = [
@@ -233,9 +234,11 @@ LET_IN: dict[str, tuple[str, Callable[[Papers], str]]] = {
     "scram-512": ("LOGIN", lambda papers: papers.tls() + papers.sasl("SCRAM-SHA-512")),
     "scram-without-tls": ("OPEN", lambda papers: papers.sasl("SCRAM-SHA-512")),
 }
+LET_IN_ALWAYS = ("own-ca", "client-certificate", "scram-512")
+"""Those that `make test` has."""
 
 
-@pytest.mark.parametrize("way", LET_IN)
+@pytest.mark.parametrize("way", [*LET_IN_ALWAYS, *left_to_long(LET_IN, LET_IN_ALWAYS, 8)])
 async def test_readings_flow(broker: Broker, papers: Papers, tmp_path: Path, way: str) -> None:
     listener, settings = LET_IN[way]
     site = Site(tmp_path, f"let-in-{way}", broker.at(listener), broker.plain, settings(papers))
@@ -316,6 +319,8 @@ REFUSED = {
     "broker-wants-a-login": Refusal("LOGIN", lambda papers: papers.tls(), r"log-in \(SASL\)"),
     "broker-wants-tls": Refusal("TLS", lambda _papers: "", r"wants TLS"),
 }
+REFUSED_ALWAYS = ("wrong-ca", "wrong-password-scram-512", "client-certificate-missing", "password-file-missing")
+"""Those that `make test` has."""
 
 
 async def told_why(site: Site, words: str) -> None:
@@ -336,7 +341,7 @@ async def told_why(site: Site, words: str) -> None:
     assert re.search(words, site.log), site.log
 
 
-@pytest.mark.parametrize("fault", REFUSED)
+@pytest.mark.parametrize("fault", [*REFUSED_ALWAYS, *left_to_long(REFUSED, REFUSED_ALWAYS, 15)])
 async def test_what_is_refused_is_told_and_flows_once_it_is_mended(
     broker: Broker, papers: Papers, tmp_path: Path, fault: str
 ) -> None:
@@ -375,6 +380,7 @@ def test_a_password_is_no_part_of_the_settings(broker: Broker, papers: Papers, t
 # -- what rotates -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(seconds=30)
 async def test_a_password_changed_at_the_broker_and_in_the_file(broker: Broker, papers: Papers, tmp_path: Path) -> None:
     changed = "changed-" + os.urandom(6).hex()
     site = Site(tmp_path, "rotated", broker.at("LOGIN"), broker.plain, _login("SCRAM-SHA-256")(papers))
