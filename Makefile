@@ -2,7 +2,7 @@
 # make test   every promise and every real part, in small sizes; what it draws is always the same
 # make test-fast   those of its tests that need no server, no Java, no box and no compiler, and are quick
 # make test-long   all tests, in their whole sizes, drawn anew each time; as root also the demo on other systems
-# make test-slice   a twentieth of what `make test` leaves out, another one at each commit (SLICE=0 to 19)
+# make test-slice   a twentieth of what `make test` leaves out, chosen by the commit (SLICE=0 to 19)
 # make check  lint, format, types, layers  make lock        constraints.txt anew from pyproject.toml
 # make deb    the .deb files into build/deb, signed (SIGNING_KEY=FILE, VERSION=...)
 # make bench-gateway   what the gateway does beside its peers (BENCH_QUICK=1 to try it; see tests/bench/gateway.py)
@@ -33,7 +33,7 @@ TEST_PACKAGES := $(PACKAGES) git mosquitto mosquitto-clients strace openssl ipro
 WITH_SERVERS := kafka or spark or avr or box
 TEST_JARS := build/jars/registry.done build/jars/s3.done build/jars/s3proxy.done
 SIDE_BY_SIDE = $(BIN)/pytest --numprocesses 4 --dist worksteal
-SLICE ?= $(shell git rev-list --count HEAD)
+SLICE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD))))
 # Tests start our programs some thousand times. Bytecode is kept, whatever the environment says of it.
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim tests

@@ -211,13 +211,14 @@ class BatchJob:
     def _load(self) -> None:
         """Read what the tables say, and finish the last batch where it was left unfinished."""
         spark = self.spark
+        # Until the last batch is finished, `save` must not say that it is.
+        self._in_batch = True
         self._log = Log(spark, self.tables)
         self._amendments = AppendTable(spark, amendments_path(self.tables), amendments_schema())
         self._told = AppendTable(spark, corrections_path(self.tables), corrections_schema())
         self._parts = AppendTable(spark, windows_path(self.tables), windows_schema())
         self._changes = AppendTable(spark, changes_path(self.warehouse), changes_schema())
         self._losses = AppendTable(spark, losses_path(self.tables), losses_schema())
-        self._in_batch = False
         last = self._log.last
         with interpreted_if(spark, small=is_small(spark, log_path(self.tables))):
             self._load_state()
@@ -227,6 +228,7 @@ class BatchJob:
             if last > self.state.saved:
                 self._finish_guarded(last)
         self.state.begin_at(last + 1)
+        self._in_batch = False
 
     def _load_state(self) -> None:
         self.state = JobState(self.spark, self._log, self.tables, self.kafka)
@@ -395,9 +397,11 @@ class BatchJob:
         self._saving_s = self._saved_s - begun
 
     def _so_far(self) -> dict[str, int]:
-        """How far tables had come with what few batches bring: what shows in a copy that one is of another moment."""
-        tables = zip(NOW_AND_THEN.items(), (self._amendments, self._told, self._losses, self._parts), strict=True)
-        numbers = {name: table.last(kept.application) for (name, kept), table in tables}
+        """How far tables have come with what few batches bring. In a copy it shows which table is of another moment."""
+        tables = {table.path: table for table in (self._amendments, self._told, self._losses, self._parts)}
+        numbers = {
+            name: tables[kept.path_in(self.tables)].last(kept.application) for name, kept in NOW_AND_THEN.items()
+        }
         for name, cause in RETOLD.items():
             numbers[name] = self._changes.last(f"{of_version(self._version)}{cause}")
         start = self.state.start
@@ -472,7 +476,7 @@ class BatchJob:
             self._compute_anew(windowed(metrics_of(earlier), self._window_s), ordinal, CORRECTION)
         is_anew = amended is not None or (moved is not None and moved.brought_boots)
         if is_anew and self._parts.last(ANEW) < ordinal:
-            # Of itself: what was computed anew was no append, and came after this batch's own.
+            # A commit of its own: Spark's writer replaced the windows, and it notes no number.
             self._parts.begin().commit({ANEW: ordinal})
 
     def _compute_anew(self, touched: DataFrame, ordinal: int, cause: str) -> None:

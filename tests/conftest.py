@@ -34,6 +34,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
     number = config.getoption("slice")
     if number is not None:
-        chosen = slice_of(items, number)
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        chosen = set(slice_of(items, number))
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]

@@ -212,7 +212,7 @@ def _struct_mistakes(struct: type[Struct], table: Mapping[str, object], place: P
 
 
 def _elsewhere(place: Place, key: str) -> str:
-    """Where that stands which other clients of Kafka call so, or a section of serial lines; empty where nobody does."""
+    """Where a setting stands that others call so, or that belongs into another section; empty where that is unknown."""
     if not place:
         return _SECTIONS.get(key, "")
     if place[0] == "serial":

@@ -47,8 +47,8 @@ def _idle_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:
 
 
 def serial_elsewhere(place: Place, key: str) -> str:
-    """The section that a setting of this kind of line belongs under; empty where there is none."""
-    return next((kind.elsewhere.get(key, "") for kind in KINDS if kind.name in place[1:2]), "")
+    """Where a setting belongs that stands in another section of its kind of line; empty where that is unknown."""
+    return next((kind.elsewhere.get(key, "") for kind in KINDS if place[1:2] == (kind.name,)), "")
 
 
 def _port_mistakes(serial: SerialSettings) -> Iterator[tuple[Place, str]]:

@@ -1,6 +1,7 @@
 """The kinds of serial lines, one record each: what the settings, `sluice check` and the ingress must know of a kind.
 
-A new kind needs its settings class, a field in `SerialSettings`, modules of its own, and a record in `KINDS`.
+A new kind needs its settings class, a field in `SerialSettings` that `names_ports` asks too, modules of its own, and a
+record in `KINDS`.
 
 Sensors with our frames have no record, for `[serial]` itself is about them. It may name many ports, and each of these
 sensors says its own name. They alone can be told that a reading arrived.
@@ -51,7 +52,7 @@ class Line(Protocol):
 Open = Callable[[str, S, str, SerialIntake, Callable[[], int]], Awaitable[Line]]
 """Opens a port. Takes its name, its section's settings, `serial.topic`, the intake, and the microseconds of
 CLOCK_BOOTTIME. Raises OSError, ValueError or termios.error."""
-Remarks = Callable[[S, Place], Iterable[tuple[Place, str]]]
+Judge = Callable[[S, Place], Iterable[tuple[Place, str]]]
 """Takes a section's settings and its place; gives settings' places, and what is to be said of each."""
 
 
@@ -67,13 +68,13 @@ class Kind(Generic[S]):
     """The places of all devices that a section names, their names and streams."""
     opener: Callable[[], Open[S]]
     """Loads the module that opens the port; only a gateway that has such lines does."""
-    mistakes: Remarks[S]
+    mistakes: Judge[S]
     """Settings that are wrong together."""
     examples: Mapping[tuple[str, ...], str]
     """By a setting that is missing, seen from the section: what to write. `port` is the same for all kinds."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """By a setting that stands in the wrong section of this kind: where it belongs."""
-    remarks: Remarks[S] = lambda _settings, _place: ()
+    remarks: Judge[S] = lambda _settings, _place: ()
     """What is likely not meant: `sluice check` tells it."""
     same_port: str = "write another"
     """What to do where two sections of this kind name one port."""

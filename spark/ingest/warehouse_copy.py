@@ -57,8 +57,8 @@ NOW_AND_THEN = {
     "sluice-after-losses": Kept(losses_path),
     "sluice-after-anew": Kept(windows_path, ANEW),
 }
-"""What few batches bring, by the application under which `log`, and what is saved of the job's state, say how far it
-had come before them."""
+"""What few batches bring, by the application under which `log` notes before each batch how far it had come, and the
+saved state notes it after its last."""
 RETOLD = {"sluice-after-copies-told": COPY, "sluice-after-corrections-told": CORRECTION}
 """The same of `window_changes`, by cause."""
 STATES = (seen_path, runs_path, topics_path, heard_path, gateways_path)
@@ -91,7 +91,7 @@ def forget_broken(spark: SparkSession, warehouse: str) -> None:
     """Have each table of a copy be as it was before the first commit that is not whole in it. Raises CopyError."""
     for notes in sorted(Path(warehouse).glob(f"**/{NOTES}")):
         forget_broken_commits(notes.parent)
-    _forget_absent_versions(warehouse)
+    forget_absent_versions(warehouse)
     _forget_caches(spark)
     version = current_version(spark, warehouse)
     if version is not None:
@@ -118,21 +118,28 @@ def forget_broken_commits(table: Path) -> None:
         _forget_after(table, whole[-1].version)
 
 
-def _forget_absent_versions(warehouse: str) -> None:
-    """Have readers see no version whose tables were not all as it was published with them when they were copied."""
+def forget_absent_versions(warehouse: str) -> None:
+    """Have readers see the last version that the copy holds as it was published. Raises CopyError.
+
+    Versions before it may be gone for good: upkeep removes old ones.
+    """
     versions = Path(versions_path(warehouse))
-    absent = [commit.version for commit in _commits(versions) if commit.noted and _is_absent(warehouse, commit.noted)]
-    if absent and min(absent) > 0:
-        _forget_after(versions, min(absent) - 1)
-    elif absent:
+    commits = _commits(versions)
+    there = [commit.version for commit in commits if not commit.noted or _is_there(warehouse, commit.noted)]
+    if there and there[-1] < commits[-1].version:
+        _forget_after(versions, there[-1])
+    elif commits and not there:
+        if any(Path(warehouse).glob(f"v*/log/{NOTES}/*.json")):
+            raise CopyError(_of_another_time(versions))
         rmtree(versions)
 
 
-def _is_absent(warehouse: str, noted: str) -> bool:
+def _is_there(warehouse: str, noted: str) -> bool:
+    """Whether a version's tables go as far as when it was published."""
     published = Published.from_json(noted)
     tables = Path(folder_of(warehouse, published.number))
-    return not _versions(Path(log_path(str(tables))) / NOTES) or any(
-        max(_versions(tables / name / NOTES), default=-1) < version for name, version in published.tables.items()
+    return bool(_versions(Path(log_path(str(tables))) / NOTES)) and all(
+        max(_versions(tables / name / NOTES), default=-1) >= last for name, last in published.tables.items()
     )
 
 
@@ -169,10 +176,7 @@ def _forget_after(table: Path, version: int) -> None:
     """Remove the notes of all commits after a version. Raises CopyError where none would be left."""
     notes = table / NOTES
     if not any(number <= version for number in _versions(notes)):
-        raise CopyError(
-            f"{table} in this copy is of another time than the tables beside it: take another copy; one that is made "
-            "while `ingest` is stopped always opens"
-        )
+        raise CopyError(_of_another_time(table))
     for file in notes.iterdir():
         number = file.name.lstrip(".").partition(".")[0]
         if number.isdigit() and int(number) > version:
@@ -180,6 +184,13 @@ def _forget_after(table: Path, version: int) -> None:
     # Without it Delta looks for the last one that there is.
     for name in ("_last_checkpoint", "._last_checkpoint.crc"):
         (notes / name).unlink(missing_ok=True)
+
+
+def _of_another_time(table: Path) -> str:
+    return (
+        f"{table} in this copy is of another time than the tables beside it: take another copy; one that is made "
+        "while `ingest` is stopped always opens"
+    )
 
 
 def _commits(table: Path) -> list[Commit]:
@@ -244,8 +255,10 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     states = {path_in(tables): _numbers(spark, path_in(tables)) for path_in in STATES}
     # What is saved of a batch is saved when all tables hold it; of the last one of `log` some may have to be finished.
     finished = max(last - 1, *(numbers.get(ORDINAL, -1) for numbers in states.values()))
-    windows = commit_numbers(spark, windows_path(tables)).get(ORDINAL, -1)
-    if not finished <= windows <= last:
+    yield from (path for path, numbers in states.items() if numbers.get(ORDINAL, -1) > last)
+    tables_of_kept = {kept.path_in(tables) for kept in NOW_AND_THEN.values()}
+    numbers_in = {path: commit_numbers(spark, path) for path in tables_of_kept}
+    if not finished <= numbers_in[windows_path(tables)].get(ORDINAL, -1) <= last:
         yield windows_path(tables)
     changes = commit_numbers(spark, changes_path(warehouse))
     told = _told(changes, version)
@@ -254,15 +267,12 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
         yield changes_path(warehouse)
     saved = states[runs_path(tables)]
     for name, kept in NOW_AND_THEN.items():
-        number = commit_numbers(spark, kept.path_in(tables)).get(kept.application, -1)
+        number = numbers_in[kept.path_in(tables)].get(kept.application, -1)
         if not max(log.get(name, -1), saved.get(name, -1)) <= number <= last:
             yield kept.path_in(tables)
     for name, cause in RETOLD.items():
         if max(log.get(name, -1), saved.get(name, -1)) > changes.get(f"{of_version(version)}{cause}", -1):
             yield changes_path(warehouse)
-    for path, numbers in states.items():
-        if numbers.get(ORDINAL, -1) > last:
-            yield path
     # Islands are in the one table before they leave the other. An earlier program did not number them there.
     settled = _numbers(spark, settled_path(tables)).get(SETTLED, -1)
     if 0 <= settled < states[runs_path(tables)].get(SETTLED, -1):

@@ -51,7 +51,7 @@ class Published:
 
     number: int
     tables: Mapping[str, int]
-    """Of a version that takes another's place, how often each of its tables was committed to before that."""
+    """By table, the number of its last commit when the version was published; empty where a version goes on."""
 
     def to_json(self) -> str:
         return json.dumps({"number": self.number, "tables": self.tables})

@@ -1,4 +1,4 @@
-"""The packages that boxes install, built once for all tests."""
+"""The packages that boxes install, built once in each process that tests."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 WHOLE: Final = os.environ.get("SLUICE_TEST_WHOLE") == "1"
 """Whether all is done, as `make test-long` and `make test-slice` set it."""
 SLICES: Final = 20
-"""Parts of what `make test` leaves out. As many commits, one after the other, run all of it."""
+"""Parts of what `make test` leaves out. Each commit runs one, by its hash, so that in time all of them are run."""
 SLICE_S_MAX: Final = 300
 """A test that takes longer is in no slice."""
 T = TypeVar("T")
@@ -53,5 +53,4 @@ def slice_of(items: Sequence[pytest.Item], number: int) -> list[pytest.Item]:
     slices: list[list[pytest.Item]] = [[] for _ in range(SLICES)]
     for item in sorted(costs, key=lambda each: (-costs[each], each.nodeid)):
         min(slices, key=lambda each: sum(costs[one] for one in each)).append(item)
-    chosen = slices[number % SLICES]
-    return [item for item in items if item in chosen]
+    return slices[number % SLICES]

@@ -107,7 +107,7 @@ def check_serial(settings: SerialSettings, buffer: Path, routes: RouteTable | No
 
 
 def _one_port(subject: str, pattern: str, section: str, named: dict[str, str], box: _Box) -> Iterator[Finding]:
-    """The port of a section of its own; `named` grows by it."""
+    """The one port that a section names; `named` grows by it."""
     ports = ports_of(pattern)
     if not ports:
         yield _missing(subject, pattern)

@@ -1,4 +1,4 @@
-"""Which commits of a Delta table are forgotten in a copy that was made while the table was written. Without Spark."""
+"""Which commits are forgotten in a copy that was made while the tables were written. Without Spark."""
 
 import json
 import os
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spark.engine.warehouse_folder import note_place, was_copied
-from spark.ingest.warehouse_copy import forget_broken_commits
+from spark.engine.warehouse_folder import CopyError, note_place, was_copied
+from spark.ingest.warehouse_copy import forget_absent_versions, forget_broken_commits
+from spark.log.warehouse_version import Published
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,50 @@ def test_notes_with_a_hole_are_forgotten_from_there_on(tmp_path: Path) -> None:
         (notes / f"{version:020}.json").write_text(json.dumps({"commitInfo": {"timestamp": 10**12}}))
     forget_broken_commits(tmp_path)
     assert sorted(int(file.stem) for file in notes.iterdir()) == [7, 8]
+
+
+def commit(table: Path, version: int, metadata: str = "") -> None:
+    (table / "_delta_log").mkdir(parents=True, exist_ok=True)
+    note = {"commitInfo": {"timestamp": 10**12, "userMetadata": metadata}}
+    (table / "_delta_log" / f"{version:020}.json").write_text(json.dumps(note))
+
+
+@pytest.mark.parametrize(
+    ("published", "there", "kept"),
+    [
+        # Of each commit of `versions`: the version, and the last commit of its `log`. Of each folder: the same.
+        ([(1, 0)], {1: 7}, 1),
+        ([(1, 0), (2, 3)], {1: 7, 2: 3}, 2),
+        ([(1, 0), (2, 3)], {1: 7, 2: 2}, 1),
+        ([(1, 0), (2, 3)], {1: 7}, 1),
+        # Upkeep removed the old ones.
+        ([(1, 0), (2, 3), (3, 4)], {3: 9}, 3),
+        # An earlier program noted nothing.
+        ([None, (2, 3)], {1: 7, 2: 2}, 1),
+        ([None], {1: 7}, 1),
+        ([(1, 0)], {}, 0),
+    ],
+)
+def test_readers_see_the_last_version_that_the_copy_holds_as_it_was_published(
+    tmp_path: Path, published: list[tuple[int, int] | None], there: dict[int, int], kept: int
+) -> None:
+    for place, version in enumerate(published):
+        metadata = "" if version is None else Published(version[0], {"log": version[1]}).to_json()
+        commit(tmp_path / "versions", place, metadata)
+    for number, last in there.items():
+        for version_of_log in range(last + 1):
+            commit(tmp_path / f"v{number}" / "log", version_of_log)
+    forget_absent_versions(str(tmp_path))
+    assert len(list(tmp_path.glob("versions/_delta_log/*"))) == kept
+
+
+def test_a_copy_that_holds_no_version_whole_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    for place in (0, 1):
+        commit(tmp_path / "versions", place, Published(place + 1, {"log": 3}).to_json())
+    commit(tmp_path / "v2" / "log", 0)
+    with pytest.raises(CopyError, match="take another copy"):
+        forget_absent_versions(str(tmp_path))
+    assert len(list(tmp_path.glob("*/**/*.json"))) == 3
 
 
 def test_a_warehouse_whose_files_were_put_back_in_its_place_is_seen(tmp_path: Path) -> None:
