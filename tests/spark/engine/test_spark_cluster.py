@@ -110,6 +110,7 @@ def submit(folder: Path, *program: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long(seconds=60)
 def test_executors_of_their_own_read_what_python_decodes(tmp_path: Path, ran: Path) -> None:
     program = tmp_path / "decoding.py"
     program.write_text(DECODING)

@@ -208,6 +208,7 @@ def reasons_in(spark: SparkSession, warehouse: str) -> dict[int, str]:
     return {row.offset: row.reason for row in rows}
 
 
+@pytest.mark.long(seconds=120)
 def test_a_record_that_makes_its_batch_fail_is_set_aside_and_no_other(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +269,7 @@ def _dying(*_: object) -> DataFrame:
     raise Died
 
 
+@pytest.mark.long(seconds=40)
 def test_what_was_set_aside_by_its_bytes_alone_stays_so_in_a_replay(spark: SparkSession, new_warehouse: str) -> None:
     typed = with_topic_ids(typed_records(kafka_frame(spark, [packed(1, 1), packed(2, 2)])), {})
     aside = as_bytes(typed, [Culprit("device-packed", 0, 2, "set-aside: taking it raised ValueError: bad")])
