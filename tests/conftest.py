@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.sizes import WHOLE, slice_of
+from tests.support.sizes import SEED, WHOLE, slice_of
 
 pytest_plugins = ["tests.support.fixtures_boxes", "tests.support.fixtures_kafka", "tests.support.fixtures_spark"]
 
@@ -26,6 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--slice", type=int, metavar="N", help="run this part of the long tests alone: see `make test-slice`"
     )
+
+
+def pytest_report_header() -> str:
+    return f"SLUICE_TEST_SEED={SEED}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

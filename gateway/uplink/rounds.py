@@ -78,7 +78,7 @@ class NewSession:
 
     reason: str
     is_refusal: bool = False
-    """Whether a broker took a request and refused a record of it."""
+    """Whether a broker took a request of a round and refused a record of it."""
 
 
 class InvalidRecordError(BrokerResponseError):  # type: ignore[misc] # aiokafka has no types

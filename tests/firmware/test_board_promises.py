@@ -22,13 +22,12 @@ from sluice_sim.avr_board import RefusedError
 from sluice_sim.avr_faults import Build, FaultRate, schedule
 from tests.support.board_scene import known, scene
 from tests.support.gateways import header
-from tests.support.sizes import drawn_seed, size
+from tests.support.sizes import SEED, size
 
 pytestmark = [pytest.mark.avr, pytest.mark.kafka]
 
 RESETS = size(8, 50)
 KILLS = size(2, 8)
-SEED = str(drawn_seed())
 WRAP_MS = 2**32
 BOOT_SLOT_B = 16
 RESET_KINDS = ("reset", "power-cycle", "brown-out", "brown-out-in-write 20 2")
@@ -217,7 +216,7 @@ async def test_a_random_schedule_of_everything_at_once(tmp_path: Path, kafka: Br
 
 
 async def run_schedule(
-    boards: list[Board], build: Build, *, seed: str = SEED, per_minute: float = 20, seconds: float = size(10, 25)
+    boards: list[Board], build: Build, *, seed: str = str(SEED), per_minute: float = 20, seconds: float = size(10, 25)
 ) -> None:
     """Do to the boards what a schedule says, and what ends the faults that it has begun."""
     by_name = {board.device: board for board in boards}

@@ -23,7 +23,7 @@ from spark.ingest_job import IngestSettings, Listener, run_ingest
 from spark.log.log_table import open_log
 from spark.source.kafka_source import KafkaSource
 from tests.support import spark_oracle
-from tests.support.sizes import drawn_seed, size
+from tests.support.sizes import SEED, size
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_records import drawn_records
 from tests.support.spark_warehouse import Warehouse
@@ -51,7 +51,7 @@ main()
 
 @pytest.mark.campaign(seconds=240)
 def test_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
-    rng = random.Random(drawn_seed())  # noqa: S311
+    rng = random.Random(SEED)  # noqa: S311
     records = [replace(record, topic=f"{record.topic}-kills") for record in drawn_records(rng, RECORDS)]
     asyncio.run(send(kafka, records))
     warehouse = str(tmp_path / "warehouse")

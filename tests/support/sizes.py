@@ -21,17 +21,14 @@ def size(small: T, whole: T) -> T:
     return whole if WHOLE else small
 
 
+SEED: Final = int(os.environ.setdefault("SLUICE_TEST_SEED", str(size(1, secrets.randbits(32)))))
+"""What tests draw by: another in each run where all is done. A run begins with it; give it to repeat that run."""
+
+
 def left_to_long(cases: Iterable[str], kept: Container[str], seconds: int) -> list[Any]:
     """The cases of a test that `make test` leaves out; each takes so many seconds."""
     mark = pytest.mark.long(seconds=seconds)
     return [pytest.param(case, marks=mark) for case in cases if case not in kept]
-
-
-def drawn_seed() -> int:
-    """Give a seed, and print it: another each time where all is done. `SLUICE_TEST_SEED=…` brings one back."""
-    seed = int(os.environ.get("SLUICE_TEST_SEED") or size(1, secrets.randbits(32)))
-    print(f"SLUICE_TEST_SEED={seed}")  # noqa: T201 - pytest shows it with a failure
-    return seed
 
 
 def seconds(item: pytest.Item) -> int | None:

@@ -28,7 +28,7 @@ from gateway.settings import BufferSettings
 from tests.support.buffers import CLOCK, entry, opened, store
 from tests.support.gateways import consume, daemon, free_port, header, write_config
 from tests.support.kill_loop import KINDS, UNREACHABLE
-from tests.support.sizes import drawn_seed
+from tests.support.sizes import SEED
 from tests.support.syscall_replay import strace_refusal
 from tests.system.test_full_disk import Talk, acknowledged, answered, finished, log_of, sensors, talking
 
@@ -37,7 +37,6 @@ needs_strace = pytest.mark.skipif(REFUSAL is not None, reason=REFUSAL or "")
 WRITES = "pwrite64,ftruncate,fallocate"
 SYNCS = "fsync,fdatasync"
 PAGE_BYTES = 4096
-SEED = drawn_seed()
 SMALL: dict[str, Any] = {"bytes_max": 4_000_000, "free_bytes_min": 0}
 Identity = tuple[str, str, int]
 """Buffer id, lane, sequence: a `ce_id`."""

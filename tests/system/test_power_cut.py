@@ -32,10 +32,9 @@ from tests.support.power_cut_vfs import (
     Synchronous,
     sqlite_over_cuttable_disks,
 )
-from tests.support.sizes import drawn_seed, size
+from tests.support.sizes import SEED, size
 
 CUTS = size(400, 4000)
-SEED = drawn_seed()
 CUTS_PER_CARD = 40
 DEVICES = ("7", "42", "43")
 CLOCK = BootClock.constant(1_700_000_000_000_000, 1_000)

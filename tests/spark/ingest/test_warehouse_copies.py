@@ -35,7 +35,7 @@ from spark.upkeep.replay_job import replay
 from spark.windows.window_changes import read_changes
 from spark.windows.windows_table import Area, area_of, fold_date
 from tests.support import spark_oracle
-from tests.support.sizes import drawn_seed, left_to_long, size
+from tests.support.sizes import SEED, left_to_long, size
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, drawn_records, reading, reading_headers, through
@@ -50,7 +50,7 @@ PAUSE_S_MAX = 0.3
 
 
 def drawn() -> tuple[random.Random, list[KafkaRecord]]:
-    rng = random.Random(drawn_seed())  # noqa: S311
+    rng = random.Random(SEED)  # noqa: S311
     return rng, drawn_records(rng, RECORDS)
 
 
