@@ -35,7 +35,7 @@ from spark.upkeep.replay_job import replay
 from spark.windows.window_changes import read_changes
 from spark.windows.windows_table import Area, area_of, fold_date
 from tests.support import spark_oracle
-from tests.support.sizes import SEED, left_to_long, size
+from tests.support.sizes import SEED, left_to_long
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, drawn_records, reading, reading_headers, through
@@ -43,8 +43,8 @@ from tests.support.spark_warehouse import Warehouse, at
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.usefixtures("interpreted")]
 
-BATCHES = size(2, 4)
-RECORDS = size(60, 150)
+BATCHES = 3
+RECORDS = 100
 PAUSE_S_MAX = 0.3
 """Between two folders of a copy."""
 
@@ -80,7 +80,7 @@ def _copy_files(source: Path, target: Path, *, in_part: bool = False) -> None:
                 os.truncate(target / file.name, file.stat().st_size // 2)
 
 
-@pytest.mark.campaign(seconds=60)
+@pytest.mark.long(seconds=200)
 def test_a_mix_of_moments_becomes_one_warehouse_again(spark: SparkSession, new_warehouse: str, tmp_path: Path) -> None:
     rng, records = drawn()
     original = Warehouse(spark, Path(new_warehouse))
