@@ -223,6 +223,7 @@ def test_records_that_are_large_once_unpacked_are_rejects(kafka: Broker, spark: 
 
 
 @pytest.mark.usefixtures("interpreted")
+@pytest.mark.long(seconds=180)
 def test_what_kafka_no_longer_has_stops_the_job_with_words_and_go_on_reads_what_there_is(
     kafka: Broker, spark: SparkSession, command: Command, new_warehouse: str
 ) -> None:

@@ -118,6 +118,7 @@ def job(
     return Job(kafka, spark, registry, new_warehouse, request.node.name)
 
 
+@pytest.mark.long(seconds=60)
 def test_avro_by_a_real_registry_whose_schema_grows(spark: SparkSession, job: Job) -> None:
     one, two = job.registry.register(SUBJECT, SCHEMA), job.registry.register(SUBJECT, GROWN)
     plain = job.registry.register("somebody-elses", NO_RECORD)

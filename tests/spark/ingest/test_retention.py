@@ -86,6 +86,7 @@ def filled(spark: SparkSession, warehouse: str) -> dict[date, int]:
     return {(NOON + timedelta(days=day)).date(): 1 for day in (60, 71, 100)}
 
 
+@pytest.mark.long(seconds=60)
 def test_windows_outlive_log_and_count_nothing_twice(spark: SparkSession, new_warehouse: str) -> None:
     warehouse = new_warehouse
     before = filled(spark, warehouse)

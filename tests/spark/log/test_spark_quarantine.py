@@ -81,6 +81,7 @@ def values(spark: SparkSession, warehouse: str) -> list[Row]:
     return open_readings(spark, warehouse).orderBy("event_time", "value").select("stream", "metric", "value").collect()
 
 
+@pytest.mark.long(seconds=70)
 def test_a_reject_that_a_mended_declaration_can_read_becomes_a_reading(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path)
     strict, mended = declared(STRICT), declared(MENDED)

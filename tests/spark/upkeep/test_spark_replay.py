@@ -151,6 +151,7 @@ def test_a_replay_by_other_declarations_waits_for_ingest_and_tells_what_changed(
     assert came == sum(key[3] == "celsius" for key in expected.windows)
 
 
+@pytest.mark.long(seconds=40)
 def test_a_replay_says_what_its_declarations_reject(spark: SparkSession, new_warehouse: str, tmp_path: Path) -> None:
     values = (b'{"t": 21.5}', b'{"t": 90}', b'{"t": 91}', b"{")
     records = [reading(value, reading_headers(number), offset=number) for number, value in enumerate(values)]
