@@ -57,8 +57,8 @@ NOW_AND_THEN = {
     "sluice-after-losses": Kept(losses_path),
     "sluice-after-anew": Kept(windows_path, ANEW),
 }
-"""What few batches bring, by the application under which `log` notes before each batch how far it had come, and the
-saved state notes it after its last."""
+"""What few batches bring. Under these applications `log` notes how far each had come before a batch. The saved state
+notes it after the state's last batch."""
 RETOLD = {"sluice-after-copies-told": COPY, "sluice-after-corrections-told": CORRECTION}
 """The same of `window_changes`, by cause."""
 STATES = (seen_path, runs_path, topics_path, heard_path, gateways_path)
@@ -253,7 +253,7 @@ def _of_other_moments(spark: SparkSession, warehouse: str, version: int) -> Iter
     log = commit_numbers(spark, log_path(tables))
     last = log.get(ORDINAL, -1)
     states = {path_in(tables): _numbers(spark, path_in(tables)) for path_in in STATES}
-    # What is saved of a batch is saved when all tables hold it; of the last one of `log` some may have to be finished.
+    # State is saved once all tables hold its last batch. The last batch of `log` may still have to be finished.
     finished = max(last - 1, *(numbers.get(ORDINAL, -1) for numbers in states.values()))
     yield from (path for path, numbers in states.items() if numbers.get(ORDINAL, -1) > last)
     tables_of_kept = {kept.path_in(tables) for kept in NOW_AND_THEN.values()}

@@ -58,7 +58,7 @@ def test_a_warehouse_may_be_copied_to_another_place(empty_warehouse: Path) -> No
 
 
 def test_neither_a_reject_nor_a_test_reading_of_the_gateway_leaves_a_hole_in_its_lane(warehouse: Warehouse) -> None:
-    """What `sluice check` sends has its number in its lane, is in no table, and is told apart by its type alone."""
+    """A test reading of `sluice check` has a number in its lane, and is in no table. Its type alone tells it apart."""
     asked = reading(b'{"check": "00ff"}', reading_headers(1, event_type="sluice.gateway.check"), offset=1)
     payloads = {0: b'{"t": 1}', 2: b'{"t": 3}', 3: b"{", 4: b'{"t": 5}'}
     others = [reading(payload, reading_headers(n), offset=n) for n, payload in payloads.items()]

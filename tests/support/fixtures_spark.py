@@ -12,8 +12,8 @@ from spark.engine.session import SHORT_LIVED, open_session
 from tests.support.sizes import size
 
 CODE_CACHE = "-XX:ReservedCodeCacheSize=512m"
-"""All tests in one session run for an hour: what compiles them well is worth its time, a fifth of theirs, and leaves
-more code than Java keeps by default. Of the few minutes of `make test` it would take a third."""
+"""What compiles the code of all tests well leaves more of it than Java keeps by default. `make test` goes without: a
+first test alone is quicker so. Of a whole session that was not measured."""
 
 
 @pytest.fixture(scope="session")
