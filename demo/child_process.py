@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,16 +51,33 @@ def stop(process: subprocess.Popen[bytes], patience_s: float = 10.0) -> int:
         except subprocess.TimeoutExpired:
             process.kill()
     code = process.wait()
-    kill_group(process)
+    kill_session(process)
     return code
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to whatever of the program's process group is still there, and wait for the program itself."""
-    # Its process group has its own pid as number, and outlives it while one member lives.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to whatever of the program's session still runs, and wait until nothing of it does."""
+    # Its session has its own pid as number, and outlives it while one member lives. A process group would not do:
+    # Spark's Python daemon makes one of its own.
+    while members := _session_members(process.pid):
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        process.poll()
+        time.sleep(0.01)
     process.wait()
+
+
+def _session_members(session: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are enough
+        # One that has ended since has no file, or no words in it.
+        with contextlib.suppress(ValueError, OSError):
+            _, _, fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")
+            state, _, _, its_session, *_ = fields.split()
+            if int(its_session) == session and state not in "ZX":
+                found.append(int(name))
+    return found
 
 
 def log_tail(log: Path, lines: int = 15) -> str:

@@ -68,12 +68,12 @@ class Children:
                 raise ended(child)
 
     async def stop(self, child: Child, patience_s: float = 20.0) -> int:
-        """SIGTERM, SIGKILL after `patience_s` to it and its children; returns its exit code."""
+        """SIGTERM, SIGKILL after `patience_s` to it and to all that it started; returns its exit code."""
         child.expected = False
         if child.process.poll() is None:
             child.process.terminate()
         code = await self.finish(child, patience_s)
-        child_process.kill_group(child.process)
+        child_process.kill_session(child.process)
         return child.process.returncode if code is None else code
 
     async def end(self, child: Child, patience_s: float) -> None:
@@ -82,7 +82,7 @@ class Children:
         if child.process.poll() is None:
             child.process.terminate()
         await self.finish_well(child, patience_s)
-        child_process.kill_group(child.process)
+        child_process.kill_session(child.process)
 
     async def finish_well(self, child: Child, patience_s: float) -> None:
         """Wait for a program to end.

@@ -121,13 +121,19 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     assert eventually(lambda: not alive(child))
 
 
-def test_stop_reaches_what_the_child_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [None, 0], ids=["in its group", "in a group of its own"])
+def test_stop_leaves_nothing_that_the_child_started(tmp_path: Path, group: int | None) -> None:
     log = tmp_path / "log"
-    process = child_process.spawn(["sh", "-c", "sleep 60 & echo $!; exec sleep 60"], log)
+    parent = f"""
+        import subprocess, time
+        print(subprocess.Popen(["sleep", "60"], process_group={group}).pid, flush=True)
+        time.sleep(60)
+    """
+    process = child_process.spawn([sys.executable, "-c", textwrap.dedent(parent)], log)
     assert eventually(lambda: log.exists() and log.read_text().endswith("\n"))
     grandchild = int(log.read_text())
     assert child_process.stop(process) == -signal.SIGTERM
-    assert eventually(lambda: not alive(grandchild))
+    assert not alive(grandchild)
 
 
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
