@@ -43,13 +43,16 @@ COMPILE = $(BIN)/python -m compileall -q gateway spark demo systemd firmware-sim
 demo: build/apt-demo install jars
 	@exec $(BIN)/python -m demo
 
+test: LEFT_OUT := and not long
+test-long test-slice: export SLUICE_TEST_WHOLE := 1
+
 # Most tests wait more than they compute. Those of Spark, in one session, run beside all others, which are the first to
 # get a core. Tests of one file share servers, boards and boxes. A failure does not stop the rest.
-test: build/apt-test install jars $(TEST_JARS)
+test test-long: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE); failed=0; \
-	nice $(BIN)/pytest --durations 15 -m "spark and not long" > build/test-spark.log 2>&1 & spark=$$!; \
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or long)" || failed=1; \
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not (spark or long)" || failed=1; \
+	nice $(BIN)/pytest --durations 15 -m "spark $(LEFT_OUT)" > build/test-spark.log 2>&1 & spark=$$!; \
+	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS)) $(LEFT_OUT)" || failed=1; \
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --durations 15 -m "($(WITH_SERVERS)) and not spark $(LEFT_OUT)" || failed=1; \
 	wait $$spark || failed=1; \
 	cat build/test-spark.log; \
 	exit $$failed
@@ -57,14 +60,6 @@ test: build/apt-test install jars $(TEST_JARS)
 test-fast: build/apt-test install
 	@$(COMPILE)
 	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS) or slow or long)"
-
-test-long test-slice: export SLUICE_TEST_WHOLE := 1
-
-test-long: build/apt-test install jars $(TEST_JARS)
-	@$(COMPILE); failed=0; \
-	$(SIDE_BY_SIDE) -m "not ($(WITH_SERVERS))" || failed=1; \
-	$(BIN)/pytest --durations 15 -m "$(WITH_SERVERS)" || failed=1; \
-	exit $$failed
 
 test-slice: build/apt-test install jars $(TEST_JARS)
 	@$(COMPILE)
