@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -35,7 +35,9 @@ async def speaking(
         server.close()
         for task, writer in running.items():
             task.cancel()
-            writer.transport.abort()
+            # Python 3.11.2's raises where a connection by TLS has ended already.
+            with suppress(AttributeError):
+                writer.transport.abort()
         ended = await asyncio.gather(*running, return_exceptions=True)
         await asyncio.sleep(0)  # the transports' own end
     for outcome in ended:

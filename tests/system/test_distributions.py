@@ -12,7 +12,7 @@ from tests.support.fresh_system import FreshSystem, fresh_system
 SECONDS_MAX = 3_000
 """For each of the two. On two idle cores the demo takes four minutes, half of them for what it installs."""
 
-pytestmark = [pytest.mark.long(seconds=1200), pytest.mark.timeout(2 * SECONDS_MAX + 600)]
+pytestmark = [pytest.mark.box, pytest.mark.long(seconds=1200), pytest.mark.timeout(2 * SECONDS_MAX + 600)]
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,9 @@ from tests.support.waiting import until
 from tests.test_imports import imported_by
 
 DEADLINE_S = 30.0
-HELD_UP_S_MAX = 0.01
-"""As much as `steady_time` lets pass at a time."""
+HELD_UP_S_MAX = 0.002
+"""As much as `steady_time` lets pass at a time: a twenty-fifth of what tests wait for an answer. The kernel hands on
+what is written to a terminal when it comes to that, which a busy machine puts off as often as this process."""
 
 
 @dataclass
