@@ -23,7 +23,7 @@ from spark.ingest_job import IngestSettings, Listener, run_ingest
 from spark.log.log_table import open_log
 from spark.source.kafka_source import KafkaSource
 from tests.support import spark_oracle
-from tests.support.sizes import SEED, size
+from tests.support.sizes import SEED
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_records import drawn_records
 from tests.support.spark_warehouse import Warehouse
@@ -31,10 +31,10 @@ from tests.support.spark_warehouse import Warehouse
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1_500)]
 
 TOPICS = "(device|gateway)-.*-kills"
-KILLS = size(1, 10)
-RECORDS = size(100, 400)
+KILLS = 10
+RECORDS = 400
 BATCH_RECORDS = 40
-WORK_S_MAX = size(4.0, 12.0)
+WORK_S_MAX = 12.0
 """The job dies so long at most after it began to read: a few batches of what there is."""
 START_S_MAX = 20.0
 """Every other time it dies so long at most after its start: while it finishes what another life left, too."""
@@ -49,7 +49,7 @@ main()
 """`sluice-cloud` with tables that are put in order every few batches, so that kills meet that too."""
 
 
-@pytest.mark.campaign(seconds=240)
+@pytest.mark.long(seconds=240)
 def test_kills_at_random_points_change_nothing(kafka: Broker, spark: SparkSession, tmp_path: Path) -> None:
     rng = random.Random(SEED)  # noqa: S311
     records = [replace(record, topic=f"{record.topic}-kills") for record in drawn_records(rng, RECORDS)]

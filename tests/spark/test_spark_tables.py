@@ -456,6 +456,7 @@ def of_an_earlier_program(spark: SparkSession, path: str) -> None:
     old.partitionBy(*partitions).save(path)
 
 
+@pytest.mark.long(seconds=50)
 def test_a_warehouse_of_an_earlier_program_goes_on(warehouse: Warehouse) -> None:
     spark, tables = warehouse.spark, warehouse.job.tables
     # The second comes again, better timed: it is amended.

@@ -26,6 +26,7 @@ def run(jars: Path, classes_told: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long(seconds=20)
 def test_most_classes_come_from_the_archive(tmp_path: Path) -> None:
     assert (jars_folder() / CLASSES).exists(), "`make jars` makes it"
     assert run(jars_folder(), tmp_path / "classes") == "42\n"

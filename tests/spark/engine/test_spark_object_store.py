@@ -88,6 +88,7 @@ def ingest(kafka: Broker, topic: str) -> list[str]:
     return ["ingest", "--once", "--json", "--bootstrap", kafka.bootstrap, "--topics", topic]
 
 
+@pytest.mark.long(seconds=60)
 def test_a_table_on_an_object_store_is_appended_to_once(tmp_path: Path) -> None:
     with object_store(tmp_path) as store:
         assert run_program(store, APPEND, f"{store.url}/table") == "[1, 2]\n"

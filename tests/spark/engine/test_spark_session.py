@@ -23,6 +23,7 @@ print(spark.range(40, 41).select(udf(lambda number: number + 2, "long")("id")).f
 """
 
 
+@pytest.mark.long(seconds=30)
 def test_it_needs_no_host_name_that_resolves_no_python_on_the_path_and_no_class_archive(tmp_path: Path) -> None:
     jars = tmp_path / "jars"
     jars.mkdir()

@@ -122,6 +122,7 @@ def said(spark: SparkSession, warehouse: str, size_s: int | None = None) -> list
     ]
 
 
+@pytest.mark.long(seconds=75)
 def test_numbers_heartbeats_and_what_was_lost_tell_what_is_final(spark: SparkSession, new_warehouse: str) -> None:
     def told() -> dict[str, list[tuple[str, str | None]]]:
         """What is said of the windows of each device, in their order."""

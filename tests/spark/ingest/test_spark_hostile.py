@@ -208,7 +208,7 @@ def reasons_in(spark: SparkSession, warehouse: str) -> dict[int, str]:
     return {row.offset: row.reason for row in rows}
 
 
-@pytest.mark.campaign(seconds=100)
+@pytest.mark.long(seconds=100)
 def test_a_record_that_makes_its_batch_fail_is_set_aside_and_no_other(
     spark: SparkSession, new_warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

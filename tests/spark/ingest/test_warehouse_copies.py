@@ -35,7 +35,7 @@ from spark.upkeep.replay_job import replay
 from spark.windows.window_changes import read_changes
 from spark.windows.windows_table import Area, area_of, fold_date
 from tests.support import spark_oracle
-from tests.support.sizes import SEED, left_to_long
+from tests.support.sizes import SEED
 from tests.support.spark_kafka_feed import send
 from tests.support.spark_oracle import KafkaRecord
 from tests.support.spark_records import NOON, drawn_records, reading, reading_headers, through
@@ -192,10 +192,8 @@ def test_tables_of_several_moments_are_told_and_made_anew(
     assert told_in_changes(spark, Path(new_warehouse)) == counted(again)
 
 
-COMPUTED_ANEW = ("v1/window_parts, state saved", "v1/window_parts", "window_changes")
-
-
-@pytest.mark.parametrize("case", [COMPUTED_ANEW[0], *left_to_long(COMPUTED_ANEW, COMPUTED_ANEW[:1], 35)])
+@pytest.mark.long(seconds=35)
+@pytest.mark.parametrize("case", ["v1/window_parts, state saved", "v1/window_parts", "window_changes"])
 def test_what_is_computed_anew_while_a_table_is_copied_is_not_missed(
     spark: SparkSession, new_warehouse: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:

@@ -65,6 +65,7 @@ class Site:
         return Warehouse(self.spark, Path(self.warehouse)).tables()
 
 
+@pytest.mark.long(seconds=60)
 def test_kafka_is_read_once_more_from_offsets_on(kafka: Broker, spark: SparkSession, new_warehouse: str) -> None:
     site = Site(kafka, spark, new_warehouse, "again")
     first = site.records[:150]
